@@ -1,0 +1,1 @@
+"""Privacy accounting: pure functions from what was released to what it cost."""

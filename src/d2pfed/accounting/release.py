@@ -1,0 +1,134 @@
+"""What leaves the system in one round, as values: unit, adjacency, sampling, noise, release."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+from d2pfed.errors import ConfigError
+
+
+class Unit(StrEnum):
+    """What a guarantee protects: everything that one of these contributed."""
+
+    CLIENT = "client"
+
+
+class Adjacency(StrEnum):
+    """Which two worlds a guarantee compares; in both, the client takes part and adds its noise."""
+
+    REPLACE_ONE = "replace-one"  # its vector is any other allowed vector: distance 2 radii
+    ZERO_OUT = "zero-out"  # its vector is zero: distance 1 radius
+
+    @property
+    def radii(self) -> int:
+        """How many clip radii apart the two worlds' vectors can be when the client is known to take part."""
+        return 2 if self is Adjacency.REPLACE_ONE else 1
+
+
+class Scheme(StrEnum):
+    """How a round's cohort is chosen."""
+
+    FIXED = "fixed"  # a fresh uniform subset of known size in each round
+    POISSON = "poisson"  # each client by its own coin; no size is ever published
+    ONCE = "once"  # a random partition: each client takes part in one round only; nothing is amplified
+    NONE = "none"  # the cohort is known or was not drawn at random; nothing is amplified
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """A scheme, the public size of the population, and the size of a cohort (the expected one for `POISSON`)."""
+
+    scheme: Scheme
+    population: int
+    cohort: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cohort <= self.population:
+            raise ConfigError(f"cohort must be in [1, population = {self.population}], got {self.cohort}")
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteGaussianSum:
+    """The sum of `contributors` independent discrete Gaussians on the integers, around any real centre.
+
+    `sigma` is each contributor's width and `radius` bounds a client's L2 norm, both in lattice steps. A single
+    contributor is the whole noise of `shared` and `bearer`.
+    """
+
+    sigma: Fraction
+    contributors: int
+    radius: Fraction
+    dimension: int
+
+    def __post_init__(self) -> None:
+        _check_positive(sigma=self.sigma, contributors=self.contributors, radius=self.radius)
+        _check_positive(dimension=self.dimension)
+
+    def without(self, known: int) -> "DiscreteGaussianSum | None":
+        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
+        left = self.contributors - known
+        return DiscreteGaussianSum(self.sigma, left, self.radius, self.dimension) if left > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class SkellamSum:
+    """The sum of `contributors` Skellam variables of the given variance, around an integer centre."""
+
+    variance: Fraction
+    contributors: int
+    radius: Fraction
+    l1_radius: Fraction
+    dimension: int
+
+    def __post_init__(self) -> None:
+        _check_positive(variance=self.variance, contributors=self.contributors, radius=self.radius)
+        _check_positive(l1_radius=self.l1_radius, dimension=self.dimension)
+
+    def without(self, known: int) -> "SkellamSum | None":
+        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
+        left = self.contributors - known
+        return SkellamSum(self.variance, left, self.radius, self.l1_radius, self.dimension) if left > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousGaussian:
+    """Gaussian noise that a trusted server adds to a sum of vectors within `radius`."""
+
+    sigma: float
+    radius: float
+
+    def __post_init__(self) -> None:
+        _check_positive(sigma=self.sigma, radius=self.radius)
+
+    def without(self, _known: int) -> "ContinuousGaussian":
+        """Return itself: no client knows any of the noise."""
+        return self
+
+
+Noise = DiscreteGaussianSum | SkellamSum | ContinuousGaussian
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One unmasked sum: all that its privacy cost depends on, as it really happened."""
+
+    round: int
+    attempt: int
+    unit: Unit
+    adjacency: Adjacency
+    sampling: Sampling
+    noise: Noise
+    participants: tuple[int, ...]  # clients whose vector is in the sum; empty in a plan, where nobody is known
+
+    def __post_init__(self) -> None:
+        if self.round < 0 or self.attempt < 0:
+            raise ConfigError(f"round and attempt must be at least 0, got {self.round} and {self.attempt}")
+        if any(a >= b for a, b in zip(self.participants, self.participants[1:], strict=False)):
+            raise ConfigError("participants must be strictly increasing")
+
+
+def _check_positive(**values: float | Fraction) -> None:
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} must be positive and finite, got {value}")

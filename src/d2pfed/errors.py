@@ -1,0 +1,21 @@
+"""The exceptions raised on purpose; any other one is a bug of ours."""
+
+
+class D2PFedError(Exception):
+    """Base of every error that d2pfed raises on purpose."""
+
+
+class ConfigError(D2PFedError):
+    """A wish cannot be met: the text names the rule and the value that breaks it."""
+
+
+class PeerError(D2PFedError):
+    """A message from the other side broke the protocol."""
+
+
+class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """Too few clients are left: this attempt is void and nothing was released."""
+
+
+class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """A release was refused because it would spend more than the budget."""

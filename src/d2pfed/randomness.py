@@ -1,0 +1,132 @@
+"""The only door to randomness: system entropy as a tree of named children, expanded by AES-256-CTR."""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError
+
+KEY_BYTES = 32
+PathPart = str | int | bytes
+
+_CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small enough for the cache
+_ZEROS = bytes(_CHUNK)
+_TAGS: dict[type, bytes] = {str: b"s", int: b"i", bytes: b"b"}
+
+
+def encode_path(*path: PathPart) -> bytes:
+    """Join the parts of a path so that no two different paths give the same bytes."""
+    joined = bytearray()
+    for part in path:
+        body = part if isinstance(part, bytes) else str(part).encode()
+        joined += _TAGS[type(part)] + len(body).to_bytes(8, "big") + body
+    return bytes(joined)
+
+
+def derive(key: bytes, *path: PathPart) -> bytes:
+    """Derive the 32-byte key that belongs to one purpose: HKDF-Expand with SHA-256 over the encoded path.
+
+    Guarantee: keys of different paths are independent, since HKDF is a pseudorandom function of `encode_path`.
+    Checked: test_randomness.py::test_any_change_of_a_path_changes_the_key.
+    """
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"a key must have {KEY_BYTES} bytes, got {len(key)}")
+    return HKDFExpand(hashes.SHA256(), KEY_BYTES, encode_path(*path)).derive(key)
+
+
+def digest(*path: PathPart) -> bytes:
+    """Hash public values to 32 bytes (SHA-256 of the encoded path)."""
+    return hashlib.sha256(encode_path(*path)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """A node of the tree of secret randomness; the same path from the same root gives the same stream.
+
+    A root is either the system's (`Entropy.system`) or replayed from a known seed for tests and repeatable
+    simulations (`Entropy.replay`). Children inherit that mark, and `require_system` refuses replayed ones, so a
+    deployment cannot run on a known seed by accident. Take each stream once: equal paths repeat it.
+    """
+
+    key: bytes = field(repr=False)
+    is_replayed: bool
+
+    def __post_init__(self) -> None:
+        if len(self.key) != KEY_BYTES:
+            raise ConfigError(f"entropy must have {KEY_BYTES} bytes, got {len(self.key)}")
+
+    @staticmethod
+    def system() -> "Entropy":
+        """Make a root from the operating system's generator; fails if there is none."""
+        return Entropy(os.urandom(KEY_BYTES), is_replayed=False)
+
+    @staticmethod
+    def replay(seed: bytes) -> "Entropy":
+        """Make a root that repeats: whoever knows the seed knows all that follows, so it protects nobody."""
+        return Entropy(digest("d2pfed replay", seed), is_replayed=True)
+
+    def child(self, *path: PathPart) -> "Entropy":
+        """Return the independent child at the end of a path."""
+        return Entropy(derive(self.key, *path), self.is_replayed)
+
+    def stream(self) -> "Stream":
+        """Start this node's stream from its beginning."""
+        return Stream(self.key)
+
+    def require_system(self) -> "Entropy":
+        """Return itself, or refuse if it was replayed from a seed."""
+        if self.is_replayed:
+            raise ConfigError("a deployment needs the system's entropy, got entropy replayed from a seed")
+        return self
+
+
+class Stream:
+    """Random bits from AES-256-CTR under a single-use key, with exact uniform integers."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    def fill(self, out: NDArray[np.generic]) -> None:
+        """Overwrite a contiguous array with the next bytes of the stream."""
+        view = out.data.cast("B")
+        for start in range(0, len(view), _CHUNK):
+            part = view[start : start + _CHUNK]
+            self._keystream.update_into(_ZEROS[: len(part)] if len(part) < _CHUNK else _ZEROS, part)
+
+    def bytes(self, count: int) -> bytes:
+        """Return the next bytes."""
+        return self._keystream.update(bytes(count))
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """Return the next 64-bit words (little-endian)."""
+        out = np.empty(count, np.dtype("<u8"))
+        self.fill(out)
+        return out
+
+    def below(self, bound: int) -> int:
+        """Return an exactly uniform integer in [0, bound), of any size."""
+        if bound < 1:
+            raise ConfigError(f"a uniform integer needs a bound of at least 1, got {bound}")
+        bits = (bound - 1).bit_length()
+        size = (bits + 7) // 8
+        excess = 8 * size - bits
+        while True:  # rejection: a remainder would favour small values; accepts with probability over 1/2
+            draw = int.from_bytes(self.bytes(size), "little") >> excess
+            if draw < bound:
+                return draw
+
+    def subset(self, population: int, size: int) -> NDArray[np.int64]:
+        """Return a uniform subset of range(population) of the given size, sorted (Floyd's algorithm)."""
+        if not 0 <= size <= population:
+            raise ConfigError(f"a subset's size must be in [0, {population}], got {size}")
+        chosen: set[int] = set()
+        for last in range(population - size, population):
+            draw = self.below(last + 1)
+            chosen.add(last if draw in chosen else draw)
+        return np.array(sorted(chosen), dtype=np.int64)
