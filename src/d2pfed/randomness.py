@@ -130,3 +130,21 @@ class Stream:
             draw = self.below(last + 1)
             chosen.add(last if draw in chosen else draw)
         return np.array(sorted(chosen), dtype=np.int64)
+
+    def below_each(self, bound: int, count: int) -> NDArray[np.int64]:
+        """Return exactly uniform integers in [0, bound), for a bound of at most 2^63."""
+        if not 1 <= bound <= 1 << 63:
+            raise ConfigError(f"uniform integers need a bound in [1, 2^63], got {bound}")
+        accepted = np.uint64((1 << 64) // bound * bound - 1)
+        draws = self.words(count)
+        while (rejected := np.flatnonzero(draws > accepted)).size:
+            draws[rejected] = self.words(rejected.size)
+        return (draws % np.uint64(bound)).astype(np.int64)
+
+    def permutation(self, size: int) -> NDArray[np.int64]:
+        """Return a uniform order of range(size): that of random keys, drawn again should two be equal."""
+        while True:
+            keys = self.words(size)
+            order = np.argsort(keys)
+            if np.all(np.diff(keys[order]) != 0):
+                return order

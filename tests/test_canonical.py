@@ -1,0 +1,79 @@
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from d2pfed import canonical
+from d2pfed.errors import ConfigError
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: object
+    y: object
+
+
+TYPES: dict[str, type] = {"Colour": Colour, "Point": Point}
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.binary()
+    | st.floats(allow_nan=False)
+    | st.fractions()
+    | st.just(Colour.RED)
+)
+values = st.recursive(leaves, lambda inner: st.tuples(inner, inner) | st.builds(Point, inner, inner), max_leaves=8)
+
+
+@given(values)
+def test_decoding_gives_back_the_value_and_its_only_text(value):
+    text = canonical.encode(value)
+    assert canonical.decode(text, TYPES) == value
+    assert canonical.encode(canonical.decode(text, TYPES)) == text
+
+
+@given(values, values)
+def test_different_values_have_different_texts(left, right):
+    same = canonical.encode(left) == canonical.encode(right)
+    assert not same or left == right
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"":"Nobody"}',
+        '{"":"Point","x":1}',
+        '{"":"Point","x":1,"y":2,"z":3}',
+        '{"":"Point", "x":1,"y":2}',
+        '{"":"Colour","is":"blue"}',
+        '{"":"Fraction","is":"2/4"}',
+        '{"":"float","is":"1.0"}',
+        '{"x":1}',
+        "[" * 100_000,
+        "1e5",
+    ],
+)
+def test_any_other_text_is_refused(text):
+    with pytest.raises(ConfigError, match="canonical"):
+        canonical.decode(text, TYPES)
+
+
+def test_a_value_without_a_text_is_refused():
+    with pytest.raises(ConfigError, match="set has no canonical text"):
+        canonical.encode({1, 2})
+
+
+def test_fractions_and_floats_keep_every_bit():
+    assert canonical.decode(canonical.encode(Fraction(1, 3)), {}) == Fraction(1, 3)
+    assert canonical.decode(canonical.encode(0.1 + 0.2), {}) == 0.1 + 0.2

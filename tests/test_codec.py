@@ -1,0 +1,212 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from d2pfed.codec import (
+    Centres,
+    Codec,
+    conditional_round,
+    rounded_radius,
+    rounded_square,
+    squared_norm,
+    stochastic_round,
+)
+from d2pfed.errors import ConfigError
+from d2pfed.randomness import Entropy
+from d2pfed.rotation import Hadamard, RandomPhase
+
+SEED = bytes(range(32))
+
+
+def codec(dimension: int = 100, **changes) -> Codec:
+    return Codec(**({"rotation": Hadamard(dimension), "clip_norm": 1.0, "granularity": 0.05} | changes))
+
+
+def exact_square(values) -> int:
+    return sum(int(v) ** 2 for v in values)
+
+
+# NaN-free floats of every kind: zeros of both signs, subnormals, the largest numbers of each width.
+nasty = st.one_of(
+    *(
+        hnp.arrays(dtype, st.integers(1, 20), elements=st.floats(width=8 * dtype().nbytes, allow_nan=False, allow_infinity=False))
+        for dtype in (np.float16, np.float32, np.float64)
+    )
+)
+
+
+@settings(max_examples=2_000)
+@given(nasty)
+def test_no_vector_exceeds_the_bound(update):
+    law = codec(len(update))
+    centres = law.prepare(update, SEED)
+    assert exact_square(centres.values) <= law.grid_radius**2
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-30, 1e-3, 0.999999, 1.0, 1.0000001, 10.0, 1e30, 1e300])
+@pytest.mark.parametrize("rotation", [Hadamard, RandomPhase])
+def test_a_hundred_thousand_nasty_vectors_stay_within_the_bound(scale, rotation):
+    """18 cells of 5,600 vectors: dense, one-hot, constant and alternating, at norms from nothing to the largest."""
+    law = codec(16, rotation=rotation(16))
+    stream = Entropy.replay(f"{scale}{rotation.__name__}".encode()).stream()
+    dense = stream.below_each(2_000_001, 1_400 * 16).reshape(-1, 16) / 1e6 - 1
+    shapes = [dense, np.eye(16)[np.arange(1_400) % 16], np.ones((1_400, 16)), dense.round()]
+    for shape in shapes:
+        norms = np.linalg.norm(shape, axis=1, keepdims=True)
+        for update in shape / np.where(norms > 0, norms, 1) * scale:
+            assert exact_square(law.prepare(update, SEED).values.tolist()) <= law.grid_radius**2
+
+
+def test_the_check_of_the_bound_rejects_a_vector_that_is_one_unit_too_long():
+    inside = np.array([3, 4], np.int64)
+    assert Centres(inside, 5, 0).steps == 5
+    with pytest.raises(ConfigError, match="exceeds its bound of 5"):
+        Centres(np.array([3, 5], np.int64), 5, 0)
+
+
+@given(hnp.arrays(np.int64, st.integers(0, 50), elements=st.integers(-(2**24), 2**24)))
+def test_the_squared_norm_is_exact(values):
+    assert squared_norm(values, 2**24) == exact_square(values)
+
+
+def test_the_squared_norm_is_exact_where_64_bits_would_overflow():
+    values = np.full(1 << 16, 1 << 24, np.int64)
+    assert squared_norm(values, 1 << 24) == 1 << 64
+    assert squared_norm(np.array([1 << 62, 1], np.int64), 1000) == 1000**2 + 1
+
+
+@settings(max_examples=200)
+@given(
+    hnp.arrays(np.float32, 37, elements=st.floats(-1, 1, width=32)),
+    st.sampled_from([Hadamard, RandomPhase]),
+    st.integers(0, 12),
+)
+def test_decoding_an_encoded_vector_gives_it_back_within_the_grid(update, rotation, bits):
+    law = codec(37, rotation=rotation(37), clip_norm=10.0, granularity=0.1, fraction_bits=bits)
+    whole = law.prepare(update, SEED).values << (12 - bits)
+    fine = codec(37, rotation=rotation(37), clip_norm=10.0, granularity=0.1 / 4096, fraction_bits=0)
+    back = fine.decode(whole, SEED, 1)
+    half_a_grid_unit = 0.1 / 2**bits / 2
+    assert np.linalg.norm(back - update) <= half_a_grid_unit * math.sqrt(law.length) + 1e-4
+
+
+def test_a_long_vector_is_scaled_to_the_clip_and_keeps_its_direction():
+    law = codec(1000)
+    update = np.sin(np.arange(1000)).astype(np.float32) * 100
+    back = codec(1000, granularity=0.05 / 256).decode(law.prepare(update, SEED).values, SEED, 1)
+    assert 0.99 < np.linalg.norm(back) <= 1.0 + 1e-6
+    assert np.dot(back, update) / np.linalg.norm(back) / np.linalg.norm(update) > 0.999
+
+
+def test_the_box_bounds_each_rotated_coordinate():
+    law = codec(64, granularity=0.01, box=0.05)
+    values = law.prepare(np.eye(64, dtype=np.float32)[3], SEED).values
+    assert np.abs(values).max() == math.floor(0.05 / 0.01 * 256)
+
+
+def test_the_mean_divides_by_the_planned_cohort_whoever_came():
+    law = codec(64)
+    total = np.arange(64, dtype=np.int64)
+    np.testing.assert_allclose(law.decode(total, SEED, 10) * 10, law.decode(total, SEED, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("position", [0, 50, 99])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_nan_and_infinity_are_refused(position, poison, dtype):
+    update = np.zeros(100, dtype)
+    update[position] = poison
+    with pytest.raises(ConfigError, match="finite"):
+        codec().prepare(update, SEED)
+
+
+@pytest.mark.parametrize("update", [np.zeros(99), np.zeros((100, 1)), np.zeros(0), np.zeros(100, int), np.zeros(100, complex)])
+def test_other_shapes_and_types_are_refused(update):
+    with pytest.raises(ConfigError, match="an update must"):
+        codec().prepare(update, SEED)
+
+
+def test_a_sum_of_another_length_is_refused():
+    with pytest.raises(ConfigError, match="a sum must have shape"):
+        codec().decode(np.zeros(100, np.int64), SEED, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clip_norm": 0.0},
+        {"clip_norm": math.nan},
+        {"granularity": -1.0},
+        {"granularity": math.inf},
+        {"granularity": 1e-9},
+        {"granularity": 1e9},
+        {"fraction_bits": 17},
+        {"box": 0.01},
+    ],
+)
+def test_a_codec_that_cannot_work_does_not_exist(changes):
+    with pytest.raises(ConfigError):
+        codec(**changes)
+
+
+def test_the_radius_never_exceeds_the_clip():
+    for granularity in np.linspace(0.01, 0.09, 57):
+        law = codec(granularity=float(granularity))
+        assert law.radius * Fraction(law.granularity) <= Fraction(law.clip_norm)
+
+
+def test_stochastic_rounding_is_unbiased_and_moves_less_than_a_step():
+    values = np.arange(-512, 513, dtype=np.int64).repeat(4_000)
+    centres = Centres(values, 1 << 24, 8)
+    rounded = stochastic_round(centres, Entropy.replay(b"rounding").stream())
+    assert np.all(np.abs(rounded * 256 - values) < 256)
+    fraction = (values % 256) / 256
+    deviation = math.sqrt(float(np.sum(fraction * (1 - fraction))))
+    assert abs(float(np.sum(rounded - values / 256))) < 5.5 * deviation
+    down = values >> 8  # the wrong twin: always down
+    assert abs(float(np.sum(down - values / 256))) > 5.5 * deviation
+
+
+@given(st.integers(0, 2**32))
+def test_conditional_rounding_keeps_its_bound(seed):
+    beta = math.exp(-0.5)
+    stream = Entropy.replay(b"%d" % seed).stream()
+    values = stream.below_each(257, 400) - 128
+    centres = Centres(values, math.isqrt(exact_square(values)) + 1, 8)
+    rounded = conditional_round(centres, beta, stream)
+    assert exact_square(rounded) <= rounded_square(centres.steps, 400, beta)
+    assert exact_square(rounded) <= rounded_radius(centres.steps, 400, beta) ** 2
+
+
+def test_a_single_rounding_exceeds_the_bound_no_more_often_than_beta():
+    values = np.full(400, 128, np.int64)  # halves, where rounding is widest
+    centres = Centres(values, 128 * 20, 8)
+    stream = Entropy.replay(b"beta").stream()
+    for beta in (0.6, 0.1):
+        limit = rounded_square(centres.steps, 400, beta)
+        misses = sum(exact_square(stochastic_round(centres, stream).tolist()) > limit for _ in range(1_000))
+        assert misses <= 1_000 * beta + 4 * math.sqrt(1_000 * beta)
+
+
+def test_rounding_that_never_fits_ends_towards_zero():
+    """A stream that always rounds up lifts four hundred halves to a norm that the bound does not allow."""
+
+    class Up:
+        def fill(self, out):
+            out[:] = np.iinfo(out.dtype).max
+
+    centres = Centres(np.array([-128, 128] * 200), 128 * 20, 8)
+    assert rounded_square(centres.steps, 400, 0.9) < 400
+    centres = Centres(np.full(400, 128), 128 * 20, 8)
+    assert not conditional_round(centres, 0.9, Up()).any()
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -1.0])
+def test_beta_must_be_a_probability(beta):
+    with pytest.raises(ConfigError, match="beta"):
+        rounded_square(Fraction(3), 4, beta)
