@@ -1,0 +1,38 @@
+"""Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
+
+from d2pfed.learning.architectures import MODELS, build_model
+from d2pfed.learning.evaluation import Metrics, evaluate
+from d2pfed.learning.learner import Learner, LoopLearner
+from d2pfed.learning.local import LocalTraining, Optimiser
+from d2pfed.learning.model import Model, Params
+from d2pfed.learning.partition import ByOwner, Dirichlet, Iid, Partition, Shards, parse_partition
+from d2pfed.learning.sources import cache_directory, fetch, where
+from d2pfed.learning.task import Clients, Examples, StoredClients, Task
+from d2pfed.learning.tasks import load_task
+
+__all__ = [
+    "Examples",
+    "Clients",
+    "StoredClients",
+    "Task",
+    "load_task",
+    "fetch",
+    "where",
+    "cache_directory",
+    "Partition",
+    "Iid",
+    "Shards",
+    "Dirichlet",
+    "ByOwner",
+    "parse_partition",
+    "Model",
+    "Params",
+    "MODELS",
+    "build_model",
+    "Optimiser",
+    "LocalTraining",
+    "Learner",
+    "LoopLearner",
+    "Metrics",
+    "evaluate",
+]

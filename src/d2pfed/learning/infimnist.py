@@ -1,0 +1,164 @@
+"""Handwritten digits without end: each client's are made on demand by the index rules of InfiMNIST.
+
+The rules are those of Loosli, Canu and Bottou (2007). Their file of deformation fields is not used: the fields
+here come from a fixed seed, so digits look alike but are not the same, pixel for pixel.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter, gaussian_filter1d
+
+from d2pfed.errors import ConfigError
+from d2pfed.learning.partition import Dirichlet, Iid, Shards
+from d2pfed.learning.task import Examples, IntVector, check_client
+
+SIDE = 28
+FIELDS = 1522
+MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels in [0, 1]
+_FIELD_SEED = 2007
+_FIELD_SMOOTHING = 4.0
+_TANGENT_SMOOTHING = 0.9
+_SHIFTS = ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0))
+_REACH = 4  # pixels: beyond it the Gaussian of 0.9 pixels is nothing
+_FIRST = 10_000  # indices below are the test digits, the next ones the base digits as they are
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """How digit i is made: from base digit `base`, by two fields with a sign, and one of nine shifts."""
+
+    base: IntVector
+    first: IntVector
+    second: IntVector
+    sign: IntVector
+    shift: IntVector
+
+
+def recipe(index: IntVector, count: int) -> Recipe:
+    """Apply the index rules to deformed digits (index >= 10,000 + count) over `count` base digits.
+
+    The sign follows the parity of index // count; the original takes that of k1 + k2, which is always odd.
+    """
+    if len(index) and index.min() < _FIRST + count:
+        raise ConfigError(f"index of a deformed digit must be at least {_FIRST + count}, got {index.min()}")
+    first = (index % 2**32) * 131_071 % 2**32 % (FIELDS - 1)
+    second = (first + 1 + 2 * index) % FIELDS
+    sign = np.where(index // count % 2 == 0, 1, -1)
+    return Recipe((index - _FIRST) % count, first, second, sign, first % 9)
+
+
+@cache
+def fields() -> NDArray[np.float32]:
+    """Return the 1,522 smooth deformation fields: uniform noise, blurred by 4 pixels, unit deviation each."""
+    noise = np.random.default_rng(_FIELD_SEED).uniform(-1, 1, (FIELDS, SIDE, SIDE))
+    smooth = gaussian_filter(noise, _FIELD_SMOOTHING, axes=(1, 2))
+    smooth /= smooth.std(axis=(1, 2), keepdims=True)
+    return np.asarray(smooth, np.float32)
+
+
+def deform(base: NDArray[np.uint8], made: Recipe) -> NDArray[np.float32]:
+    """Make digits with pixels in [0, 255], shape (len, 28, 28), from base digits of 28 x 28."""
+    digits = np.zeros((len(made.base), SIDE, SIDE), np.float32)
+    plan = np.stack([made.base, made.first, made.second, made.sign, made.shift], axis=1)
+    _deform(base, plan, fields(), _taps(), digits)
+    return digits
+
+
+def normalise(pixels: torch.Tensor) -> torch.Tensor:
+    """Scale pixels in [0, 255] to about zero mean and unit deviation, as new floats."""
+    return pixels.float().mul(1 / (255 * DEVIATION)).sub_(MEAN / DEVIATION)
+
+
+def digit_examples(pixels: NDArray[np.uint8] | NDArray[np.float32], labels: IntVector) -> Examples:
+    """Join digits and labels to examples with inputs of 1 x 28 x 28, normalised."""
+    return Examples(normalise(torch.from_numpy(pixels)[:, None]), torch.from_numpy(labels))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class VirtualClients:
+    """Any number of clients with `size` digits each, no digit in two hands and none of them stored.
+
+    Client k's digit j is deformed by a repetition of the base set of its own: its index is 10,000 + base + count *
+    (1 + k * size + j), so a base digit that is drawn twice still makes two digits.
+    """
+
+    base: NDArray[np.uint8] = field(repr=False)
+    labels: IntVector = field(repr=False)
+    population: int
+    size: int
+    partition: Iid | Shards | Dirichlet
+    seed: int
+    _share: IntVector = field(init=False, repr=False)
+    _by_class: IntVector = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.population < 1 or self.size < 1:
+            raise ConfigError(f"population and size must be at least 1, got {self.population} and {self.size}")
+        if not 0 < len(self.labels) == len(self.base):
+            raise ConfigError(f"base digits need one label each, got {len(self.base)} and {len(self.labels)}")
+        object.__setattr__(self, "_share", np.bincount(self.labels))
+        object.__setattr__(self, "_by_class", np.argsort(self.labels, kind="stable"))
+
+    def examples(self, client: int) -> Examples:
+        """Make the digits of one client."""
+        check_client(client, self.population)
+        rows = self._rows(client)
+        repetition = 1 + client * self.size + np.arange(self.size)
+        index = _FIRST + rows + repetition * len(self.labels)
+        return digit_examples(deform(self.base, recipe(index, len(self.labels))), self.labels[rows])
+
+    def _rows(self, client: int) -> IntVector:
+        counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)
+        first, among = (
+            np.repeat(of_class, counts) for of_class in (self._share.cumsum() - self._share, self._share)
+        )
+        generator = np.random.default_rng([self.seed, client, 1])
+        rows: IntVector = self._by_class[first + generator.integers(0, among)]
+        return rows
+
+
+@cache
+def _taps() -> NDArray[np.float32]:
+    """Return the weights of a Gaussian of 0.9 pixels and of its derivative, over 9 pixels."""
+    impulse = np.eye(1, 2 * _REACH + 1, _REACH)[0]
+    taps = [gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1] for order in (0, 1)]
+    return np.array(taps, np.float32)
+
+
+@njit(cache=True)
+def _deform(
+    base: NDArray[np.uint8],
+    plan: IntVector,
+    field: NDArray[np.float32],
+    taps: NDArray[np.float32],
+    out: NDArray[np.float32],
+) -> None:
+    wide = np.zeros(SIDE + 2 * _REACH, np.float32)
+    smoothed, sloped = np.zeros((2, SIDE + 2 * _REACH, SIDE), np.float32)
+    across, down = np.zeros((2, SIDE), np.float32)
+    for n, (row, first, second, sign, shift) in enumerate(plan):
+        for y in range(SIDE):
+            wide[_REACH : _REACH + SIDE] = base[row, y]
+            smoothed[y + _REACH] = 0
+            sloped[y + _REACH] = 0
+            for tap in range(2 * _REACH + 1):
+                for x in range(SIDE):
+                    smoothed[y + _REACH, x] += taps[0, tap] * wide[x + tap]
+                    sloped[y + _REACH, x] += taps[1, tap] * wide[x + tap]
+        move_down, move_right = _SHIFTS[shift]
+        for y in range(max(0, -move_down), min(SIDE, SIDE - move_down)):
+            across[:] = 0
+            down[:] = 0
+            for tap in range(2 * _REACH + 1):
+                for x in range(SIDE):
+                    across[x] += taps[0, tap] * sloped[y + tap, x]
+                    down[x] += taps[1, tap] * smoothed[y + tap, x]
+            for x in range(max(0, -move_right), min(SIDE, SIDE - move_right)):
+                change = field[first, y, x] * across[x] - field[second, y, x] * down[x]
+                pixel = np.float32(base[row, y, x]) + np.float32(sign) * change
+                out[n, y + move_down, x + move_right] = min(max(pixel, np.float32(0)), np.float32(255))

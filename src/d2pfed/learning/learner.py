@@ -1,0 +1,146 @@
+"""Local training of many clients: a whole chunk at once, or one after the other with the same numbers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError
+from d2pfed.learning.local import LocalTraining, Steps
+from d2pfed.learning.model import Model, Params, Tensors
+from d2pfed.learning.task import Clients, Examples
+
+_CHUNK_BYTES = 1 << 25  # of parameters held for a chunk of clients
+# Their results would depend on the rows that fill up a batch, or on the random numbers of other clients.
+_ONE_BY_ONE = (
+    torch.nn.modules.batchnorm._NormBase,  # noqa: SLF001 - torch's only name for all batch norms
+    torch.nn.modules.dropout._DropoutNd,  # noqa: SLF001 - torch's only name for all dropouts
+    torch.nn.RNNBase,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopLearner:
+    """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
+
+    model: Model
+    clients: Clients
+    local: LocalTraining
+
+    def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
+        """Yield each client's update, trained minus given parameters, in the order of `clients`."""
+        for client in clients:
+            yield self._train(params, self.clients.examples(client), _generator(round_seed, client))
+
+    def _train(self, params: Params, examples: Examples, generator: np.random.Generator) -> Params:
+        schedule = self.local.schedule(len(examples), generator)
+        values = self.model.unflatten(params)
+        fixed = self.model.fixed()
+        steps = Steps(self.local, list(values.values()))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(generator.integers(2**62)))
+            for line in schedule:
+                batch = examples.take(line[line >= 0])
+                for value in values.values():
+                    value.requires_grad_()
+                loss = self.model.training_losses(values | fixed, batch.inputs, batch.labels).mean()
+                gradients = torch.autograd.grad(loss, list(values.values()))
+                values = {name: value.detach() for name, value in values.items()}
+                steps.take(list(values.values()), list(gradients))
+        return self.model.flatten(values) - params
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learner:
+    """Trains `chunk` clients at once; None picks what fits the cache and bounds memory.
+
+    A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
+    the cohort or in its chunk (float rounding apart). Modules with dropout, recurrence or batch statistics go
+    through LoopLearner.
+    """
+
+    model: Model
+    clients: Clients
+    local: LocalTraining
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise ConfigError(f"chunk must be at least 1, got {self.chunk}")
+
+    def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
+        """Yield each client's update, trained minus given parameters, in the order of `clients`."""
+        if self.model.has(*_ONE_BY_ONE):
+            yield from LoopLearner(self.model, self.clients, self.local)(params, clients, round_seed)
+            return
+        chunk = self.chunk or max(1, _CHUNK_BYTES // (4 * self.model.dimension))
+        for start in range(0, len(clients), chunk):
+            yield from self._train(params, clients[start : start + chunk], round_seed)
+
+    def _train(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
+        chunk = _Chunk.gather(self.clients, self.local, clients, round_seed)
+        start = self.model.unflatten(params)
+        values = {name: value.expand(len(clients), *value.shape).clone() for name, value in start.items()}
+        fixed = self.model.fixed()
+        steps = Steps(self.local, list(values.values()))
+
+        def mean_loss(
+            own: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+        ) -> torch.Tensor:
+            return self.model.training_losses(own | fixed, inputs, labels) @ weights
+
+        gradients = torch.func.vmap(torch.func.grad(mean_loss))
+        for batch in chunk.batches():
+            own = {name: value[: len(batch.labels)] for name, value in values.items()}
+            found = gradients(own, batch.inputs, batch.labels, batch.weights)
+            steps.take(list(own.values()), [found[name] for name in own])
+        for place in chunk.places:
+            yield self.model.flatten({name: value[place] for name, value in values.items()}) - params
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """One step of several clients: rows (client, example, ...), and weights that make the sum of losses a mean."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chunk:
+    """Clients with the most steps first, so that those still training are always the first rows."""
+
+    table: list[Examples]
+    schedules: list[NDArray[np.int64]]
+    places: NDArray[np.int64]
+
+    @staticmethod
+    def gather(clients: Clients, local: LocalTraining, chosen: Sequence[int], round_seed: int) -> "_Chunk":
+        """Fetch the clients' examples and draw the order of their steps; places[k] is where client k went."""
+        table = [clients.examples(client) for client in chosen]
+        schedules = [
+            local.schedule(len(examples), _generator(round_seed, client))
+            for client, examples in zip(chosen, table, strict=True)
+        ]
+        order = np.argsort([-len(schedule) for schedule in schedules], kind="stable")
+        return _Chunk([table[at] for at in order], [schedules[at] for at in order], np.argsort(order))
+
+    def batches(self) -> Iterator[_Batch]:
+        """Yield step after step of the clients that still have one."""
+        lengths = np.array([len(schedule) for schedule in self.schedules])
+        inputs = torch.nn.utils.rnn.pad_sequence([examples.inputs for examples in self.table], batch_first=True)
+        labels = torch.nn.utils.rnn.pad_sequence([examples.labels for examples in self.table], batch_first=True)
+        for step in range(max(lengths)):
+            rows = torch.from_numpy(
+                np.stack([schedule[step] for schedule in self.schedules[: sum(lengths > step)]])
+            )
+            real = rows >= 0
+            at = torch.arange(len(rows))[:, None], rows.clamp(min=0)
+            yield _Batch(inputs[at], labels[at], real / real.sum(dim=1, keepdim=True))
+
+
+def _generator(round_seed: int, client: int) -> np.random.Generator:
+    return np.random.default_rng([round_seed, client])

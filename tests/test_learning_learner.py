@@ -1,0 +1,149 @@
+"""Training many clients at once is the same as training each alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from d2pfed.errors import ConfigError
+from d2pfed.learning import Examples, Learner, LocalTraining, LoopLearner, Model, Optimiser, StoredClients
+
+LOCALS = [
+    LocalTraining(rate=0.2, epochs=2, batch_size=4),
+    LocalTraining(rate=0.1, momentum=0.5, epochs=2, batch_size=4),
+    LocalTraining(optimiser=Optimiser.ADAM, rate=0.01, epochs=3, batch_size=5),
+    LocalTraining(optimiser=Optimiser.RMSPROP, rate=0.01, batch_size=3),
+]
+
+
+def clients_of(sizes: list[int], *, shape: tuple[int, ...] = (1, 4, 4), seed: int = 0) -> StoredClients:
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(sizes)
+    table = Examples(
+        torch.randn(total, *shape, generator=generator), torch.randint(3, (total,), generator=generator)
+    )
+    return StoredClients(table, tuple(np.split(np.arange(total), np.cumsum(sizes)[:-1])))
+
+
+def dense(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.ReLU(), nn.Linear(7, 3))
+
+
+def convolution(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 3))
+
+
+def torch_update(model: Model, examples: Examples, local: LocalTraining, lines: np.ndarray) -> np.ndarray:
+    """The literal twin: torch's own optimisers on the module itself."""
+    module = model.load(model.initial()).train()
+    kinds = {Optimiser.ADAM: torch.optim.Adam, Optimiser.RMSPROP: torch.optim.RMSprop}
+    if local.optimiser is Optimiser.SGD:
+        optimiser = torch.optim.SGD(module.parameters(), local.rate, local.momentum)
+    else:
+        optimiser = kinds[local.optimiser](module.parameters(), local.rate)
+    for line in lines:
+        batch = examples.take(line[line >= 0])
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(batch.inputs), batch.labels).backward()
+        optimiser.step()
+    return torch.cat([value.detach().flatten() for value in module.parameters()]).numpy() - model.initial()
+
+
+@pytest.mark.parametrize("local", LOCALS, ids=lambda local: f"{local.optimiser}-{local.momentum}")
+@pytest.mark.parametrize("build", [dense, convolution])
+def test_both_learners_do_what_torch_optimisers_do(build, local):
+    model, clients = Model(build()), clients_of([9, 4, 1])
+    wanted = [
+        torch_update(model, clients.examples(k), local, local.schedule(n, np.random.default_rng([5, k])))
+        for k, n in enumerate([9, 4, 1])
+    ]
+    for learner in (Learner(model, clients, local), LoopLearner(model, clients, local)):
+        np.testing.assert_allclose(list(learner(model.initial(), [0, 1, 2], 5)), wanted, atol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 13), min_size=1, max_size=6),
+    chunk=st.integers(1, 7),
+    local=st.sampled_from(LOCALS),
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+)
+def test_an_update_depends_neither_on_the_cohort_nor_on_the_chunks(sizes, chunk, local, seed, data):
+    model, clients = Model(dense()), clients_of(sizes)
+    cohort = data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1, max_size=6, unique=True))
+    together = list(Learner(model, clients, local, chunk)(model.initial(), cohort, seed))
+    alone = [next(LoopLearner(model, clients, local)(model.initial(), [client], seed)) for client in cohort]
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_a_client_with_no_examples_has_a_zero_update():
+    model, clients = Model(dense()), clients_of([0, 3])
+    updates = list(Learner(model, clients, LOCALS[0])(model.initial(), [0, 1], 1))
+    assert not updates[0].any()
+    assert updates[1].any()
+
+
+def test_the_order_of_examples_follows_the_round_seed():
+    model, clients = Model(dense()), clients_of([9])
+    first, again, other = (
+        next(Learner(model, clients, LOCALS[0])(model.initial(), [0], seed)) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Dropout(0.5), nn.BatchNorm1d(7, track_running_stats=False)], ids=["dropout", "batch statistics"]
+)
+def test_what_cannot_be_trained_at_once_goes_one_by_one(layer):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 7), layer, nn.Linear(7, 3))
+    model, clients = Model(module), clients_of([8, 8, 8])
+    local = LocalTraining(rate=0.1, batch_size=4)
+    loop = list(LoopLearner(model, clients, local)(model.initial(), [0, 1, 2], 3))
+    np.testing.assert_array_equal(list(Learner(model, clients, local)(model.initial(), [0, 1, 2], 3)), loop)
+    np.testing.assert_array_equal(next(Learner(model, clients, local)(model.initial(), [2], 3)), loop[2])
+
+
+def test_training_leaves_the_global_generator_alone():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
+    model, clients = Model(module), clients_of([8])
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    list(Learner(model, clients, LOCALS[0])(model.initial(), [0], 3))
+    torch.testing.assert_close(torch.rand(3), wanted)
+
+
+def test_a_module_that_trains_its_head_alone_gives_updates_of_the_head():
+    model, clients = Model(dense(), ("3.*",)), clients_of([8, 5])
+    loop = list(LoopLearner(model, clients, LOCALS[0])(model.initial(), [0, 1], 3))
+    np.testing.assert_allclose(
+        list(Learner(model, clients, LOCALS[0])(model.initial(), [0, 1], 3)), loop, atol=1e-6
+    )
+    assert loop[0].shape == (7 * 3 + 3,)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rate": 0.0},
+        {"rate": float("nan")},
+        {"momentum": 1.0},
+        {"optimiser": Optimiser.ADAM, "momentum": 0.5},
+        {"epochs": 0},
+        {"batch_size": 0},
+    ],
+)
+def test_impossible_local_training_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong)) if len(wrong) == 1 else "momentum"):
+        LocalTraining(**wrong)
+
+
+def test_an_empty_chunk_is_refused():
+    with pytest.raises(ConfigError, match="chunk"):
+        Learner(Model(dense()), clients_of([1]), LOCALS[0], 0)
