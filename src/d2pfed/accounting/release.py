@@ -1,7 +1,7 @@
 """What leaves the system in one round, as values: unit, adjacency, sampling, noise, release."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 
@@ -106,7 +106,31 @@ class ContinuousGaussian:
         return self
 
 
-Noise = DiscreteGaussianSum | SkellamSum | ContinuousGaussian
+@dataclass(frozen=True, slots=True)
+class BinomialSum:
+    """The sum of `contributors` centred binomials of `trials` fair coins each, around an integer centre.
+
+    The radii bound a client's L2, L1 and largest coordinate, all in lattice steps.
+    """
+
+    trials: int
+    contributors: int
+    radius: Fraction
+    l1_radius: Fraction
+    linf_radius: Fraction
+    dimension: int
+
+    def __post_init__(self) -> None:
+        _check_positive(trials=self.trials, contributors=self.contributors, dimension=self.dimension)
+        _check_positive(radius=self.radius, l1_radius=self.l1_radius, linf_radius=self.linf_radius)
+
+    def without(self, known: int) -> "BinomialSum | None":
+        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
+        left = self.contributors - known
+        return replace(self, contributors=left) if left > 0 else None
+
+
+Noise = DiscreteGaussianSum | SkellamSum | ContinuousGaussian | BinomialSum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,224 @@
+"""Who learns what from a run, and what that spends: one epsilon per observer."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from d2pfed.accounting.charge import Charge, costliest, worst
+from d2pfed.accounting.conversion import check_delta
+from d2pfed.accounting.cost import Additive, composed
+from d2pfed.accounting.methods import (
+    Amplify,
+    Method,
+    Total,
+    binomial_total_epsilon,
+    gaussian_total_epsilon,
+    method_for,
+    renyi_total_epsilon,
+)
+from d2pfed.accounting.orders import sparse
+from d2pfed.accounting.pld import COARSE, FINE
+from d2pfed.accounting.release import (
+    Adjacency,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Noise,
+    Release,
+    Sampling,
+    Scheme,
+    Unit,
+)
+from d2pfed.accounting.released import is_amplified, released_epsilon
+from d2pfed.errors import ConfigError
+
+
+class View(StrEnum):
+    """What an observer sees."""
+
+    RELEASED = "released"  # the released models, nothing of who took part
+    SERVER = "server"  # every sum and every cohort
+    CLIENT = "client"  # the models, the cohorts, and its own share of the noise
+    COLLUDING = "colluding"  # the server's view and the noise of some clients
+    ALONE = "alone"  # the server's view and the noise of every client but one
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """A view, and for `COLLUDING` how many clients share it."""
+
+    view: View
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.colluders > 0) != (self.view is View.COLLUDING) or self.colluders < 0:
+            raise ConfigError(f"colluders must be positive for colluding and 0 otherwise, got {self.colluders}")
+
+    def __str__(self) -> str:
+        return f"{self.view}({self.colluders})" if self.colluders else str(self.view)
+
+
+RELEASED, SERVER, CLIENT, ALONE = (
+    Observer(view) for view in (View.RELEASED, View.SERVER, View.CLIENT, View.ALONE)
+)
+
+
+def colluding(colluders: int) -> Observer:
+    """Return the server together with so many clients."""
+    return Observer(View.COLLUDING, colluders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """One epsilon and all that it depends on."""
+
+    epsilon: float
+    delta: float
+    observer: Observer
+    unit: Unit
+    adjacency: Adjacency
+    sampling: str
+    participations: int  # the cap on one client's participations that was assumed
+    realised: float | None  # epsilon of the client that took part most; None if unknown or hidden
+    accountant: str
+    reason: str = ""  # why epsilon is infinite
+
+
+def spent(releases: Sequence[Release], observer: Observer, *, delta: float, cap: int) -> Spent:
+    """Return what the releases cost against the observer, on the fine grid.
+
+    Releases come in the order they happened, unmasked retries included; `cap` is the number of unmasked uploads
+    that every client itself enforces.
+
+    Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
+    Proof: theory.md#observers. Checked: test_observers.py, test_accounting_oracle.py.
+    """
+    return _spent(tuple(releases), observer, delta, cap, FINE)
+
+
+def upper_bound(releases: Sequence[Release], observer: Observer, *, delta: float, cap: int) -> Spent:
+    """Return the same as `spent` on a coarse grid: several times faster, at most a few parts in 10^3 above it."""
+    return _spent(tuple(releases), observer, delta, cap, COARSE)
+
+
+def _spent(releases: tuple[Release, ...], observer: Observer, delta: float, cap: int, points: int) -> Spent:
+    check_delta(delta)
+    if cap < 1:
+        raise ConfigError(f"cap must be at least 1, got {cap}")
+    _check(releases)
+    left = [_left(release.noise, observer) for release in releases]
+    known = [noise for noise in left if noise is not None]
+    result = Spent(
+        epsilon=math.inf,
+        delta=delta,
+        observer=observer,
+        unit=releases[0].unit,
+        adjacency=releases[0].adjacency,
+        sampling=_describe(releases, observer),
+        participations=cap,
+        realised=None,
+        accountant="none",
+    )
+    if len(known) < len(left):
+        return replace(result, reason=f"a release has no noise that is unknown to {observer}")
+    exposed = _exposed(releases, known, delta, cap)
+    if observer.view is View.RELEASED:
+        # This view is a function of one that knows the cohorts, so whatever holds there holds here.
+        epsilon, accountant = min(exposed, released_epsilon(releases, delta, points))
+        return replace(result, epsilon=epsilon, accountant=accountant)
+    epsilon, accountant = exposed
+    return replace(result, epsilon=epsilon, accountant=accountant, realised=_realised(releases, known, delta, cap))
+
+
+def _exposed(releases: Sequence[Release], noises: Sequence[Noise], delta: float, cap: int) -> tuple[float, str]:
+    """Return epsilon for a client that is known to take part in the `cap` costliest releases."""
+    radii = releases[0].adjacency.radii
+
+    def total(charge: Charge, _amplify: Amplify) -> Additive:
+        prices = {noise: charge(noise, radii) for noise in set(noises)}
+        return _most([prices[noise] for noise in noises], cap)
+
+    return _unamplified_epsilon(total, noises, delta, min(cap, len(noises)))
+
+
+def _realised(releases: Sequence[Release], noises: Sequence[Noise], delta: float, cap: int) -> float | None:
+    """Return epsilon of the client whose actual participations cost most; None where they are not recorded."""
+    if not all(release.participants for release in releases):
+        return None
+    radii = releases[0].adjacency.radii
+    kinds = list(dict.fromkeys(noises))
+    index = {noise: position for position, noise in enumerate(kinds)}
+    taken: defaultdict[int, list[int]] = defaultdict(list)
+    for release, noise in zip(releases, noises, strict=True):
+        position = index[noise]
+        for client in release.participants:
+            taken[client].append(position)
+    patterns = {tuple(sorted(positions)) for positions in taken.values()}
+
+    def total(charge: Charge, _amplify: Amplify) -> Additive:
+        prices = [charge(noise, radii) for noise in kinds]
+        return worst([_most([prices[position] for position in pattern], cap) for pattern in patterns])
+
+    most = min(cap, max(len(pattern) for pattern in patterns))
+    return _unamplified_epsilon(total, noises, delta, most)[0]
+
+
+def _most(costs: Sequence[Additive], cap: int) -> Additive:
+    """Return the cost of a client's releases; one that has reached its cap sends nothing but noise."""
+    chosen = costs if len(costs) <= cap else costliest(costs, cap)
+    return composed(Counter(chosen).items())
+
+
+def _unamplified_epsilon(total: Total, noises: Sequence[Noise], delta: float, count: int) -> tuple[float, str]:
+    method = method_for(noises, count)
+    if method is Method.BINOMIAL:
+        return binomial_total_epsilon(total, delta, count), method
+    if method is Method.GAUSSIAN:
+        return gaussian_total_epsilon(total, delta, count), method
+    return renyi_total_epsilon(total, delta, sparse), method
+
+
+def _left(noise: Noise, observer: Observer) -> Noise | None:
+    """Return the noise that the observer does not know; None if there is none."""
+    if isinstance(noise, ContinuousGaussian):
+        # The server adds this noise itself, so whoever sees what the server sees knows it.
+        return noise if observer.view in {View.RELEASED, View.CLIENT} else None
+    if observer.view is View.ALONE:
+        # A single contributor may be another client: the bearer, or a seed that all share.
+        return noise.without(max(1, noise.contributors - 1))
+    known = {View.CLIENT: 1, View.COLLUDING: observer.colluders}.get(observer.view, 0)
+    return noise.without(known)
+
+
+def _check(releases: Sequence[Release]) -> None:
+    if not releases:
+        raise ConfigError("there must be at least one release to account for")
+    if len({(release.unit, release.adjacency) for release in releases}) > 1:
+        raise ConfigError("all releases of one account must have the same unit and adjacency")
+    for release in releases:
+        if release.sampling.scheme is Scheme.POISSON and not _hides_the_size(release.noise):
+            raise ConfigError(
+                "a secret cohort size needs noise that does not depend on it (one contributor, or a trusted "
+                f"server), got {release.noise}"
+            )
+
+
+def _hides_the_size(noise: Noise) -> bool:
+    if isinstance(noise, DiscreteGaussianSum):
+        return noise.contributors == 1
+    return isinstance(noise, ContinuousGaussian)
+
+
+def _describe(releases: Sequence[Release], observer: Observer) -> str:
+    return "; ".join(
+        _describe_one(sampling, observer) for sampling in dict.fromkeys(release.sampling for release in releases)
+    )
+
+
+def _describe_one(sampling: Sampling, observer: Observer) -> str:
+    drawn = f"{sampling.cohort} of {sampling.population}, {sampling.scheme}"
+    if observer.view is View.RELEASED and is_amplified(sampling):
+        size = "secret" if sampling.scheme is Scheme.POISSON else "known"
+        return f"{drawn}, amplified, {size} size"
+    return f"{drawn}, not amplified"
