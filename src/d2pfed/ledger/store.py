@@ -14,7 +14,7 @@ SCHEMA = 1
 
 # A commit in WAL with synchronous=FULL has been synced when it returns; with NORMAL a power cut may take it back.
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "fullfsync=ON", "trusted_schema=OFF")
-_DURABLE = {"journal_mode": "wal", "synchronous": 2}
+DURABLE = {"journal_mode": "wal", "synchronous": 2}
 
 _TABLE = """
 CREATE TABLE entry (
@@ -47,7 +47,8 @@ class Store:
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it lists who took part
             connection = _connect(draft, "rw")
             try:
-                _set_up(connection)
+                # Not yet in WAL, whose log would have to be folded in before the file is renamed.
+                connection.execute("PRAGMA synchronous=FULL")
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={APPLICATION}")
                 connection.execute(f"PRAGMA user_version={SCHEMA}")
@@ -55,7 +56,7 @@ class Store:
                 _insert(connection, first)
                 connection.execute("COMMIT")
             finally:
-                connection.close()  # also folds the write-ahead log into the file that is renamed
+                connection.close()
             _sync(draft)
             draft.rename(path)
             _sync(path.parent)
@@ -144,7 +145,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 def _set_up(connection: sqlite3.Connection) -> None:
     for setting in SETTINGS:
         connection.execute(f"PRAGMA {setting}")
-    for name, wanted in _DURABLE.items():
+    for name, wanted in DURABLE.items():
         (value,) = connection.execute(f"PRAGMA {name}").fetchone()
         if value != wanted:
             raise LedgerError(f"a row must survive a power cut: {name} must be {wanted}, got {value}")
