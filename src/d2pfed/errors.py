@@ -19,3 +19,7 @@ class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of 
 
 class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
     """A release was refused because it would spend more than the budget."""
+
+
+class LedgerError(D2PFedError):
+    """The ledger cannot be read or written, or does not say what it must: nothing may be released."""

@@ -1,0 +1,22 @@
+"""The durable record of releases: a row before anything can be unmasked, and a budget that is never overrun."""
+
+from d2pfed.ledger.ledger import Ledger, Meter
+from d2pfed.ledger.rows import Budget, Head, Key, Kind, Row
+from d2pfed.ledger.text import decode_release, encode_release
+from d2pfed.ledger.verify import Verification, read_budget, read_rows, verify
+
+__all__ = [
+    "Budget",
+    "Head",
+    "Key",
+    "Kind",
+    "Ledger",
+    "Meter",
+    "Row",
+    "Verification",
+    "decode_release",
+    "encode_release",
+    "read_budget",
+    "read_rows",
+    "verify",
+]

@@ -1,0 +1,155 @@
+"""The values a ledger is made of: its budget, its rows and the hash that chains them."""
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from d2pfed.accounting.release import Release
+from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger.text import VERSION, decode_release, encode_json
+from d2pfed.randomness import digest
+
+HASH_BYTES = 32
+ROOT = bytes(HASH_BYTES)  # what the first row is chained to
+LARGEST = 2**63 - 1  # of SQLite's integers
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all releases of a population may cost together, and for which observer, in words."""
+
+    epsilon: float
+    delta: float
+    observer: str
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
+        if not 0 <= self.delta < 1:
+            raise ConfigError(f"a budget's delta must be in [0, 1), got {self.delta}")
+        if not self.observer:
+            raise ConfigError("a budget must name its observer, got an empty text")
+
+    def encode(self) -> str:
+        """Return the canonical text."""
+        epsilon, delta = float(self.epsilon).hex(), float(self.delta).hex()
+        return encode_json({"version": VERSION, "epsilon": epsilon, "delta": delta, "observer": self.observer})
+
+    @staticmethod
+    def decode(text: str) -> "Budget":
+        """Return the budget that has exactly this text."""
+        try:
+            fields = json.loads(text)
+            epsilon, delta = float.fromhex(fields["epsilon"]), float.fromhex(fields["delta"])
+            budget = Budget(epsilon, delta, str(fields["observer"]))
+        except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+            raise LedgerError(f"not the text of a budget: {error}") from error
+        if budget.encode() != text:
+            raise LedgerError("not the canonical text of a budget: unknown fields or another spelling")
+        return budget
+
+
+class Kind(StrEnum):
+    """What a row records."""
+
+    CREATE = "create"  # the ledger begins, with its budget
+    OPEN = "open"  # a server begins to write, with the next epoch; all earlier servers are shut out
+    RESERVE = "reserve"  # the most an attempt can cost, before masked vectors are asked for
+    COMMIT = "commit"  # what the attempt releases, before it is unmasked
+    VOID = "void"  # the attempt ended before anything could be unmasked
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """An attempt at a round of a run: nothing is ever charged twice under the same key."""
+
+    run: str
+    round: int
+    attempt: int
+
+    def __post_init__(self) -> None:
+        if not self.run or not self.run.isprintable():
+            raise ConfigError(f"a run needs a name of printable characters, got {self.run!r}")
+        if not (0 <= self.round <= LARGEST and 0 <= self.attempt <= LARGEST):
+            raise ConfigError(f"round and attempt must be in [0, 2^63), got {self.round} and {self.attempt}")
+
+    def __str__(self) -> str:
+        return f"run {self.run}, round {self.round}, attempt {self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last row someone has seen: its number and its hash, which covers all rows before it."""
+
+    seq: int
+    hash: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seq <= LARGEST or len(self.hash) != HASH_BYTES:
+            raise ConfigError(
+                f"a head is a row's number and {HASH_BYTES} bytes, got {self.seq}, {len(self.hash)} bytes"
+            )
+
+    def encode(self) -> str:
+        """Return the text that a checkpoint carries."""
+        return f"{self.seq}:{self.hash.hex()}"
+
+    @staticmethod
+    def decode(text: str) -> "Head":
+        """Return the head that has exactly this text."""
+        match = re.fullmatch(r"(0|[1-9][0-9]{0,18}):([0-9a-f]{64})", text, re.ASCII)
+        if match is None:
+            raise LedgerError(f"a ledger's head is a number, a colon and 64 hexadecimal digits, got {text!r}")
+        return Head(int(match[1]), bytes.fromhex(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the ledger; `epsilon` is what all releases cost together once this row is there."""
+
+    seq: int
+    epoch: int
+    kind: Kind
+    key: Key | None  # of an attempt; None where the row is about the ledger itself
+    body: str  # the budget's text, the release's, or empty
+    epsilon: float
+    hash: bytes
+
+    @property
+    def head(self) -> Head:
+        """The ledger's head while this row is its last."""
+        return Head(self.seq, self.hash)
+
+    @property
+    def release(self) -> Release | None:
+        """The release that was reserved or committed, if the row is about one."""
+        return decode_release(self.body) if self.kind in (Kind.RESERVE, Kind.COMMIT) else None
+
+    @property
+    def survivors(self) -> int | None:
+        """How many clients' vectors are in the sum, once that is known."""
+        return len(decode_release(self.body).participants) if self.kind is Kind.COMMIT else None
+
+    def chained(self, previous: bytes) -> bytes:
+        """Return the hash this row must carry after a row with the given hash.
+
+        Guarantee: a change of any field of any row changes all later hashes, as SHA-256 is collision-resistant and
+        the text is injective. Checked: test_ledger_verify.py::test_a_change_of_any_field_of_any_row_is_found.
+        """
+        place = None if self.key is None else [self.key.run, self.key.round, self.key.attempt]
+        text = encode_json([self.seq, self.epoch, self.kind.value, place, self.body, float(self.epsilon).hex()])
+        return digest("d2pfed ledger row", previous, text)
+
+
+def first_row(budget: Budget) -> Row:
+    """Return the row that creates a ledger."""
+    row = Row(seq=0, epoch=0, kind=Kind.CREATE, key=None, body=budget.encode(), epsilon=0.0, hash=ROOT)
+    return replace(row, hash=row.chained(ROOT))
+
+
+def chained_row(head: Head, *, epoch: int, kind: Kind, key: Key | None, body: str, epsilon: float) -> Row:
+    """Return the row that follows a head."""
+    row = Row(seq=head.seq + 1, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon, hash=ROOT)
+    return replace(row, hash=row.chained(head.hash))

@@ -1,0 +1,228 @@
+"""The ledger's file: rows in SQLite that are on the disk before `append` returns."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger.rows import Head, Key, Kind, Row
+
+APPLICATION = 0x44325046  # "D2PF" in the header of the file
+SCHEMA = 1
+
+# A commit in WAL with synchronous=FULL has been synced when it returns; with NORMAL a power cut may take it back.
+SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "fullfsync=ON", "trusted_schema=OFF")
+DURABLE = {"journal_mode": "wal", "synchronous": 2}
+
+_TABLE = """
+CREATE TABLE entry (
+    seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, kind TEXT NOT NULL, run TEXT, round INTEGER, attempt INTEGER,
+    body TEXT NOT NULL, epsilon TEXT NOT NULL, hash BLOB NOT NULL, UNIQUE (run, round, attempt, kind))
+"""
+_COLUMNS = "seq, epoch, kind, run, round, attempt, body, epsilon, hash"
+
+
+class Store:
+    """An open ledger file; any failure to read or write it is a `LedgerError`."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path = path
+        self._connection = connection
+        self._identity: tuple[tuple[int, int], ...] | None = None
+
+    @staticmethod
+    def create(path: Path, first: Row) -> None:
+        """Make a ledger file that holds one row; it appears under its name complete or not at all.
+
+        The caller holds the lock. A file left by a creation that was cut short is made anew: nobody ever used it.
+        """
+        if path.exists():
+            raise LedgerError(f"ledger {path}: it already exists")
+        draft = path.with_name(path.name + ".draft")
+        with explained(path):
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                Path(f"{draft}{suffix}").unlink(missing_ok=True)
+            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it lists who took part
+            connection = _connect(draft, "rw")
+            try:
+                # Not yet in WAL, whose log would have to be folded in before the file is renamed.
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA application_id={APPLICATION}")
+                connection.execute(f"PRAGMA user_version={SCHEMA}")
+                connection.execute(_TABLE)
+                _insert(connection, first)
+                connection.execute("COMMIT")
+            finally:
+                connection.close()
+            _sync(draft)
+            draft.rename(path)
+            _sync(path.parent)
+
+    @staticmethod
+    def open(path: Path) -> "Store":
+        """Open a ledger for writing: durable settings asserted, every page checked."""
+        return _opened(path, "rw")
+
+    @staticmethod
+    def read(path: Path) -> "Store":
+        """Open a ledger for reading, while another process may be writing it."""
+        try:
+            return _opened(path, "ro")
+        except LedgerError:
+            # SQLite wants to create an index of the log, even to read where there is no log: on read-only media it
+            # cannot. If a writer did appear meanwhile, the chain of hashes shows whatever was read half-written.
+            if not path.is_file() or os.access(path.parent, os.W_OK) or Path(f"{path}-wal").exists():
+                raise
+            return _opened(path, "ro&immutable=1")
+
+    def close(self) -> None:
+        """Release the file; the write-ahead log is folded in if this was the last user."""
+        with explained(self._path):
+            self._connection.close()
+
+    def rows(self, first: int = 0) -> tuple[Row, ...]:
+        """Return all rows from the given number on, as of one moment."""
+        with explained(self._path):
+            query = f"SELECT {_COLUMNS} FROM entry WHERE seq >= ? ORDER BY seq"  # noqa: S608 - a constant
+            return tuple(_decode_row(fields) for fields in self._connection.execute(query, (first,)))
+
+    def append(self, row: Row, head: Head) -> None:
+        """Add a row after the given head, on the disk when this returns.
+
+        Guarantee: if it returns, the row survives a crash of the process or the machine; if another server has
+        written since `head`, it is refused. Checked: test_ledger_crashes.py, test_ledger_races.py.
+        """
+        with explained(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._check_last(head)
+                _insert(self._connection, row)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        self._check_in_place()
+
+    def _check_last(self, head: Head) -> None:
+        last = self._connection.execute("SELECT seq, epoch, hash FROM entry ORDER BY seq DESC LIMIT 1").fetchone()
+        if last is None or (last[0], last[2]) != (head.seq, head.hash):
+            written = "no rows" if last is None else f"row {last[0]} of epoch {last[1]}"
+            raise LedgerError(f"ledger {self._path}: another server took over: found {written}")
+
+    def _check_in_place(self) -> None:
+        """Refuse if the files were moved or deleted under us: rows written to them would not be found again."""
+        with explained(self._path):
+            stats = [Path(f"{self._path}{suffix}").stat() for suffix in ("", "-wal")]
+        identity = tuple((stat.st_dev, stat.st_ino) for stat in stats)
+        if self._identity not in (None, identity):
+            raise LedgerError(f"ledger {self._path}: the file was replaced while it was open")
+        self._identity = identity
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a failure of the file system or of SQLite into the one error that names the ledger."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(f"ledger {path}: {error}") from error
+
+
+def require_file(path: Path) -> None:
+    """Refuse if there is no such file."""
+    if not path.is_file():
+        raise LedgerError(f"ledger {path}: there is no such file")
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    for setting in SETTINGS:
+        connection.execute(f"PRAGMA {setting}")
+    for name, wanted in DURABLE.items():
+        (value,) = connection.execute(f"PRAGMA {name}").fetchone()
+        if value != wanted:
+            raise LedgerError(f"a row must survive a power cut: {name} must be {wanted}, got {value}")
+
+
+def _opened(path: Path, mode: str) -> Store:
+    require_file(path)
+    with explained(path):
+        connection = _connect(path, mode)
+        try:
+            _check_format(path, connection)
+            if mode == "rw":
+                _set_up(connection)
+            _check_pages(path, connection)
+        except BaseException:
+            connection.close()
+            raise
+    return Store(path, connection)
+
+
+def _check_format(path: Path, connection: sqlite3.Connection) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION:
+        raise LedgerError(f"ledger {path}: the file is not a ledger")
+    if schema != SCHEMA:
+        raise LedgerError(f"ledger {path}: its format is {schema}, and this version of d2pfed reads {SCHEMA}")
+
+
+def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise LedgerError(f"ledger {path}: damaged: {verdict}")
+
+
+def _insert(connection: sqlite3.Connection, row: Row) -> None:
+    place = (None, None, None) if row.key is None else (row.key.run, row.key.round, row.key.attempt)
+    values = (row.seq, row.epoch, row.kind.value, *place, row.body, float(row.epsilon).hex(), row.hash)
+    connection.execute(f"INSERT INTO entry ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+
+
+def _decode_row(fields: tuple[object, ...]) -> Row:
+    match fields:
+        case (int(seq), int(epoch), str(kind), *place, str(body), str(epsilon), bytes(row_hash)):
+            pass
+        case _:
+            raise LedgerError(f"row {fields[0]}: a field has the wrong type")
+    try:
+        row = Row(
+            seq=seq,
+            epoch=epoch,
+            kind=Kind(kind),
+            key=_decode_key(place),
+            body=body,
+            epsilon=float.fromhex(epsilon),
+            hash=row_hash,
+        )
+    except (ValueError, OverflowError, ConfigError) as error:
+        raise LedgerError(f"row {seq}: {error}") from error
+    if row.epsilon.hex() != epsilon:
+        raise LedgerError(f"row {seq}: epsilon is not in canonical form, got {epsilon!r}")
+    return row
+
+
+def _decode_key(place: list[object]) -> Key | None:
+    match place:
+        case [None, None, None]:
+            return None
+        case [str(run), int(number), int(attempt)]:
+            return Key(run, number, attempt)
+        case _:
+            raise ValueError(f"run, round and attempt have the wrong types: {place!r}")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

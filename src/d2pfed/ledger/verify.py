@@ -1,0 +1,73 @@
+"""Reading a ledger from outside: its rows, its budget, and a check of everything from the rows alone."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from d2pfed.errors import LedgerError
+from d2pfed.ledger.book import Book, replay
+from d2pfed.ledger.ledger import ROUNDING, Meter, measure
+from d2pfed.ledger.rows import Budget, Head, Kind, Row
+from d2pfed.ledger.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What a ledger that holds together says."""
+
+    budget: Budget
+    head: Head
+    servers: int  # how often it was opened for writing
+    committed: int
+    void: int
+    unfinished: int  # reserved and neither committed nor void: they count as spent
+    spent: float  # epsilon of all that is committed or unfinished, measured anew
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """Return all rows, after checking the chain and the rules; works while a server writes."""
+    rows = _rows(path)
+    replay(rows)
+    return rows
+
+
+def read_budget(path: Path) -> Budget:
+    """Return the budget of a ledger, after checking the chain and the rules."""
+    return replay(_rows(path)).budget
+
+
+def verify(path: Path, meter: Meter) -> Verification:
+    """Check a ledger from its rows alone; refuses the first row that is wrong, by number.
+
+    Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules,
+    each recorded epsilon is the one its releases have, and none is over the budget. Whether the last rows are
+    missing shows only against a head that someone kept (`Ledger.require_head`).
+    Checked: test_ledger_verify.py.
+    """
+    rows = _rows(path)
+    book = replay(rows[:1])
+    spent = 0.0
+    for row in rows[1:]:
+        book.add(row)
+        spent = measure(meter, book.releases())
+        if abs(row.epsilon - spent) > ROUNDING * spent:
+            raise LedgerError(f"row {row.seq}: it records epsilon {row.epsilon}, and its releases cost {spent}")
+    return _summary(book, spent)
+
+
+def _rows(path: Path) -> tuple[Row, ...]:
+    with closing(Store.read(path)) as store:
+        return store.rows()
+
+
+def _summary(book: Book, spent: float) -> Verification:
+    kinds = [attempt.kind for attempt in book.attempts.values()]
+    return Verification(
+        budget=book.budget,
+        head=book.head,
+        servers=book.epoch,
+        committed=kinds.count(Kind.COMMIT),
+        void=kinds.count(Kind.VOID),
+        unfinished=kinds.count(Kind.RESERVE),
+        spent=spent,
+    )
