@@ -34,7 +34,11 @@ def exact_square(values) -> int:
 # NaN-free floats of every kind: zeros of both signs, subnormals, the largest numbers of each width.
 nasty = st.one_of(
     *(
-        hnp.arrays(dtype, st.integers(1, 20), elements=st.floats(width=8 * dtype().nbytes, allow_nan=False, allow_infinity=False))
+        hnp.arrays(
+            dtype,
+            st.integers(1, 20),
+            elements=st.floats(width=8 * dtype().nbytes, allow_nan=False, allow_infinity=False),
+        )
         for dtype in (np.float16, np.float32, np.float64)
     )
 )
@@ -125,7 +129,9 @@ def test_nan_and_infinity_are_refused(position, poison, dtype):
         codec().prepare(update, SEED)
 
 
-@pytest.mark.parametrize("update", [np.zeros(99), np.zeros((100, 1)), np.zeros(0), np.zeros(100, int), np.zeros(100, complex)])
+@pytest.mark.parametrize(
+    "update", [np.zeros(99), np.zeros((100, 1)), np.zeros(0), np.zeros(100, int), np.zeros(100, complex)]
+)
 def test_other_shapes_and_types_are_refused(update):
     with pytest.raises(ConfigError, match="an update must"):
         codec().prepare(update, SEED)

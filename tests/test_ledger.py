@@ -436,7 +436,7 @@ class Schedules(RuleBasedStateMachine):
         old = self.ledger
         self.ledger = Ledger.take_over(self.path, additive)
         self.epoch += 1
-        with pytest.raises((LedgerError, BudgetExceeded), match="another server took over|would be"):
+        with pytest.raises((LedgerError, BudgetExceeded), match=r"another server took over|would be"):
             old.reserve("old", release(0, contributors=2**30))
         old.close()
 

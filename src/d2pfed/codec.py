@@ -91,7 +91,9 @@ class Codec:
     @property
     def largest_step(self) -> int:
         """The bound on each rounded coordinate, in steps."""
-        bound = self.radius if self.box is None else min(self.radius, Fraction(self.box) / Fraction(self.granularity))
+        bound = (
+            self.radius if self.box is None else min(self.radius, Fraction(self.box) / Fraction(self.granularity))
+        )
         return math.ceil(bound)
 
     def prepare(self, update: NDArray[np.floating], seed: bytes) -> Centres:

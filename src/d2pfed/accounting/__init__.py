@@ -1,1 +1,54 @@
 """Privacy accounting: pure functions from what was released to what it cost."""
+
+from d2pfed.accounting.accountants import Accountant, epsilon_of
+from d2pfed.accounting.binomial import cpsgd_epsilon
+from d2pfed.accounting.observers import (
+    ALONE,
+    CLIENT,
+    RELEASED,
+    SERVER,
+    Observer,
+    Spent,
+    View,
+    colluding,
+    spent,
+    upper_bound,
+)
+from d2pfed.accounting.release import (
+    Adjacency,
+    BinomialSum,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Noise,
+    Release,
+    Sampling,
+    Scheme,
+    SkellamSum,
+    Unit,
+)
+
+__all__ = [
+    "Accountant",
+    "epsilon_of",
+    "cpsgd_epsilon",
+    "Observer",
+    "View",
+    "RELEASED",
+    "SERVER",
+    "CLIENT",
+    "ALONE",
+    "colluding",
+    "Spent",
+    "spent",
+    "upper_bound",
+    "Release",
+    "Unit",
+    "Adjacency",
+    "Sampling",
+    "Scheme",
+    "Noise",
+    "DiscreteGaussianSum",
+    "SkellamSum",
+    "BinomialSum",
+    "ContinuousGaussian",
+]

@@ -1,0 +1,194 @@
+"""The mechanisms: how a client turns centres into noisy integers, and what law that gives the sum."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from d2pfed.accounting.release import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
+from d2pfed.codec import Centres, Codec, conditional_round, rounded_radius
+from d2pfed.errors import ConfigError
+from d2pfed.randomness import Entropy
+from d2pfed.ring import IntVector
+from d2pfed.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam
+
+LEAST_WIDTH = 2  # steps: below it the sum of real-centred discrete Gaussians is too far from one of them
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A client's place in its cohort: its rank among those who hold the seed, and the group's secret, if any."""
+
+    rank: int
+    holders: int
+    bearer: int  # the rank of the one client that adds the whole noise under `bearer`
+    group: Entropy | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "bearer"):
+            if not 0 <= getattr(self, name) < self.holders:
+                raise ConfigError(f"{name} must be in [0, {self.holders}), got {getattr(self, name)}")
+
+
+class Mechanism(Protocol):
+    """What every mechanism does; all randomness of a client is in its entropy and its share of the group's."""
+
+    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+        """Return the client's lattice point: rounded, with its part of the noise."""
+        ...
+
+    def noise(self, codec: Codec, survivors: int) -> Noise:
+        """Return the law of the noise in a sum over `survivors` clients."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Independent:
+    """Each client draws from a discrete Gaussian centred at its real vector: rounding and noise in one step.
+
+    Guarantee: docs/theory.md, real-centred sums. `sigma` is a client's own width in steps.
+    """
+
+    sigma: Fraction
+
+    def __post_init__(self) -> None:
+        if self.sigma < LEAST_WIDTH:
+            raise ConfigError(
+                f"a client's sigma must be at least {LEAST_WIDTH} steps, got {float(self.sigma):.6g}"
+            )
+
+    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+        """Return one draw around the client's own vector."""
+        law = CentredDiscreteGaussian(self.sigma, centres.fraction_bits)
+        return law.draw(centres.values, entropy.child("noise").stream())
+
+    def noise(self, codec: Codec, survivors: int) -> Noise:
+        """Return the sum of the survivors' discrete Gaussians."""
+        return DiscreteGaussianSum(self.sigma, survivors, codec.radius, codec.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Conditional stochastic rounding, the first step of every mechanism that adds integer noise to integers."""
+
+    beta: float = math.exp(-0.5)  # the choice of Kairouz, Liu and Steinke
+
+    def encode(self, centres: Centres, entropy: Entropy) -> IntVector:
+        """Return the client's rounded vector."""
+        return conditional_round(centres, self.beta, entropy.child("rounding").stream())
+
+    def radius(self, codec: Codec) -> Fraction:
+        """Return the bound on its norm, in steps."""
+        return rounded_radius(codec.radius, codec.length, self.beta)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One discrete Gaussian that all clients derive from a secret of the group, each adding an integer share of it.
+
+    The shares floor((nu + rank) / holders) add up to exactly nu (Hermite's identity), for every integer nu. Every
+    client knows nu, and one missing share destroys the guarantee: an attempt counts only if everyone delivers.
+    """
+
+    sigma: Fraction
+    rounded: Rounded = Rounded()
+
+    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+        """Return the rounded vector plus the client's share of the group's noise."""
+        if share.group is None:
+            raise ConfigError("the shared mechanism needs the group's secret, got none")
+        nu = DiscreteGaussian(self.sigma).draw(len(centres.values), share.group.child("noise").stream())
+        part: IntVector = (nu + share.rank) // share.holders
+        return self.rounded.encode(centres, entropy) + part
+
+    def noise(self, codec: Codec, survivors: int) -> Noise:
+        """Return one discrete Gaussian, whatever the number of survivors."""
+        return _single(self.sigma, self.rounded.radius(codec), codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """One client, a public function of the cohort, adds the whole discrete Gaussian from its own entropy."""
+
+    sigma: Fraction
+    rounded: Rounded = Rounded()
+
+    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+        """Return the rounded vector, plus all of the noise if this client is the bearer."""
+        rounded = self.rounded.encode(centres, entropy)
+        if share.rank != share.bearer:
+            return rounded
+        return rounded + DiscreteGaussian(self.sigma).draw(len(rounded), entropy.child("noise").stream())
+
+    def noise(self, codec: Codec, survivors: int) -> Noise:
+        """Return one discrete Gaussian, whatever the number of survivors."""
+        return _single(self.sigma, self.rounded.radius(codec), codec)
+
+
+@dataclass(frozen=True, slots=True)
+class DDGauss:
+    """Conditional rounding plus an independent discrete Gaussian of each client (Kairouz, Liu and Steinke 2021)."""
+
+    sigma: Fraction
+    rounded: Rounded = Rounded()
+
+    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+        """Return the rounded vector plus the client's own noise."""
+        rounded = self.rounded.encode(centres, entropy)
+        return rounded + DiscreteGaussian(self.sigma).draw(len(rounded), entropy.child("noise").stream())
+
+    def noise(self, codec: Codec, survivors: int) -> Noise:
+        """Return the sum of the survivors' discrete Gaussians."""
+        return DiscreteGaussianSum(self.sigma, survivors, self.rounded.radius(codec), codec.length)
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedSkellam:
+    """Conditional rounding plus an independent Skellam variable of each client (Agarwal, Kairouz and Liu 2021)."""
+
+    variance: Fraction
+    rounded: Rounded = Rounded()
+
+    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+        """Return the rounded vector plus the client's own noise."""
+        rounded = self.rounded.encode(centres, entropy)
+        return rounded + Skellam(self.variance).draw(len(rounded), entropy.child("noise").stream())
+
+    def noise(self, codec: Codec, survivors: int) -> Noise:
+        """Return the sum of the survivors' Skellam variables."""
+        radius = self.rounded.radius(codec)
+        return SkellamSum(self.variance, survivors, radius, l1_radius(radius, codec.length), codec.length)
+
+
+@dataclass(frozen=True, slots=True)
+class CpSGD:
+    """Conditional rounding plus a centred binomial of each client (Agarwal et al. 2018, fair coins)."""
+
+    trials: int
+    rounded: Rounded = Rounded()
+
+    def __post_init__(self) -> None:
+        if self.trials < 2 or self.trials % 2:
+            raise ConfigError(f"a client's trials must be even and at least 2, got {self.trials}")
+
+    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+        """Return the rounded vector plus the client's own noise, centred at zero."""
+        rounded = self.rounded.encode(centres, entropy)
+        noise = Binomial(self.trials).draw(len(rounded), entropy.child("noise").stream())
+        return rounded + noise - self.trials // 2
+
+    def noise(self, codec: Codec, survivors: int) -> Noise:
+        """Return the sum of the survivors' binomials."""
+        radius = self.rounded.radius(codec)
+        l1, largest = l1_radius(radius, codec.length), min(radius, Fraction(codec.largest_step))
+        return BinomialSum(self.trials, survivors, radius, l1, largest, codec.length)
+
+
+def l1_radius(radius: Fraction, length: int) -> Fraction:
+    """Bound the L1 norm of an integer vector by its L2 norm: |x| <= min(sqrt(length) |x|_2, |x|_2^2), rounded up."""
+    root = Fraction(math.isqrt(length << 64) + 1, 1 << 32)
+    return min(root * radius, radius**2)
+
+
+def _single(sigma: Fraction, radius: Fraction, codec: Codec) -> DiscreteGaussianSum:
+    return DiscreteGaussianSum(sigma, 1, radius, codec.length)

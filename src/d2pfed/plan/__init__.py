@@ -1,0 +1,7 @@
+"""What is wished, what is agreed, and how the one becomes the other."""
+
+from d2pfed.plan.agreement import Plan, Policy, observers, promises
+from d2pfed.plan.calibrate import calibrate, ideal_multiplier
+from d2pfed.plan.target import Kind, Target, Turn
+
+__all__ = ["Kind", "Plan", "Policy", "Target", "Turn", "calibrate", "ideal_multiplier", "observers", "promises"]

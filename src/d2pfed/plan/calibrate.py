@@ -1,0 +1,222 @@
+"""From a wish to a plan: the least noise, on the private side, and the fewest bits that carry it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from d2pfed.accounting import RELEASED, ContinuousGaussian, Noise, Release, Sampling, Scheme, Spent, Unit, View
+from d2pfed.accounting import spent as certified
+from d2pfed.accounting import upper_bound as coarse
+from d2pfed.codec import Codec
+from d2pfed.errors import ConfigError
+from d2pfed.graph import Neighbourhood, Risk, choose
+from d2pfed.mechanism import (
+    LEAST_WIDTH,
+    Bearer,
+    CpSGD,
+    DDGauss,
+    DistributedSkellam,
+    Independent,
+    Mechanism,
+    Rounded,
+    Shared,
+)
+from d2pfed.plan.agreement import Plan, largest_cohort, wrap_probability
+from d2pfed.plan.target import Kind, Target, Turn
+from d2pfed.ring import MAX_BITS, Ring
+from d2pfed.rotation import Hadamard, RandomPhase
+
+SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
+ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
+_FRACTION_BITS = 8
+_PRECISION = 5e-4  # relative, of the noise: the last step of the search
+_LARGEST_MULTIPLIER = 1e6
+
+Account = Callable[..., Spent]
+
+
+def calibrate(target: Target) -> Plan:
+    """Find the least noise that keeps the whole run within the wished epsilon, and the bits that carry it.
+
+    Guarantee: `rounds` releases with the noise of a quorum less the colluders spend at most epsilon against the
+    wished observer. Checked: test_plan.py::test_a_plan_keeps_its_promise.
+    """
+    if target.mechanism in (Kind.SHARED, Kind.BEARER) and target.colluders:
+        raise ConfigError(
+            f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
+            f"got {target.colluders}; independent withstands them"
+        )
+    hood = choose(target.cohort, Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders))
+    ideal = ideal_multiplier(target)
+    draft = _Draft(target, hood, _finest(target, ideal))
+    plan = draft.search(ideal)
+    if target.bits is not None and target.mechanism is not Kind.INDEPENDENT:
+        multiplier = plan.noise_multiplier * target.adjacency.radii / 2 * (1 + 4 * _PRECISION)
+        draft = replace(draft, steps=_finest_within(Ring(target.bits), target, multiplier))
+        plan = draft.search(ideal)
+    return draft.with_bits(plan)
+
+
+def ideal_multiplier(target: Target) -> float:
+    """Return sigma over twice the clip for a continuous Gaussian that the observer does not know.
+
+    No mechanism needs less; what each needs more is its price for having no trusted server.
+    """
+    if target.against.view is not View.RELEASED:
+        target = replace(target, scheme=Scheme.NONE, rounds=min(target.cap, target.rounds), against=RELEASED)
+
+    def within(multiplier: float) -> bool:
+        return _epsilon(coarse, target, ContinuousGaussian(2 * multiplier, 1.0)) <= target.epsilon
+
+    return _least(within, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A family of plans that differ in their noise; `steps` is the clip in lattice steps, where rounding needs one."""
+
+    target: Target
+    hood: Neighbourhood
+    steps: float
+
+    def search(self, start: float) -> Plan:
+        """Return the member with the least noise whose certified epsilon keeps the promise."""
+
+        def within(account: Account, multiplier: float) -> bool:
+            noise = self.plan(multiplier).contributed
+            return noise is not None and _epsilon(account, self.target, noise) <= self.target.epsilon
+
+        multiplier = _least(lambda multiplier: within(coarse, multiplier), start)
+        while not within(certified, multiplier):
+            multiplier *= 1 + _PRECISION
+        return self.plan(multiplier)
+
+    def plan(self, multiplier: float) -> Plan:
+        """Return the member whose noise is `multiplier` times twice a client's radius."""
+        target, steps = self.target, self.steps
+        contributors = target.quorum - target.colluders
+        if target.mechanism is Kind.INDEPENDENT:  # each client's noise is as narrow as it may be: the fewest bits
+            steps = LEAST_WIDTH * math.sqrt(contributors) / (2 * multiplier)
+        codec = _codec(target, steps)
+        return Plan(
+            unit=Unit.CLIENT,
+            adjacency=target.adjacency,
+            sampling=Sampling(target.scheme, target.population, target.cohort),
+            rounds=target.rounds,
+            attempts=target.attempts,
+            participations=target.cap,
+            epsilon=target.epsilon,
+            delta=target.spent_delta,
+            against=target.against,
+            colluders=target.colluders,
+            quorum=target.quorum,
+            threshold=self.hood.threshold,
+            neighbours=self.hood.degree,
+            codec=codec,
+            mechanism=_mechanism(target.mechanism, codec, multiplier, contributors),
+            ring=Ring(MAX_BITS),
+        )
+
+    def with_bits(self, plan: Plan) -> Plan:
+        """Return the plan with the wished ring, or with the least that is unlikely to wrap."""
+        fitting = [
+            bits
+            for bits in range(1, MAX_BITS + 1)
+            if replace(plan, ring=Ring(bits)).wrap_probability <= SAFE_WRAP_PROBABILITY
+        ]
+        if not fitting:
+            raise ConfigError(f"a sum over {plan.cohort} clients needs more than {MAX_BITS} bits a coordinate")
+        bits = self.target.bits or fitting[0]
+        if bits < fitting[0]:
+            raise ConfigError(f"bits must be at least {fitting[0]} for this noise and cohort, got {bits}")
+        return replace(plan, ring=Ring(bits))
+
+
+def _epsilon(account: Account, target: Target, noise: Noise) -> float:
+    """Return what the whole run costs with this noise in every round."""
+    release = Release(
+        round=0,
+        attempt=0,
+        unit=Unit.CLIENT,
+        adjacency=target.adjacency,
+        sampling=Sampling(target.scheme, target.population, target.cohort),
+        noise=noise,
+        participants=(),
+    )
+    return account([release] * target.rounds, target.against, delta=target.spent_delta, cap=target.cap).epsilon
+
+
+def _least(within: Callable[[float], bool], start: float) -> float:
+    """Return a multiplier that is within the promise, while one smaller by the precision is not."""
+    low = high = start
+    while within(low):
+        low, high = low / 2, low
+    while not within(high):
+        low, high = high, high * 2
+        if high > _LARGEST_MULTIPLIER:
+            raise ConfigError(f"no noise up to {_LARGEST_MULTIPLIER:g} times the sensitivity meets this epsilon")
+    while high > low * (1 + _PRECISION):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if within(middle) else (middle, high)
+    return high
+
+
+def _codec(target: Target, steps: float) -> Codec:
+    """Return the codec whose clip is `steps` lattice steps, rounded down to the grid."""
+    radius = math.floor(steps * (1 << _FRACTION_BITS))
+    if radius < 1:
+        raise ConfigError(f"epsilon {target.epsilon:g} needs noise so wide that the clip is below the grid")
+    rotation = Hadamard(target.dimension) if target.rotation is Turn.HADAMARD else RandomPhase(target.dimension)
+    granularity = target.clip_norm * (1 << _FRACTION_BITS) / radius
+    codec = Codec(rotation=rotation, clip_norm=target.clip_norm, granularity=granularity)
+    if codec.grid_radius < radius:  # the quotient's last bit fell the wrong way
+        codec = replace(codec, granularity=math.nextafter(granularity, 0))
+    return codec
+
+
+def _mechanism(kind: Kind, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
+    total = 2 * multiplier * float(Rounded().radius(codec))
+    match kind:
+        case Kind.INDEPENDENT:
+            return Independent(Fraction(LEAST_WIDTH))
+        case Kind.SHARED:
+            return Shared(_rounded_up(total))
+        case Kind.BEARER:
+            return Bearer(_rounded_up(total))
+        case Kind.DDGAUSS:
+            return DDGauss(_rounded_up(total / math.sqrt(contributors)))
+        case Kind.SKELLAM:
+            return DistributedSkellam(_rounded_up(total**2 / contributors))
+        case Kind.BINOMIAL:
+            return CpSGD(2 * math.ceil(2 * total**2 / contributors))
+
+
+def _rounded_up(value: float) -> Fraction:
+    return Fraction(math.ceil(value * 1024), 1024)
+
+
+def _finest(target: Target, multiplier: float) -> float:
+    """Return the fewest steps to the clip for which rounding costs little; 1 where nothing is rounded."""
+    if target.mechanism is Kind.INDEPENDENT:
+        return 1.0
+    for exponent in range(16 * 8):
+        steps = 2 ** (exponent / 8)
+        noise = 2 * multiplier * float(Rounded().radius(_codec(target, steps)))
+        if math.hypot(noise, math.sqrt(target.cohort) / 2) <= ROUNDING_COST * 2 * multiplier * steps:
+            return steps
+    raise ConfigError(
+        f"a vector of {target.dimension} coordinates is too long for the mechanism {target.mechanism}"
+    )
+
+
+def _finest_within(ring: Ring, target: Target, multiplier: float) -> float:
+    """Return the most steps to the clip for which the wished ring still holds the sum."""
+    sampling = Sampling(target.scheme, target.population, target.cohort)
+    contributors = target.quorum - target.colluders
+    for exponent in range(16 * 8 - 1, -17, -1):
+        codec = _codec(target, 2 ** (exponent / 8))
+        mechanism = _mechanism(target.mechanism, codec, multiplier, contributors)
+        if wrap_probability(codec, mechanism, ring, largest_cohort(sampling)) <= SAFE_WRAP_PROBABILITY:
+            return 2 ** (exponent / 8)
+    raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort} clients")

@@ -1,0 +1,115 @@
+"""The Target: what a person wishes for before any noise is chosen."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from scipy.stats import binom
+
+from d2pfed.accounting import RELEASED, Adjacency, Observer, Scheme
+from d2pfed.errors import ConfigError
+
+LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
+
+
+class Kind(StrEnum):
+    """The mechanisms by name."""
+
+    INDEPENDENT = "independent"
+    SHARED = "shared"
+    BEARER = "bearer"
+    DDGAUSS = "ddgauss"
+    SKELLAM = "skellam"
+    BINOMIAL = "binomial"
+
+
+class Turn(StrEnum):
+    """The rotations by name."""
+
+    HADAMARD = "hadamard"
+    PHASE = "phase"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A wish: how private, against whom, over which clients, for how many rounds of how long a vector."""
+
+    dimension: int
+    population: int
+    cohort: int
+    rounds: int
+    epsilon: float = 1.0
+    delta: float | None = None  # None: population^-1.1
+    against: Observer = RELEASED
+    mechanism: Kind = Kind.INDEPENDENT
+    scheme: Scheme = Scheme.FIXED
+    adjacency: Adjacency = Adjacency.REPLACE_ONE
+    dropouts: float = 0.0  # the fraction of a cohort that may be missing from the sum
+    colluders: int = 0
+    participations: int | None = None  # None: as few as lose at most 1 % of contributions
+    attempts: int = 3
+    clip_norm: float = 1.0
+    bits: int | None = None  # None: as few as serve
+    rotation: Turn = Turn.HADAMARD
+
+    def __post_init__(self) -> None:
+        for name in ("dimension", "population", "cohort", "rounds", "attempts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.cohort > self.population:
+            raise ConfigError(f"cohort must be at most the population {self.population}, got {self.cohort}")
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ConfigError(f"delta must be in (0, 1), got {self.delta}")
+        if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise ConfigError(f"clip must be positive and finite, got {self.clip_norm}")
+        if not 0 <= self.dropouts < 1:
+            raise ConfigError(f"dropouts must be in [0, 1), got {self.dropouts}")
+        if not 0 <= self.colluders < self.quorum:
+            raise ConfigError(f"colluders must be in [0, quorum = {self.quorum}), got {self.colluders}")
+        if self.bits is not None and not 1 <= self.bits <= 32:
+            raise ConfigError(f"bits must be in [1, 32], got {self.bits}")
+        self._check_scheme()
+
+    def _check_scheme(self) -> None:
+        if self.scheme is Scheme.ONCE and self.rounds * self.cohort > self.population:
+            raise ConfigError(
+                f"sampling `once` needs rounds x cohort <= population: "
+                f"{self.rounds} x {self.cohort} > {self.population}; at most {self.population // self.cohort} rounds"
+            )
+        if self.scheme is Scheme.POISSON and self.mechanism not in (Kind.SHARED, Kind.BEARER):
+            raise ConfigError(
+                f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
+                f"mechanism shared or bearer, got {self.mechanism}"
+            )
+
+    @property
+    def quorum(self) -> int:
+        """Fewest survivors whose sum may be opened."""
+        return self.cohort - math.floor(self.cohort * self.dropouts)
+
+    @property
+    def spent_delta(self) -> float:
+        """The delta of the promise: below 1 / population unless it was given."""
+        return self.population**-1.1 if self.delta is None else self.delta
+
+    @property
+    def cap(self) -> int:
+        """How often one client may contribute: as given, or the least that loses at most 1 % of contributions."""
+        if self.participations is not None:
+            return self.participations
+        if self.scheme is Scheme.ONCE:
+            return 1
+        if self.scheme is Scheme.NONE:
+            return self.rounds
+        return _least_cap(self.rounds, self.cohort / self.population)
+
+
+def _least_cap(rounds: int, rate: float) -> int:
+    """Return the least m for which a client's contributions beyond the first m are at most 1 % of all."""
+    kept = np.cumsum(
+        binom.sf(np.arange(rounds), rounds, rate)
+    )  # the mean of min(Bin(rounds, rate), m), m = 1, 2, ...
+    return 1 + int(np.argmax(kept >= (1 - LOST_TO_THE_CAP) * kept[-1]))

@@ -1,0 +1,202 @@
+"""A whole training run in its directory: from settings to a released model, resumable after every round."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from safetensors.numpy import save
+
+from d2pfed import canonical
+from d2pfed.accounting import Release, Spent, spent, upper_bound
+from d2pfed.codec import FloatVector
+from d2pfed.errors import BudgetExceeded
+from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
+from d2pfed.ledger import Budget, Head, Ledger
+from d2pfed.plan import Plan, Target, calibrate, observers
+from d2pfed.randomness import Entropy, digest
+from d2pfed.round import Outcome, aggregate
+from d2pfed.run.directory import Checkpoint, RunDirectory
+from d2pfed.simulation import Dropouts, Simulation
+from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that decides a run; the same settings resume it, others are refused."""
+
+    task: str
+    data: str  # what the task says of its data
+    model: str
+    target: Target
+    local: LocalTraining
+    step: ServerStep
+    dropouts: Dropouts
+    seed: int | None  # None: the system's entropy; a number repeats the run and protects nobody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is after a round."""
+
+    round: int
+    rounds: int
+    accuracy: float  # on the validation data
+    loss: float
+    epsilon: float  # spent against the plan's observer
+    survivors: int
+    attempts: int
+    update_norm: float
+    upload_bytes: int  # of one client in this round
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a run came to."""
+
+    directory: str
+    rounds: int
+    stopped: str  # why before the planned end; empty if it came to its end
+    test_accuracy: float | None  # None while rounds are left
+    validation_accuracy: float
+    spent: tuple[Spent, ...]
+    upload_bytes: int  # of one client and round
+    dimension: int
+    bits: int
+    repeatable: bool
+
+
+Listener = Callable[[Progress], bool]  # is told of every round; answers whether to go on
+
+
+def meter(plan: Plan, budget: Budget) -> Callable[[Sequence[Release]], float]:
+    """Return the function that the ledger measures with: quick where that is enough, certified near the budget."""
+
+    def epsilon(releases: Sequence[Release]) -> float:
+        quick = upper_bound(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
+        if quick <= budget.epsilon:
+            return quick
+        return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
+
+    return epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run that can be carried out, or carried on."""
+
+    settings: Settings
+    task: Task
+    model: Model
+    plan: Plan = field(repr=False)
+
+    @staticmethod
+    def of(settings: Settings, task: Task, model: Model) -> "Job":
+        """Plan a run."""
+        return Job(settings, task, model, calibrate(settings.target))
+
+    def execute(self, path: Path, ledger: Path, listen: Listener) -> Summary:
+        """Carry the run on from where it is to its end, its budget's end, or the listener's wish."""
+        with RunDirectory.open(path, canonical.encode(self.settings)) as directory:
+            directory.replace("plan.json", canonical.encode(self.plan).encode())
+            with self._open(ledger) as book:
+                state, stopped = self._rounds(directory, book, listen)
+                return self._conclude(directory, book, state, stopped)
+
+    def _open(self, ledger: Path) -> Ledger:
+        budget = Budget(self.plan.epsilon, self.plan.delta, str(self.plan.against))
+        measure = meter(self.plan, budget)
+        return Ledger.open(ledger, measure) if ledger.exists() else Ledger.create(ledger, budget, measure)
+
+    def _rounds(self, directory: RunDirectory, book: Ledger, listen: Listener) -> tuple[ServerState, str]:
+        state = self._resume(directory, book)
+        name = directory.path.name
+        start = time.monotonic()
+        try:
+            for record in train(state, self.settings.step, self.plan.rounds, self._aggregate(book, name)):
+                state = record.state
+                progress = self._progress(record, book.spent(), time.monotonic() - start)
+                directory.append(asdict(progress))
+                directory.save(Checkpoint(state, book.head().encode()))
+                if not listen(progress):
+                    return state, "interrupted"
+                start = time.monotonic()
+        except BudgetExceeded as limit:
+            return state, f"the budget is spent: {limit}"
+        return state, ""
+
+    def _resume(self, directory: RunDirectory, book: Ledger) -> ServerState:
+        """Return the state that was kept last, or the first one; refuse it beside an older ledger."""
+        checkpoint = directory.load()
+        if checkpoint is None:
+            directory.keep_metrics(0)
+            return self.settings.step.start(self.model.initial())
+        book.require_head(Head.decode(checkpoint.head))
+        directory.keep_metrics(checkpoint.state.rounds)
+        return checkpoint.state
+
+    def _aggregate(self, book: Ledger, run: str) -> Callable[[int, FloatVector], Outcome]:
+        seed = self.settings.seed
+        entropy = Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
+        learner = Learner(self.model, self.task.clients, self.settings.local)
+        cohorts = Cohorts(self.plan.sampling, entropy.child("cohorts"))
+
+        def once(round_number: int, params: FloatVector) -> Outcome:
+            shuffle = int.from_bytes(digest("shuffle", run, round_number)[:7], "little")
+            simulation = Simulation(
+                plan=self.plan,
+                updates=lambda clients: learner(params, clients, shuffle),
+                dropouts=self.settings.dropouts,
+                entropy=entropy.child("clients"),
+                taken=Counter(client for release in book.releases() for client in release.participants),
+            )
+            cohort = cohorts.draw(round_number)
+            return aggregate(
+                self.plan, run, round_number, lambda attempt: simulation.gather(attempt, cohort), book
+            )
+
+        return once
+
+    def _progress(self, record: RoundRecord, epsilon: float, seconds: float) -> Progress:
+        metrics = evaluate(self.model, record.state.average, self.task.validation)
+        return Progress(
+            round=record.round,
+            rounds=self.plan.rounds,
+            accuracy=metrics.accuracy,
+            loss=metrics.loss,
+            epsilon=epsilon,
+            survivors=record.survivors,
+            attempts=record.attempts,
+            update_norm=record.update_norm,
+            upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
+            seconds=seconds,
+        )
+
+    def _conclude(self, directory: RunDirectory, book: Ledger, state: ServerState, stopped: str) -> Summary:
+        """Open the test data if training is over, write the model, and say what was spent."""
+        over = state.rounds == self.plan.rounds or stopped.startswith("the budget")
+        accuracy = evaluate(self.model, state.average, self.task.test()).accuracy if over else None
+        directory.replace("model.safetensors", save({"params": state.average}))
+        releases = book.releases()
+        summary = Summary(
+            directory=str(directory.path),
+            rounds=state.rounds,
+            stopped=stopped,
+            test_accuracy=accuracy,
+            validation_accuracy=evaluate(self.model, state.average, self.task.validation).accuracy,
+            spent=tuple(
+                spent(releases, observer, delta=self.plan.delta, cap=self.plan.participations)
+                for observer in observers(self.plan)
+            )
+            if releases
+            else (),
+            upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
+            dimension=self.model.dimension,
+            bits=self.plan.ring.bits,
+            repeatable=self.settings.seed is not None,
+        )
+        directory.replace("summary.json", json.dumps(asdict(summary), default=str, indent=2).encode())
+        return summary

@@ -1,0 +1,114 @@
+"""The training loop, a generator of records; who trains and who aggregates are arguments."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from d2pfed.accounting import Sampling, Scheme
+from d2pfed.codec import FloatVector
+from d2pfed.errors import ConfigError
+from d2pfed.randomness import Entropy
+from d2pfed.round import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Cohorts:
+    """Draws each round's cohort, and states by which scheme it does."""
+
+    sampling: Sampling
+    entropy: Entropy
+
+    def draw(self, round_number: int) -> tuple[int, ...]:
+        """Return the sorted clients of a round."""
+        population, cohort = self.sampling.population, self.sampling.cohort
+        match self.sampling.scheme:
+            case Scheme.FIXED:
+                chosen = self.entropy.child("cohort", round_number).stream().subset(population, cohort)
+            case Scheme.ONCE:
+                order = self.entropy.child("partition").stream().permutation(population)
+                chosen = np.sort(order[round_number * cohort : (round_number + 1) * cohort])
+            case Scheme.POISSON:
+                coins = self.entropy.child("cohort", round_number).stream().below_each(population, population)
+                chosen = np.flatnonzero(coins < cohort)
+            case Scheme.NONE:
+                chosen = np.arange(population)[:cohort]
+        return tuple(int(client) for client in chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStep:
+    """How the server moves the model by a round's mean: FedAvg with momentum or Adam, decay and averaging."""
+
+    rate: float = 1.0
+    momentum: float = 0.0
+    second_moment: float = 0.0  # Adam's second decay; 0 means none
+    decay: float = 1.0  # the rate is multiplied by this each round
+    averaging: float = 0.0  # decay of the running average of models; 0 means the last model counts
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.rate) and self.rate > 0):
+            raise ConfigError(f"the server's rate must be positive, got {self.rate}")
+        for name in ("momentum", "second_moment", "averaging"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"the server's {name} must be in [0, 1), got {getattr(self, name)}")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"the server's decay must be in (0, 1], got {self.decay}")
+
+    def start(self, params: FloatVector) -> "ServerState":
+        """Return the state before the first round."""
+        zeros = np.zeros_like(params)
+        return ServerState(0, params, zeros, zeros if self.second_moment else zeros[:0], params)
+
+    def apply(self, state: "ServerState", mean: FloatVector) -> "ServerState":
+        """Return the state after one more round."""
+        done = state.rounds + 1
+        velocity = self.momentum * state.velocity + mean
+        move, second = velocity, state.second
+        if self.second_moment:
+            second = self.second_moment * second + (1 - self.second_moment) * mean**2
+            move = velocity * (1 - self.momentum) / (np.sqrt(second / (1 - self.second_moment**done)) + 1e-8)
+        params = state.params + np.float32(self.rate * self.decay**state.rounds) * move
+        # The average's weights are corrected for its start, so early models do not linger in it.
+        weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0
+        average = state.average + np.float32(weight) * (params - state.average)
+        return ServerState(done, params, velocity, second, average)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """All that the server carries from round to round."""
+
+    rounds: int
+    params: FloatVector = field(repr=False)
+    velocity: FloatVector = field(repr=False)
+    second: FloatVector = field(repr=False)
+    average: FloatVector = field(repr=False)  # the model that is released and evaluated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """What happened in one round, and the state that follows it."""
+
+    round: int
+    attempts: int
+    survivors: int
+    update_norm: float  # of the noisy mean
+    state: ServerState = field(repr=False)
+
+
+Aggregate = Callable[[int, FloatVector], Outcome]
+
+
+def train(state: ServerState, step: ServerStep, rounds: int, aggregate: Aggregate) -> Iterator[RoundRecord]:
+    """Yield one record a round until `rounds` are done; stop asking and nothing more happens."""
+    while state.rounds < rounds:
+        outcome = aggregate(state.rounds, state.params)
+        state = step.apply(state, outcome.mean)
+        yield RoundRecord(
+            round=state.rounds,
+            attempts=outcome.attempt + 1,
+            survivors=outcome.survivors,
+            update_norm=float(np.linalg.norm(outcome.mean)),
+            state=state,
+        )
