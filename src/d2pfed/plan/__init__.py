@@ -2,6 +2,19 @@
 
 from d2pfed.plan.agreement import Plan, Policy, observers, promises
 from d2pfed.plan.calibrate import calibrate, ideal_multiplier
+from d2pfed.plan.explain import Explanation, explain
 from d2pfed.plan.target import Kind, Target, Turn
 
-__all__ = ["Kind", "Plan", "Policy", "Target", "Turn", "calibrate", "ideal_multiplier", "observers", "promises"]
+__all__ = [
+    "Target",
+    "Kind",
+    "Turn",
+    "calibrate",
+    "ideal_multiplier",
+    "Plan",
+    "Policy",
+    "observers",
+    "promises",
+    "Explanation",
+    "explain",
+]

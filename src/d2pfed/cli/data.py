@@ -1,0 +1,43 @@
+"""`d2pfed data`: fetch a data set's official files, or say where they were found."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from d2pfed.cli.options import AsJson, DataDirectory
+from d2pfed.cli.show import out, print_json
+
+data = typer.Typer(help="Fetch data sets, or say where they are.", no_args_is_help=True)
+
+TaskName = Annotated[str, typer.Argument(help="infimnist, mnist-writers, cifar10 or shakespeare.")]
+
+
+@data.command("fetch")
+def fetch_command(
+    name: TaskName,
+    directory: Annotated[Path | None, typer.Option("--data", help="Where to put it. [default: the cache]")] = None,
+    json: AsJson = False,
+) -> None:
+    """Download a data set's official files and check them."""
+    from d2pfed.learning import cache_directory, fetch  # noqa: PLC0415 - torch takes seconds to load
+
+    files = fetch(name, directory or cache_directory())
+    if json:
+        print_json({"files": [str(file) for file in files]})
+    else:
+        for file in files:
+            out().print(f"{file}")
+
+
+@data.command("where")
+def where_command(name: TaskName, directory: DataDirectory = None, json: AsJson = False) -> None:
+    """Say which files of a data set were found, and where."""
+    from d2pfed.learning import where  # noqa: PLC0415 - torch takes seconds to load
+
+    found = where(name, directory)
+    if json:
+        print_json({file: str(path) if path else None for file, path in found.items()})
+        return
+    for file, path in found.items():
+        out().print(f"{file}: {path or 'not found'}")

@@ -1,0 +1,68 @@
+"""The options that several commands share, declared once."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding
+from d2pfed.errors import ConfigError
+from d2pfed.plan import Kind, Turn
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+Epsilon = Annotated[float, typer.Option(help="How much the observer may learn about one client.")]
+Delta = Annotated[
+    float | None, typer.Option(help="Failure probability of the promise. [default: population^-1.1]")
+]
+Against = Annotated[
+    str, typer.Option(help="Whom the promise is made against: released, server, client, colluding(c).")
+]
+Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
+Population = Annotated[int, typer.Option(help="Number of clients there are.")]
+CohortSize = Annotated[int, typer.Option("--cohort", help="Number of clients asked in each round.")]
+Mechanism = Annotated[Kind, typer.Option(help="How noise enters the sum.")]
+SamplingScheme = Annotated[Scheme, typer.Option("--sampling", help="How cohorts are drawn.")]
+Sizes = Annotated[str, typer.Option(help="Whether cohort sizes are known or secret (needs poisson sampling).")]
+Neighbours = Annotated[Adjacency, typer.Option("--adjacency", help="Which two worlds are compared.")]
+DropoutRate = Annotated[float, typer.Option("--dropouts", help="Fraction of a cohort that may be missing.")]
+Colluders = Annotated[int, typer.Option(help="Clients that tell the server their noise.")]
+Participations = Annotated[
+    int | None, typer.Option(help="Cap on one client's contributions. [default: loses 1 %]")
+]
+Clip = Annotated[float, typer.Option(help="L2 bound on one client's update.")]
+Bits = Annotated[int | None, typer.Option(help="Bits a coordinate. [default: as few as serve]")]
+Rotation = Annotated[Turn, typer.Option(help="The random rotation.")]
+DataDirectory = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: D2PFED_DATA]")]
+
+
+def observer_named(name: str) -> Observer:
+    """Return the observer of that name."""
+    plain = {str(known): known for known in (RELEASED, SERVER, CLIENT, ALONE)}
+    if name in plain:
+        return plain[name]
+    count = name.removeprefix("colluding(").removesuffix(")")
+    if name == f"colluding({count})" and count.isdecimal():
+        return colluding(int(count))
+    raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name}")
+
+
+def scheme_of(sampling: Scheme, sizes: str) -> Scheme:
+    """Check that cohort sizes are as secret as the scheme needs them."""
+    if sizes not in ("known", "secret"):
+        raise ConfigError(f"sizes must be known or secret, got {sizes}")
+    if (sampling is Scheme.POISSON) != (sizes == "secret"):
+        raise ConfigError(
+            f"poisson sampling and secret sizes go together, got sampling {sampling} and sizes {sizes}"
+        )
+    return sampling
+
+
+def one_of(kind: type[Choice], name: str) -> Choice:
+    """Return the member of an enumeration with that value."""
+    try:
+        return kind(name)
+    except ValueError:
+        raise ConfigError(f"{kind.__name__.lower()} must be {', '.join(kind)}, got {name}") from None

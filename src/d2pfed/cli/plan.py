@@ -1,0 +1,83 @@
+"""`d2pfed plan`: what noise, bits, bytes and epsilons a wish costs."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from d2pfed.accounting import Adjacency, Scheme
+from d2pfed.cli import options
+from d2pfed.cli.show import epsilons, out, plain, print_json
+from d2pfed.plan import Explanation, Kind, Target, Turn, calibrate, explain
+
+
+def plan(
+    *,
+    epsilon: options.Epsilon = 1.0,
+    delta: options.Delta = None,
+    against: options.Against = "released",
+    rounds: options.Rounds = 100,
+    population: options.Population = 100_000,
+    cohort: options.CohortSize = 100,
+    dimension: Annotated[int, typer.Option(help="Number of parameters that are trained.")] = 51_370,
+    mechanism: options.Mechanism = Kind.INDEPENDENT,
+    sampling: options.SamplingScheme = Scheme.FIXED,
+    sizes: options.Sizes = "known",
+    adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
+    dropouts: options.DropoutRate = 0.0,
+    colluders: options.Colluders = 0,
+    participations: options.Participations = None,
+    clip: options.Clip = 1.0,
+    bits: options.Bits = None,
+    rotation: options.Rotation = Turn.HADAMARD,
+    json: options.AsJson = False,
+) -> None:
+    """Say what a wish costs: noise, bits, bytes, error, and an epsilon for each observer."""
+    target = Target(
+        dimension=dimension,
+        population=population,
+        cohort=cohort,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        against=options.observer_named(against),
+        mechanism=mechanism,
+        scheme=options.scheme_of(sampling, sizes),
+        adjacency=adjacency,
+        dropouts=dropouts,
+        colluders=colluders,
+        participations=participations,
+        clip_norm=clip,
+        bits=bits,
+        rotation=rotation,
+    )
+    agreed = calibrate(target)
+    price = explain(target, agreed)
+    if json:
+        per_observer = {str(item.observer): plain(item.epsilon) for item in price.spent}
+        wish = {"options": plain(target), "sizes": sizes}
+        print_json(asdict(price) | {"spent": price.spent, "epsilon": per_observer, "delta": agreed.delta} | wish)
+        return
+    console = out()
+    console.print(_table(price, dimension))
+    console.print(price.why_noise)
+    console.print(price.why_bits)
+    console.print(epsilons(price.spent))
+    for warning in price.warnings:
+        console.print(f"Warning: {warning}")
+
+
+def _table(price: Explanation, dimension: int) -> Table:
+    table = Table(title="The plan", title_justify="left", show_header=False)
+    for name, value in (
+        ("noise on the sum (sigma)", f"{price.sigma:.5g}"),
+        ("noise multiplier", f"{price.noise_multiplier:.4f}"),
+        ("bits a coordinate", f"{price.bits}"),
+        ("upload a client and round", f"{price.upload_bytes:,} bytes for {dimension:,} parameters"),
+        ("chance that a sum wraps", f"{price.wrap_probability:.2g} a round"),
+        ("error against a trusted server", f"{100 * (price.relative_error - 1):+.2f} %"),
+        ("noise in the mean over the clip", f"{price.noise_to_clip:.3g}"),
+    ):
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,75 @@
+"""How results reach a person: a table on standard output, or JSON and nothing else."""
+
+import dataclasses
+import json
+import math
+from enum import Enum
+from fractions import Fraction
+
+from rich.console import Console
+from rich.table import Table
+
+from d2pfed.accounting import Observer, Spent
+
+OBSERVED = {
+    "released": "who sees only the models",
+    "server": "the server itself",
+    "client": "another client of a cohort",
+    "colluding": "the server and some clients",
+    "alone": "the server and all other clients",
+}
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document."""
+    print(json.dumps(plain(value), indent=2))
+
+
+def plain(value: object) -> object:
+    """Return a value as JSON has it; infinity, which JSON lacks, becomes null."""
+    if isinstance(value, Observer):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    match value:
+        case Enum():
+            return value.value
+        case Fraction():
+            return float(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case tuple() | list():
+            return [plain(item) for item in value]
+        case dict():
+            return {str(key): plain(item) for key, item in value.items()}
+        case None | bool() | int() | str():
+            return value
+    return str(value)
+
+
+def epsilons(spent: tuple[Spent, ...]) -> Table:
+    """Return the table of one epsilon per observer, each with all that it depends on."""
+    table = Table(title="What each observer can learn about one client", title_justify="left")
+    for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
+        table.add_column(column, justify="right" if justify == "right" else "left")
+    for item in spent:
+        value = f"{item.epsilon:.4g}" if math.isfinite(item.epsilon) else "infinite"
+        scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
+        if str(item.observer) != "released":
+            scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
+        if item.realised is not None and item.realised != item.epsilon:
+            scope += f" (worst so far {item.realised:.4g})"
+        table.add_row(
+            f"{item.observer}: {OBSERVED[item.observer.view]}", value, f"{item.delta:.2g}", item.reason or scope
+        )
+    return table
+
+
+def out() -> Console:
+    """Return the console for results."""
+    return Console(soft_wrap=False)
+
+
+def err() -> Console:
+    """Return the console for progress and notes."""
+    return Console(stderr=True)

@@ -1,0 +1,180 @@
+"""`d2pfed train`: the main job, from a wish to a trained model, a ledger and a summary."""
+
+import signal
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from d2pfed import canonical
+from d2pfed.accounting import Adjacency, Scheme
+from d2pfed.cli import options
+from d2pfed.cli.show import epsilons, err, out, plain, print_json
+from d2pfed.plan import Kind, Target, Turn, explain
+from d2pfed.randomness import digest
+from d2pfed.simulation import Dropouts
+from d2pfed.training import ServerStep
+
+if TYPE_CHECKING:
+    from d2pfed.run import Progress as Advance
+    from d2pfed.run import Summary
+
+
+def train(
+    *,
+    task: Annotated[
+        str, typer.Option(help="infimnist, digits, mnist-writers, cifar10 or shakespeare.")
+    ] = "infimnist",
+    model: Annotated[str, typer.Option(help="logistic, mlp, cnn, small-cnn or char.")] = "mlp",
+    epsilon: options.Epsilon = 1.0,
+    delta: options.Delta = None,
+    against: options.Against = "released",
+    rounds: options.Rounds = 50,
+    population: Annotated[
+        int | None, typer.Option(help="Number of clients there are. [default: the task's]")
+    ] = None,
+    cohort: options.CohortSize = 100,
+    mechanism: options.Mechanism = Kind.INDEPENDENT,
+    sampling: options.SamplingScheme = Scheme.FIXED,
+    sizes: options.Sizes = "known",
+    adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
+    dropouts: options.DropoutRate = 0.0,
+    colluders: options.Colluders = 0,
+    participations: options.Participations = None,
+    clip: options.Clip = 1.0,
+    bits: options.Bits = None,
+    rotation: options.Rotation = Turn.HADAMARD,
+    partition: Annotated[str | None, typer.Option(help="iid, shards, dirichlet:ALPHA or owner.")] = None,
+    optimiser: Annotated[str, typer.Option(help="The clients' optimiser: sgd, adam or rmsprop.")] = "sgd",
+    rate: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.2,
+    epochs: Annotated[int, typer.Option(help="The clients' passes over their data.")] = 3,
+    batch: Annotated[int, typer.Option(help="The clients' batch size.")] = 10,
+    server_rate: Annotated[float, typer.Option(help="The server's learning rate.")] = 0.8,
+    server_momentum: Annotated[float, typer.Option(help="The server's momentum.")] = 0.5,
+    averaging: Annotated[float, typer.Option(help="Decay of the running average of models; 0: none.")] = 0.8,
+    lost: Annotated[float, typer.Option(help="Fraction of clients that drop out of each simulated round.")] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeat a run exactly; whoever knows it undoes the noise.")
+    ] = None,
+    data: options.DataDirectory = None,
+    name: Annotated[str | None, typer.Option(help="The run's name. [default: task and a digest]")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="A ledger that other runs over these clients share.")] = None,
+    json: options.AsJson = False,
+) -> None:
+    """Train a model privately over simulated clients; the same command resumes an interrupted run."""
+    # Torch takes seconds to load, and no other command needs it.
+    from d2pfed.learning import LocalTraining, Optimiser, build_model, load_task, parse_partition  # noqa: PLC0415
+    from d2pfed.run import Job, Settings  # noqa: PLC0415
+
+    chosen = load_task(
+        task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
+    )
+    network = build_model(model, chosen, seed=seed or 0)
+    target = Target(
+        dimension=network.dimension,
+        population=chosen.clients.population,
+        cohort=cohort,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        against=options.observer_named(against),
+        mechanism=mechanism,
+        scheme=options.scheme_of(sampling, sizes),
+        adjacency=adjacency,
+        dropouts=dropouts,
+        colluders=colluders,
+        participations=participations,
+        clip_norm=clip,
+        bits=bits,
+        rotation=rotation,
+    )
+    settings = Settings(
+        task=task,
+        data=chosen.description,
+        model=model,
+        target=target,
+        local=LocalTraining(
+            optimiser=options.one_of(Optimiser, optimiser), rate=rate, epochs=epochs, batch_size=batch
+        ),
+        step=ServerStep(rate=server_rate, momentum=server_momentum, averaging=averaging),
+        dropouts=Dropouts(masked=Fraction(lost).limit_denominator(10_000)),
+        seed=seed,
+    )
+    job = Job.of(settings, chosen, network)
+    directory = Path("runs") / (name or f"{task}-{digest(canonical.encode(settings)).hex()[:8]}")
+    console = err()
+    console.print(chosen.description)
+    for warning in explain(target, job.plan).warnings:
+        console.print(f"Warning: {warning}")
+    with _Watcher.start(rounds) as watcher:
+        summary = job.execute(directory, ledger or directory / "ledger.sqlite", watcher)
+    if json:
+        print_json(plain(summary))
+    else:
+        _print(summary)
+
+
+@dataclass
+class _Watcher:
+    """Shows progress, and turns the first Ctrl-C into a stop after the round."""
+
+    bar: Progress
+    going: bool = True
+
+    @staticmethod
+    def start(rounds: int) -> "_Watcher":
+        columns = (
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        bar = Progress(*columns, console=err())
+        bar.add_task("planning", total=rounds)
+        return _Watcher(bar)
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._stop)
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+        signal.signal(signal.SIGINT, self._before)
+
+    def __call__(self, advance: "Advance") -> bool:
+        megabytes = advance.round * advance.upload_bytes / 1e6
+        text = f"accuracy {advance.accuracy:.3f}  epsilon {advance.epsilon:.3f}  {megabytes:.2f} MB a client"
+        self.bar.update(self.bar.task_ids[0], completed=advance.round, description=text)
+        return self.going
+
+    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self.going = False
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        err().print("Stopping after this round; the same command resumes. Ctrl-C again stops at once.")
+
+
+def _print(summary: "Summary") -> None:
+    console = out()
+    if summary.test_accuracy is None:
+        console.print(f"Stopped after round {summary.rounds} ({summary.stopped}); the same command resumes.")
+    else:
+        early = f" ({summary.stopped})" if summary.stopped else ""
+        console.print(
+            f"Test accuracy {100 * summary.test_accuracy:.2f} % after {summary.rounds} rounds{early}; "
+            f"validation {100 * summary.validation_accuracy:.2f} %."
+        )
+    console.print(
+        f"Each client sent {summary.upload_bytes:,} bytes a round for {summary.dimension:,} parameters "
+        f"({summary.bits} bits a coordinate)."
+    )
+    if summary.spent:
+        console.print(epsilons(summary.spent))
+    if summary.repeatable:
+        console.print("This run repeats from its seed: it protects nobody from whoever knows the seed.")
+    console.print(f"Plan, ledger, model and metrics are in {summary.directory}.")

@@ -1,0 +1,91 @@
+"""What a plan costs and why, in numbers and in sentences."""
+
+import math
+from dataclasses import dataclass
+
+from d2pfed.accounting import Spent
+from d2pfed.mechanism import Independent
+from d2pfed.plan.agreement import Plan, promises, variance
+from d2pfed.plan.calibrate import SAFE_WRAP_PROBABILITY, ideal_multiplier
+from d2pfed.plan.target import Target
+
+HOPELESS = 10.0  # the noise's norm in the mean over the clip: above it, updates drown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A plan's price: noise, bits, error, what each observer may learn, and what to think of it."""
+
+    noise_multiplier: float
+    sigma: float
+    bits: int
+    modulus: int
+    upload_bytes: int  # one client's masked vector in one round
+    wrap_probability: float
+    relative_error: float  # root mean square error of the mean over that of an ideal trusted server
+    noise_to_clip: float  # the noise's norm in the mean, over the clip
+    spent: tuple[Spent, ...]
+    why_noise: str
+    why_bits: str
+    warnings: tuple[str, ...]
+
+
+def explain(target: Target, plan: Plan) -> Explanation:
+    """Return what a plan costs and why."""
+    spread = _error(plan) * math.sqrt(plan.codec.rotation.dimension)
+    ideal = 2 * ideal_multiplier(target) * target.clip_norm / plan.cohort
+    return Explanation(
+        noise_multiplier=plan.noise_multiplier,
+        sigma=plan.sigma,
+        bits=plan.ring.bits,
+        modulus=plan.ring.modulus,
+        upload_bytes=plan.ring.packed_bytes(plan.codec.length),
+        wrap_probability=plan.wrap_probability,
+        relative_error=_error(plan) / ideal,
+        noise_to_clip=spread / target.clip_norm,
+        spent=promises(plan),
+        why_noise=_why_noise(target, plan),
+        why_bits=_why_bits(plan),
+        warnings=_warnings(plan, spread / target.clip_norm),
+    )
+
+
+def _error(plan: Plan) -> float:
+    """Return the root mean square error per coordinate of the mean over a full cohort, rounding included."""
+    rounding = 0.0 if isinstance(plan.mechanism, Independent) else plan.cohort / 4
+    return math.sqrt(variance(plan.noise(plan.cohort)) + rounding) * plan.codec.granularity / plan.cohort
+
+
+def _why_noise(target: Target, plan: Plan) -> str:
+    missing = plan.cohort - plan.quorum
+    reserve = f", even if {missing} of them are missing" if missing else ""
+    reserve += f", and {plan.colluders} of them tell their noise" if plan.colluders else ""
+    return (
+        f"To keep epsilon {target.epsilon:g} against `{plan.against}` over {plan.rounds} rounds, the sum of "
+        f"{plan.cohort} clients needs noise of {plan.sigma / target.clip_norm:.4g} times the clip{reserve}."
+    )
+
+
+def _why_bits(plan: Plan) -> str:
+    steps = math.sqrt(variance(plan.noise(plan.cohort)))
+    return (
+        f"The sum's noise is {steps:.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, with a "
+        f"chance of {plan.wrap_probability:.1g} that any of {plan.codec.length} coordinates wraps in a round "
+        f"(at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
+    )
+
+
+def _warnings(plan: Plan, noise_to_clip: float) -> tuple[str, ...]:
+    found = []
+    if noise_to_clip > HOPELESS:
+        helpful = math.ceil(plan.cohort * noise_to_clip / HOPELESS)
+        found.append(
+            f"The noise in the mean is {noise_to_clip:.3g} times as long as any update may be, so little can be "
+            f"learned: a cohort of about {helpful} would bring it to {HOPELESS:g}, and so would a smaller model."
+        )
+    if plan.delta >= 1 / plan.sampling.population:
+        found.append(
+            f"Delta {plan.delta:g} is not below 1 / population = {1 / plan.sampling.population:g}: publishing a random "
+            f"client's data whole would satisfy it."
+        )
+    return tuple(found)
