@@ -1,0 +1,91 @@
+"""Enclosures in fixed point: integers `lower <= 2^precision * x <= upper` for the weights of a law.
+
+Every step rounds the lower end down and the upper end up, and all quantities are positive, so an enclosure
+encloses whatever the precision; a low precision only makes it wide.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+Enclosure = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Enclosures of a law's weights, up to a factor, from `first` on, and upper ends of the sums of its tails."""
+
+    first: int
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    left_tail: int
+    right_tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Weights met on the way from the weight 1 outwards, and the upper end of the sum of all that follow."""
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    tail: int
+
+
+def ceil_divide(numerator: int, denominator: int) -> int:
+    """Divide and round up."""
+    return -(-numerator // denominator)
+
+
+def multiply(left: Enclosure, right: Enclosure, precision: int) -> Enclosure:
+    """Enclose the product of two positive numbers."""
+    return left[0] * right[0] >> precision, -(-left[1] * right[1] >> precision)
+
+
+def exp_minus(exponent: Fraction, precision: int) -> Enclosure:
+    """Enclose exp(-exponent), exponent >= 0, by the alternating series of a halved exponent, squared back."""
+    halvings = max(0, exponent.numerator.bit_length() - exponent.denominator.bit_length() + 1)
+    numerator, denominator = exponent.numerator, exponent.denominator << halvings
+    term = (1 << precision, 1 << precision)
+    lower = upper = index = 0
+    while term[1] > 1:
+        even = index % 2 == 0
+        lower += term[0] if even else -term[1]
+        upper += term[1] if even else -term[0]
+        index += 1
+        term = term[0] * numerator // (denominator * index), ceil_divide(term[1] * numerator, denominator * index)
+    result = (
+        max(lower - 1, 0),
+        upper + 1,
+    )  # the terms left out alternate and shrink, so they sum to at most one unit
+    for _ in range(halvings):
+        result = multiply(result, result, precision)
+    return result
+
+
+def walk(ratios: Iterable[Enclosure], precision: int, tail_bits: int) -> Walk | None:
+    """Multiply falling ratios until all that follows sums to less than 2^-tail_bits; None if they end first."""
+    weight = (1 << precision, 1 << precision)
+    lower: list[int] = []
+    upper: list[int] = []
+    for ratio in ratios:
+        weight = multiply(weight, ratio, precision)
+        room = (1 << precision) - ratio[1]
+        if room > 0:  # from here on the weights are below a geometric series
+            tail = ceil_divide(weight[1] << precision, room)
+            if tail >> (precision - tail_bits) == 0:
+                return Walk(tuple(lower), tuple(upper), tail)
+        lower.append(weight[0])
+        upper.append(weight[1])
+    return None
+
+
+def join(mode: int, left: Walk, right: Walk, precision: int) -> Weights:
+    """Put two walks from a common mode of weight 1 together."""
+    one = (1 << precision,)
+    return Weights(
+        first=mode - len(left.lower),
+        lower=left.lower[::-1] + one + right.lower,
+        upper=left.upper[::-1] + one + right.upper,
+        left_tail=left.tail,
+        right_tail=right.tail,
+    )

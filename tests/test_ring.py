@@ -1,0 +1,141 @@
+"""Laws of the ring: representatives, sums, and the packed form."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.randomness import Entropy
+from d2pfed.ring import Ring
+from stats import check_fits
+
+ALL_BITS = range(1, 33)
+rings = st.builds(Ring, st.integers(1, 32))
+
+
+def ring_vector(ring, count, name="vector"):
+    return ring.uniform(Entropy.replay(name.encode()).child(ring.bits, count).stream(), count)
+
+
+def bit_by_bit(ring, values):
+    """Pack by the definition: bit j of value i is bit i * bits + j of the string."""
+    whole = sum(int(value) << (index * ring.bits) for index, value in enumerate(values))
+    return whole.to_bytes(ring.packed_bytes(len(values)), "little")
+
+
+@pytest.mark.parametrize("bits", [-1, 0, 33])
+def test_a_ring_has_between_1_and_32_bits(bits):
+    with pytest.raises(ConfigError, match=str(bits)):
+        Ring(bits)
+
+
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_centre_undoes_wrap_at_the_boundaries(bits):
+    ring = Ring(bits)
+    half = ring.modulus // 2
+    inside = np.array([-half, -half + 1, -1, 0, half - 1][:: 1 if bits > 1 else 3], np.int64)
+    assert np.array_equal(ring.centre(ring.wrap(inside)), inside)
+    assert ring.centre(ring.wrap(np.array([half], np.int64))).tolist() == [-half]
+
+
+@given(rings, st.lists(st.integers(-(2**62), 2**62), max_size=50))
+def test_wrap_and_centre_agree_with_the_integers(ring, values):
+    wrapped = ring.wrap(np.array(values, np.int64))
+    assert wrapped.tolist() == [value % ring.modulus for value in values]
+    half = ring.modulus // 2
+    assert ring.centre(wrapped).tolist() == [(value + half) % ring.modulus - half for value in values]
+
+
+@given(rings, st.integers(0, 300))
+def test_sums_agree_with_the_integers_and_subtract_undoes_add(ring, count):
+    left, right = ring_vector(ring, count, "left"), ring_vector(ring, count, "right")
+    total = ring.add(left, right)
+    assert total.tolist() == [(int(a) + int(b)) % ring.modulus for a, b in zip(left, right, strict=True)]
+    ring.subtract_into(total, right)
+    assert np.array_equal(total, left)
+
+
+def test_sums_do_not_stretch_a_short_vector():
+    ring = Ring(8)
+    for operation in (ring.add_into, ring.subtract_into):
+        with pytest.raises(ValueError, match="shapes"):
+            operation(np.zeros(5, np.uint32), np.ones(1, np.uint32))
+
+
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_packing_follows_its_definition_and_unpack_undoes_it(bits):
+    ring = Ring(bits)
+    for count in (0, 1, 2, 7, 8, 9, 63, 64, 65, 257, 1000):
+        values = ring_vector(ring, count)
+        packed = ring.pack(values)
+        assert packed == bit_by_bit(ring, values)
+        assert np.array_equal(ring.unpack(packed, count), values)
+        assert np.array_equal(ring.unpack(memoryview(packed), count), values)
+
+
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_packing_holds_the_extreme_values(bits):
+    ring = Ring(bits)
+    values = np.full(101, ring.modulus - 1, np.uint32)
+    assert np.array_equal(ring.unpack(ring.pack(values), 101), values)
+
+
+@pytest.mark.parametrize("count", [0, 1, 13])
+def test_unpack_refuses_a_wrong_length(count):
+    ring = Ring(11)
+    packed = ring.pack(ring_vector(ring, count))
+    for damaged in (packed + b"\0", packed[:-1]):
+        if damaged != packed:
+            with pytest.raises(PeerError, match="bytes"):
+                ring.unpack(damaged, count)
+
+
+def test_unpack_refuses_padding_bits():
+    ring = Ring(11)
+    packed = bytearray(ring.pack(ring_vector(ring, 13)))  # 143 bits: one padding bit
+    packed[-1] |= 0x80
+    with pytest.raises(PeerError, match="padding"):
+        ring.unpack(bytes(packed), 13)
+
+
+@given(rings, st.integers(1, 100), st.data())
+def test_two_different_byte_strings_never_unpack_to_one_vector(ring, count, data):
+    packed = ring.pack(ring_vector(ring, count))
+    flipped = data.draw(st.integers(0, 8 * len(packed) - 1))
+    damaged = bytearray(packed)
+    damaged[flipped // 8] ^= 1 << flipped % 8
+    if flipped < count * ring.bits:
+        assert not np.array_equal(ring.unpack(damaged, count), ring.unpack(packed, count))
+    else:
+        with pytest.raises(PeerError):
+            ring.unpack(damaged, count)
+
+
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_a_uniform_vector_takes_exactly_its_packed_bytes_from_the_stream(bits):
+    ring = Ring(bits)
+    stream, twin = (Entropy.replay(b"mask").stream() for _ in range(2))
+    vector = ring.uniform(stream, 1001)
+    spent = bytearray(twin.bytes(ring.packed_bytes(1001)))
+    if spare := -1001 * bits % 8:
+        spent[-1] &= 0xFF >> spare
+    assert bytes(spent) == ring.pack(vector)
+    assert stream.bytes(8) == twin.bytes(8)
+
+
+def one_in(modulus):
+    return lambda values: np.where((values >= 0) & (values < modulus), 1 / modulus, 0.0)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 5])
+def test_a_uniform_vector_is_uniform(bits):
+    ring = Ring(bits)
+    check_fits(ring_vector(ring, 10**6).astype(np.int64), one_in(ring.modulus), 1e-6)
+
+
+def test_the_check_rejects_masks_that_never_take_the_last_value():
+    ring = Ring(5)
+    draws = ring_vector(ring, 10**6)
+    with pytest.raises(AssertionError):
+        check_fits(draws[draws != ring.modulus - 1].astype(np.int64), one_in(ring.modulus), 1e-6)

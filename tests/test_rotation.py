@@ -1,0 +1,154 @@
+"""Laws of the rotations: orthonormal, undone by their inverse, seeded, flat."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from d2pfed.errors import ConfigError
+from d2pfed.randomness import Entropy, digest
+from d2pfed.rotation import Hadamard, RandomPhase
+
+SEED = digest("rotation seed")
+KINDS = (Hadamard, RandomPhase)
+NASTY = (1, 2, 3, 4, 5, 63, 64, 65, 127, 1000, 1024, 1025)
+
+
+def some_vector(dimension, name="vector"):
+    words = Entropy.replay(name.encode()).child(dimension).stream().words(dimension)
+    return (words / 2.0**63 - 1).astype(np.float32)
+
+
+def matrix(rotation, seed=SEED):
+    """Return the rotation as a matrix with one column per coordinate."""
+    return np.stack(
+        [rotation.forward(unit, seed) for unit in np.eye(rotation.dimension, dtype=np.float32)], axis=1
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dimension", NASTY)
+def test_a_rotation_is_orthonormal(kind, dimension):
+    if dimension > 200:
+        left, right = some_vector(dimension, "left"), some_vector(dimension, "right")
+        turned = kind(dimension).forward(left, SEED) @ kind(dimension).forward(right, SEED)
+        assert turned == pytest.approx(left @ right, abs=1e-4 * dimension**0.5)
+    else:
+        columns = matrix(kind(dimension))
+        assert np.allclose(columns.T @ columns, np.eye(dimension), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(dimension=st.integers(1, 3000), scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e20]))
+def test_the_inverse_undoes_a_rotation(kind, dimension, scale):
+    rotation, vector = kind(dimension), some_vector(dimension) * np.float32(scale)
+    turned = rotation.forward(vector, SEED)
+    assert turned.shape == (rotation.padded,)
+    assert turned.dtype == np.float32
+    assert np.allclose(rotation.inverse(turned, SEED) / scale, vector / scale, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dimension", NASTY)
+def test_the_inverse_keeps_the_precision_of_its_argument(kind, dimension):
+    rotation, vector = kind(dimension), some_vector(dimension)
+    turned = rotation.forward(vector, SEED)
+    single, double = rotation.inverse(turned, SEED), rotation.inverse(turned.astype(np.float64), SEED)
+    assert (single.dtype, double.dtype) == (np.float32, np.float64)
+    assert np.allclose(single, double, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_are_left_as_they_were(kind):
+    rotation, vector = kind(1000), some_vector(1000)
+    turned = rotation.forward(vector, SEED)
+    before = turned.copy()
+    rotation.inverse(turned, SEED)
+    assert np.array_equal(vector, some_vector(1000))
+    assert np.array_equal(turned, before)
+
+
+@pytest.mark.parametrize("dimension", [8, 64, 512])
+def test_hadamard_is_the_textbook_matrix_times_signs(dimension):
+    columns = matrix(Hadamard(dimension))
+    textbook = scipy.linalg.hadamard(dimension) / dimension**0.5
+    assert np.allclose(np.abs(columns), np.abs(textbook), atol=1e-6)
+    signs = columns[0] * dimension**0.5
+    assert np.allclose(np.abs(signs), 1, atol=1e-5)
+    assert 0 < np.sum(signs < 0) < dimension
+    assert np.allclose(columns, textbook * signs, atol=1e-6)
+
+
+def test_random_phase_is_the_textbook_matrix_times_quarter_turns():
+    rotation = RandomPhase(60)
+    columns = matrix(rotation)
+    pairs = columns[::2] + 1j * columns[1::2]
+    textbook = scipy.linalg.dft(rotation.padded // 2, scale="sqrtn")
+    turns = pairs[:, ::2] / textbook
+    assert np.allclose(turns, turns[0], atol=1e-4)
+    assert np.allclose(turns**4, 1, atol=1e-4)
+    assert np.unique(np.round(turns[0], 3)).size == 4
+    assert np.allclose(pairs[:, 1::2], 1j * pairs[:, ::2], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_seed_is_another_rotation(kind):
+    vector = some_vector(500)
+    first = kind(500).forward(vector, SEED)
+    assert np.array_equal(first, kind(500).forward(vector, SEED))
+    assert not np.allclose(first, kind(500).forward(vector, digest("another")), atol=0.1)
+
+
+def largest_coordinate(rotate, vector, seeds=20):
+    """Return the largest coordinate in units of norm / sqrt(length), over some seeds."""
+    turned = [rotate(vector, digest("flat", seed)) for seed in range(seeds)]
+    return max(float(np.abs(values).max()) * values.size**0.5 for values in turned) / float(np.linalg.norm(vector))
+
+
+def spikes(dimension):
+    """Vectors that a plain transform would leave in one heap."""
+    yield np.eye(1, dimension, dtype=np.float32)[0]
+    yield np.ones(dimension, np.float32)
+    yield np.tile(np.array([1, -1], np.float32), (dimension + 1) // 2)[:dimension]
+    yield np.cos(np.arange(dimension) * 0.3).astype(np.float32)
+
+
+def flatness_bound(padded, seeds, false_alarm):
+    """Return t with P(any of the coordinates exceeds t) <= false_alarm, for a sub-Gaussian proxy of one."""
+    return (2 * np.log(2 * padded * seeds / false_alarm)) ** 0.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rotated_vectors_are_flat(kind):
+    rotation = kind(5137)
+    for vector in spikes(5137):
+        assert largest_coordinate(rotation.forward, vector) <= flatness_bound(rotation.padded, 20, 1e-6)
+
+
+def test_the_check_rejects_a_transform_without_random_signs():
+    def plain(vector, seed):
+        return np.abs(np.fft.fft(vector, norm="ortho"))
+
+    assert largest_coordinate(plain, np.ones(5137, np.float32)) > flatness_bound(5137, 20, 1e-6)
+
+
+def test_padding_is_to_a_power_of_two_or_by_a_few_per_cent():
+    assert [Hadamard(d).padded for d in (1, 2, 3, 51_370, 65_536)] == [1, 2, 4, 65_536, 65_536]
+    assert [RandomPhase(d).padded for d in (1, 2, 3)] == [2, 2, 4]
+    for dimension in (51_370, 996_298, 2**24):
+        assert dimension <= RandomPhase(dimension).padded <= 1.02 * dimension
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_wrong_shapes_are_refused(kind):
+    with pytest.raises(ConfigError, match="0"):
+        kind(0)
+    rotation = kind(100)
+    for bad in (np.zeros(99, np.float32), np.zeros((100, 1), np.float32), np.zeros(1, np.float32)):
+        with pytest.raises(ConfigError, match="100"):
+            rotation.forward(bad, SEED)
+    with pytest.raises(ConfigError, match=str(rotation.padded)):
+        rotation.inverse(np.zeros(rotation.padded + 1, np.float32), SEED)
+    with pytest.raises(ConfigError, match="32 bytes"):
+        rotation.forward(np.zeros(100, np.float32), b"short")
