@@ -19,8 +19,8 @@ Ranks = NDArray[np.int64]
 class Graph:
     """A regular graph over the ranks of a cohort: complete, or a Harary graph on a public random circle.
 
-    In the sparse case client positions on the circle are a permutation drawn from the public seed, and each is joined
-    to the `degree / 2` next ones on either side, so that its neighbours are a uniform subset of the others.
+    In the sparse case the clients' places on the circle are a permutation drawn from the public seed, and each is
+    joined to the `degree / 2` next ones on either side, so that its neighbours are a uniform subset of the others.
     """
 
     cohort: int
@@ -32,9 +32,7 @@ class Graph:
     def __post_init__(self) -> None:
         check_degree(self.cohort, self.degree)
         words = Stream(self.seed).words(self.cohort)
-        circle = np.argsort(
-            words, kind="stable"
-        )  # equal words, if ever, fall in order of rank: still well defined
+        circle = np.argsort(words, kind="stable")  # so that even equal words would give one order
         position = np.empty_like(circle)
         position[circle] = np.arange(self.cohort)
         object.__setattr__(self, "_circle", circle)
@@ -48,11 +46,11 @@ class Graph:
     def neighbours(self, rank: int) -> Ranks:
         """Return the neighbours of a rank, increasing."""
         if self.is_complete:
-            everyone = np.arange(self.cohort)
-            return everyone[everyone != rank]
+            return np.delete(np.arange(self.cohort), rank)
         steps = np.arange(1, self.degree // 2 + 1)
         around = self._position[rank] + np.concatenate((-steps, steps))
-        return np.sort(self._circle[around % self.cohort])
+        ranks: Ranks = self._circle[around % self.cohort]
+        return np.sort(ranks)
 
     def holders(self, rank: int) -> Ranks:
         """Return who holds shares of a client's secrets, increasing: its neighbours and itself."""
@@ -95,16 +93,16 @@ class Neighbourhood:
 
 
 def choose(cohort: int, risk: Risk) -> Neighbourhood:
-    """Return the least neighbourhood that withstands the risk: complete up to 100 clients, as sparse as allowed beyond.
+    """Return the least neighbourhood that withstands the risk: complete up to 100 clients, sparse beyond.
 
-    Guarantee: with the stated dropouts and colluders at random places, the chance that some secret cannot be opened is
-    at most 2^-correctness_bits, and the chance that colluders alone open one, or that the honest survivors' graph falls
-    apart, is at most 2^-security_bits. Always more than half of the holders are needed.
+    Guarantee: with the stated dropouts and colluders at random places, the chance that a secret cannot be opened
+    is at most 2^-correctness_bits, and the chance that colluders alone open one, or that the honest survivors'
+    graph falls apart, is at most 2^-security_bits. Always more than half of the holders are needed.
     Proof: docs/protocol.md#graph. Checked: test_graph.py::test_failures_are_no_more_frequent_than_their_bound.
     """
     if risk.dropouts + risk.colluders > cohort - 2:
         raise ConfigError(
-            f"a cohort of {cohort} must keep 2 honest survivors, got {risk.dropouts} dropouts, {risk.colluders} colluders"
+            f"dropouts and colluders must leave 2 of {cohort} clients, got {risk.dropouts} and {risk.colluders}"
         )
     if cohort > COMPLETE_UP_TO:
         for degree in range(2, cohort - 1, 2):
@@ -126,11 +124,11 @@ def unopened(cohort: int, neighbourhood: Neighbourhood, dropouts: int) -> Fracti
 
 
 def exposed(cohort: int, neighbourhood: Neighbourhood, risk: Risk) -> Fraction:
-    """Bound the chance that colluders hold `threshold` shares of someone, or the honest survivors are cut in two."""
+    """Bound the chance that colluders hold `threshold` shares of a client, or cut the honest survivors in two."""
     opened = cohort * upper_tail(cohort - 1, risk.colluders, neighbourhood.degree, neighbourhood.threshold)
     reach = neighbourhood.degree // 2
     lost = risk.dropouts + risk.colluders
-    # A cut of the circle needs a run of `reach` lost positions, and there are `cohort` places where a run may start.
+    # A cut of the circle needs a run of `reach` lost places, and there are `cohort` places where a run may start.
     cut = cohort * Fraction(comb(lost, reach), comb(cohort, reach))
     return min(Fraction(1), opened + cut)
 

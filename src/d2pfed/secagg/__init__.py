@@ -1,10 +1,11 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them."""
 
 from d2pfed.secagg.client import Client
+from d2pfed.secagg.exchange import Exchange, collect
 from d2pfed.secagg.messages import Invitation, decode_invitation, upload_bytes
 from d2pfed.secagg.phases import Contribute
 from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster
-from d2pfed.secagg.server import Advertising, Confirming, Exchange, Masking, Sharing, Unmasking, collect
+from d2pfed.secagg.server import Advertising, Confirming, Masking, Sharing, Unmasking
 from d2pfed.secagg.session import Consistency, Delivery, Session
 from d2pfed.secagg.unmask import Sum
 

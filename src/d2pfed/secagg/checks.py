@@ -55,7 +55,7 @@ def require_distinct_keys(adverts: Mapping[int, Advert]) -> None:
 
 
 def require_enrolled_adverts(session: Session, roster: Roster, adverts: Mapping[int, Advert]) -> None:
-    """Refuse keys that their enrolled owner did not sign for this session: the server could have put in its own."""
+    """Refuse keys that their enrolled owner did not sign for this session: they could be the server's own."""
     for rank, advert in adverts.items():
         client = session.cohort[rank]
         statement = keys.advert_statement(session, client, advert)
@@ -63,7 +63,7 @@ def require_enrolled_adverts(session: Session, roster: Roster, adverts: Mapping[
 
 
 def require_enough_signatures(session: Session, signatures: Mapping[int, bytes]) -> None:
-    """Refuse fewer signatures than the quorum: with more than half of the cohort, two sets cannot both be confirmed."""
+    """Refuse fewer signatures than the quorum: that is over half of the cohort, so no two sets are confirmed."""
     if len(signatures) < session.quorum:
         raise PeerError(f"at least {session.quorum} clients must confirm the survivors, got {len(signatures)}")
 

@@ -39,7 +39,8 @@ class Agreement:
 def stretch(shared: bytes, *path: PathPart) -> bytes:
     """Derive the 32-byte key for one purpose from an agreed secret (HKDF with SHA-256).
 
-    Guarantee: keys of different paths are independent. Checked: test_crypto.py::test_any_change_of_a_path_changes_the_key.
+    Guarantee: keys of different paths are independent.
+    Checked: test_crypto.py::test_any_change_of_a_path_changes_the_key.
     """
     return HKDF(hashes.SHA256(), KEY_BYTES, None, encode_path(*path)).derive(shared)
 

@@ -62,7 +62,7 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """A client's public keys for one session, the commitment to its self-mask seed, and its signature if signed."""
+    """A client's public keys for one session, the commitment to its self-mask seed, and its signature if any."""
 
     seal_public: bytes
     mask_public: bytes
@@ -109,7 +109,7 @@ def encode_invitation(session: Session, rank: int) -> bytes:
 
 
 def decode_invitation(data: bytes) -> Invitation:
-    """Read an invitation; the receiver builds the session from its own plan and checks that it has this binding."""
+    """Read an invitation; the receiver builds the session from its own plan and checks it has this binding."""
     reader, client, binding = unframe_unbound(data, Kind.INVITATION)
     run = reader.text()
     number, attempt = reader.integer(4), reader.integer(4)

@@ -7,14 +7,14 @@ from typing import Protocol
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import KEY_BYTES, Entropy, Stream
+from d2pfed.randomness import Entropy, Stream
 from d2pfed.ring import RingVector
 from d2pfed.secagg import checks, crypto, keys, messages, shamir
-from d2pfed.secagg.messages import SEED_BYTES, Advert, Kind, holders_within
+from d2pfed.secagg.messages import Advert, Kind, holders_within
 from d2pfed.secagg.roster import Enrolment
 from d2pfed.secagg.session import Consistency, Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.wire import Reader, Subset, pack_integer, pack_subset
+from d2pfed.wire import Subset
 
 # From the model's bytes and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
 Contribute = Callable[[bytes, bytes | None], RingVector]
@@ -106,7 +106,7 @@ class Advertised:
         return Advert(*publics, unsigned.commitment, desk.sign(statement))
 
     def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
-        """Split both secrets among the holders that joined, agree on keys with them, and forget the private keys."""
+        """Split both secrets among the holders that joined, agree on keys with them, forget the private keys."""
         session = desk.session
         listed = messages.decode_adverts(session, desk.rank, data)
         self._check(desk, listed)
@@ -225,7 +225,7 @@ class Masked:
     def open(self, desk: Desk, survivors: Subset) -> bytes:
         """Return one share per client: of the self-mask seed if its vector arrived, of the mask key if not.
 
-        Guarantee: a survivor's mask key and a dropped client's seed stay closed. Both together would open its vector.
+        Guarantee: a survivor's mask key and a dropped client's seed stay closed; both would open its vector.
         Checked: test_malicious_server.py (both kinds of share), test_secagg_machine.py (I1).
         """
         owners = holders_within(desk.session, desk.rank, self.sharers)

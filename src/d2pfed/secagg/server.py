@@ -2,89 +2,32 @@
 
     Advertising -> Sharing -> Masking -> Confirming -> Unmasking -> the sum
 
-Each has an `outbox` of requests, takes the answers that come (`receive`), and is closed with those that came. Who did
-not answer, or answered badly, has dropped out. Too few left: the attempt is void.
+Each has an `outbox` of requests, takes the answers that come (`receive`), and is closed with those that came. Who
+did not answer, or answered badly, has dropped out. Too few left: the attempt is void.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.secagg import checks, keys, messages
+from d2pfed.secagg.exchange import Gate, Outbox
 from d2pfed.secagg.messages import Advert, Kind, holders_within
 from d2pfed.secagg.roster import Roster
 from d2pfed.secagg.session import Consistency, Delivery, Session
 from d2pfed.secagg.unmask import Aggregate, RunJobs, Shares, Sum, unmask
 from d2pfed.wire import ClientId, Subset, subset_of
 
-Exchange = Callable[[Mapping[ClientId, bytes]], Iterable[tuple[ClientId, bytes]]]
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What later phases need from the first."""
 
-class Outbox(Mapping[ClientId, bytes]):
-    """Requests by client, each built when it is looked up: a model is not copied for a whole cohort at once."""
-
-    def __init__(self, session: Session, asked: Subset, build: Callable[[int], bytes]) -> None:
-        self._ranks = {session.cohort[rank]: int(rank) for rank in np.flatnonzero(asked)}
-        self._build = build
-
-    def __getitem__(self, client: ClientId) -> bytes:
-        return self._build(self._ranks[client])
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self._ranks)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-
-class ServerPhase(Protocol):
-    """What the five phases have in common."""
-
-    def outbox(self) -> Outbox:
-        """Return the requests."""
-        ...
-
-    def receive(self, client: ClientId, data: bytes) -> None:
-        """Take a client's answer, or refuse it."""
-        ...
-
-
-def collect(phase: ServerPhase, exchange: Exchange) -> dict[ClientId, PeerError]:
-    """Run one exchange of a phase, and return who answered badly and how; they count as dropped out."""
-    refused: dict[ClientId, PeerError] = {}
-    outbox = phase.outbox()
-    for client, data in exchange(outbox) if outbox else ():
-        try:
-            phase.receive(client, data)
-        except PeerError as error:
-            refused[client] = error
-    return refused
-
-
-class Gate:
-    """Who was asked, and who has answered: a client's first answer is its only one."""
-
-    def __init__(self, session: Session, asked: Subset) -> None:
-        self.session = session
-        self.asked = asked
-        self._answered = np.zeros_like(asked)
-
-    def admit(self, client: ClientId) -> int:
-        """Return the rank of a client that was asked and has not answered yet."""
-        try:
-            rank = self.session.rank(client)
-        except ConfigError:
-            raise PeerError(f"client {client} is not in the cohort") from None
-        if not self.asked[rank] or self._answered[rank]:
-            raise PeerError(f"client {client} was not asked, or has answered already")
-        self._answered[rank] = True
-        return rank
-
-    def outbox(self, build: Callable[[int], bytes]) -> Outbox:
-        """Return the requests to all that are asked."""
-        return Outbox(self.session, self.asked, build)
+    session: Session
+    roster: Roster | None
+    adverts: Mapping[int, Advert]
 
 
 class Advertising:
@@ -117,26 +60,22 @@ class Advertising:
     def close(self) -> "Sharing":
         """Go on with those that advertised and have holders enough."""
         session = self._gate.session
-        return Sharing(
-            session, self._roster, self._adverts, _carried(session, subset_of(len(session.cohort), self._adverts))
-        )
+        joined = _carried(session, subset_of(len(session.cohort), self._adverts))
+        return Sharing(_Known(session, self._roster, self._adverts), joined)
 
 
 class Sharing:
     """Second exchange: pass the keys on, collect sealed shares."""
 
-    def __init__(
-        self, session: Session, roster: Roster | None, adverts: Mapping[int, Advert], joined: Subset
-    ) -> None:
-        self._gate = Gate(session, joined)
-        self._roster = roster
-        self._adverts = adverts
+    def __init__(self, known: _Known, joined: Subset) -> None:
+        self._known = known
+        self._gate = Gate(known.session, joined)
         self._boxes: dict[int, dict[int, bytes]] = {}
 
     def outbox(self) -> Outbox:
         """Return the keys of each client's holders."""
-        session, joined = self._gate.session, self._gate.asked
-        return self._gate.outbox(lambda rank: messages.encode_adverts(session, rank, joined, self._adverts))
+        session, joined, adverts = self._known.session, self._gate.asked, self._known.adverts
+        return self._gate.outbox(lambda rank: messages.encode_adverts(session, rank, joined, adverts))
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's sealed shares."""
@@ -147,27 +86,20 @@ class Sharing:
         """Go on with those that shared and have holders enough, and give them the model."""
         session = self._gate.session
         sharers = _carried(session, subset_of(len(session.cohort), self._boxes))
-        return Masking(session, self._roster, self._adverts, sharers, self._boxes, model)
+        return Masking(self._known, sharers, self._boxes, model)
 
 
 class Masking:
     """Third exchange: pass the boxes and the model on, add up the masked vectors as they come."""
 
     def __init__(
-        self,
-        session: Session,
-        roster: Roster | None,
-        adverts: Mapping[int, Advert],
-        sharers: Subset,
-        boxes: Mapping[int, Mapping[int, bytes]],
-        model: bytes,
+        self, known: _Known, sharers: Subset, boxes: Mapping[int, Mapping[int, bytes]], model: bytes
     ) -> None:
-        self._gate = Gate(session, sharers)
-        self._roster = roster
-        self._adverts = adverts
+        self._known = known
+        self._gate = Gate(known.session, sharers)
         self._boxes = boxes
         self._model = model
-        self._total = np.zeros(session.dimension, np.uint32)
+        self._total = np.zeros(known.session.dimension, np.uint32)
         self._arrived: list[int] = []
 
     def outbox(self) -> Outbox:
@@ -191,8 +123,8 @@ class Masking:
         survivors = subset_of(len(session.cohort), self._arrived)
         _require_enough(session, survivors)
         context = keys.context(session, self._model, sharers)
-        aggregate = Aggregate(session, self._adverts, context, sharers, survivors, self._total)
-        return Confirming(aggregate, self._roster)
+        aggregate = Aggregate(session, self._known.adverts, context, sharers, survivors, self._total)
+        return Confirming(aggregate, self._known.roster)
 
 
 class Confirming:
@@ -269,20 +201,15 @@ class Unmasking:
             self._shares[owner][rank] = share
 
     def close(self, run_jobs: RunJobs = map) -> Sum:
-        """Return the sum of the survivors' vectors, expanding masks through `run_jobs` (an executor's map, say)."""
+        """Return the sum of the survivors' vectors, its masks expanded by `run_jobs` (an executor's map, say)."""
         return unmask(self._aggregate, self._shares, run_jobs)
 
 
 def _carried(session: Session, present: Subset) -> Subset:
     """Return those of a subset whose secrets the others of it can open, or find that too few are left."""
-    while True:
-        short = [
-            rank
-            for rank in np.flatnonzero(present)
-            if len(holders_within(session, rank, present)) < session.threshold
-        ]
-        if not short:
-            break
+    while short := [
+        rank for rank in _ranks(present) if len(holders_within(session, rank, present)) < session.threshold
+    ]:
         present = present.copy()
         present[short] = False
     _require_enough(session, present)
@@ -295,3 +222,7 @@ def _require_enough(session: Session, present: Subset) -> None:
         raise TooFewClients(f"at least {session.quorum} clients must be left, got {count}")
     if session.delivery is Delivery.BEARER and not present[session.rank(session.bearer)]:
         raise TooFewClients(f"the bearer, client {session.bearer}, must be left")
+
+
+def _ranks(present: Subset) -> list[int]:
+    return [int(rank) for rank in np.flatnonzero(present)]

@@ -32,7 +32,8 @@ class Consistency(Enum):
 class Session:
     """One attempt at one sum: its name, its cohort and its limits.
 
-    `threshold` is how many shares open a secret (security), `quorum` the fewest survivors that may be unmasked (noise).
+    `threshold` is how many shares open a secret (security), `quorum` the fewest survivors that may be unmasked
+    (noise).
     """
 
     run: str

@@ -47,7 +47,8 @@ class Opener:
         """Return the secret behind shares given in the order of the points; wrong shares give a wrong secret."""
         if len(shares) != len(self._coefficients):
             raise ConfigError(f"{len(self._coefficients)} shares must be joined, got {len(shares)}")
-        return sum(map(mul, self._coefficients, shares)) % self._prime
+        total: int = sum(map(mul, self._coefficients, shares))
+        return total % self._prime
 
 
 def require_points(points: Sequence[int], threshold: int, prime: int) -> None:

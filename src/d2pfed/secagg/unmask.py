@@ -69,11 +69,10 @@ class RunJobs(Protocol):
 def unmask(aggregate: Aggregate, shares: Shares, run_jobs: RunJobs) -> Sum:
     """Return the survivors' sum, or find that too few right shares are left to open some secret."""
     session, total = aggregate.session, aggregate.total.copy()
-    blamed: set[int] = set()
-    jobs = _jobs(session, _masks(aggregate, _SecretOpener(aggregate, shares, blamed)))
-    for part in run_jobs(expand, jobs):
+    opener = _Opener(aggregate, shares)
+    for part in run_jobs(expand, _jobs(session, _masks(aggregate, opener))):
         session.ring.add_into(total, part)
-    return Sum(total, tuple(session.cohort[rank] for rank in sorted(blamed)))
+    return Sum(total, tuple(session.cohort[rank] for rank in sorted(opener.blamed)))
 
 
 def expand(job: MaskJob) -> RingVector:
@@ -86,26 +85,35 @@ def expand(job: MaskJob) -> RingVector:
     return part
 
 
-class _SecretOpener:
+class _Opener:
     """Opens secrets from shares and checks them; remembers Lagrange coefficients per set of points."""
 
-    def __init__(self, aggregate: Aggregate, shares: Shares, blamed: set[int]) -> None:
+    def __init__(self, aggregate: Aggregate, shares: Shares) -> None:
         self._aggregate = aggregate
         self._shares = shares
-        self._blamed = blamed
-        self._openers: dict[tuple[int, ...], Opener] = {}
+        self._coefficients: dict[tuple[int, ...], Opener] = {}
+        self.blamed: set[int] = set()
 
-    def open(self, owner: int, is_right: Callable[[bytes], bool]) -> bytes:
+    def seed(self, owner: int) -> bytes:
+        """Return a client's self-mask seed, as it committed to it."""
+        session, published = self._aggregate.session, self._aggregate.adverts[owner].commitment
+        client = session.cohort[owner]
+        return self._open(owner, lambda seed: keys.commitment(session, client, seed) == published)
+
+    def mask_key(self, owner: int) -> Agreement:
+        """Return a client's private mask key, as it advertised it."""
+        published = self._aggregate.adverts[owner].mask_public
+        return Agreement(self._open(owner, lambda secret: Agreement(secret).public == published))
+
+    def _open(self, owner: int, is_right: Callable[[bytes], bool]) -> bytes:
         """Return the owner's secret; if one share is wrong and there are more than enough, find out whose."""
         held = self._shares[owner]
-        secret = self._join(owner, held, is_right)
-        if secret is not None:
+        if (secret := self._join(owner, held, is_right)) is not None:
             return secret
         for holder in held:
             others = {other: share for other, share in held.items() if other != holder}
-            secret = self._join(owner, others, is_right)
-            if secret is not None:
-                self._blamed.add(holder)
+            if (secret := self._join(owner, others, is_right)) is not None:
+                self.blamed.add(holder)
                 return secret
         client, threshold = self._aggregate.session.cohort[owner], self._aggregate.session.threshold
         raise TooFewClients(
@@ -119,32 +127,27 @@ class _SecretOpener:
             return None
         places = np.searchsorted(session.graph.holders(owner), holders)
         points = tuple(int(place) + 1 for place in places)
-        if points not in self._openers:
-            self._openers[points] = Opener(points)
-        joined = self._openers[points].join([held[holder] for holder in holders])
+        if points not in self._coefficients:
+            self._coefficients[points] = Opener(points)
+        joined = self._coefficients[points].join([held[holder] for holder in holders])
         if joined >> (8 * SECRET_BYTES):
             return None
         secret = joined.to_bytes(SECRET_BYTES, "little")
         return secret if is_right(secret) else None
 
 
-def _masks(aggregate: Aggregate, opener: _SecretOpener) -> Iterator[tuple[bool, bytes]]:
+def _masks(aggregate: Aggregate, opener: _Opener) -> Iterator[tuple[bool, bytes]]:
     """Yield every mask left in the sum as (is it to be added, key)."""
     session, context = aggregate.session, aggregate.context
     for owner in map(int, np.flatnonzero(aggregate.survivors)):
-        client, published = session.cohort[owner], aggregate.adverts[owner].commitment
-        seed = opener.open(owner, lambda seed, c=client, p=published: keys.commitment(session, c, seed) == p)
-        yield False, keys.self_mask_key(seed, context, client)
+        yield False, keys.self_mask_key(opener.seed(owner), context, session.cohort[owner])
     for owner in map(int, np.flatnonzero(aggregate.sharers & ~aggregate.survivors)):
-        client, public = session.cohort[owner], aggregate.adverts[owner].mask_public
-        agreement = Agreement(opener.open(owner, lambda key, p=public: Agreement(key).public == p))
+        agreement = opener.mask_key(owner)
         for peer in peers_within(session, owner, aggregate.survivors):
             shared = agreement.agree(aggregate.adverts[peer].mask_public)
-            key = keys.pair_mask_key(shared, context, (client, session.cohort[peer]), keys.NO_GROUP)
-            yield (
-                peer > owner,
-                key,
-            )  # the lower of a pair had added it, so it is subtracted, and the other way round
+            pair = session.cohort[owner], session.cohort[peer]
+            key = keys.pair_mask_key(shared, context, pair, keys.NO_GROUP)
+            yield peer > owner, key  # the higher of a pair had subtracted it
 
 
 def _jobs(session: Session, masks: Iterable[tuple[bool, bytes]]) -> Iterator[MaskJob]:
