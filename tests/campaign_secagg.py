@@ -5,11 +5,11 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
 
 from d2pfed.errors import TooFewClients
 from d2pfed.randomness import Stream, digest
 from d2pfed.secagg import Consistency, Delivery, Session
+from federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
 
 AMOUNTS = ("none", "one", "10 %", "20 %", "30 %", "to the limit", "one below the limit")
 MOMENTS = ("before", "after", "half")
@@ -37,7 +37,7 @@ MATRIX = [Cell(*choice) for choice in itertools.product(PHASES, AMOUNTS, MOMENTS
 def session_of(cell: Cell, size: int) -> Session:
     """A session that tolerates 30 % of dropouts everywhere, by arithmetic and not by luck."""
     lost = 3 * size // 10
-    degree = size - 1 if cell.graph == "complete" else 2 * lost
+    degree = size - 1 if cell.graph == "complete" else 2 * lost + 2
     return make_session(
         size,
         degree=degree,
@@ -53,7 +53,7 @@ def limit_of(cell: Cell, session: Session) -> int:
     size = len(session.cohort)
     if cell.phase != "unmask":
         return size - session.quorum
-    return session.degree + 1 - session.threshold
+    return session.degree + 1 - session.threshold  # so many holders of one secret may be silent
 
 
 def count_of(cell: Cell, session: Session) -> int:

@@ -1,9 +1,9 @@
 import pytest
-from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of
-from federation import Federation, make_session, run_round
 
+from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of
 from d2pfed.errors import TooFewClients
-from d2pfed.secagg import Delivery
+from d2pfed.secagg import Delivery, unmask
+from federation import Federation, make_session, run_round
 
 
 @pytest.mark.parametrize("cell", MATRIX, ids=str)
@@ -35,8 +35,6 @@ def test_where_everyone_must_deliver_one_missing_client_voids_the_attempt(phase)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_mask_that_is_forgotten_at_unmasking_is_seen_by_the_matrix(graph, delivery, monkeypatch):
-    from d2pfed.secagg import unmask
-
     kept = unmask._masks
     monkeypatch.setattr(unmask, "_masks", lambda *inputs: list(kept(*inputs))[:-1])
     with pytest.raises(AssertionError, match="wrong sum"):
@@ -45,8 +43,6 @@ def test_a_mask_that_is_forgotten_at_unmasking_is_seen_by_the_matrix(graph, deli
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_mask_whose_sign_is_swapped_for_one_pair_is_seen_by_the_matrix(graph, monkeypatch):
-    from d2pfed.secagg import unmask
-
     kept = unmask._masks
 
     def swapped(*inputs):

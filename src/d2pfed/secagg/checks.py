@@ -35,6 +35,13 @@ def require_quorum(session: Session, present: Subset) -> None:
         raise PeerError(f"at least {session.quorum} clients must be left, got {count}")
 
 
+def require_neighbours(session: Session, rank: int, present: Subset) -> None:
+    """Refuse a set that leaves a client too few neighbours: colluders among them would know all of its masks."""
+    count = int(present[session.graph.neighbours(rank)].sum())
+    if count < session.least_neighbours:
+        raise PeerError(f"at least {session.least_neighbours} neighbours must be left, got {count}")
+
+
 def require_bearer(session: Session, present: Subset) -> None:
     """Refuse a set without the client that bears the noise: its sum would carry none."""
     if session.delivery is Delivery.BEARER and not present[session.rank(session.bearer)]:
@@ -66,12 +73,6 @@ def require_enough_signatures(session: Session, signatures: Mapping[int, bytes])
     """Refuse fewer signatures than the quorum: that is over half of the cohort, so no two sets are confirmed."""
     if len(signatures) < session.quorum:
         raise PeerError(f"at least {session.quorum} clients must confirm the survivors, got {len(signatures)}")
-
-
-def require_signers(survivors: Subset, signatures: Mapping[int, bytes]) -> None:
-    """Refuse signatures of clients that are not among the survivors they speak of."""
-    if not all(survivors[signer] for signer in signatures):
-        raise PeerError("only survivors may confirm the survivors")
 
 
 def require_confirmed(session: Session, roster: Roster, statement: bytes, signatures: Mapping[int, bytes]) -> None:

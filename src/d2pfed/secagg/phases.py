@@ -126,9 +126,7 @@ class Advertised:
         return messages.encode_boxes(session, desk.rank, boxes), state
 
     def _check(self, desk: Desk, listed: messages.Adverts) -> None:
-        checks.require_self(desk.rank, listed.joined)
-        checks.require_quorum(desk.session, listed.joined)
-        checks.require_bearer(desk.session, listed.joined)
+        _check_left(desk, listed.joined)
         checks.require_own_advert(listed.adverts[desk.rank], self.advert(desk))
         checks.require_distinct_keys(listed.adverts)
         if desk.signs:
@@ -137,8 +135,6 @@ class Advertised:
     def _split(self, session: Session, rank: int, present: list[int]) -> dict[int, tuple[int, int]]:
         """Return (share of the seed, share of the mask key) by holder; points are places among all the holders."""
         points = [int(place) + 1 for place in np.searchsorted(session.graph.holders(rank), present)]
-        if len(points) < session.threshold:
-            raise PeerError(f"at least {session.threshold} holders must be left, got {len(points)}")
         stream = self.entropy.child("coefficients").stream()
         secrets = (int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret))
         columns = [shamir.split(secret, session.threshold, points, stream) for secret in secrets]
@@ -167,10 +163,8 @@ class Shared:
         """Open the boxes, mask the contribution, and forget all that could unmask it."""
         session = desk.session
         request = messages.decode_mask_request(session, desk.rank, data)
-        checks.require_self(desk.rank, request.sharers)
         checks.require_within(request.sharers, self.joined)
-        checks.require_quorum(session, request.sharers)
-        checks.require_bearer(session, request.sharers)
+        _check_left(desk, request.sharers)
         opened = {rank: crypto.unseal(self.peers[rank].box_key, box) for rank, box in request.boxes.items()}
         seed_shares = {rank: unpack_share(plain[:SHARE_BYTES]) for rank, plain in opened.items()}
         key_shares = {rank: unpack_share(plain[SHARE_BYTES : 2 * SHARE_BYTES]) for rank, plain in opened.items()}
@@ -213,10 +207,8 @@ class Masked:
         session = desk.session
         kind = Kind.SURVIVORS if desk.signs else Kind.UNMASK_REQUEST
         survivors = messages.decode_survivors(session, kind, desk.rank, data)
-        checks.require_self(desk.rank, survivors)
         checks.require_within(survivors, self.sharers)
-        checks.require_quorum(session, survivors)
-        checks.require_bearer(session, survivors)
+        _check_left(desk, survivors)
         if not desk.signs:
             return self.open(desk, survivors), Finished()
         signature = desk.sign(keys.survivors_statement(self.context, survivors))
@@ -245,9 +237,16 @@ class Confirmed:
         signatures = messages.decode_signatures(desk.session, desk.rank, data)
         statement = keys.survivors_statement(self.masked.context, self.survivors)
         checks.require_enough_signatures(desk.session, signatures)
-        checks.require_signers(self.survivors, signatures)
         checks.require_confirmed(desk.session, desk.enrolled.roster, statement, signatures)
         return self.masked.open(desk, self.survivors), Finished()
+
+
+def _check_left(desk: Desk, present: Subset) -> None:
+    """Check what must hold for the clients that are left, whichever exchange it is."""
+    checks.require_self(desk.rank, present)
+    checks.require_quorum(desk.session, present)
+    checks.require_neighbours(desk.session, desk.rank, present)
+    checks.require_bearer(desk.session, present)
 
 
 def _checked(session: Session, vector: RingVector) -> RingVector:

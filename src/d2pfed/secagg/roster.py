@@ -49,6 +49,11 @@ def require_one_key_each(keys: list[bytes]) -> None:
         raise PeerError("every enrolled client must have a key of its own")
 
 
+def require_authority(authority: bytes, signature: bytes, statement: bytes) -> None:
+    """Refuse a roster that somebody else has signed, the server for one."""
+    crypto.require_signature(authority, signature, statement)
+
+
 def encode_roster(roster: Roster, authority_secret: bytes) -> bytes:
     """Return a roster signed by the authority that enrolled its clients."""
     clients = sorted(roster.keys)
@@ -67,7 +72,7 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
     keys = reader.records(len(clients), crypto.PUBLIC_BYTES)
     signature = reader.take(crypto.SIGNATURE_BYTES)
     reader.end()
-    crypto.require_signature(authority, signature, _statement(pack_ids(clients) + b"".join(keys)))
+    require_authority(authority, signature, _statement(pack_ids(clients) + b"".join(keys)))
     return Roster(dict(zip(clients, keys, strict=True)))
 
 

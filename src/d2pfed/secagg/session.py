@@ -70,6 +70,15 @@ class Session:
         drawn = int.from_bytes(digest("d2pfed bearer", pack_ids(self.cohort)), "little")
         return self.cohort[drawn % len(self.cohort)]
 
+    @property
+    def least_neighbours(self) -> int:
+        """Return how many neighbours of a client must be left: enough to open its secrets.
+
+        In a complete graph it is itself one of the holders that count. In a sparse one `threshold` neighbours are
+        asked for, one more than may collude, so that the server cannot leave a client among colluders only.
+        """
+        return self.threshold - 1 if self.graph.is_complete else self.threshold
+
     def rank(self, client: ClientId) -> int:
         """Return the place of a client in the cohort, or refuse a stranger."""
         rank = bisect_left(self.cohort, client)
