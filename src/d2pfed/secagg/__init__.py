@@ -1,0 +1,33 @@
+"""Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them."""
+
+from d2pfed.secagg.client import Client
+from d2pfed.secagg.exchange import Exchange, collect
+from d2pfed.secagg.messages import Invitation, decode_invitation, upload_bytes
+from d2pfed.secagg.phases import Contribute
+from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster
+from d2pfed.secagg.server import Advertising, Confirming, Masking, Sharing, Unmasking
+from d2pfed.secagg.session import Consistency, Delivery, Session
+from d2pfed.secagg.unmask import Sum
+
+__all__ = [
+    "Session",
+    "Delivery",
+    "Consistency",
+    "Client",
+    "Contribute",
+    "Invitation",
+    "decode_invitation",
+    "Advertising",
+    "Sharing",
+    "Masking",
+    "Confirming",
+    "Unmasking",
+    "Sum",
+    "Exchange",
+    "collect",
+    "Roster",
+    "Enrolment",
+    "encode_roster",
+    "decode_roster",
+    "upload_bytes",
+]

@@ -1,0 +1,52 @@
+"""The client's machine: bytes in, bytes out, each phase once, any error final."""
+
+from d2pfed.randomness import Entropy
+from d2pfed.secagg.phases import Contribute, Desk, Finished, Invited, Phase
+from d2pfed.secagg.roster import Enrolment
+from d2pfed.secagg.saved import decode_phase, encode_phase
+from d2pfed.secagg.session import Session
+from d2pfed.wire import ClientId
+
+
+class Client:
+    """One client in one attempt at a sum.
+
+    Guarantee: whatever the server sends, this client opens at most one kind of share per peer, only for a set of
+    survivors that it checked, and never after an error. Checked: test_malicious_server.py, test_secagg_machine.py.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        client: ClientId,
+        contribute: Contribute,
+        entropy: Entropy,
+        enrolment: Enrolment | None = None,
+    ) -> None:
+        self._desk = Desk(session, session.rank(client), contribute, enrolment)
+        self._phase: Phase = Invited(entropy)
+
+    def receive(self, request: bytes) -> bytes:
+        """Return the answer to a request, or refuse it and every later one."""
+        phase, self._phase = self._phase, Finished()  # spent, whatever happens on the next lines
+        answer, self._phase = phase.answer(self._desk, request)
+        return answer
+
+    def save(self) -> bytes:
+        """Return what `restore` continues from, secrets included; this client is finished."""
+        phase, self._phase = self._phase, Finished()
+        return encode_phase(self._desk.session, self._desk.rank, phase)
+
+    @staticmethod
+    def restore(
+        session: Session,
+        client: ClientId,
+        contribute: Contribute,
+        saved: bytes,
+        enrolment: Enrolment | None = None,
+    ) -> "Client":
+        """Continue from saved bytes. The caller makes sure that they are used once, by removing them first."""
+        restored = Client.__new__(Client)
+        restored._desk = Desk(session, session.rank(client), contribute, enrolment)  # noqa: SLF001 - our own
+        restored._phase = decode_phase(session, restored._desk.rank, saved)  # noqa: SLF001 - our own
+        return restored

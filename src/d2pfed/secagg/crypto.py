@@ -1,0 +1,76 @@
+"""The primitives of the protocol: key agreement, sealing, signatures and commitments, all from `cryptography`."""
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from d2pfed.errors import PeerError
+from d2pfed.randomness import KEY_BYTES, PathPart, encode_path
+
+PUBLIC_BYTES = 32
+SIGNATURE_BYTES = 64
+TAG_BYTES = 16
+
+_NONCE = bytes(12)  # every sealing key seals one message only
+
+
+class Agreement:
+    """A private X25519 key."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(secret)
+
+    @property
+    def public(self) -> bytes:
+        """Return the public key."""
+        return self._key.public_key().public_bytes_raw()
+
+    def agree(self, public: bytes) -> bytes:
+        """Return the secret shared with the owner of a public key; a key of low order is refused."""
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:
+            raise PeerError("a public key must not have low order") from None
+
+
+def stretch(shared: bytes, *path: PathPart) -> bytes:
+    """Derive the 32-byte key for one purpose from an agreed secret (HKDF with SHA-256).
+
+    Guarantee: keys of different paths are independent.
+    Checked: test_crypto.py::test_any_change_of_a_path_changes_the_key.
+    """
+    return HKDF(hashes.SHA256(), KEY_BYTES, None, encode_path(*path)).derive(shared)
+
+
+def seal(key: bytes, plain: bytes) -> bytes:
+    """Encrypt and authenticate one message under a key that is used for nothing else (AES-256-GCM)."""
+    return AESGCM(key).encrypt(_NONCE, plain, None)
+
+
+def unseal(key: bytes, box: bytes) -> bytes:
+    """Return what was sealed, or refuse a box that was damaged, moved or made by someone else."""
+    try:
+        return AESGCM(key).decrypt(_NONCE, box, None)
+    except InvalidTag:
+        raise PeerError("a sealed message does not open") from None
+
+
+def signing_public(secret: bytes) -> bytes:
+    """Return the public key that belongs to a private signing key (Ed25519)."""
+    return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def sign(secret: bytes, statement: bytes) -> bytes:
+    """Return the signature of a statement."""
+    return Ed25519PrivateKey.from_private_bytes(secret).sign(statement)
+
+
+def require_signature(public: bytes, signature: bytes, statement: bytes) -> None:
+    """Refuse a signature that is not this key's under this statement."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, statement)
+    except (InvalidSignature, ValueError):
+        raise PeerError("a signature does not fit its statement") from None

@@ -1,0 +1,101 @@
+"""A client's phase as bytes, for transports that keep no process between two requests."""
+
+from collections.abc import Mapping
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.randomness import KEY_BYTES, Entropy
+from d2pfed.secagg.messages import SEED_BYTES, Kind, holders_within, peers_within
+from d2pfed.secagg.phases import Advertised, Confirmed, Invited, Masked, Peer, Phase, Shared
+from d2pfed.secagg.session import Delivery, Session
+from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
+from d2pfed.wire import Reader, frame, kind_of, pack_integer, pack_subset, unframe
+
+_KINDS: Mapping[type, Kind] = {
+    Invited: Kind.SAVED_INVITED,
+    Advertised: Kind.SAVED_ADVERTISED,
+    Shared: Kind.SAVED_SHARED,
+    Masked: Kind.SAVED_MASKED,
+    Confirmed: Kind.SAVED_CONFIRMED,
+}
+SavedPhase = Invited | Advertised | Shared | Masked | Confirmed
+
+
+def encode_phase(session: Session, rank: int, phase: Phase) -> bytes:
+    """Return a phase and its secrets as bytes; who restores them twice breaks the protocol's promise."""
+    if not isinstance(phase, SavedPhase):
+        raise ConfigError("a finished client has nothing to save")
+    return frame(_KINDS[type(phase)], session.digest, session.cohort[rank], _pack(phase))
+
+
+def decode_phase(session: Session, rank: int, data: bytes) -> SavedPhase:
+    """Return the saved phase of this client in this session."""
+    kind = kind_of(data)
+    reader = unframe(data, kind, session.digest, session.cohort[rank])
+    phase = _read(kind, session, rank, reader)
+    reader.end()
+    return phase
+
+
+def _pack(phase: SavedPhase) -> bytes:
+    match phase:
+        case Invited():
+            return _pack_entropy(phase.entropy)
+        case Advertised():
+            return phase.seal_secret + phase.mask_secret + phase.seed + _pack_entropy(phase.entropy)
+        case Shared():
+            own = phase.seed + pack_shares([phase.own_seed_share]) + phase.contribution
+            peers = (peer.box_key + peer.mask_shared for _, peer in sorted(phase.peers.items()))
+            return b"".join((own, pack_subset(phase.joined), *peers))
+        case Masked():
+            shares = _pack_by_rank(phase.seed_shares) + _pack_by_rank(phase.key_shares)
+            return phase.context + pack_subset(phase.sharers) + shares
+        case Confirmed():
+            return pack_subset(phase.survivors) + _pack(phase.masked)
+
+
+def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
+    match kind:
+        case Kind.SAVED_INVITED:
+            return Invited(_read_entropy(reader))
+        case Kind.SAVED_ADVERTISED:
+            secrets = reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(SEED_BYTES)
+            return Advertised(*secrets, _read_entropy(reader))
+        case Kind.SAVED_SHARED:
+            return _read_shared(session, rank, reader)
+        case Kind.SAVED_MASKED:
+            return _read_masked(session, rank, reader)
+        case Kind.SAVED_CONFIRMED:
+            survivors = reader.subset(len(session.cohort))
+            return Confirmed(_read_masked(session, rank, reader), survivors)
+        case _:
+            raise PeerError(f"a saved phase was expected, got kind {kind}")
+
+
+def _read_shared(session: Session, rank: int, reader: Reader) -> Shared:
+    seed, own = reader.take(SEED_BYTES), unpack_share(reader.take(SHARE_BYTES))
+    contribution = reader.take(SEED_BYTES if session.delivery is Delivery.EVERYONE else 0)
+    joined = reader.subset(len(session.cohort))
+    peers = {
+        peer: Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in peers_within(session, rank, joined)
+    }
+    return Shared(seed, own, contribution, joined, peers)
+
+
+def _read_masked(session: Session, rank: int, reader: Reader) -> Masked:
+    context, sharers = reader.take(SEED_BYTES), reader.subset(len(session.cohort))
+    owners = holders_within(session, rank, sharers)
+    seeds = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners}
+    mask_keys = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners if owner != rank}
+    return Masked(context, sharers, seeds, mask_keys)
+
+
+def _pack_by_rank(shares: Mapping[int, int]) -> bytes:
+    return pack_shares(shares[rank] for rank in sorted(shares))
+
+
+def _pack_entropy(entropy: Entropy) -> bytes:
+    return entropy.key + pack_integer(int(entropy.is_replayed), 1)
+
+
+def _read_entropy(reader: Reader) -> Entropy:
+    return Entropy(reader.take(KEY_BYTES), is_replayed=bool(reader.integer(1)))

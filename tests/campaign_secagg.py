@@ -1,0 +1,118 @@
+"""The dropout matrix of secure aggregation, cell by cell; `main` runs it at any size and number of seeds."""
+
+import itertools
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from d2pfed.errors import TooFewClients
+from d2pfed.randomness import Stream, digest
+from d2pfed.secagg import Consistency, Delivery, Session
+from federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
+
+AMOUNTS = ("none", "one", "10 %", "20 %", "30 %", "to the limit", "one below the limit")
+MOMENTS = ("before", "after", "half")
+GRAPHS = ("complete", "sparse")
+DELIVERIES = (Delivery.QUORUM, Delivery.BEARER)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to lose clients."""
+
+    phase: str
+    amount: str
+    moment: str
+    graph: str
+    delivery: Delivery
+
+    def __str__(self) -> str:
+        return f"{self.phase}-{self.amount}-{self.moment}-{self.graph}-{self.delivery.value}"
+
+
+MATRIX = [Cell(*choice) for choice in itertools.product(PHASES, AMOUNTS, MOMENTS, GRAPHS, DELIVERIES)]
+
+
+def session_of(cell: Cell, size: int) -> Session:
+    """A session that tolerates 30 % of dropouts everywhere, by arithmetic and not by luck."""
+    lost = 3 * size // 10
+    degree = size - 1 if cell.graph == "complete" else 2 * lost + 2
+    return make_session(
+        size,
+        degree=degree,
+        threshold=(degree + 1) // 2 + 1,
+        quorum=size - lost,
+        delivery=cell.delivery,
+        consistency=Consistency.SIGNED if cell.phase == "confirm" else Consistency.ASSUMED,
+    )
+
+
+def limit_of(cell: Cell, session: Session) -> int:
+    """How many may be lost in this phase: to the quorum, or in the last one to the threshold."""
+    size = len(session.cohort)
+    if cell.phase != "unmask":
+        return size - session.quorum
+    return session.degree + 1 - session.threshold  # so many holders of one secret may be silent
+
+
+def count_of(cell: Cell, session: Session) -> int:
+    size, limit = len(session.cohort), limit_of(cell, session)
+    shares = {"none": 0, "one": 1, "10 %": size // 10, "20 %": 2 * size // 10, "30 %": 3 * size // 10}
+    return (shares | {"to the limit": limit, "one below the limit": limit + 1})[cell.amount]
+
+
+def loss_of(cell: Cell, dropped: set[int]) -> Loss:
+    def lose(phase: str, client: int, answer: bytes | None) -> bytes | None:
+        if phase != cell.phase or client not in dropped:
+            return answer
+        if cell.moment == "before":
+            return None
+        if not answer:  # asked, and has not answered yet
+            return answer
+        return None if cell.moment == "after" else answer[: len(answer) // 2]
+
+    return lose
+
+
+def run_cell(cell: Cell, size: int, seed: int) -> str:
+    """Run one cell and return 'sum' or 'void'; a wrong sum or a wrong outcome fails."""
+    session = session_of(cell, size)
+    stream = Stream(digest("dropouts", str(cell), size, seed))
+    dropped = {session.cohort[rank] for rank in stream.subset(size, count_of(cell, session))}
+    federation = Federation(session, seed=str(seed).encode())
+    try:
+        total, survivors = run_round(federation, loss_of(cell, dropped))
+    except TooFewClients:
+        assert must_be_void(cell, session, dropped), f"{cell}: void without a reason"
+        return "void"
+    assert not must_be_void(cell, session, dropped), f"{cell}: a sum where there must be none"
+    left = set(session.cohort) - (dropped if cell.phase in PHASES[:3] else set())
+    assert set(survivors) == left, f"{cell}: wrong survivors"
+    assert np.array_equal(total.vector, expected_sum(session, survivors)), f"{cell}: wrong sum"
+    return "sum"
+
+
+def must_be_void(cell: Cell, session: Session, dropped: set[int]) -> bool:
+    if cell.delivery is Delivery.BEARER and session.bearer in dropped and cell.phase in PHASES[:3]:
+        return True
+    if cell.phase != "unmask":
+        return len(session.cohort) - len(dropped) < session.quorum
+    return any(_answering(session, rank, dropped) < session.threshold for rank in range(len(session.cohort)))
+
+
+def _answering(session: Session, rank: int, dropped: set[int]) -> int:
+    return sum(session.cohort[holder] not in dropped for holder in session.graph.holders(rank))
+
+
+def main(size: int, seeds: int) -> None:
+    """Run the whole matrix with so many seeds per cell and print what was counted."""
+    outcomes = [run_cell(cell, size, seed) for cell in MATRIX for seed in range(seeds)]
+    print(
+        f"{len(outcomes)} rounds of {size} clients: {outcomes.count('sum')} exact sums, "
+        f"{outcomes.count('void')} void attempts, 0 wrong"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,135 @@
+"""Clients and a server in one process, joined by an exchange that can lose, damage and repeat messages."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from d2pfed.randomness import Entropy, digest
+from d2pfed.secagg import (
+    Advertising,
+    Client,
+    Consistency,
+    Delivery,
+    Enrolment,
+    Exchange,
+    Roster,
+    Session,
+    Sum,
+    collect,
+    crypto,
+)
+
+MODEL = b"the model of this round"
+PHASES = ("advertise", "share", "mask", "confirm", "unmask")
+
+Loss = Callable[[str, int, bytes | None], bytes | None]  # phase, client, answer (None: before it was asked)
+
+
+def make_session(size: int = 20, **changes: object) -> Session:
+    """A session whose cohort's identities are not its ranks."""
+    settings: dict[str, object] = {
+        "run": "a run",
+        "round": 3,
+        "attempt": 0,
+        "plan_digest": digest("a plan"),
+        "cohort": tuple(7 + 3 * rank for rank in range(size)),
+        "dimension": size,
+        "bits": 8,
+        "degree": size - 1,
+        "threshold": size // 2 + 1,
+        "quorum": max(2, size // 2 + 1),
+        "delivery": Delivery.QUORUM,
+        "consistency": Consistency.ASSUMED,
+    }
+    return Session(**(settings | changes))
+
+
+def one_hot(session: Session, client: int) -> np.ndarray:
+    """The vector that shows in the sum whether its client was counted, and how often."""
+    vector = np.zeros(session.dimension, np.uint32)
+    vector[session.rank(client)] = 1
+    return vector
+
+
+def enrolment_secret(client: int) -> bytes:
+    return digest("signing key", client)
+
+
+def make_roster(session: Session) -> Roster:
+    return Roster({client: crypto.signing_public(enrolment_secret(client)) for client in session.cohort})
+
+
+@dataclass
+class Federation:
+    """All clients of a session; `vectors` are what they contribute, one-hot unless given."""
+
+    session: Session
+    seed: bytes = b"federation"
+    vectors: Mapping[int, np.ndarray] = field(default_factory=dict)
+    roster: Roster | None = None
+
+    def __post_init__(self) -> None:
+        if self.roster is None and self.session.consistency is Consistency.SIGNED:
+            self.roster = make_roster(self.session)
+        root = Entropy.replay(self.seed)
+        self.clients = {client: self.make_client(client, root.child(client)) for client in self.session.cohort}
+        self.group_seeds: dict[int, bytes | None] = {}
+
+    def make_client(self, client: int, entropy: Entropy) -> Client:
+        return Client(self.session, client, self.contribution(client), entropy, self.enrolment(client))
+
+    def enrolment(self, client: int) -> Enrolment | None:
+        return None if self.roster is None else Enrolment(enrolment_secret(client), self.roster)
+
+    def contribution(self, client: int) -> Callable[[bytes, bytes | None], np.ndarray]:
+        def contribute(model: bytes, group_seed: bytes | None) -> np.ndarray:
+            self.group_seeds[client] = group_seed
+            return self.vectors[client] if client in self.vectors else one_hot(self.session, client)
+
+        return contribute
+
+    def exchange(self, phase: str, lose: Loss) -> Exchange:
+        def run(outbox: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+            for client in outbox:
+                if lose(phase, client, b"") is None:
+                    continue
+                answer = lose(phase, client, self.clients[client].receive(outbox[client]))
+                if answer is not None:
+                    yield client, answer
+
+        return run
+
+
+def keep_all(phase: str, client: int, answer: bytes | None) -> bytes | None:
+    return answer
+
+
+def run_round(federation: Federation, lose: Loss = keep_all, model: bytes = MODEL) -> tuple[Sum, tuple[int, ...]]:
+    """Run all exchanges; the sum and the survivors, or TooFewClients."""
+    advertising = Advertising(federation.session, federation.roster)
+    collect(advertising, federation.exchange("advertise", lose))
+    sharing = advertising.close()
+    collect(sharing, federation.exchange("share", lose))
+    masking = sharing.close(model)
+    collect(masking, federation.exchange("mask", lose))
+    confirming = masking.close()
+    collect(confirming, federation.exchange("confirm", lose))
+    unmasking = confirming.close()
+    collect(unmasking, federation.exchange("unmask", lose))
+    return unmasking.close(), confirming.survivors
+
+
+def expected_sum(session: Session, survivors: Iterable[int], vectors: Mapping | None = None) -> np.ndarray:
+    """The sum of the survivors' vectors, by plain integers."""
+    given = vectors or {}
+    total = sum(
+        (given.get(client, one_hot(session, client)).astype(object) for client in survivors),
+        np.zeros(session.dimension, object),
+    )
+    return np.array([int(value) % session.ring.modulus for value in total], np.uint32)
+
+
+def again(session: Session) -> Session:
+    """The next attempt with the same cohort."""
+    return replace(session, attempt=session.attempt + 1)

@@ -1,0 +1,54 @@
+import pytest
+
+from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of
+from d2pfed.errors import TooFewClients
+from d2pfed.secagg import Delivery, unmask
+from federation import Federation, make_session, run_round
+
+
+@pytest.mark.parametrize("cell", MATRIX, ids=str)
+def test_any_dropouts_give_the_exact_sum_or_a_void_attempt(cell):
+    run_cell(cell, size=20, seed=0)
+
+
+def test_the_matrix_sees_both_outcomes():
+    outcomes = {run_cell(cell, size=10, seed=1) for cell in MATRIX if cell.moment == "before"}
+    assert outcomes == {"sum", "void"}
+
+
+@pytest.mark.parametrize("phase", ["advertise", "share", "mask"])
+def test_without_its_bearer_an_attempt_is_void(phase):
+    cell = Cell(phase, "one", "before", "complete", Delivery.BEARER)
+    session = session_of(cell, 20)
+    with pytest.raises(TooFewClients, match="bearer"):
+        run_round(Federation(session), loss_of(cell, {session.bearer}))
+
+
+@pytest.mark.parametrize("phase", ["advertise", "share", "mask"])
+def test_where_everyone_must_deliver_one_missing_client_voids_the_attempt(phase):
+    session = make_session(6, delivery=Delivery.EVERYONE, quorum=6)
+    cell = Cell(phase, "one", "after", "complete", Delivery.EVERYONE)
+    with pytest.raises(TooFewClients):
+        run_round(Federation(session), loss_of(cell, {session.cohort[2]}))
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_mask_that_is_forgotten_at_unmasking_is_seen_by_the_matrix(graph, delivery, monkeypatch):
+    kept = unmask._masks
+    monkeypatch.setattr(unmask, "_masks", lambda *inputs: list(kept(*inputs))[:-1])
+    with pytest.raises(AssertionError, match="wrong sum"):
+        run_cell(Cell("mask", "none", "before", graph, delivery), size=20, seed=0)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_mask_whose_sign_is_swapped_for_one_pair_is_seen_by_the_matrix(graph, monkeypatch):
+    kept = unmask._masks
+
+    def swapped(*inputs):
+        masks = list(kept(*inputs))
+        return [*masks[:-1], (not masks[-1][0], masks[-1][1])]
+
+    monkeypatch.setattr(unmask, "_masks", swapped)
+    with pytest.raises(AssertionError, match="wrong sum"):
+        run_cell(Cell("mask", "one", "after", graph, Delivery.QUORUM), size=20, seed=0)
