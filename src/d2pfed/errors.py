@@ -14,7 +14,11 @@ class PeerError(D2PFedError):
 
 
 class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
-    """Too few clients are left: this attempt is void and nothing was released."""
+    """Too few clients are left, these ones: the attempt is void."""
+
+    def __init__(self, text: str, left: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.left = left
 
 
 class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of a defect

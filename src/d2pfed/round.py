@@ -1,6 +1,6 @@
 """One private round, client half and server half, whatever carries the bytes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,11 +9,26 @@ from numpy.typing import NDArray
 
 from d2pfed.accounting import Release
 from d2pfed.codec import FloatVector
-from d2pfed.errors import TooFewClients
-from d2pfed.mechanism import Share
-from d2pfed.plan import Plan
+from d2pfed.errors import PeerError, TooFewClients
+from d2pfed.mechanism import Bearer, Share, Shared
+from d2pfed.plan import Plan, Policy
 from d2pfed.randomness import Entropy, digest
 from d2pfed.ring import RingVector
+from d2pfed.secagg import (
+    Advertising,
+    Client,
+    Confirming,
+    Consistency,
+    Delivery,
+    Enrolment,
+    Exchange,
+    Roster,
+    Session,
+    collect,
+    decode_invitation,
+)
+
+Train = Callable[[bytes], NDArray[np.floating]]  # from the model's bytes to a client's update
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +40,93 @@ class Attempt:
     number: int
 
 
-def rotation_seed(plan: Plan, attempt: Attempt) -> bytes:
+def session_of(
+    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], consistency: Consistency = Consistency.ASSUMED
+) -> Session:
+    """Return what the protocol of an attempt is bound to.
+
+    A cohort of another size than planned (a secret one, or what an earlier attempt left) is a complete graph.
+    """
+    size, delivery = len(cohort), delivery_of(plan)
+    planned = size == plan.cohort
+    threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
+    least = plan.quorum if planned or delivery is Delivery.QUORUM else threshold
+    return Session(
+        run=attempt.run,
+        round=attempt.round,
+        attempt=attempt.number,
+        plan_digest=plan.digest,
+        cohort=cohort,
+        dimension=plan.codec.length,
+        bits=plan.ring.bits,
+        degree=plan.neighbours if planned else size - 1,
+        threshold=threshold,
+        quorum=size if delivery is Delivery.EVERYONE else least,
+        delivery=delivery,
+        consistency=consistency,
+    )
+
+
+def delivery_of(plan: Plan) -> Delivery:
+    """Return whose vectors a sum cannot do without, which the noise decides."""
+    match plan.mechanism:
+        case Shared():
+            return Delivery.EVERYONE
+        case Bearer():
+            return Delivery.BEARER
+    return Delivery.QUORUM
+
+
+def rotation_seed(session: Session) -> bytes:
     """Return the public seed of an attempt's rotation: both sides know it, so it travels in no message."""
-    return digest("rotation", plan.digest, attempt.run, attempt.round, attempt.number)
+    return digest("rotation", session.plan_digest, session.run, session.round, session.attempt)
 
 
-def contribute(
-    plan: Plan, attempt: Attempt, update: NDArray[np.floating], share: Share, entropy: Entropy
-) -> RingVector:
-    """Turn a client's update into the ring vector that it masks and sends: the only encoder there is."""
-    centres = plan.codec.prepare(update, rotation_seed(plan, attempt))
-    return plan.ring.wrap(plan.mechanism.encode(centres, share, entropy))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """The client half: what one client brings to an attempt. `taken` counts its earlier contributions."""
+
+    plan: Plan
+    client: int
+    entropy: Entropy
+    taken: int
+
+    def contribute(self, session: Session, update: NDArray[np.floating], group: bytes | None) -> RingVector:
+        """Turn an update into the ring vector that is masked and sent: the only encoder there is.
+
+        At its cap a client sends zero and its noise: staying away would tell that it was chosen, and would bias the
+        sampling that the guarantee rests on.
+        """
+        own = update if self.taken < self.plan.participations else np.zeros_like(update)
+        share = Share(
+            rank=session.rank(self.client),
+            holders=len(session.cohort),
+            bearer=session.rank(session.bearer),
+            group=None if group is None else Entropy(group, self.entropy.is_replayed),
+        )
+        centres = self.plan.codec.prepare(own, rotation_seed(session))
+        fresh = self.entropy.child("contribution", session.digest, self.client)
+        return self.plan.ring.wrap(self.plan.mechanism.encode(centres, share, fresh))
+
+    def join(self, session: Session, train: Train, enrolment: Enrolment | None = None) -> Client:
+        """Return the machine that answers the server's requests in this attempt."""
+        return Client(
+            session,
+            self.client,
+            lambda model, group: self.contribute(session, train(model), group),
+            self.entropy,
+            enrolment,
+        )
 
 
-def reveal(plan: Plan, attempt: Attempt, total: RingVector) -> FloatVector:
-    """Turn an unmasked sum into the mean over the planned cohort."""
-    return plan.codec.decode(plan.ring.centre(total), rotation_seed(plan, attempt), plan.cohort)
-
-
-def place(cohort: Sequence[int], client: int, group: Entropy | None) -> Share:
-    """Return a client's place in the cohort; the bearer is a public function of the cohort alone."""
-    bearer = int.from_bytes(digest("bearer", *cohort), "little") % len(cohort)
-    return Share(cohort.index(client), len(cohort), bearer, group)
+def accept(plan: Plan, policy: Policy, invitation: bytes, consistency: Consistency) -> Session:
+    """Return the session that an invitation names, if this client's policy allows the plan and the cohort."""
+    policy.check(plan)
+    invited = decode_invitation(invitation)
+    if len(invited.cohort) < policy.least_cohort:
+        raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(invited.cohort)}")
+    attempt = Attempt(invited.run, invited.round, invited.attempt)
+    return session_of(plan, attempt, invited.cohort, consistency)
 
 
 class Collected(Protocol):
@@ -62,11 +142,42 @@ class Collected(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A sum behind the clients' masks, which the fourth exchange opens."""
+
+    confirming: Confirming
+    exchange: Exchange
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The clients whose masked vector arrived."""
+        return self.confirming.survivors
+
+    def unmask(self) -> RingVector:
+        """Ask the survivors to open the masks."""
+        collect(self.confirming, self.exchange)
+        unmasking = self.confirming.close()
+        collect(unmasking, self.exchange)
+        return unmasking.close().vector
+
+
+def gather(session: Session, model: bytes, exchange: Exchange, roster: Roster | None = None) -> Masked:
+    """Run the first three exchanges of the protocol; raises TooFewClients with those who are left."""
+    advertising = Advertising(session, roster)
+    collect(advertising, exchange)
+    sharing = advertising.close()
+    collect(sharing, exchange)
+    masking = sharing.close(model)
+    collect(masking, exchange)
+    return Masked(masking.close(), exchange)
+
+
 class Book(Protocol):
-    """Where a round is charged before it happens."""
+    """Where an attempt is charged before it can reveal anything."""
 
     def reserve(self, run: str, release: Release) -> object:
-        """Charge for the worst that this attempt may release."""
+        """Charge for the worst that an attempt may release."""
         ...
 
     def commit(self, run: str, release: Release) -> object:
@@ -76,13 +187,6 @@ class Book(Protocol):
     def void(self, run: str, number: int, attempt: int) -> object:
         """Take back the charge of an attempt in which nothing can be unmasked any more."""
         ...
-
-    def next_attempt(self, run: str, number: int) -> int:
-        """Return the first attempt at a round that was never begun."""
-        ...
-
-
-Gather = Callable[[Attempt], Collected]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,31 +198,33 @@ class Outcome:
     survivors: int
 
 
-def aggregate(plan: Plan, run: str, round_number: int, gather: Gather, book: Book) -> Outcome:
-    """Run a round until an attempt succeeds, charging each before it can reveal anything.
+Collect = Callable[[Session], Collected]
+
+
+def aggregate(plan: Plan, first: Attempt, cohort: tuple[int, ...], collect: Collect, book: Book) -> Outcome:
+    """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
+
+    Where every vector counts (`shared`, `bearer`), a further attempt goes on with those who were left.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request. Checked: test_round.py::test_charges_come_before_what_they_pay_for.
     """
-    first = book.next_attempt(run, round_number)  # not 0 where an earlier server was interrupted
-    for number in range(first, first + plan.attempts):
-        attempt = Attempt(run, round_number, number)
-        book.reserve(run, plan.release(round_number, number, ()))
-        collected = _gathered(gather, attempt)
-        if collected is None or len(collected.survivors) < plan.quorum:
-            book.void(run, round_number, number)
+    run, number = first.run, first.round
+    for attempt in range(first.number, first.number + plan.attempts):
+        session = session_of(plan, Attempt(run, number, attempt), cohort)
+        book.reserve(run, plan.release(number, attempt, ()))
+        try:
+            collected = collect(session)
+        except TooFewClients as lack:
+            book.void(run, number, attempt)
+            if delivery_of(plan) is not Delivery.QUORUM and len(lack.left) > 1:
+                cohort = lack.left
             continue
-        book.commit(run, plan.release(round_number, number, collected.survivors))
+        book.commit(run, plan.release(number, attempt, collected.survivors))
         try:
             total = collected.unmask()
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
-        return Outcome(reveal(plan, attempt, total), number, len(collected.survivors))
-    raise TooFewClients(f"round {round_number} failed in all of its {plan.attempts} attempts")
-
-
-def _gathered(gather: Gather, attempt: Attempt) -> Collected | None:
-    try:
-        return gather(attempt)
-    except TooFewClients:
-        return None
+        mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
+        return Outcome(mean, attempt, len(collected.survivors))
+    raise TooFewClients(f"round {number} failed in all of its {plan.attempts} attempts")

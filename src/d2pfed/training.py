@@ -91,7 +91,7 @@ class RoundRecord:
     """What happened in one round, and the state that follows it."""
 
     round: int
-    attempts: int
+    attempt: int  # the number of the attempt that succeeded
     survivors: int
     update_norm: float  # of the noisy mean
     state: ServerState = field(repr=False)
@@ -107,7 +107,7 @@ def train(state: ServerState, step: ServerStep, rounds: int, aggregate: Aggregat
         state = step.apply(state, outcome.mean)
         yield RoundRecord(
             round=state.rounds,
-            attempts=outcome.attempt + 1,
+            attempt=outcome.attempt,
             survivors=outcome.survivors,
             update_norm=float(np.linalg.norm(outcome.mean)),
             state=state,

@@ -16,7 +16,7 @@ from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.plan import Kind, Target, Turn, explain
 from d2pfed.randomness import digest
-from d2pfed.simulation import Dropouts
+from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerStep
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def train(
     server_momentum: Annotated[float, typer.Option(help="The server's momentum.")] = 0.5,
     averaging: Annotated[float, typer.Option(help="Decay of the running average of models; 0: none.")] = 0.8,
     lost: Annotated[float, typer.Option(help="Fraction of clients that drop out of each simulated round.")] = 0.0,
+    fidelity: Annotated[
+        Fidelity, typer.Option(help="Of all rounds but the first, which is `protocol`.")
+    ] = Fidelity.SUM,
     seed: Annotated[
         int | None, typer.Option(help="Repeat a run exactly; whoever knows it undoes the noise.")
     ] = None,
@@ -102,6 +105,7 @@ def train(
         ),
         step=ServerStep(rate=server_rate, momentum=server_momentum, averaging=averaging),
         dropouts=Dropouts(masked=Fraction(lost).limit_denominator(10_000)),
+        fidelity=fidelity,
         seed=seed,
     )
     job = Job.of(settings, chosen, network)

@@ -17,9 +17,9 @@ from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
 from d2pfed.ledger import Budget, Head, Ledger
 from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
-from d2pfed.round import Outcome, aggregate
+from d2pfed.round import Attempt, Outcome, aggregate
 from d2pfed.run.directory import Checkpoint, RunDirectory
-from d2pfed.simulation import Dropouts, Simulation
+from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
 
@@ -34,6 +34,7 @@ class Settings:
     local: LocalTraining
     step: ServerStep
     dropouts: Dropouts
+    fidelity: Fidelity
     seed: int | None  # None: the system's entropy; a number repeats the run and protects nobody
 
 
@@ -47,7 +48,7 @@ class Progress:
     loss: float
     epsilon: float  # spent against the plan's observer
     survivors: int
-    attempts: int
+    attempt: int
     update_norm: float
     upload_bytes: int  # of one client in this round
     seconds: float
@@ -148,14 +149,20 @@ class Job:
             shuffle = int.from_bytes(digest("shuffle", run, round_number)[:7], "little")
             simulation = Simulation(
                 plan=self.plan,
+                model=params.tobytes(),
                 updates=lambda clients: learner(params, clients, shuffle),
                 dropouts=self.settings.dropouts,
                 entropy=entropy.child("clients"),
                 taken=Counter(client for release in book.releases() for client in release.participants),
             )
-            cohort = cohorts.draw(round_number)
+            # The first round goes through every message of the protocol; the others give the same sum without.
+            fidelity = Fidelity.PROTOCOL if round_number == 0 else self.settings.fidelity
             return aggregate(
-                self.plan, run, round_number, lambda attempt: simulation.gather(attempt, cohort), book
+                self.plan,
+                Attempt(run, round_number, book.next_attempt(run, round_number)),
+                cohorts.draw(round_number),
+                lambda session: simulation.collect(session, fidelity),
+                book,
             )
 
         return once
@@ -169,7 +176,7 @@ class Job:
             loss=metrics.loss,
             epsilon=epsilon,
             survivors=record.survivors,
-            attempts=record.attempts,
+            attempt=record.attempt,
             update_norm=record.update_norm,
             upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
             seconds=seconds,

@@ -3,9 +3,9 @@
 from d2pfed.secagg.client import Client
 from d2pfed.secagg.exchange import Exchange, collect
 from d2pfed.secagg.messages import Invitation, decode_invitation, upload_bytes
-from d2pfed.secagg.phases import Contribute
+from d2pfed.secagg.phases import Contribute, group_seed_of
 from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster
-from d2pfed.secagg.server import Advertising, Confirming, Masking, Sharing, Unmasking
+from d2pfed.secagg.server import Advertising, Confirming, Masking, Sharing, Unmasking, carried, require_enough
 from d2pfed.secagg.session import Consistency, Delivery, Session
 from d2pfed.secagg.unmask import Sum
 
@@ -29,5 +29,8 @@ __all__ = [
     "Enrolment",
     "encode_roster",
     "decode_roster",
+    "carried",
+    "require_enough",
+    "group_seed_of",
     "upload_bytes",
 ]

@@ -82,7 +82,7 @@ class Invited:
         """Advertise keys that belong to this session alone."""
         session = desk.session
         checks.require_request(data, messages.encode_invitation(session, desk.rank))
-        fresh = self.entropy.child("d2pfed client", session.digest, desk.client)
+        fresh = _fresh(session, desk.client, self.entropy)
         secrets = Advertised(
             fresh.child("seal").key, fresh.child("mask").key, fresh.child("self").key, fresh.child("shares")
         )
@@ -110,7 +110,7 @@ class Advertised:
         session = desk.session
         listed = messages.decode_adverts(session, desk.rank, data)
         self._check(desk, listed)
-        contribution = self.entropy.child("group").key if session.delivery is Delivery.EVERYONE else b""
+        contribution = _group_contribution(self.entropy) if session.delivery is Delivery.EVERYONE else b""
         shares = self._split(session, desk.rank, list(listed.adverts))
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
         boxes: dict[int, bytes] = {}
@@ -239,6 +239,20 @@ class Confirmed:
         checks.require_enough_signatures(desk.session, signatures)
         checks.require_confirmed(desk.session, desk.enrolled.roster, statement, signatures)
         return self.masked.open(desk, self.survivors), Finished()
+
+
+def group_seed_of(session: Session, entropies: Mapping[int, Entropy]) -> bytes:
+    """Return the group seed that clients with these entropies agree on, for a simulation that skips the exchange."""
+    shares = (_fresh(session, client, entropies[client]).child("shares") for client in session.cohort)
+    return keys.group_seed(session, [_group_contribution(entropy) for entropy in shares])
+
+
+def _fresh(session: Session, client: int, entropy: Entropy) -> Entropy:
+    return entropy.child("d2pfed client", session.digest, client)
+
+
+def _group_contribution(entropy: Entropy) -> bytes:
+    return entropy.child("group").key
 
 
 def _check_left(desk: Desk, present: Subset) -> None:

@@ -60,7 +60,7 @@ class Advertising:
     def close(self) -> "Sharing":
         """Go on with those that advertised and have holders enough."""
         session = self._gate.session
-        joined = _carried(session, subset_of(len(session.cohort), self._adverts))
+        joined = carried(session, subset_of(len(session.cohort), self._adverts))
         return Sharing(_Known(session, self._roster, self._adverts), joined)
 
 
@@ -85,7 +85,7 @@ class Sharing:
     def close(self, model: bytes) -> "Masking":
         """Go on with those that shared and have holders enough, and give them the model."""
         session = self._gate.session
-        sharers = _carried(session, subset_of(len(session.cohort), self._boxes))
+        sharers = carried(session, subset_of(len(session.cohort), self._boxes))
         return Masking(self._known, sharers, self._boxes, model)
 
 
@@ -121,7 +121,7 @@ class Masking:
         """Settle who has survived; it is final."""
         session, sharers = self._gate.session, self._gate.asked
         survivors = subset_of(len(session.cohort), self._arrived)
-        _require_enough(session, survivors)
+        require_enough(session, survivors)
         context = keys.context(session, self._model, sharers)
         aggregate = Aggregate(session, self._known.adverts, context, sharers, survivors, self._total)
         return Confirming(aggregate, self._known.roster)
@@ -205,22 +205,23 @@ class Unmasking:
         return unmask(self._aggregate, self._shares, run_jobs)
 
 
-def _carried(session: Session, present: Subset) -> Subset:
+def carried(session: Session, present: Subset) -> Subset:
     """Return those of a subset whose secrets the others of it can open, or find that too few are left."""
     least = session.least_neighbours
     while short := [rank for rank in _ranks(present) if len(peers_within(session, rank, present)) < least]:
         present = present.copy()
         present[short] = False
-    _require_enough(session, present)
+    require_enough(session, present)
     return present
 
 
-def _require_enough(session: Session, present: Subset) -> None:
-    count = int(present.sum())
-    if count < session.quorum:
-        raise TooFewClients(f"at least {session.quorum} clients must be left, got {count}")
+def require_enough(session: Session, present: Subset) -> None:
+    """Find an attempt void if the quorum, or the bearer, is not left."""
+    left = tuple(session.cohort[rank] for rank in _ranks(present))
+    if len(left) < session.quorum:
+        raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left)
     if session.delivery is Delivery.BEARER and not present[session.rank(session.bearer)]:
-        raise TooFewClients(f"the bearer, client {session.bearer}, must be left")
+        raise TooFewClients(f"the bearer, client {session.bearer}, must be left", left)
 
 
 def _ranks(present: Subset) -> list[int]:

@@ -1,7 +1,8 @@
-"""The in-process engine: a cohort's updates are trained, encoded and added up in this process."""
+"""The in-process engine: a cohort is trained, encoded and added up in this process, by either of two fidelities."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 
@@ -10,50 +11,111 @@ from d2pfed.errors import TooFewClients
 from d2pfed.plan import Plan
 from d2pfed.randomness import Entropy
 from d2pfed.ring import RingVector
-from d2pfed.round import Attempt, contribute, place
-from d2pfed.simulation.dropouts import Dropouts
+from d2pfed.round import Collected, Masked, Participant, gather
+from d2pfed.secagg import Client, Delivery, Session, carried, group_seed_of, require_enough
+from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
+from d2pfed.wire import subset_of
 
-Updates = Callable[[Sequence[int]], Iterator[FloatVector]]
+Updates = Callable[[Sequence[int]], Iterator[FloatVector]]  # of these clients, in their order
 
 
-@dataclass(frozen=True, slots=True)
-class Summed:
-    """A ring sum that needs no unmasking, since nothing masked it."""
+class Fidelity(StrEnum):
+    """How much of a federation is simulated; both give the same sum, bit for bit."""
 
-    survivors: tuple[int, ...]
-    total: RingVector = field(repr=False)
-
-    def unmask(self) -> RingVector:
-        """Return the sum."""
-        return self.total
+    SUM = "sum"  # the clients' own encoder, then a ring sum in place of the protocol
+    PROTOCOL = "protocol"  # every message of secure aggregation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Gathers a round with fidelity `sum`: the clients' own encoder, then a ring sum in place of the protocol.
-
-    `taken` counts each client's earlier contributions: at its cap a client sends zero plus its noise.
-    """
+    """A federation in this process. `taken` counts each client's earlier contributions."""
 
     plan: Plan
+    model: bytes = field(repr=False)
     updates: Updates
     dropouts: Dropouts
     entropy: Entropy
     taken: Mapping[int, int]
 
-    def gather(self, attempt: Attempt, cohort: tuple[int, ...]) -> Summed:
-        """Train, encode and add the vectors of those who do not drop out."""
-        secret = self.entropy.child("attempt", attempt.run, attempt.round, attempt.number)
-        holders = cohort
+    def collect(self, session: Session, fidelity: Fidelity) -> Collected:
+        """Gather the cohort's vectors; raises TooFewClients where the protocol would."""
+        return self._by_protocol(session) if fidelity is Fidelity.PROTOCOL else self._by_sum(session)
+
+    def _participant(self, client: int) -> Participant:
+        return Participant(
+            plan=self.plan,
+            client=client,
+            entropy=self.entropy.child("client", client),
+            taken=self.taken.get(client, 0),
+        )
+
+    def _by_sum(self, session: Session) -> Collected:
+        present = session.cohort
         for exchange in ("advertise", "share"):
-            holders = self.dropouts.left(holders, exchange, secret)
-        survivors = self.dropouts.left(holders, "masked", secret)
-        if len(self.dropouts.left(survivors, "unmask", secret)) < self.plan.threshold:
-            raise TooFewClients(f"threshold is {self.plan.threshold}, fewer of {len(survivors)} helped to unmask")
-        total = np.zeros(self.plan.codec.length, np.uint32)
+            answered = self._left(session, present, exchange)
+            ranks = carried(session, subset_of(len(session.cohort), [session.rank(client) for client in answered]))
+            present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
+        survivors = self._left(session, present, "masked")
+        require_enough(session, subset_of(len(session.cohort), [session.rank(client) for client in survivors]))
+        total = np.zeros(session.dimension, np.uint32)
+        group = self._group(session)
         for client, update in zip(survivors, self.updates(survivors), strict=True):
-            own = update if self.taken.get(client, 0) < self.plan.participations else np.zeros_like(update)
-            share = place(holders, client, secret.child("group"))
-            vector = contribute(self.plan, attempt, own, share, secret.child("client", client))
-            self.plan.ring.add_into(total, vector)
-        return Summed(survivors, total)
+            session.ring.add_into(total, self._participant(client).contribute(session, update, group))
+        return Summed(session, present, survivors, self._left(session, survivors, "unmask"), total)
+
+    def _by_protocol(self, session: Session) -> Masked:
+        return gather(session, self.model, _Loopback(self, session).exchange)
+
+    def _left(self, session: Session, clients: Sequence[int], exchange: str) -> tuple[int, ...]:
+        return self.dropouts.left(clients, exchange, self.entropy.child("fate", session.digest))
+
+    def _group(self, session: Session) -> bytes | None:
+        if session.delivery is not Delivery.EVERYONE:
+            return None
+        return group_seed_of(session, {client: self._participant(client).entropy for client in session.cohort})
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A ring sum that nothing masks, opened under the protocol's conditions."""
+
+    session: Session
+    sharers: tuple[int, ...]
+    survivors: tuple[int, ...]
+    helpers: tuple[int, ...]
+    total: RingVector = field(repr=False)
+
+    def unmask(self) -> RingVector:
+        """Return the sum if enough of each client's holders would have opened its secret."""
+        helping = {self.session.rank(client) for client in self.helpers}
+        for client in self.sharers:
+            holders = self.session.graph.holders(self.session.rank(client))
+            if sum(int(rank) in helping for rank in holders) < self.session.threshold:
+                raise TooFewClients(f"{self.session.threshold} shares must open a secret of client {client}")
+        return self.total
+
+
+class _Loopback:
+    """A transport inside one process: the clients' machines, and who is lost before which exchange."""
+
+    def __init__(self, simulation: Simulation, session: Session) -> None:
+        self._simulation = simulation
+        self._session = session
+        self._clients: dict[int, Client] = {}
+        self._exchanges = iter(EXCHANGES)
+        self._updates: Iterator[FloatVector] = iter(())
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        """Hand each request to its client and yield the answers of those who are not lost."""
+        name = next(self._exchanges)
+        answering = self._simulation._left(self._session, tuple(requests), name)  # noqa: SLF001 - one module
+        if name == "masked":  # a whole cohort is trained at once, in the order in which it answers
+            self._updates = self._simulation.updates(answering)
+        for client in answering:
+            yield client, self._machine(client).receive(requests[client])
+
+    def _machine(self, client: int) -> Client:
+        if client not in self._clients:
+            participant = self._simulation._participant(client)  # noqa: SLF001 - one module
+            self._clients[client] = participant.join(self._session, lambda _model: next(self._updates))
+        return self._clients[client]
