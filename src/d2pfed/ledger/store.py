@@ -47,7 +47,6 @@ class Store:
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it lists who took part
             connection = _connect(draft, "rw")
             try:
-                # Not yet in WAL, whose log would have to be folded in before the file is renamed.
                 connection.execute("PRAGMA synchronous=FULL")
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={APPLICATION}")
@@ -55,6 +54,7 @@ class Store:
                 connection.execute(_TABLE)
                 _insert(connection, first)
                 connection.execute("COMMIT")
+                _set_up(connection)  # only now: the first row is in the file itself, and no log has to follow it
             finally:
                 connection.close()
             _sync(draft)
