@@ -16,6 +16,8 @@ from d2pfed.accounting.release import Adjacency, Release, Sampling, Scheme
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, Kind, Ledger, Meter, read_budget, verify
 from d2pfed.ledger.book import Book
+from d2pfed.ledger.rows import first_row
+from d2pfed.ledger.store import Store
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
 BUDGET = Budget(1.0, 1e-5, "released")
@@ -307,6 +309,15 @@ def test_a_ledger_is_never_overwritten(path):
     with pytest.raises(LedgerError, match="already exists"):
         new(path)
     new(path.with_name("other")).close()
+
+
+def test_no_ledger_is_created_beside_the_log_of_one_that_is_gone(path):
+    with new(path) as ledger:
+        charge(ledger, 0)
+        path.unlink()
+        with pytest.raises(LedgerError, match="ledger-wal already exists"):
+            Store.create(path, first_row(BUDGET))
+        ledger.close()
 
 
 def test_a_creation_that_was_cut_short_is_made_anew(path):

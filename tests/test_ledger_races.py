@@ -89,3 +89,25 @@ def test_a_failed_opening_gives_the_lock_back(tmp_path):
             Ledger.create(path, BUDGET, additive)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     Ledger.open(path, additive).close()
+
+
+def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
+    path = tmp_path / "ledger"
+    epochs = []
+
+    def wait() -> None:
+        with Ledger.open_in_turn(path, additive) as ledger:
+            epochs.append(ledger.reserve("run", release(0)).epoch)
+
+    old = Ledger.create(path, BUDGET, additive)
+    sidecar = path.with_name("ledger.lock")
+    inode = f":{sidecar.stat().st_ino} "
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+        assert waiter.is_alive()
+    sidecar.unlink()
+    old.close()
+    waiter.join()
+    assert epochs == [2]
+    assert sidecar.exists()

@@ -10,7 +10,18 @@ import pytest
 
 from campaign_ledger import additive, release
 from d2pfed.errors import LedgerError
-from d2pfed.ledger import Budget, Key, Kind, Ledger, Verification, encode_release, read_budget, read_rows, verify
+from d2pfed.ledger import (
+    Budget,
+    Head,
+    Key,
+    Kind,
+    Ledger,
+    Verification,
+    encode_release,
+    read_budget,
+    read_rows,
+    verify,
+)
 from d2pfed.ledger.rows import chained_row, first_row
 
 BUDGET = Budget(1.0, 1e-5, "released")
@@ -180,6 +191,16 @@ def test_a_broken_rule_is_found_under_a_right_chain(tmp_path, steps, words):
     forge(tmp_path / "ledger", *steps)
     with pytest.raises(LedgerError, match=words):
         verify(tmp_path / "ledger", additive)
+
+
+def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):
+    last = read_rows(path)[-1]
+    row = chained_row(Head(last.seq + 1, last.hash), epoch=3, kind=Kind.OPEN, key=None, body="", epsilon=5 / 16)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        values = (row.seq, row.epoch, "open", None, None, None, "", row.epsilon.hex(), row.hash)
+        connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    with pytest.raises(LedgerError, match="row 11: its number must be 10"):
+        verify(path, additive)
 
 
 def test_a_ledger_that_does_not_begin_with_its_creation_is_refused(tmp_path):
