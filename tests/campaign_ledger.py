@@ -65,7 +65,7 @@ def ledger_in(directory: Path, epsilon: float = 1e6) -> Ledger:
     path = directory / "ledger"
     if path.exists():
         return Ledger.open_in_turn(path, additive)
-    return Ledger.create(path, Budget(epsilon, 1e-5, "tests"), additive)
+    return Ledger.create(path, Budget(epsilon, 1e-5), additive)
 
 
 def tell(directory: Path, what: str, number: int, attempt: int) -> None:
@@ -200,7 +200,7 @@ def race(
 ) -> dict[str, int]:
     """Let processes charge one ledger at once, each release told outside, and count what was accepted."""
     path = directory / "ledger"
-    Ledger.create(path, Budget(budget / QUORUM, 1e-5, "tests"), additive).close()
+    Ledger.create(path, Budget(budget / QUORUM, 1e-5), additive).close()
 
     def charge(racer: int) -> None:
         done = 0

@@ -8,7 +8,7 @@ from d2pfed.errors import LedgerError
 from d2pfed.ledger import Budget, Ledger, verify
 from test_ledger_crashes import campaign
 
-BUDGET = Budget(1.0, 1e-5, "released")
+BUDGET = Budget(1.0, 1e-5)
 
 
 def test_sixteen_processes_in_turn_spend_the_budget_exactly(tmp_path):

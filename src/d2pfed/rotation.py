@@ -9,7 +9,7 @@ post-processing.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.fft
@@ -21,6 +21,7 @@ from d2pfed.randomness import KEY_BYTES, Stream
 Floats = NDArray[np.floating[Any]]
 
 
+@runtime_checkable
 class Rotation(Protocol):
     """A seeded orthonormal map from `dimension` to `padded` coordinates, and its inverse."""
 
