@@ -105,6 +105,12 @@ def charge_then_release(directory: Path, rounds: int) -> None:
             number += 1
 
 
+def visits(directory: Path, count: int) -> None:
+    """Open, charge once and close, again and again."""
+    for _ in range(count):
+        charge_then_release(directory, 1)
+
+
 def release_then_charge(directory: Path, rounds: int) -> None:
     """The planted bug: the world outside sees the sum before the ledger has its row."""
     with ledger_in(directory) as ledger:
@@ -361,6 +367,7 @@ def main(arguments: Sequence[str]) -> int:
         "faults-io": lambda: faults(count, place, "error=EIO"),
         "unsynced": lambda: unsynced_releases("charge", count, place),
         "unsynced-wrong": lambda: unsynced_releases("charge-unsynced", count, place),
+        "visits": lambda: visits(place, count) or {},
         "charge": lambda: charge_then_release(place, count) or {},
         "charge-unsynced": lambda: charge_unsynced(place, count) or {},
     }

@@ -147,6 +147,12 @@ def test_a_commit_may_not_differ_from_the_reservation_in_what_is_protected_how(p
         assert row.survivors == 2
 
 
+def test_a_reservation_for_nobody_in_particular_can_be_committed_for_anybody(path):
+    with new(path) as ledger:
+        ledger.reserve("run", release(0))
+        assert ledger.commit("run", replace(release(0), participants=(3, 5))).survivors == 2
+
+
 def test_the_same_call_again_returns_the_same_row_and_charges_nothing(path):
     with new(path) as ledger:
         first = ledger.reserve("run", release(0)), ledger.commit("run", release(0))
