@@ -71,10 +71,10 @@ def deform(base: NDArray[np.uint8], made: Recipe) -> NDArray[np.float32]:
 
 def normalise(pixels: torch.Tensor) -> torch.Tensor:
     """Scale pixels in [0, 255] to about zero mean and unit deviation, as new floats."""
-    return pixels.float().mul(1 / (255 * DEVIATION)).sub_(MEAN / DEVIATION)
+    return _normalise(pixels.to(torch.float32, copy=True))
 
 
-def digit_examples(pixels: NDArray[np.uint8] | NDArray[np.float32], labels: IntVector) -> Examples:
+def digit_examples(pixels: NDArray[np.uint8], labels: IntVector) -> Examples:
     """Join digits and labels to examples with inputs of 1 x 28 x 28, normalised."""
     return Examples(normalise(torch.from_numpy(pixels)[:, None]), torch.from_numpy(labels))
 
@@ -110,7 +110,8 @@ class VirtualClients:
         rows = self._rows(client)
         repetition = 1 + client * self.size + np.arange(self.size)
         index = _FIRST + rows + repetition * len(self.labels)
-        return digit_examples(deform(self.base, recipe(index, len(self.labels))), self.labels[rows])
+        pixels = torch.from_numpy(deform(self.base, recipe(index, len(self.labels))))
+        return Examples(_normalise(pixels)[:, None], torch.from_numpy(self.labels[rows]))
 
     def _rows(self, client: int) -> IntVector:
         counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)
@@ -120,6 +121,10 @@ class VirtualClients:
         generator = np.random.default_rng([self.seed, client, 1])
         rows: IntVector = self._by_class[first + generator.integers(0, among)]
         return rows
+
+
+def _normalise(pixels: torch.Tensor) -> torch.Tensor:
+    return pixels.mul_(1 / (255 * DEVIATION)).sub_(MEAN / DEVIATION)
 
 
 @cache
