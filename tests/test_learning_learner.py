@@ -65,7 +65,7 @@ def test_both_learners_do_what_torch_optimisers_do(build, local):
         np.testing.assert_allclose(list(learner(model.initial(), [0, 1, 2], 5)), wanted, atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 13), min_size=1, max_size=6),
     chunk=st.integers(1, 7),
