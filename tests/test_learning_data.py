@@ -33,6 +33,8 @@ from d2pfed.learning import (
 )
 from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
 
+OFFICIAL = os.environ.get("D2PFED_DATA")
+
 
 @pytest.fixture(autouse=True)
 def empty_places(tmp_path, monkeypatch):
@@ -399,12 +401,12 @@ def test_tasks_that_do_not_fit_together_are_refused(wrong):
         Task(**(fitting | wrong))
 
 
-@pytest.mark.skipif("D2PFED_OFFICIAL_DATA" not in os.environ, reason="needs the official files")
+@pytest.mark.skipif(OFFICIAL is None, reason="the official files are not in $D2PFED_DATA")
 @pytest.mark.parametrize(
     ("name", "population", "tested"),
     [("infimnist", 100_000, 10_000), ("mnist-writers", 539, 10_000), ("cifar10", 2_000, 10_000)],
 )
 def test_official_files_are_read(name, population, tested):
-    task = load_task(name, data_dir=Path(os.environ["D2PFED_OFFICIAL_DATA"]))
+    task = load_task(name, data_dir=Path(OFFICIAL))
     assert task.clients.population == population
     assert len(task.test()) == tested

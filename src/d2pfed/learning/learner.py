@@ -16,8 +16,10 @@ from d2pfed.learning.task import Clients, Examples
 # Bytes of parameters in a chunk. By hand, small ones that stay in the cache are fastest; vmap has a cost per step.
 _CACHE_BYTES = 1 << 22
 _CHUNK_BYTES = 1 << 25
-# Their results would depend on the rows that fill up a batch, or on the random numbers of other clients.
+# Batch norms would see the rows that fill up a batch, and dropouts the random numbers of other clients; many small
+# convolutions with weights of their own are several times slower together than one after the other.
 _ONE_BY_ONE = (
+    torch.nn.modules.conv._ConvNd,  # noqa: SLF001 - torch's only name for all convolutions
     torch.nn.modules.batchnorm._NormBase,  # noqa: SLF001 - torch's only name for all batch norms
     torch.nn.modules.dropout._DropoutNd,  # noqa: SLF001 - torch's only name for all dropouts
     torch.nn.RNNBase,
@@ -60,8 +62,8 @@ class Learner:
     """Trains `chunk` clients at once; None picks what fits the cache and bounds memory.
 
     A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
-    the cohort or in its chunk (float rounding apart). Modules with dropout, recurrence or batch statistics go
-    through LoopLearner.
+    the cohort or in its chunk (float rounding apart). Modules with convolutions, dropout, recurrence or batch
+    statistics, and what vmap refuses, go through LoopLearner.
     """
 
     model: Model
@@ -75,23 +77,30 @@ class Learner:
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
+        one_by_one = LoopLearner(self.model, self.clients, self.local)
         if self.model.has(*_ONE_BY_ONE):
-            yield from LoopLearner(self.model, self.clients, self.local)(params, clients, round_seed)
+            yield from one_by_one(params, clients, round_seed)
             return
         budget = _CACHE_BYTES if self._by_hand else _CHUNK_BYTES
         chunk = self.chunk or max(1, budget // (4 * self.model.dimension))
         for start in range(0, len(clients), chunk):
-            yield from self._train(params, clients[start : start + chunk], round_seed)
+            together = clients[start : start + chunk]
+            try:
+                yield from self._train(params, together, round_seed)
+            except RuntimeError:
+                # torch raises it for what vmap cannot do (functional dropout, values that steer the program); a
+                # mistake in the module is raised again by the loop.
+                yield from one_by_one(params, together, round_seed)
 
-    def _train(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
+    def _train(self, params: Params, clients: Sequence[int], round_seed: int) -> list[Params]:
         chunk = _Chunk.gather(self.clients, self.local, clients, round_seed)
         start = self.model.unflatten(params)
         values = {name: value.expand(len(clients), *value.shape).clone() for name, value in start.items()}
         step = self._step(values)
         for batch in chunk.batches():
             step({name: value[: len(batch.labels)] for name, value in values.items()}, batch)
-        for place in chunk.places:
-            yield self.model.flatten({name: value[place] for name, value in values.items()}) - params
+        trained = ({name: value[place] for name, value in values.items()} for place in chunk.places)
+        return [self.model.flatten(own) - params for own in trained]
 
     def _step(self, values: Tensors) -> Callable[[Tensors, "_Batch"], None]:
         if self._by_hand:
