@@ -55,12 +55,9 @@ def test_reading_undoes_writing_idx(shape, kind):
     np.testing.assert_array_equal(read_idx(idx(values)), values)
 
 
-@settings(max_examples=100, deadline=None)
-@given(cut=st.integers(0, 24), extra=st.binary(max_size=3))
-def test_damaged_idx_files_are_refused(cut, extra):
+def test_idx_files_that_are_cut_short_or_too_long_are_refused():
     whole = idx(np.zeros((3, 4), np.uint8))
-    damaged = whole[:cut] + extra
-    if len(damaged) != len(whole):
+    for damaged in (*(whole[:end] for end in range(len(whole))), whole + b"\0"):
         with pytest.raises(ConfigError, match="IDX"):
             read_idx(damaged)
 
@@ -243,12 +240,8 @@ def test_embedded_digits_serve_a_hundred_thousand_clients():
     assert task.clients.population == 100_000
     assert len(task.clients.examples(99_999)) == 80
     assert (len(task.validation), len(task.test())) == (500, 1000)
-    base = torch.from_numpy(task.clients.base)[:, None].float() / 255
-    restored = [
-        Examples((part.inputs * 0.3081 + 0.1307).mul(255).round() / 255, part.labels)
-        for part in (task.validation, task.test())
-    ]
-    assert disjoint(Examples(base, torch.from_numpy(task.clients.labels)), *restored)
+    base = torch.from_numpy(task.clients.base)[:, None].float().mul(1 / 255)
+    assert disjoint(Examples(base, torch.from_numpy(task.clients.labels)), task.validation, task.test())
 
 
 def test_class_shards_of_the_small_digits_hold_few_classes():

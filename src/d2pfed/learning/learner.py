@@ -86,11 +86,12 @@ class Learner:
         for start in range(0, len(clients), chunk):
             together = clients[start : start + chunk]
             try:
-                yield from self._train(params, together, round_seed)
+                updates = self._train(params, together, round_seed)
             except RuntimeError:
                 # torch raises it for what vmap cannot do (functional dropout, values that steer the program); a
                 # mistake in the module is raised again by the loop.
-                yield from one_by_one(params, together, round_seed)
+                updates = list(one_by_one(params, together, round_seed))
+            yield from updates
 
     def _train(self, params: Params, clients: Sequence[int], round_seed: int) -> list[Params]:
         chunk = _Chunk.gather(self.clients, self.local, clients, round_seed)
@@ -110,7 +111,7 @@ class Learner:
 
         def mean_loss(own: Tensors, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
             inputs, labels, weights = batch
-            return self.model.training_losses(own | fixed, inputs, labels) @ weights
+            return (self.model.training_losses(own | fixed, inputs, labels) * weights).sum()
 
         gradients = torch.func.vmap(torch.func.grad(mean_loss))
 
