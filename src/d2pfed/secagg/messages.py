@@ -190,7 +190,7 @@ def encode_masked(session: Session, rank: int, context: bytes, vector: RingVecto
 
 
 def decode_masked(session: Session, rank: int, context: bytes, data: bytes) -> RingVector:
-    """Read a masked vector of exactly the session's dimension; one masked in another context would spoil the sum."""
+    """Read a masked vector of the session's dimension; one masked in another context would spoil the sum."""
     reader = _unframe(session, Kind.MASKED, rank, data)
     if reader.take(len(context)) != context:
         raise PeerError("a vector was masked for another model or other sharers")
