@@ -98,4 +98,7 @@ def _pack_entropy(entropy: Entropy) -> bytes:
 
 
 def _read_entropy(reader: Reader) -> Entropy:
-    return Entropy(reader.take(KEY_BYTES), is_replayed=bool(reader.integer(1)))
+    key, mark = reader.take(KEY_BYTES), reader.integer(1)
+    if mark > 1:
+        raise PeerError(f"the mark of replayed entropy must be 0 or 1, got {mark}")
+    return Entropy(key, is_replayed=mark == 1)
