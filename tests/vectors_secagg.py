@@ -1,4 +1,4 @@
-"""Whole sessions as test vectors, written by `python tests/vectors_secagg.py`; a change of bytes is a new version."""
+"""Whole sessions as test vectors: `python tests/vectors_secagg.py` writes them; other bytes are a new version."""
 
 import json
 import sys
