@@ -120,7 +120,7 @@ def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
 def test_readers_see_a_whole_ledger_at_any_moment_of_servers_coming_and_going(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     path = tmp_path / "ledger"
-    Ledger.create(path, Budget(1000.0, 1e-5, "released"), additive).close()
+    Ledger.create(path, Budget(1000.0, 1e-5), additive).close()
     heads = [0]
     with subprocess.Popen(
         [sys.executable, campaign_ledger.__file__, "visits", "30", str(tmp_path)], env=environment
