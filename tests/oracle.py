@@ -15,11 +15,12 @@ def discrete_gaussian(sigma, centre, reach):
 
 def skellam(variance, reach):
     """The mass of a centred Skellam variable on -reach..reach, as a difference of two Poisson variables."""
-    top = int(variance / 2 + 40 * np.sqrt(variance / 2 + 1) + 60)
+    top = reach + int(variance / 2 + 40 * np.sqrt(variance / 2 + 1))
     logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, top + 1)))])
     poisson = np.exp(-variance / 2 + np.arange(top + 1) * np.log(variance / 2) - logs)
-    full = np.convolve(poisson, poisson[::-1])
-    return full[top - reach : top + reach + 1]
+    law = np.convolve(poisson, poisson[::-1])[top - reach : top + reach + 1]
+    assert abs(law.sum() - 1) < 1e-9
+    return law
 
 
 def wrap(pmf, modulus):
@@ -59,6 +60,8 @@ def delta(p, q, epsilon):
 
 def epsilon(p, q, wanted):
     """The smallest epsilon at the given delta, by bisection; the lower end, so never above the truth."""
+    assert abs(p.sum() - 1) < 1e-6
+    assert abs(q.sum() - 1) < 1e-6
     if delta(p, q, 0.0) <= wanted:
         return 0.0
     low, high = 0.0, 1.0
@@ -130,7 +133,9 @@ def _one_round_more(p, q, value):
 
     def ahead(ratios):
         inner = np.interp(ratios, grid, table)
-        return np.where(ratios < grid[0], np.maximum(1 - ratios, table[0]), np.where(ratios > grid[-1], 0.0, inner))
+        return np.where(
+            ratios < grid[0], np.maximum(1 - ratios, table[0]), np.where(ratios > grid[-1], 0.0, inner)
+        )
 
     def more(ratios):
         best = np.zeros(len(ratios))
