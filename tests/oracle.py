@@ -32,7 +32,7 @@ def wrap(pmf, modulus):
 
 
 def power(pmf, count):
-    """The law of a sum of `count` independent draws; the middle stays the integer 0. Sums of positive terms only."""
+    """The law of a sum of `count` independent draws, from sums of positive terms; its middle is the integer 0."""
     result, square = None, pmf
     while count:
         if count & 1:
@@ -44,7 +44,7 @@ def power(pmf, count):
 
 
 def noisy_sum(sigma, contributors, centre, modulus, other=0.0):
-    """The law modulo `modulus` of one client around `centre` and the others around `other`, each with its noise."""
+    """The law modulo `modulus` of one client around `centre` and the rest around `other`, all with their noise."""
     reach = int(12 * sigma + abs(centre) + abs(other) + 3)
     total = discrete_gaussian(sigma, centre, reach)
     if contributors > 1:
@@ -107,10 +107,10 @@ def neighbours(population, size, noise_of, alternatives):
 
 
 def adaptive_delta(pairs, rounds, ratio):
-    """The largest delta of an adversary who picks a new pair of neighbours, in either direction, after each output.
+    """The largest delta of an adversary who picks new neighbours, in either direction, after each output.
 
-    `ratio` is exp(epsilon). The value of the rounds to come is interpolated linearly between 600 ratios; it is convex,
-    so this errs upwards, against any claim that is compared with it.
+    `ratio` is exp(epsilon). The value of the rounds to come is interpolated linearly between 600 ratios; it is
+    convex, so this errs upwards, against any claim that is compared with it.
     """
     p, q = pairs
 

@@ -6,9 +6,9 @@ from itertools import product
 
 import mpmath
 import numpy as np
-import oracle
 import pytest
 
+import oracle
 from d2pfed.accounting import curves
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.conversion import gaussian_delta, gaussian_epsilon, mironov, tight
@@ -131,7 +131,7 @@ def test_a_sum_is_within_its_gap_of_one_discrete_gaussian():
 
 
 def rounded_gaussian(width, smoothing, centre, reach):
-    """The law of a Gaussian of variance width^2 - smoothing^2, rounded by a discrete Gaussian of width smoothing."""
+    """A Gaussian of variance width^2 - smoothing^2, rounded by a discrete Gaussian of width smoothing."""
     rest = math.sqrt(width**2 - smoothing**2)
     nodes = np.linspace(centre - 10 * rest, centre + 10 * rest, 6001)
     weights = np.exp(-((nodes - centre) ** 2) / (2 * rest**2))

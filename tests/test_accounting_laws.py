@@ -1,7 +1,8 @@
-"""What must hold for every argument: monotonicity, agreement of methods, refusals, the best order inside its grid."""
+"""What must hold for every argument: monotonicity, agreement of methods, refusals, the best order in its grid."""
 
 import ast
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product
 from pathlib import Path
@@ -12,12 +13,22 @@ import pytest
 from d2pfed import accounting
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import advanced_epsilon, amplified_epsilon, cpsgd_epsilon
+from d2pfed.accounting.charge import binomial_charge, gaussian_charge, renyi_charge
 from d2pfed.accounting.conversion import gaussian_epsilon, mironov, tight
 from d2pfed.accounting.cost import Additive, composed
 from d2pfed.accounting.curves import gaussian
 from d2pfed.accounting.orders import dense, least, real, sparse
 from d2pfed.accounting.pld import COARSE, FINE, Law, SampledGaussian, loss_costs, reach
-from d2pfed.accounting.release import Adjacency, BinomialSum, Sampling, Scheme
+from d2pfed.accounting.release import (
+    Adjacency,
+    BinomialSum,
+    ContinuousGaussian,
+    Release,
+    Sampling,
+    Scheme,
+    SkellamSum,
+    Unit,
+)
 from d2pfed.accounting.sampling import gaussian_moments, without_replacement
 from d2pfed.errors import ConfigError
 
@@ -181,6 +192,36 @@ def test_binomial_helpers_move_the_right_way_and_never_wrap_around():
         cpsgd_epsilon(trials=10**6, levels=3, dimension=10, rate=1, rounds=1, delta=1e-6, delta_per_round=1e-5)
     with pytest.raises(ConfigError, match="trials"):
         BinomialSum(0, 1, Fraction(1), Fraction(1), Fraction(1), 1)
+
+
+def test_values_that_cannot_be_are_refused():
+    release = Release(
+        round=0,
+        attempt=0,
+        unit=Unit.CLIENT,
+        adjacency=Adjacency.ZERO_OUT,
+        sampling=FIXED,
+        noise=ContinuousGaussian(1.0, 1.0),
+        participants=(1, 2),
+    )
+    for wrong, rule in (
+        (lambda: Sampling(Scheme.FIXED, 10, 11), "cohort"),
+        (lambda: ContinuousGaussian(math.inf, 1.0), "sigma"),
+        (lambda: SkellamSum(Fraction(0), 1, Fraction(1), Fraction(1), 1), "variance"),
+        (lambda: replace(release, attempt=-1), "attempt"),
+        (lambda: replace(release, participants=(2, 2)), "increasing"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            wrong()
+
+
+def test_noise_has_no_cost_in_a_way_of_counting_that_does_not_fit_it():
+    skellam = SkellamSum(Fraction(4), 10, Fraction(2), Fraction(4), 4)
+    binomial = BinomialSum(10_000, 10, Fraction(2), Fraction(4), Fraction(1), 4)
+    assert gaussian_charge(skellam, 2, 1).values == (math.inf, math.inf)
+    for charge in (lambda: renyi_charge(binomial, 2, dense(8)), lambda: binomial_charge(skellam, 2, 1e-6)):
+        with pytest.raises(ConfigError, match="own rule"):
+            charge()
 
 
 def test_costs_are_composed_in_one_line_of_the_package():

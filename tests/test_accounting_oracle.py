@@ -5,9 +5,9 @@ from fractions import Fraction
 from itertools import product
 
 import numpy as np
-import oracle
 import pytest
 
+import oracle
 from d2pfed.accounting.conversion import gaussian_epsilon
 from d2pfed.accounting.cost import composed
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, colluding, spent
@@ -51,7 +51,7 @@ def exact_laws(sigma, honest, radius, adjacency, modulus):
 
 
 def small_cells():
-    """Every (variance, clients, dropouts, colluders, radius, adjacency, modulus) that leaves an honest survivor."""
+    """Every (variance, clients, dropouts, colluders, radius, adjacency, modulus) with an honest survivor."""
     for variance, clients, radius, adjacency, modulus in product(VARIANCES, CLIENTS, RADII, Adjacency, MODULI):
         for dropouts, colluders in product(sorted({0, clients // 4, clients // 2}), (0, 1)):
             if clients - dropouts - colluders >= 1:
@@ -66,7 +66,7 @@ def claim(variance, survivors, colluders, radius, adjacency, delta):
 
 
 def compare_cells(claimed):
-    """Count the cells; fail where the claim is below the truth or, with wide noise that does not wrap, far above."""
+    """Count the cells; fail where a claim is below the truth or, with wide noise that does not wrap, far above."""
     cells, known = 0, {}
     for variance, clients, dropouts, colluders, radius, adjacency, modulus in small_cells():
         honest = clients - dropouts - colluders

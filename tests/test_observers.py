@@ -31,6 +31,7 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.released import cap_excess
 from d2pfed.errors import ConfigError
 
 FIXED = Sampling(Scheme.FIXED, 100_000, 100)
@@ -207,6 +208,14 @@ def test_attempts_of_one_round_must_share_their_sampling():
         epsilon([row(1), row(1, sampling=NONE, attempt=1)], RELEASED)
 
 
+def test_the_chance_that_a_cap_binds_falls_with_the_cap_and_grows_with_the_rounds():
+    found = [cap_excess(FIXED, 100, cap) for cap in (1, 3, 5, 8, 100)]
+    assert found == sorted(found, reverse=True)
+    assert found[1] == pytest.approx(100_000 * 3.6e-6, rel=0.05)  # 1 - sum of four binomial terms, by hand
+    assert found[-1] == 0
+    assert cap_excess(FIXED, 2000, 8) > cap_excess(FIXED, 100, 8)
+
+
 def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
     happened = [
         row(0, participants=(1, 2, 3)),
@@ -260,6 +269,25 @@ def test_noise_of_two_kinds_goes_by_renyi_and_binomial_stands_alone():
     for observer in (RELEASED, SERVER):
         with pytest.raises(ConfigError, match="binomial"):
             epsilon([row(0), row(1, BINOMIAL)], observer)
+
+
+def test_noise_that_is_too_narrow_for_its_dimension_costs_infinity_or_close_to_it():
+    narrow = DiscreteGaussianSum(Fraction(1), 100, Fraction(8), 65_536)
+    assert epsilon(rows(100, narrow, NONE), SERVER, cap=100) == math.inf
+
+
+def test_rounds_with_and_without_amplification_compose():
+    trusted = rows(20, TRUSTED)
+    some = trusted + rows(2, TRUSTED, NONE)
+    assert epsilon(trusted, RELEASED, 30) < epsilon(some, RELEASED, 30)
+    assert epsilon(rows(2, TRUSTED, NONE), RELEASED, 30) < epsilon(some, RELEASED, 30)
+    assert epsilon([*rows(2, TRUSTED), row(2, SKELLAM)], RELEASED) < math.inf
+
+
+def test_binomial_retries_that_use_up_delta_are_charged_with_smaller_ones():
+    wide = Sampling(Scheme.FIXED, 101, 100)
+    retried = [row(0, BINOMIAL, wide, attempt=attempt) for attempt in range(3)]
+    assert epsilon(rows(3, BINOMIAL, wide), RELEASED, cap=3) <= epsilon(retried, RELEASED, cap=3) < math.inf
 
 
 def test_a_delta_beyond_the_grid_still_gets_a_finite_number():

@@ -30,7 +30,7 @@ def mironov(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
 
 
 def tight(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
-    """Return epsilon at each order by the conversion of Canonne, Kamath and Steinke, 0 where total variation allows.
+    """Return epsilon at each order by the conversion of Canonne, Kamath and Steinke, or 0 by total variation.
 
     Guarantee: (alpha, renyi)-Renyi privacy implies (epsilon, delta)-privacy. Proof: theory.md#conversions.
     """
