@@ -17,6 +17,7 @@ from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
 from d2pfed.ledger import Budget, Head, Ledger
 from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
+from d2pfed.report import read_story, write_report
 from d2pfed.round import Attempt, Outcome, aggregate
 from d2pfed.run.directory import Checkpoint, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
@@ -206,4 +207,5 @@ class Job:
             repeatable=self.settings.seed is not None,
         )
         directory.replace("summary.json", json.dumps(asdict(summary), default=str, indent=2).encode())
+        write_report(read_story(directory.path), directory.path)
         return summary
