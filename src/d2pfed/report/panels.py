@@ -20,7 +20,7 @@ def panels(story: Story) -> tuple[Panel, ...]:
     """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
     if not story.rounds:
         return ()
-    found = [_accuracy(story), _epsilon(story), _upload(story), _noise(story)]
+    found = [_accuracy(story), _epsilon(story), _upload(story), _noise(story), _loss(story)]
     survivors = () if story.secret_sizes else _survivors(story)
     return (*(panel for panel in found if panel is not None), *survivors)
 
@@ -35,6 +35,15 @@ def _accuracy(story: Story) -> Panel:
     plot = Plot(name="accuracy", title="Validation accuracy", across="round", lines=(line,), shares="%")
     best = max(story.rounds, key=lambda point: point.accuracy)
     return Panel(plot, f"Best {percent(best.accuracy)}, after round {best.round}; last {percent(heights[-1])}.")
+
+
+def _loss(story: Story) -> Panel | None:
+    heights = tuple(point.loss for point in story.rounds)
+    if not all(math.isfinite(height) for height in heights):
+        return None
+    line = Line(f"{heights[-1]:.4g}", Ink.MAIN, heights, _numbers(story))
+    plot = Plot(name="loss", title="Validation loss", across="round", lines=(line,))
+    return Panel(plot, f"From {heights[0]:.4g} after the first round to {heights[-1]:.4g} after the last.")
 
 
 def _epsilon(story: Story) -> Panel | None:
@@ -61,15 +70,15 @@ def _upload(story: Story) -> Panel:
     plot = Plot(
         name="upload",
         title="Validation accuracy against upload",
-        across="MB sent by a client that takes part in every round",
+        across="MB sent by a client in every round",
         lines=(line,),
         shares="%",
     )
+    share = story.plan.sampling.cohort / story.plan.sampling.population
     return Panel(
         plot,
-        f"{story.rounds[-1].upload_bytes:,} bytes a round, {megabytes(total)} for a client in all rounds so far; "
-        f"the cap of {story.plan.participations} on participations keeps any one client to "
-        f"{megabytes(min(total, story.plan.participations * story.rounds[-1].upload_bytes))}.",
+        f"{story.rounds[-1].upload_bytes:,} bytes a round, {megabytes(total)} for a client in every round so far; "
+        f"{megabytes(total * share)} on average, for a client is asked in {100 * share:.3g} % of the rounds.",
     )
 
 
@@ -80,8 +89,8 @@ def _noise(story: Story) -> Panel:
     numbers = _numbers(story)
     lines = (
         Line(f"clip {clip:.4g}", Ink.TEXT, (clip,)),
-        Line(f"noise {noise:.4g}", Ink.LIMIT, (noise,)),
-        Line(f"measured {norms[-1]:.4g}", Ink.MAIN, norms, numbers),
+        Line(f"noise {noise:.3g}", Ink.LIMIT, (noise,)),
+        Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
         Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
     )
     plot = Plot(name="noise", title="Norm of the mean update", across="round", lines=lines)
@@ -105,8 +114,7 @@ def _survivors(story: Story) -> tuple[Panel, ...]:
     plot = Plot(name="survivors", title="Survivors", across="round", lines=(*limits, line))
     again = sum(1 for point in story.rounds if point.attempt)
     retried = f" {again:,} of {len(counts):,} rounds needed more than one attempt." if again else ""
-    caption = (
-        f"Between {min(counts):,} and {max(counts):,} of {cohort:,} clients were in the sum; "
-        f"fewer than {quorum:,} are never unmasked.{retried}"
-    )
+    some = f"Between {min(counts):,} and {max(counts):,} of {cohort:,} clients were in a round's sum"
+    present = f"All {cohort:,} clients of every cohort were in its sum" if min(counts) == cohort else some
+    caption = f"{present}; a sum over fewer than {quorum:,} is never unmasked.{retried}"
     return (Panel(plot, caption),)

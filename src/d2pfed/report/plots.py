@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 MOST_POINTS = 400  # of one line: more than its pixels can show
 _MARKED = 40  # with so few points each one is marked
-_WIDTH, _HEIGHT = 4.6, 2.9  # inches: small, so that letters stay legible on a phone
+_WIDTH, _HEIGHT = 4.2, 2.75  # inches: small, so that letters stay legible on a phone
 _NAMES = re.compile(r"\b(id=\"|url\(#|href=\"#)")
 
 
@@ -87,7 +87,7 @@ def thin(xs: Sequence[float], ys: Sequence[float]) -> tuple[tuple[float, ...], t
 
 def _figure(plot: Plot) -> Figure:
     figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=200, facecolor=Ink.PAPER)
-    axes = figure.add_axes((0.115, 0.165, 0.64, 0.70), facecolor="none")
+    axes = figure.add_axes((0.125, 0.17, 0.595, 0.69), facecolor="none")
     for line in plot.lines:
         if line.xs:
             xs, ys = thin(line.xs, line.ys)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from d2pfed.accounting import Scheme, Spent
+from d2pfed.accounting.released import is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Explanation, Plan
 
@@ -63,6 +64,11 @@ class Story:
     def secret_sizes(self) -> bool:
         """Whether the promise rests on nobody learning how many clients a cohort had."""
         return self.plan.sampling.scheme is Scheme.POISSON
+
+    @property
+    def amplified(self) -> bool:
+        """Whether the promise to `released` rests on nobody else knowing who took part."""
+        return is_amplified(self.plan.sampling)
 
     @property
     def noise_norm(self) -> float:

@@ -23,7 +23,7 @@ _OTHER_WORLD = {
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What one observer is held to, in words."""
+    """What one observer can learn, in words."""
 
     observer: str
     exact: str  # the epsilon as a machine reads it
@@ -95,22 +95,21 @@ def _sight(item: Spent) -> str:
 def _limit(item: Spent) -> str:
     if not math.isfinite(item.epsilon):
         because = f": {item.reason}" if item.reason else ""
-        return f"is held to nothing about a {item.unit}: epsilon is infinite{because}."
+        return f"may learn anything about a {item.unit}: epsilon is infinite{because}."
     bound = f"epsilon {upward(item.epsilon, 4)} at delta {upward(item.delta, 3)}"
     if item.epsilon > EMPTY_PROMISE:
-        return f"is held to {bound} about one {item.unit}, which is too large to promise anything by itself."
+        return f"can learn about one {item.unit} what {bound} allows, which is too much to call a protection."
     factor = upward(math.exp(item.epsilon), 3)
-    return f"is held to {bound} about one {item.unit}: a factor of {factor}."
+    return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
 
 
 def _scope(story: Story, item: Spent) -> str:
     parts = [
-        f"per {item.unit}",
-        f"{item.adjacency}",
+        f"Per {item.unit}, {item.adjacency}",
         f"cohorts {item.sampling}",
         f"each client contributes at most {times(item.participations)}",
     ]
-    # Who took part most is a fact about the cohorts, which secret sizes must not let out.
-    if item.realised is not None and item.realised != item.epsilon and not story.secret_sizes:
+    # Who took part most is a fact about the cohorts, and amplification rests on nobody learning any.
+    if item.realised is not None and item.realised != item.epsilon and not story.amplified:
         parts.append(f"for the client that took part most {upward(item.realised, 4)} so far")
-    return ", ".join(parts)
+    return "; ".join(parts) + "."

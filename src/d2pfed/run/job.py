@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.numpy import save
 
 from d2pfed import canonical
-from d2pfed.accounting import Release, Spent, spent, upper_bound
+from d2pfed.accounting import Release, Scheme, Spent, spent, upper_bound
 from d2pfed.codec import FloatVector
 from d2pfed.errors import BudgetExceeded
 from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
@@ -48,11 +48,11 @@ class Progress:
     accuracy: float  # on the validation data
     loss: float
     epsilon: float  # spent against the plan's observer
-    survivors: int
-    attempt: int
+    survivors: int | None  # None, as all that tells it, where cohort sizes are secret
+    attempt: int | None
     update_norm: float
     upload_bytes: int  # of one client in this round
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +170,18 @@ class Job:
 
     def _progress(self, record: RoundRecord, epsilon: float, seconds: float) -> Progress:
         metrics = evaluate(self.model, record.state.average, self.task.validation)
+        secret = self.plan.sampling.scheme is Scheme.POISSON
         return Progress(
             round=record.round,
             rounds=self.plan.rounds,
             accuracy=metrics.accuracy,
             loss=metrics.loss,
             epsilon=epsilon,
-            survivors=record.survivors,
-            attempt=record.attempt,
+            survivors=None if secret else record.survivors,
+            attempt=None if secret else record.attempt,
             update_norm=record.update_norm,
             upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
-            seconds=seconds,
+            seconds=None if secret else seconds,
         )
 
     def _conclude(self, directory: RunDirectory, book: Ledger, state: ServerState, stopped: str) -> Summary:
