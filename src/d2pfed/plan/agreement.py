@@ -23,6 +23,7 @@ from d2pfed.accounting import (
     SkellamSum,
     Spent,
     Unit,
+    View,
     colluding,
     spent,
 )
@@ -45,7 +46,7 @@ from d2pfed.rotation import Hadamard, RandomPhase
 TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Adjacency, Sampling, Scheme, Unit, Observer, Codec, Ring, Hadamard, RandomPhase, Rounded),
+        *(Adjacency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
         *(Independent, Shared, Bearer, DDGauss, DistributedSkellam, CpSGD),
     )
 }

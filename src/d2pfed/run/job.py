@@ -10,13 +10,14 @@ from pathlib import Path
 from safetensors.numpy import save
 
 from d2pfed import canonical
-from d2pfed.accounting import Spent, spent
+from d2pfed.accounting import Scheme, Spent, spent
 from d2pfed.codec import FloatVector
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
 from d2pfed.ledger import Budget, Head, Ledger, read_budget
 from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
+from d2pfed.report import read_story, write_report
 from d2pfed.round import Attempt, Outcome, aggregate
 from d2pfed.run.directory import Checkpoint, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
@@ -47,11 +48,11 @@ class Progress:
     accuracy: float  # on the validation data
     loss: float
     epsilon: float  # spent against the plan's observer
-    survivors: int
-    attempt: int
+    survivors: int | None  # None, as all that tells it, where cohort sizes are secret
+    attempt: int | None
     update_norm: float
     upload_bytes: int  # of one client in this round
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,17 +163,18 @@ class Job:
 
     def _progress(self, record: RoundRecord, epsilon: float, seconds: float) -> Progress:
         metrics = evaluate(self.model, record.state.average, self.task.validation)
+        secret = self.plan.sampling.scheme is Scheme.POISSON
         return Progress(
             round=record.round,
             rounds=self.plan.rounds,
             accuracy=metrics.accuracy,
             loss=metrics.loss,
             epsilon=epsilon,
-            survivors=record.survivors,
-            attempt=record.attempt,
+            survivors=None if secret else record.survivors,
+            attempt=None if secret else record.attempt,
             update_norm=record.update_norm,
             upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
-            seconds=seconds,
+            seconds=None if secret else seconds,
         )
 
     def _conclude(self, directory: RunDirectory, book: Ledger, state: ServerState, stopped: str) -> Summary:
@@ -199,4 +201,5 @@ class Job:
             repeatable=self.settings.seed is not None,
         )
         directory.replace("summary.json", json.dumps(asdict(summary), default=str, indent=2).encode())
+        write_report(read_story(directory.path), directory.path)
         return summary
