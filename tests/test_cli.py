@@ -25,7 +25,7 @@ def run(monkeypatch, capsys, tmp_path):
     return call
 
 
-CIFAR = "--accountant binomial --trials 7285851 --levels 401 --dimension 996298 --rounds 300 --population 2000 --cohort 10"
+CIFAR = "--accountant binomial --trials=7285851 --levels=401 --population 2000 --cohort 10 --rounds 300 --dimension=996298"
 PAPER = "plan --delta 1e-5 --json"
 TINY = "train --task digits --model logistic --population 40 --cohort 20 --rounds 2 --epsilon 30 --name tiny"
 
