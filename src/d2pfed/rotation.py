@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.fft
-from numba import njit
 from numpy.typing import NDArray
 
+from d2pfed.compiled import compiled
 from d2pfed.errors import ConfigError
 from d2pfed.randomness import KEY_BYTES, Stream
 
@@ -127,7 +127,7 @@ def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return turns ^ ((turns & np.uint8(0x55)) << np.uint8(1))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
     """Multiply by the scale, and by -1 where the bit is set."""
     whole = vector.size // 8
@@ -139,7 +139,7 @@ def _flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out:
         out[index] = vector[index] * scale * (1 - ((bits[whole] >> (index & 7) & 1) << 1))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
     """Turn each pair (x, y) in place by 0, 1, 2 or 3 quarters: (x, y), (-y, x), (-x, -y), (y, -x)."""
     for pair in range(values.size // 2):
@@ -151,7 +151,7 @@ def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
         values[2 * pair + 1] = -second if turn >> 1 else second
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _transform(values: Floats) -> None:
     """Apply the Walsh-Hadamard transform in place, without its scale: twice makes `size` times the identity.
 
@@ -176,7 +176,7 @@ def _transform(values: Floats) -> None:
                 values[row * block + column + index] = columns[row * _COLUMNS + index]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _first_levels(values: Floats) -> int:
     """Go through the first three levels, if there are as many, and return the next distance."""
     if values.size < 8:
@@ -192,7 +192,7 @@ def _first_levels(values: Floats) -> int:
     return 8
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _levels(values: Floats, distance: int) -> None:
     """Go through the levels from a distance up, two at a time, so that each value is loaded half as often."""
     while 4 * distance <= values.size:
