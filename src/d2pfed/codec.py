@@ -106,13 +106,15 @@ class Codec:
         if not np.issubdtype(update.dtype, np.floating):
             raise ConfigError(f"an update must be of floating point, got {update.dtype}")
         vector, scale = _moderate(update)
-        norm = math.sqrt(_square(vector)) * scale
+        norm = math.sqrt(float(np.dot(vector, vector))) * scale
         if not math.isfinite(norm):
             raise ConfigError("an update must be finite, got NaN or infinity")
-        factor = min(1.0, self.clip_norm / norm if norm > 0 else 0.0) * scale * self._grid_per_unit
+        factor = min(self._grid_per_unit, self._reach / norm if norm > 0 else 0.0) * scale
         limit = math.inf if self.box is None else math.floor(self.box * self._grid_per_unit)
         rotated = self.rotation.forward(vector, seed)
-        return Centres(_round_within(rotated, factor, limit, self.grid_radius), self.grid_radius, self.fraction_bits)
+        return Centres(
+            _round_within(rotated, factor, limit, self.grid_radius), self.grid_radius, self.fraction_bits
+        )
 
     def decode(self, total: IntVector, seed: bytes, divisor: int) -> FloatVector:
         """Turn a sum of lattice points into the mean over `divisor` clients, rotated back."""
@@ -120,6 +122,15 @@ class Codec:
             raise ConfigError(f"a sum must have shape ({self.length},), got {total.shape}")
         mean = total * (self.granularity / divisor)
         return self.rotation.inverse(mean.astype(np.float32), seed).astype(np.float32)
+
+    @property
+    def _reach(self) -> float:
+        """The norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it above the radius.
+
+        Rounding adds about 1/12 a coordinate to the squared norm, give or take a few radii.
+        """
+        room = self.grid_radius**2 - self.length / 12 - 4 * self.grid_radius
+        return math.sqrt(max(room, self.grid_radius**2 / 4))
 
     @property
     def _grid_per_unit(self) -> float:
@@ -134,7 +145,7 @@ def squared_norm(values: IntVector, radius: int) -> int:
 
 def _moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
     """Return the update as float32 numbers that no transform overflows, and the factor that restores it."""
-    if update.dtype == np.float32 and _square(update) < 1e30:
+    if update.dtype == np.float32 and 1e-30 < np.dot(update, update) < 1e30:
         return update, 1.0
     peak = float(np.max(np.abs(update))) or 1.0
     return (update / peak).astype(np.float32), peak
@@ -144,19 +155,11 @@ def _round_within(rotated: FloatVector, factor: float, limit: float, radius: int
     """Round the scaled vector to the grid, and shrink it until its exact norm is within the radius."""
     values = np.empty(len(rotated), np.int64)
     while True:
-        _round_scaled(rotated, np.float32(factor), np.float32(limit), values)
+        _round_scaled(rotated, factor, min(limit, radius), values)
         square = squared_norm(values, radius)
         if square <= radius**2:
             return values
         factor *= min(radius / math.sqrt(square), 1 - 2**-16)
-
-
-@compiled
-def _square(vector: FloatVector) -> float:
-    total = 0.0
-    for i in range(len(vector)):
-        total += np.float64(vector[i]) * np.float64(vector[i])
-    return total
 
 
 @compiled
@@ -169,13 +172,13 @@ def _round_scaled(rotated: FloatVector, factor: float, limit: float, out: IntVec
 def _exact_square(values: IntVector, radius: int) -> tuple[int, int]:
     """Return the sum of squares below 2^48 as high and low parts of 32 bits, or -1 if an entry is too large."""
     high = low = 0
+    beyond = False
     for i in range(len(values)):
-        if values[i] > radius or values[i] < -radius:
-            return -1, 0
+        beyond |= values[i] > radius or values[i] < -radius
         square = values[i] * values[i]
         high += square >> 32
         low += square & 0xFFFFFFFF
-    return high, low
+    return (-1, 0) if beyond else (high, low)
 
 
 def stochastic_round(centres: Centres, stream: Stream) -> IntVector:

@@ -37,7 +37,9 @@ class Ring:
 
     def wrap(self, values: IntVector) -> RingVector:
         """Reduce integers modulo m."""
-        return (values & (self.modulus - 1)).astype(np.uint32)
+        low = values.astype(np.uint32)  # the low 32 bits, of negative numbers too
+        low &= self._mask
+        return low
 
     def centre(self, values: RingVector) -> IntVector:
         """Return the representatives in [-m/2, m/2)."""
