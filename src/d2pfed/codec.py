@@ -107,8 +107,6 @@ class Codec:
             raise ConfigError(f"an update must be of floating point, got {update.dtype}")
         vector, scale = _moderate(update)
         norm = math.sqrt(float(np.dot(vector, vector))) * scale
-        if not math.isfinite(norm):
-            raise ConfigError("an update must be finite, got NaN or infinity")
         factor = min(self._grid_per_unit, self._reach / norm if norm > 0 else 0.0) * scale
         limit = math.inf if self.box is None else math.floor(self.box * self._grid_per_unit)
         rotated = self.rotation.forward(vector, seed)
@@ -145,9 +143,12 @@ def squared_norm(values: IntVector, radius: int) -> int:
 
 def _moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
     """Return the update as float32 numbers that no transform overflows, and the factor that restores it."""
-    if update.dtype == np.float32 and 1e-30 < np.dot(update, update) < 1e30:
-        return update, 1.0
+    with np.errstate(all="ignore"):  # a square that overflows is told by its size
+        if update.dtype == np.float32 and 1e-30 < np.dot(update, update) < 1e30:
+            return update, 1.0
     peak = float(np.max(np.abs(update))) or 1.0
+    if not math.isfinite(peak):
+        raise ConfigError("an update must be finite, got NaN or infinity")
     return (update / peak).astype(np.float32), peak
 
 
