@@ -22,7 +22,6 @@ from d2pfed.randomness import KEY_BYTES, Stream
 Floats = NDArray[np.floating[Any]]
 
 _BLOCK = 1 << 13  # floats that fit a first cache
-_COLUMNS = 32  # floats in two lines of a cache, which neighbours are fetched in
 
 
 @runtime_checkable
@@ -132,11 +131,12 @@ def _flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out:
     """Multiply by the scale, and by -1 where the bit is set."""
     whole = vector.size // 8
     for byte in range(whole):
+        signs = np.uint32(bits[byte])
         for bit in range(8):
-            sign = np.int8(1) - np.int8((bits[byte] >> bit & 1) << 1)
-            out[8 * byte + bit] = vector[8 * byte + bit] * scale * sign
+            sign = np.float32(1) - np.float32(np.int32(signs >> np.uint32(bit) & np.uint32(1)) << 1)
+            out[8 * byte + bit] = vector[8 * byte + bit] * (sign * scale)
     for index in range(8 * whole, vector.size):
-        out[index] = vector[index] * scale * (1 - ((bits[whole] >> (index & 7) & 1) << 1))
+        out[index] = vector[index] * (-scale if bits[whole] >> (index & 7) & 1 else scale)
 
 
 @compiled
@@ -155,25 +155,19 @@ def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
 def _transform(values: Floats) -> None:
     """Apply the Walsh-Hadamard transform in place, without its scale: twice makes `size` times the identity.
 
-    A level adds and subtracts values at one distance, and the levels commute. Blocks that fit the first cache go
-    through all their levels at once; then columns of the blocks, copied together, through those that are left.
+    A level adds and subtracts values at one distance. Blocks that fit the first cache go through all their levels;
+    as soon as four equal parts are done they go through the next two together, while they are still near.
     """
-    block = min(values.size, _BLOCK)
+    block = values.size
+    while block > _BLOCK:
+        block //= 4
     for start in range(0, values.size, block):
         part = values[start : start + block]
         _levels(part, _first_levels(part))
-    rows = values.size // block
-    if rows == 1:
-        return
-    columns = np.empty(rows * _COLUMNS, values.dtype)
-    for column in range(0, block, _COLUMNS):
-        for row in range(rows):
-            for index in range(_COLUMNS):
-                columns[row * _COLUMNS + index] = values[row * block + column + index]
-        _levels(columns, _COLUMNS)
-        for row in range(rows):
-            for index in range(_COLUMNS):
-                values[row * block + column + index] = columns[row * _COLUMNS + index]
+        end, distance = start + block, block
+        while end % (4 * distance) == 0:
+            _levels(values[end - 4 * distance : end], distance)
+            distance *= 4
 
 
 @compiled
