@@ -86,9 +86,10 @@ def _noise(story: Story) -> Panel:
     norms = tuple(point.update_norm for point in story.rounds)
     noises = tuple(story.noise_in(point) for point in story.rounds)
     signals = tuple(story.signal_in(point) for point in story.rounds)
+    steady = len(set(noises)) == 1
     lines = (
         Line(f"clip {clip:.4g}", Ink.TEXT, (clip,)),
-        Line(f"noise {noises[-1]:.3g}", Ink.LIMIT, noises, numbers),
+        Line(f"noise {noises[-1]:.3g}", Ink.LIMIT, noises[:1] if steady else noises, () if steady else numbers),
         Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
         Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
     )

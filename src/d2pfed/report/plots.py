@@ -11,7 +11,7 @@ from itertools import pairwise
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 
 MOST_POINTS = 400  # of one line: more than its pixels can show
 _MARKED = 40  # with so few points each one is marked
@@ -102,8 +102,10 @@ def _figure(plot: Plot) -> Figure:
     for line in plot.lines:
         if line.xs:
             xs, ys = thin(line.xs, line.ys)
-            marker = "o" if len(xs) <= _MARKED else ""
-            drawn = axes.plot(xs, ys, color=line.ink, linewidth=1.6, marker=marker, markersize=2.6, clip_on=False)
+            marker, width = ("o", 1.6) if len(xs) <= _MARKED else ("", 1.2)
+            drawn = axes.plot(
+                xs, ys, color=line.ink, linewidth=width, marker=marker, markersize=2.6, clip_on=False
+            )
         else:
             drawn = [axes.axhline(line.ys[0], color=line.ink, clip_on=False)]
         if line.ink in _DASHED:
@@ -117,7 +119,8 @@ def _figure(plot: Plot) -> Figure:
 
 
 def _scale(axes: Axes, plot: Plot) -> None:
-    counted = all(x == int(x) for line in plot.lines for x in line.xs)
+    places = {x for line in plot.lines for x in line.xs}
+    counted = all(x == int(x) for x in places)
     highest = max(max(line.ys) for line in plot.lines)
     axes.set_ylim(0, 1.0 if plot.scale is Scale.SHARES else 1.08 * highest or 1.0)
     axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=9)
@@ -129,7 +132,9 @@ def _scale(axes: Axes, plot: Plot) -> None:
         spine.set_visible(side == "bottom")
         spine.set_color(Ink.GRID)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=counted))
+    axes.xaxis.set_major_locator(
+        MaxNLocator(5, integer=counted) if len(places) > 1 else FixedLocator(sorted(places))
+    )
     if plot.scale is Scale.SHARES:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
