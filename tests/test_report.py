@@ -325,6 +325,24 @@ def test_one_colluder_and_several_are_worded():
     assert "with 3 clients that tell it their noise" in three.sentence
 
 
+def test_backticks_make_code_only_in_pairs():
+    paired, odd = (Page.read(render(with_text("warnings", text), [])) for text in ("see `this`", "see `this"))
+    assert "see this" in paired.text
+    assert "see `this" in odd.text
+
+
+def test_a_quorum_below_the_cohort_is_drawn_and_captioned():
+    told = story(2)
+    told = replace(told, plan=replace(told.plan, quorum=17))
+    told = replace(told, rounds=(told.rounds[0], replace(told.rounds[1], survivors=18, attempt=2)))
+    panel = panels(told)[-1]
+    assert [line.name for line in panel.plot.lines] == ["cohort 20", "quorum 17", "last 18"]
+    assert panel.caption == (
+        "Between 18 and 20 of 20 clients were in a round's sum; a sum over fewer than 17 is never unmasked. "
+        "1 of 2 rounds needed more than one attempt."
+    )
+
+
 def test_labels_of_lines_at_one_height_do_not_cover_each_other():
     lines = tuple(Line(f"line {number}", Ink.MAIN, (1.0,)) for number in range(4))
     drawing = draw(Plot(name="same", title="Same", across="round", lines=lines))

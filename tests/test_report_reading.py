@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from d2pfed.accounting import Scheme
 from d2pfed.cli import main
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Optimiser, build_model, load_task
-from d2pfed.plan import Target
+from d2pfed.plan import Kind, Target
 from d2pfed.report import read_story
 from d2pfed.run import Job, Settings
 from d2pfed.simulation import Dropouts, Fidelity
@@ -22,12 +23,18 @@ from stories import Page, outside
 FILES = ("plan.json", "settings.json", "metrics.jsonl", "summary.json")
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> tuple[Path, bytes]:
-    """Return a real run of two rounds, and the report that it left when it was interrupted after one."""
+def job(kind: Kind, scheme: Scheme, rounds: int) -> Job:
     task = load_task("digits", population=40, partition=None, data_dir=None)
     model = build_model("logistic", task, seed=0)
-    target = Target(dimension=model.dimension, population=40, cohort=10, rounds=2, epsilon=8.0)
+    target = Target(
+        dimension=model.dimension,
+        population=40,
+        cohort=10,
+        rounds=rounds,
+        epsilon=8.0,
+        mechanism=kind,
+        scheme=scheme,
+    )
     settings = Settings(
         task="digits",
         data=task.description,
@@ -39,11 +46,17 @@ def finished(tmp_path_factory) -> tuple[Path, bytes]:
         fidelity=Fidelity.SUM,
         seed=5,
     )
+    return Job.of(settings, task, model)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, bytes]:
+    """Return a real run of two rounds, and the report that it left when it was interrupted after one."""
     path = tmp_path_factory.mktemp("runs") / "real"
-    job = Job.of(settings, task, model)
-    job.execute(path, path / "ledger.sqlite", lambda _: False)
+    work = job(Kind.INDEPENDENT, Scheme.FIXED, 2)
+    work.execute(path, path / "ledger.sqlite", lambda _: False)
     first = (path / "report.html").read_bytes()
-    job.execute(path, path / "ledger.sqlite", lambda _: True)
+    work.execute(path, path / "ledger.sqlite", lambda _: True)
     return path, first
 
 
@@ -73,6 +86,13 @@ def test_the_story_has_the_numbers_that_the_run_wrote(run):
     settings = dict(story.settings)
     assert (settings["local.rate"], settings["target.cohort"], settings["dropouts.masked"]) == ("0.2", "10", "0")
     assert (settings["target.bits"], settings["target.mechanism"]) == ("none", "independent")
+
+
+def test_a_run_of_secret_sizes_logs_nothing_that_tells_them(finished, tmp_path):
+    job(Kind.BEARER, Scheme.POISSON, 1).execute(tmp_path / "secret", tmp_path / "ledger.sqlite", lambda _: True)
+    told, known = (read_story(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
+    assert (told.survivors, told.attempt, told.seconds) == (None, None, None)
+    assert None not in (known.survivors, known.attempt, known.seconds)
 
 
 def test_a_ledger_elsewhere_is_not_named(run):
@@ -139,6 +159,13 @@ def test_a_missing_file_is_named(run, monkeypatch, capsys, name):
 
 def test_what_is_no_directory_is_refused(run, monkeypatch, capsys):
     assert "is none" in complain([str(run / "nowhere")], monkeypatch, capsys)
+
+
+def test_a_file_that_cannot_be_read_is_named(run):
+    (run / "plan.json").unlink()
+    (run / "plan.json").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot read .*plan\.json"):
+        read_story(run)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"5", b"{}", b'"text"', b"\xff\xfe", b"[" * 100_000])
