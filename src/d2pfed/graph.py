@@ -109,6 +109,11 @@ def choose(cohort: int, risk: Risk) -> Neighbourhood:
             threshold = _threshold(cohort, degree, risk)
             if threshold is not None and _fits(cohort, Neighbourhood(degree, threshold), risk):
                 return Neighbourhood(degree, threshold)
+    return complete(cohort, risk)
+
+
+def complete(cohort: int, risk: Risk) -> Neighbourhood:
+    """Return the neighbourhood in which everyone holds a share of everyone's secrets."""
     threshold = max(cohort // 2 + 1, risk.colluders + 1)
     if threshold > cohort - risk.dropouts:
         raise ConfigError(
