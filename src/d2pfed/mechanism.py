@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from d2pfed.accounting.release import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.codec import Centres, Codec, conditional_round, rounded_radius
@@ -38,6 +38,7 @@ class Share:
         return share
 
 
+@runtime_checkable
 class Mechanism(Protocol):
     """What every mechanism does; all randomness of a client is in its entropy and its share of the group's."""
 

@@ -3,20 +3,21 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from safetensors.numpy import save
 
 from d2pfed import canonical
-from d2pfed.accounting import Release, Spent, spent, upper_bound
+from d2pfed.accounting import Scheme, Spent, spent
 from d2pfed.codec import FloatVector
-from d2pfed.errors import BudgetExceeded
+from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
-from d2pfed.ledger import Budget, Head, Ledger
+from d2pfed.ledger import Budget, Head, Ledger, read_budget
 from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
+from d2pfed.report import read_story, write_report
 from d2pfed.round import Attempt, Outcome, aggregate
 from d2pfed.run.directory import Checkpoint, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
@@ -47,11 +48,11 @@ class Progress:
     accuracy: float  # on the validation data
     loss: float
     epsilon: float  # spent against the plan's observer
-    survivors: int
-    attempt: int
+    survivors: int | None  # None, as all that tells it, where cohort sizes are secret
+    attempt: int | None
     update_norm: float
     upload_bytes: int  # of one client in this round
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +72,6 @@ class Summary:
 
 
 Listener = Callable[[Progress], bool]  # is told of every round; answers whether to go on
-
-
-def meter(plan: Plan, budget: Budget) -> Callable[[Sequence[Release]], float]:
-    """Return the function that the ledger measures with: quick where that is enough, certified near the budget."""
-
-    def epsilon(releases: Sequence[Release]) -> float:
-        quick = upper_bound(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
-        if quick <= budget.epsilon:
-            return quick
-        return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
-
-    return epsilon
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +96,15 @@ class Job:
                 state, stopped = self._rounds(directory, book, listen)
                 return self._conclude(directory, book, state, stopped)
 
-    def _open(self, ledger: Path) -> Ledger:
-        budget = Budget(self.plan.epsilon, self.plan.delta, str(self.plan.against))
-        measure = meter(self.plan, budget)
-        return Ledger.open(ledger, measure) if ledger.exists() else Ledger.create(ledger, budget, measure)
+    def _open(self, path: Path) -> Ledger:
+        """Open the population's ledger, or create one with this plan's promise for a budget."""
+        budget = Budget(self.plan.epsilon, self.plan.delta, self.plan.against, self.plan.participations)
+        if not path.exists():
+            return Ledger.create(path, budget, budget.measure)
+        found = read_budget(path)
+        if replace(found, epsilon=budget.epsilon) != budget:
+            raise ConfigError(f"the ledger {path} has the budget {found}, this plan needs one like {budget}")
+        return Ledger.open(path, found.measure)
 
     def _rounds(self, directory: RunDirectory, book: Ledger, listen: Listener) -> tuple[ServerState, str]:
         state = self._resume(directory, book)
@@ -169,17 +163,18 @@ class Job:
 
     def _progress(self, record: RoundRecord, epsilon: float, seconds: float) -> Progress:
         metrics = evaluate(self.model, record.state.average, self.task.validation)
+        secret = self.plan.sampling.scheme is Scheme.POISSON
         return Progress(
             round=record.round,
             rounds=self.plan.rounds,
             accuracy=metrics.accuracy,
             loss=metrics.loss,
             epsilon=epsilon,
-            survivors=record.survivors,
-            attempt=record.attempt,
+            survivors=None if secret else record.survivors,
+            attempt=None if secret else record.attempt,
             update_norm=record.update_norm,
             upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
-            seconds=seconds,
+            seconds=None if secret else seconds,
         )
 
     def _conclude(self, directory: RunDirectory, book: Ledger, state: ServerState, stopped: str) -> Summary:
@@ -206,4 +201,5 @@ class Job:
             repeatable=self.settings.seed is not None,
         )
         directory.replace("summary.json", json.dumps(asdict(summary), default=str, indent=2).encode())
+        write_report(read_story(directory.path), directory.path)
         return summary
