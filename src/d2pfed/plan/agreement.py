@@ -43,14 +43,6 @@ from d2pfed.randomness import digest
 from d2pfed.ring import Ring
 from d2pfed.rotation import Hadamard, RandomPhase
 
-TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(Adjacency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
-        *(Independent, Shared, Bearer, DDGauss, DistributedSkellam, CpSGD),
-    )
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -137,6 +129,15 @@ class Plan:
         )
 
 
+TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(Plan, Adjacency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
+        *(Independent, Shared, Bearer, DDGauss, DistributedSkellam, CpSGD),
+    )
+}
+
+
 def observers(plan: Plan) -> tuple[Observer, ...]:
     """Return those for whom an epsilon is always printed, together."""
     colluders = (colluding(plan.colluders),) if plan.colluders else ()
@@ -156,10 +157,16 @@ def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int
 
     After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding adds at most
     1/4 a client, and the noise its variance; a union bound over the coordinates (docs/theory.md, wrapping).
+    Skellam noise has heavier tails than that, so its own moment generating function takes the Gaussian's place.
     """
+    noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
     signal = (cohort * float(codec.radius)) ** 2 / codec.length
-    proxy = signal + cohort / 4 + variance(mechanism.noise(codec, cohort))
-    return min(1.0, 2 * codec.length * math.exp(-((ring.modulus / 2) ** 2) / (2 * proxy)))
+    proxy = signal + cohort / 4 + variance(noise)
+    slope, excess = reach / proxy, 0.0
+    if isinstance(noise, SkellamSum):
+        slope = min(slope, 1.0)  # Chernoff's bound holds at any slope, and beyond 1 the excess explodes
+        excess = variance(noise) * (math.cosh(slope) - 1 - slope**2 / 2)
+    return min(1.0, 2 * codec.length * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
 
 
 def variance(noise: Noise) -> float:

@@ -10,7 +10,7 @@ from d2pfed.accounting import spent as certified
 from d2pfed.accounting import upper_bound as coarse
 from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Neighbourhood, Risk, choose
+from d2pfed.graph import Neighbourhood, Risk, choose, complete
 from d2pfed.mechanism import (
     LEAST_WIDTH,
     Bearer,
@@ -22,10 +22,11 @@ from d2pfed.mechanism import (
     Rounded,
     Shared,
 )
-from d2pfed.plan.agreement import Plan, largest_cohort, wrap_probability
+from d2pfed.plan.agreement import Plan, largest_cohort, variance, wrap_probability
 from d2pfed.plan.target import Kind, Target, Turn
 from d2pfed.ring import MAX_BITS, Ring
 from d2pfed.rotation import Hadamard, RandomPhase
+from d2pfed.sampler import MAX_TABLE_SIGMA
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
@@ -33,7 +34,7 @@ _FRACTION_BITS = 8
 _FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the cache
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
 _PRECISION = 5e-4  # relative, of the noise: the last step of the search
-_LARGEST_MULTIPLIER = 1e6
+_SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-3, 1e6
 
 Account = Callable[..., Spent]
 
@@ -49,7 +50,9 @@ def calibrate(target: Target) -> Plan:
             f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
             f"got {target.colluders}; independent withstands them"
         )
-    hood = choose(target.cohort, Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders))
+    risk = Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders)
+    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
+    hood = (complete if target.mechanism is Kind.SHARED else choose)(target.cohort, risk)
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, _finest(target, ideal))
     plan = draft.search(ideal)
@@ -69,9 +72,9 @@ def ideal_multiplier(target: Target) -> float:
         target = replace(target, scheme=Scheme.NONE, rounds=min(target.cap, target.rounds), against=RELEASED)
 
     def within(multiplier: float) -> bool:
-        return _epsilon(coarse, target, ContinuousGaussian(2 * multiplier, 1.0)) <= target.epsilon
+        return _account(coarse, target, ContinuousGaussian(2 * multiplier, 1.0)).epsilon <= target.epsilon
 
-    return _least(within, 1.0)
+    return _least(within, 1.0, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,12 @@ class _Draft:
 
         def within(account: Account, multiplier: float) -> bool:
             noise = self.plan(multiplier).contributed
-            return noise is not None and _epsilon(account, self.target, noise) <= self.target.epsilon
+            return noise is not None and _account(account, self.target, noise).epsilon <= self.target.epsilon
 
-        multiplier = _least(lambda multiplier: within(coarse, multiplier), start)
+        noise = self.plan(start).contributed
+        if noise is not None and (reason := _account(coarse, self.target, noise).reason):
+            raise ConfigError(f"no plan with the mechanism {self.target.mechanism} keeps any epsilon: {reason}")
+        multiplier = _least(lambda multiplier: within(coarse, multiplier), start, self.target)
         while not within(certified, multiplier):
             multiplier *= 1 + _PRECISION
         return self.plan(multiplier)
@@ -124,6 +130,7 @@ class _Draft:
 
     def with_bits(self, plan: Plan) -> Plan:
         """Return the plan with the wished ring, or with the least that is unlikely to wrap."""
+        _require_drawable(plan)
         fitting = [
             bits
             for bits in range(1, MAX_BITS + 1)
@@ -137,7 +144,18 @@ class _Draft:
         return replace(plan, ring=Ring(bits))
 
 
-def _epsilon(account: Account, target: Target, noise: Noise) -> float:
+def _require_drawable(plan: Plan) -> None:
+    """Refuse noise that is too wide for a sampler's table, which has a row for each fraction of a step it rounds."""
+    rows = 1 << plan.codec.fraction_bits if isinstance(plan.mechanism, Independent) else 1
+    width, most = math.sqrt(variance(plan.noise(1))), MAX_TABLE_SIGMA // rows
+    if width > most:
+        raise ConfigError(
+            f"one client's noise must be at most {most} lattice steps wide, and epsilon {plan.epsilon:g} against "
+            f"`{plan.against}` needs {width:.4g} with this mechanism, cohort and dimension"
+        )
+
+
+def _account(account: Account, target: Target, noise: Noise) -> Spent:
     """Return what the whole run costs with this noise in every round."""
     release = Release(
         round=0,
@@ -148,18 +166,23 @@ def _epsilon(account: Account, target: Target, noise: Noise) -> float:
         noise=noise,
         participants=(),
     )
-    return account([release] * target.rounds, target.against, delta=target.spent_delta, cap=target.cap).epsilon
+    return account([release] * target.rounds, target.against, delta=target.spent_delta, cap=target.cap)
 
 
-def _least(within: Callable[[float], bool], start: float) -> float:
+def _least(within: Callable[[float], bool], start: float, target: Target) -> float:
     """Return a multiplier that is within the promise, while one smaller by the precision is not."""
+    wish = f"epsilon {target.epsilon:g} at delta {target.spent_delta:g} against `{target.against}`"
     low = high = start
     while within(low):
         low, high = low / 2, low
+        if low < _SMALLEST_MULTIPLIER:
+            raise ConfigError(
+                f"{wish} asks for noise below {_SMALLEST_MULTIPLIER:g} times the sensitivity: for none"
+            )
     while not within(high):
         low, high = high, high * 2
         if high > _LARGEST_MULTIPLIER:
-            raise ConfigError(f"no noise up to {_LARGEST_MULTIPLIER:g} times the sensitivity meets this epsilon")
+            raise ConfigError(f"{wish} asks for noise above {_LARGEST_MULTIPLIER:g} times the sensitivity")
     while high > low * (1 + _PRECISION):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if within(middle) else (middle, high)
@@ -243,6 +266,8 @@ def _finest_within(ring: Ring, target: Target, multiplier: float) -> float:
     for exponent in range(16 * 8 - 1, -17, -1):
         codec = _codec(target, 2 ** (exponent / 8), _FRACTION_BITS)
         mechanism = _mechanism(target.mechanism, codec, multiplier, contributors)
+        if variance(mechanism.noise(codec, 1)) > MAX_TABLE_SIGMA**2:
+            continue
         if wrap_probability(codec, mechanism, ring, largest_cohort(sampling)) <= SAFE_WRAP_PROBABILITY:
             return 2 ** (exponent / 8)
     raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort} clients")
