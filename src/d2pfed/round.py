@@ -201,7 +201,14 @@ class Outcome:
 Collect = Callable[[Session], Collected]
 
 
-def aggregate(plan: Plan, first: Attempt, cohort: tuple[int, ...], collect: Collect, book: Book) -> Outcome:
+def aggregate(
+    plan: Plan,
+    first: Attempt,
+    cohort: tuple[int, ...],
+    collect: Collect,
+    book: Book,
+    consistency: Consistency = Consistency.ASSUMED,
+) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
 
     Where every vector counts (`shared`, `bearer`), a further attempt goes on with those who were left.
@@ -211,7 +218,7 @@ def aggregate(plan: Plan, first: Attempt, cohort: tuple[int, ...], collect: Coll
     """
     run, number = first.run, first.round
     for attempt in range(first.number, first.number + plan.attempts):
-        session = session_of(plan, Attempt(run, number, attempt), cohort)
+        session = session_of(plan, Attempt(run, number, attempt), cohort, consistency)
         book.reserve(run, plan.release(number, attempt, ()))
         try:
             collected = collect(session)

@@ -3,22 +3,22 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors.numpy import save
 
 from d2pfed import canonical
-from d2pfed.accounting import Release, Spent, spent, upper_bound
+from d2pfed.accounting import Spent, spent
 from d2pfed.codec import FloatVector
+from d2pfed.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.errors import BudgetExceeded
 from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
-from d2pfed.ledger import Budget, Head, Ledger
+from d2pfed.ledger import Head, Ledger
 from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
 from d2pfed.round import Attempt, Outcome, aggregate
-from d2pfed.run.directory import Checkpoint, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
@@ -73,18 +73,6 @@ class Summary:
 Listener = Callable[[Progress], bool]  # is told of every round; answers whether to go on
 
 
-def meter(plan: Plan, budget: Budget) -> Callable[[Sequence[Release]], float]:
-    """Return the function that the ledger measures with: quick where that is enough, certified near the budget."""
-
-    def epsilon(releases: Sequence[Release]) -> float:
-        quick = upper_bound(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
-        if quick <= budget.epsilon:
-            return quick
-        return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
-
-    return epsilon
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """A run that can be carried out, or carried on."""
@@ -103,14 +91,9 @@ class Job:
         """Carry the run on from where it is to its end, its budget's end, or the listener's wish."""
         with RunDirectory.open(path, canonical.encode(self.settings)) as directory:
             directory.replace("plan.json", canonical.encode(self.plan).encode())
-            with self._open(ledger) as book:
+            with open_ledger(ledger, self.plan) as book:
                 state, stopped = self._rounds(directory, book, listen)
                 return self._conclude(directory, book, state, stopped)
-
-    def _open(self, ledger: Path) -> Ledger:
-        budget = Budget(self.plan.epsilon, self.plan.delta, str(self.plan.against))
-        measure = meter(self.plan, budget)
-        return Ledger.open(ledger, measure) if ledger.exists() else Ledger.create(ledger, budget, measure)
 
     def _rounds(self, directory: RunDirectory, book: Ledger, listen: Listener) -> tuple[ServerState, str]:
         state = self._resume(directory, book)

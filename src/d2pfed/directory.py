@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,10 @@ from typing import Self
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from d2pfed.accounting import Release, spent, upper_bound
 from d2pfed.errors import ConfigError
+from d2pfed.ledger import Budget, Ledger
+from d2pfed.plan import Plan
 from d2pfed.training import ServerState
 
 
@@ -124,6 +127,25 @@ class RunDirectory:
         whole = [line for line in lines if line.endswith("}")]  # a crash may have cut the last one
         kept = [line for line in whole if json.loads(line)["round"] <= rounds]
         self.replace("metrics.jsonl", "".join(line + "\n" for line in kept).encode())
+
+
+def open_ledger(path: Path, plan: Plan) -> Ledger:
+    """Open the ledger of a plan's budget, or make it; the caller closes it."""
+    budget = Budget(plan.epsilon, plan.delta, str(plan.against))
+    measure = meter(plan, budget)
+    return Ledger.open(path, measure) if path.exists() else Ledger.create(path, budget, measure)
+
+
+def meter(plan: Plan, budget: Budget) -> Callable[[Sequence[Release]], float]:
+    """Return the function that the ledger measures with: quick where that is enough, certified near the budget."""
+
+    def epsilon(releases: Sequence[Release]) -> float:
+        quick = upper_bound(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
+        if quick <= budget.epsilon:
+            return quick
+        return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
+
+    return epsilon
 
 
 def _differences(old: object, new: object, where: str = "") -> str:
