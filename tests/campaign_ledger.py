@@ -21,12 +21,12 @@ from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger import Budget, Head, Kind, Ledger, Row, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row
 from d2pfed.ledger.store import Store
-from d2pfed.randomness import Entropy
+from d2pfed.randomness import Entropy, Stream
 
 QUORUM = 8
-LONGEST_LIFE_MICROSECONDS = 30_000
-KILLS_PER_LEDGER = 25
+KILLS_PER_LEDGER = 10
 MUST_BE_ZERO = ("lost", "without_row", "failed", "over_budget", "committed_by_sleepers", "unexplained")
+WATCHERS: list[int] = []  # descriptors that get a byte for each event
 APPEND = Store.append
 CALLS = (
     "pwrite64",
@@ -77,6 +77,8 @@ def tell(directory: Path, what: str, number: int, attempt: int) -> None:
             os.fsync(outside.fileno())
     except OSError as error:
         raise OutsideError from error
+    for watcher in WATCHERS:
+        os.write(watcher, b".")
 
 
 def told(directory: Path, what: str) -> list[tuple[int, int]]:
@@ -87,14 +89,14 @@ def told(directory: Path, what: str) -> list[tuple[int, int]]:
 
 
 def charge_then_release(directory: Path, rounds: int) -> None:
-    """The right order; every fourth attempt ends void before anything is unmasked."""
+    """The right order; every third attempt ends void before anything is unmasked."""
     with ledger_in(directory) as ledger:
         number = len(told(directory, "release"))
         for count in range(rounds):
             attempt = ledger.next_attempt("run", number)
             ledger.reserve("run", release(number, attempt))
             tell(directory, "reserved", number, attempt)
-            if count % 4 == 3:
+            if count % 3 == 1:
                 tell(directory, "voiding", number, attempt)
                 ledger.void("run", number, attempt)
                 continue
@@ -127,8 +129,9 @@ def lost(directory: Path) -> int:
     }
     missing = len(releases - keys[Kind.COMMIT]) + len(reserved - keys[Kind.RESERVE])
     least = Fraction(len(releases), 2 * QUORUM) + Fraction(len(reserved - releases - voiding), 2 * QUORUM)
-    if not missing and verify(path, additive).spent < least:
-        raise AssertionError(f"the ledger reports {verify(path, additive).spent}, outside are {least}")
+    spent = verify(path, additive).spent
+    if not missing and spent < least:
+        raise AssertionError(f"the ledger reports {spent}, outside are {least}")
     return missing
 
 
@@ -145,13 +148,29 @@ def forked(work: Callable[[], None]) -> int:
     return child
 
 
-def killed(work: Callable[[], None], microseconds: int) -> None:
-    """Do the work in a process that is killed after a while; an error of its own is ours."""
+def killed(loop: Callable[[Path, int], None], directory: Path, stream: Stream) -> None:
+    """Kill a charging loop a random number of events after its start, and then a random part of two events later.
+
+    Events, not seconds: on a slow machine the kill comes as often between a row and its release as on a fast one.
+    """
+    events, end = os.pipe()
+
+    def work() -> None:
+        WATCHERS.append(end)
+        loop(directory, sys.maxsize)
+
     child = forked(work)
-    time.sleep(microseconds / 1e6)
+    os.close(end)
+    gap, last = 0.004, time.monotonic()
+    for _ in range(stream.below(6)):
+        if not os.read(events, 1):
+            break
+        gap, last = time.monotonic() - last, time.monotonic()
+    time.sleep(2 * gap * stream.below(1000) / 1000)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
+    os.close(events)  # only now: the loop must die of nothing but the kill
+    if status != signal.SIGKILL:
         raise AssertionError("the charging loop failed by itself")
 
 
@@ -163,7 +182,7 @@ def kills(loop: Callable[[Path, int], None], count: int, directory: Path, seed: 
         place = directory / f"from-{totals['kills']}"
         place.mkdir()
         for _ in range(min(KILLS_PER_LEDGER, count - totals["kills"])):
-            killed(lambda place=place: loop(place, sys.maxsize), stream.below(LONGEST_LIFE_MICROSECONDS))
+            killed(loop, place, stream)
             totals["kills"] += 1
             lost(place)
         loop(place, 1)  # it still works, with the lock free and whatever was left

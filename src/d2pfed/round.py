@@ -1,6 +1,6 @@
 """One private round, client half and server half, whatever carries the bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -235,3 +235,26 @@ def aggregate(
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
         return Outcome(mean, attempt, len(collected.survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts} attempts")
+
+
+def private_sum(
+    plan: Plan, first: Attempt, vectors: Mapping[int, NDArray[np.floating]], book: Book, entropy: Entropy
+) -> FloatVector:
+    """Return the private sum of these clients' vectors, through the whole protocol in this process.
+
+    For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
+    clients that `Participant.join` made elsewhere.
+    """
+
+    def join(session: Session, client: int) -> Client:
+        participant = Participant(plan=plan, client=client, entropy=entropy.child("client", client), taken=0)
+        return participant.join(session, lambda _model: vectors[client])
+
+    def collect(session: Session) -> Collected:
+        machines = {client: join(session, client) for client in session.cohort}
+        return gather(
+            session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
+        )
+
+    mean = aggregate(plan, first, tuple(sorted(vectors)), collect, book).mean
+    return mean * np.float32(plan.cohort)

@@ -28,9 +28,15 @@ class Lock:
     @staticmethod
     def replace(path: Path) -> "Lock":
         """Take a new lock in place of the one that is held: whoever has the old one no longer excludes anybody."""
-        with explained(path):
-            _sidecar(path).unlink(missing_ok=True)
-        return Lock.take(path)
+        sidecar = _sidecar(path)
+        fresh = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
+        with explained(path), ExitStack() as undo:
+            descriptor = _opened(fresh)
+            undo.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fresh.rename(sidecar)  # locked before it has its name, so nobody can come in between
+            undo.pop_all()
+        return Lock(descriptor)
 
     def close(self) -> None:
         """Give the lock back."""
@@ -41,11 +47,15 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
+def _opened(sidecar: Path) -> int:
+    return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
 def _locked(path: Path, operation: int) -> Lock:
     sidecar = _sidecar(path)
     while True:
         with explained(path), ExitStack() as undo:
-            descriptor = os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = _opened(sidecar)
             undo.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, operation)

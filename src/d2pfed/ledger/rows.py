@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from d2pfed.accounting.release import Release
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.text import VERSION, decode_release, encode_json
+from d2pfed.ledger.text import DAMAGE, VERSION, decode_release, encode_json
 from d2pfed.randomness import digest
 
 HASH_BYTES = 32
@@ -44,7 +44,7 @@ class Budget:
             fields = json.loads(text)
             epsilon, delta = float.fromhex(fields["epsilon"]), float.fromhex(fields["delta"])
             budget = Budget(epsilon, delta, str(fields["observer"]))
-        except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        except DAMAGE as error:
             raise LedgerError(f"not the text of a budget: {error}") from error
         if budget.encode() != text:
             raise LedgerError("not the canonical text of a budget: unknown fields or another spelling")

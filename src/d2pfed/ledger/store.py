@@ -21,6 +21,7 @@ CREATE TABLE entry (
     seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, kind TEXT NOT NULL, run TEXT, round INTEGER, attempt INTEGER,
     body TEXT NOT NULL, epsilon TEXT NOT NULL, hash BLOB NOT NULL, UNIQUE (run, round, attempt, kind))
 """
+_COMPANIONS = ("-wal", "-shm", "-journal")  # files that SQLite keeps beside a database
 _COLUMNS = "seq, epoch, kind, run, round, attempt, body, epsilon, hash"
 
 
@@ -38,16 +39,16 @@ class Store:
 
         The caller holds the lock. A file left by a creation that was cut short is made anew: nobody ever used it.
         """
-        if path.exists():
-            raise LedgerError(f"ledger {path}: it already exists")
+        for suffix in ("", *_COMPANIONS):  # the log of a ledger that is gone would be played into the new one
+            if Path(f"{path}{suffix}").exists():
+                raise LedgerError(f"ledger {path}: {path.name}{suffix} already exists")
         draft = path.with_name(path.name + ".draft")
         with explained(path):
-            for suffix in ("", "-wal", "-shm", "-journal"):
+            for suffix in ("", *_COMPANIONS):
                 Path(f"{draft}{suffix}").unlink(missing_ok=True)
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it lists who took part
             connection = _connect(draft, "rw")
             try:
-                # Not yet in WAL, whose log would have to be folded in before the file is renamed.
                 connection.execute("PRAGMA synchronous=FULL")
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={APPLICATION}")
@@ -55,6 +56,7 @@ class Store:
                 connection.execute(_TABLE)
                 _insert(connection, first)
                 connection.execute("COMMIT")
+                _set_up(connection)  # only now: the first row is in the file itself, and no log has to follow it
             finally:
                 connection.close()
             _sync(draft)

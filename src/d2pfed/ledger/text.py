@@ -20,8 +20,8 @@ from d2pfed.errors import ConfigError, LedgerError
 
 VERSION = 1
 
-# Whatever a damaged text can make the decoders below raise.
-_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError, ConfigError)
+# Whatever a damaged text can make a decoder raise.
+DAMAGE = (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, ConfigError)
 
 Json = dict[str, object]
 
@@ -59,7 +59,7 @@ def decode_release(text: str) -> Release:
     """
     try:
         release = _decode_release(json.loads(text))
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise LedgerError(f"not the text of a release: {error}") from error
     if encode_release(release) != text:
         raise LedgerError("not the canonical text of a release: unknown fields or another spelling")

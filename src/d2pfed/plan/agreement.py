@@ -214,9 +214,9 @@ class Policy:
 
 def _check_at_least(name: str, value: float, least: float) -> None:
     if not value >= least:
-        raise ConfigError(f"this client's policy asks for a {name} of at least {least:g}, the plan has {value:g}")
+        raise ConfigError(f"this client's policy: {name} must be at least {least:g}, the plan has {value:g}")
 
 
 def _check_at_most(name: str, value: float, most: float) -> None:
     if not value <= most:
-        raise ConfigError(f"this client's policy allows a {name} of at most {most:g}, the plan has {value:g}")
+        raise ConfigError(f"this client's policy: {name} must be at most {most:g}, the plan has {value:g}")

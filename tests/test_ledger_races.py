@@ -1,0 +1,113 @@
+import threading
+from pathlib import Path
+
+import pytest
+
+from campaign_ledger import additive, release
+from d2pfed.errors import LedgerError
+from d2pfed.ledger import Budget, Ledger, verify
+from test_ledger_crashes import campaign
+
+BUDGET = Budget(1.0, 1e-5, "released")
+
+
+def test_sixteen_processes_in_turn_spend_the_budget_exactly(tmp_path):
+    counts = campaign("race", 10, tmp_path)
+    assert (counts["accepted"], counts["charged"], counts["over_budget"]) == (80, 80, 0)
+    assert (counts["failed"], counts["without_row"]) == (0, 0)
+
+
+def test_processes_that_take_over_from_each_other_never_exceed_the_budget(tmp_path):
+    counts = campaign("race-takeover", 20, tmp_path)
+    assert counts["accepted"] <= counts["charged"] <= 80
+    assert (counts["failed"], counts["without_row"], counts["over_budget"]) == (0, 0, 0)
+
+
+def test_a_stopped_server_cannot_commit_after_a_takeover(tmp_path):
+    assert campaign("stops", 20, tmp_path) == {"stops": 20, "committed_by_sleepers": 0, "unfinished": 20}
+
+
+def test_a_server_without_a_fence_is_caught_committing_after_a_takeover(tmp_path):
+    with pytest.raises(AssertionError, match="a server of epoch 2 wrote in epoch 3"):
+        campaign("stops-unfenced", 1, tmp_path)
+
+
+def test_a_second_server_is_refused_at_once(tmp_path):
+    path = tmp_path / "ledger"
+    with Ledger.create(path, BUDGET, additive):
+        with pytest.raises(LedgerError, match="another server has it open"):
+            Ledger.open(path, additive)
+        with pytest.raises(LedgerError, match="another server has it open"):
+            Ledger.create(path, BUDGET, additive)
+        (tmp_path / "link").symlink_to(path)
+        with pytest.raises(LedgerError, match="another server has it open"):
+            Ledger.open(tmp_path / "link", additive)
+    Ledger.open(path, additive).close()
+
+
+def test_after_a_takeover_the_new_server_holds_the_lock(tmp_path):
+    path = tmp_path / "ledger"
+    with Ledger.create(path, BUDGET, additive) as old, Ledger.take_over(path, additive) as new:
+        with pytest.raises(LedgerError, match="another server has it open"):
+            Ledger.open(path, additive)
+        with pytest.raises(LedgerError, match="another server took over: found row 2 of epoch 2"):
+            old.reserve("run", release(0))
+        with pytest.raises(LedgerError, match="closed"):
+            old.reserve("run", release(0))
+        new.reserve("run", release(0))
+    assert verify(path, additive).servers == 2
+
+
+def test_who_waits_for_a_lock_that_is_replaced_waits_for_the_new_one(tmp_path):
+    path = tmp_path / "ledger"
+    epochs = []
+
+    def wait() -> None:
+        with Ledger.open_in_turn(path, additive) as ledger:
+            epochs.append(ledger.reserve("run", release(0)).epoch)
+
+    old = Ledger.create(path, BUDGET, additive)
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    new = Ledger.take_over(path, additive)
+    old.close()
+    new.reserve("other", release(0))
+    new.close()
+    waiter.join()
+    assert epochs == [3]
+
+
+def test_a_failed_opening_gives_the_lock_back(tmp_path):
+    path = tmp_path / "ledger"
+    with Ledger.create(path, BUDGET, additive) as ledger:
+        ledger.reserve("run", release(0))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(LedgerError, match="not this budget's meter"):
+            Ledger.open(path, lambda _: 0.0)
+        with pytest.raises(LedgerError, match="already exists"):
+            Ledger.create(path, BUDGET, additive)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    Ledger.open(path, additive).close()
+
+
+def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
+    path = tmp_path / "ledger"
+    epochs = []
+
+    def wait() -> None:
+        with Ledger.open_in_turn(path, additive) as ledger:
+            epochs.append(ledger.reserve("run", release(0)).epoch)
+
+    old = Ledger.create(path, BUDGET, additive)
+    sidecar = path.with_name("ledger.lock")
+    inode = f":{sidecar.stat().st_ino} "
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+        assert waiter.is_alive()
+    sidecar.unlink()
+    old.close()
+    waiter.join()
+    assert epochs == [2]
+    assert sidecar.exists()

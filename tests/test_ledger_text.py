@@ -1,0 +1,181 @@
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from d2pfed.accounting.release import (
+    Adjacency,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Release,
+    Sampling,
+    Scheme,
+    SkellamSum,
+    Unit,
+)
+from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger import Budget, decode_release, encode_release
+
+whole = st.integers(1, 2**70)
+ratios = st.builds(Fraction, whole, whole)
+floats = st.floats(min_value=5e-324, allow_infinity=False)
+noises = st.one_of(
+    st.builds(DiscreteGaussianSum, ratios, whole, ratios, whole),
+    st.builds(SkellamSum, ratios, whole, ratios, ratios, whole),
+    st.builds(ContinuousGaussian, floats, floats),
+)
+identities = st.one_of(st.integers(0, 300), st.integers(0, 2**64))
+releases = st.builds(
+    Release,
+    round=st.integers(0, 2**40),
+    attempt=st.integers(0, 9),
+    unit=st.sampled_from(Unit),
+    adjacency=st.sampled_from(Adjacency),
+    sampling=st.builds(lambda s, a, b: Sampling(s, a + b, b), st.sampled_from(Scheme), st.integers(0, 9), whole),
+    noise=noises,
+    participants=st.sets(identities, max_size=20).map(lambda ids: tuple(sorted(ids))),
+)
+budgets = st.builds(Budget, floats, st.floats(0, 1, exclude_max=True), st.text(min_size=1, max_size=20))
+
+
+@given(releases)
+@settings(deadline=None)
+def test_a_release_survives_its_text_exactly(release):
+    text = encode_release(release)
+    assert decode_release(text) == release
+    assert text.isascii()
+    assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+
+
+@given(releases, releases)
+@settings(deadline=None)
+def test_different_releases_have_different_texts(one, other):
+    assert (one == other) == (encode_release(one) == encode_release(other))
+
+
+def damaged(text: str, place: int, character: str) -> list[str]:
+    at = place % len(text)
+    return [text[:at] + character + text[at + 1 :], text[:at] + text[at + 1 :], text[:at] + character + text[at:]]
+
+
+@given(releases, st.integers(0, 10**6), st.sampled_from('0123456789abc/,:{}[]" -.ep='))
+@settings(deadline=None, max_examples=300)
+def test_a_damaged_text_is_refused_or_is_canonical(release, place, character):
+    for text in damaged(encode_release(release), place, character):
+        try:
+            other = decode_release(text)
+        except LedgerError:
+            continue
+        assert encode_release(other) == text
+
+
+@given(budgets, st.integers(0, 10**6), st.sampled_from('0123456789abc/,:{}" -.p'))
+@settings(deadline=None)
+def test_a_budget_survives_its_text_exactly_and_no_other_text_is_read(budget, place, character):
+    assert Budget.decode(budget.encode()) == budget
+    for text in damaged(budget.encode(), place, character):
+        try:
+            other = Budget.decode(text)
+        except LedgerError:
+            continue
+        assert other.encode() == text
+
+
+def fields(**changes) -> str:
+    release = Release(
+        round=1,
+        attempt=0,
+        unit=Unit.CLIENT,
+        adjacency=Adjacency.ZERO_OUT,
+        sampling=Sampling(Scheme.FIXED, 10, 5),
+        noise=DiscreteGaussianSum(Fraction(5, 2), 5, Fraction(1), 3),
+        participants=(0, 3, 200),
+    )
+    return json.dumps(json.loads(encode_release(release)) | changes, sort_keys=True, separators=(",", ":"))
+
+
+NOISE = {"law": "discrete-gaussian-sum", "sigma": "5/2", "contributors": 5, "radius": "1/1", "dimension": 3}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2},
+        {"version": "1"},
+        {"extra": 0},
+        {"round": -1},
+        {"round": 1.0},
+        {"round": True},
+        {"unit": "record"},
+        {"unit": 3},
+        {"adjacency": "add-remove"},
+        {"sampling": []},
+        {"sampling": {"scheme": "fixed", "population": 10, "cohort": 11}},
+        {"sampling": {"scheme": "fixed", "population": 10, "cohort": 5, "extra": 1}},
+        {"noise": NOISE | {"law": "laplace"}},
+        {"noise": NOISE | {"sigma": "10/4"}},
+        {"noise": NOISE | {"sigma": "2.5"}},
+        {"noise": NOISE | {"sigma": "1/0"}},
+        {"noise": NOISE | {"sigma": 2.5}},
+        {"noise": NOISE | {"contributors": 0}},
+        {"noise": {"law": "continuous-gaussian", "sigma": "0x1p0", "radius": "nan"}},
+        {"noise": {"law": "continuous-gaussian", "sigma": "1.0", "radius": "1.0"}},
+        {"participants": [0, 3]},
+        {"participants": "AAKAgA"},
+        {"participants": "gA=="},
+        {"participants": "gAA="},
+        {"participants": "A A="},
+    ],
+)
+def test_a_text_with_one_wrong_field_is_refused(changes):
+    assert decode_release(fields()).participants == (0, 3, 200)
+    with pytest.raises(LedgerError):
+        decode_release(fields(**changes))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "{}", "[" * 100_000, '{"a":NaN}', fields()[:-1] + ',"round":2}']
+)
+def test_what_is_no_release_is_refused(text):
+    with pytest.raises(LedgerError):
+        decode_release(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "{}", '{"version":1,"epsilon":"0x1p0","delta":"0x0p0","observer":3}']
+)
+def test_what_is_no_budget_is_refused(text):
+    with pytest.raises(LedgerError):
+        Budget.decode(text)
+
+
+def test_participants_cost_about_a_byte_and_a_third_each():
+    release = decode_release(fields())
+    cohort = Release(
+        round=1,
+        attempt=0,
+        unit=release.unit,
+        adjacency=release.adjacency,
+        sampling=Sampling(Scheme.FIXED, 100_000, 1000),
+        noise=release.noise,
+        participants=tuple(range(17, 100_017, 100)),
+    )
+    assert len(encode_release(cohort)) < 1400 + len(encode_release(release))
+
+
+def test_a_negative_identity_is_refused_before_it_is_written():
+    release = decode_release(fields())
+    with pytest.raises(ConfigError, match="at least 0"):
+        encode_release(
+            Release(
+                round=0,
+                attempt=0,
+                unit=release.unit,
+                adjacency=release.adjacency,
+                sampling=release.sampling,
+                noise=release.noise,
+                participants=(-1, 2),
+            )
+        )

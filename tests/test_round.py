@@ -1,0 +1,226 @@
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from d2pfed.accounting import Adjacency
+from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
+from d2pfed.plan import Kind, Plan, Policy, Target, calibrate
+from d2pfed.randomness import Entropy
+from d2pfed.round import Attempt, Participant, accept, aggregate, gather, private_sum, session_of
+from d2pfed.secagg import Advertising, Consistency
+from d2pfed.simulation import Dropouts, Fidelity, Simulation
+
+COHORT = tuple(range(10, 22))
+D = 30
+NOBODY = Dropouts()
+FIRST = Attempt("run", 0, 0)
+
+
+@dataclass
+class Diary:
+    """A book that writes down what happens around it, in order."""
+
+    events: list = field(default_factory=list)
+    limit: int = 99
+
+    def reserve(self, run, release):
+        if len([e for e in self.events if e[0] == "reserve"]) >= self.limit:
+            raise BudgetExceeded("no more")
+        self.events.append(("reserve", release.attempt))
+
+    def commit(self, run, release):
+        self.events.append(("commit", release.attempt, release.participants, release.noise))
+
+    def void(self, run, number, attempt):
+        self.events.append(("void", attempt))
+
+
+def make_plan(kind: Kind = Kind.INDEPENDENT, **changes) -> Plan:
+    wish = {"dimension": D, "population": 100, "cohort": len(COHORT), "rounds": 2, "epsilon": 20.0, "delta": 1e-3}
+    return calibrate(Target(**(wish | {"mechanism": kind} | changes)))
+
+
+def update_of(client: int) -> np.ndarray:
+    return np.sin(np.arange(D) * client).astype(np.float32) / 10
+
+
+def updates(clients):
+    return map(update_of, clients)
+
+
+def simulation(plan, dropouts=NOBODY, taken=None, seed=b"round"):
+    return Simulation(
+        plan=plan,
+        model=b"model",
+        updates=updates,
+        dropouts=dropouts,
+        entropy=Entropy.replay(seed),
+        taken=taken or {},
+    )
+
+
+def run(plan, fidelity, book, first=FIRST, **changes):
+    engine = simulation(plan, **changes)
+    return aggregate(plan, first, COHORT, lambda session: engine.collect(session, fidelity), book)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BINOMIAL])
+@pytest.mark.parametrize("lost", [0, Fraction(1, 12)])
+def test_sum_and_protocol_agree_bit_for_bit(kind, lost):
+    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts=8)
+    dropouts = Dropouts(lost, lost, lost, lost)
+    diaries = Diary(), Diary()
+    outcomes = [
+        run(plan, fidelity, diary, dropouts=dropouts) for fidelity, diary in zip(Fidelity, diaries, strict=True)
+    ]
+    np.testing.assert_array_equal(outcomes[0].mean, outcomes[1].mean)
+    assert diaries[0].events == diaries[1].events
+
+
+def test_the_mean_is_near_the_clients_mean():
+    plan = make_plan()
+    mean = run(plan, Fidelity.SUM, Diary()).mean
+    noise = plan.sigma / len(COHORT) * np.sqrt(D)
+    assert np.linalg.norm(mean - sum(updates(COHORT)) / len(COHORT)) < 3 * noise
+
+
+def test_charges_come_before_what_they_pay_for():
+    plan, diary = make_plan(), Diary()
+    engine = simulation(plan)
+
+    def watched(session):
+        collected = engine.collect(session, Fidelity.PROTOCOL)
+        diary.events.append(("masked",))
+        exchange = collected.exchange
+
+        def unmasking(requests):
+            diary.events.append(("unmask requested",))
+            return exchange(requests)
+
+        return replace(collected, exchange=unmasking)
+
+    aggregate(plan, FIRST, COHORT, watched, diary)
+    assert [event[0] for event in diary.events] == ["reserve", "masked", "commit", "unmask requested"]
+
+
+def test_no_vector_is_asked_for_when_the_budget_refuses():
+    plan, asked = make_plan(), []
+    with pytest.raises(BudgetExceeded):
+        aggregate(plan, FIRST, COHORT, asked.append, Diary(limit=0))
+    assert not asked
+
+
+def test_the_commitment_names_the_survivors_and_their_noise():
+    plan, diary = make_plan(dropouts=0.4), Diary()
+    outcome = run(plan, Fidelity.SUM, diary, dropouts=Dropouts(masked=Fraction(1, 6)))
+    _, _, participants, noise = diary.events[-1]
+    assert outcome.survivors == len(participants) == noise.contributors < len(COHORT)
+    assert noise.contributors >= plan.quorum
+
+
+def test_a_round_below_quorum_is_void_and_tried_again_until_attempts_end():
+    plan, diary = make_plan(attempts=3), Diary()
+    with pytest.raises(TooFewClients, match="failed in all of its 3 attempts"):
+        run(plan, Fidelity.SUM, diary, dropouts=Dropouts(share=Fraction(1, 2)))
+    assert diary.events == [(kind, attempt) for attempt in range(3) for kind in ("reserve", "void")]
+
+
+def test_an_attempt_that_fails_after_the_commitment_stays_charged():
+    plan, diary = make_plan(attempts=2), Diary()
+    with pytest.raises(TooFewClients):
+        run(plan, Fidelity.PROTOCOL, diary, dropouts=Dropouts(unmask=Fraction(1)))
+    assert [event[0] for event in diary.events] == ["reserve", "commit"] * 2
+
+
+def test_a_shared_noise_goes_on_with_those_who_were_left():
+    plan, diary = make_plan(Kind.SHARED, attempts=12), Diary()
+    outcome = run(plan, Fidelity.SUM, diary, dropouts=Dropouts(masked=Fraction(1, 10)))
+    assert outcome.survivors < len(COHORT)
+    assert ("void", 0) in diary.events
+    _, attempt, participants, noise = diary.events[-1]
+    assert (attempt, len(participants), noise.contributors) == (outcome.attempt, outcome.survivors, 1)
+
+
+def test_each_attempt_has_fresh_noise_rotation_and_keys():
+    plan = make_plan()
+    means = [run(plan, Fidelity.SUM, Diary(), Attempt("run", 0, number)).mean for number in range(2)]
+    assert not np.array_equal(*means)
+    sessions = [
+        session_of(plan, Attempt(*name), COHORT)
+        for name in (("run", 0, 0), ("run", 0, 1), ("run", 1, 0), ("x", 0, 0))
+    ]
+    assert len({session.digest for session in sessions}) == 4
+
+
+def test_at_its_cap_a_client_sends_zero_and_its_noise():
+    plan = make_plan(participations=1)
+    full = run(plan, Fidelity.SUM, Diary()).mean
+    capped = run(plan, Fidelity.SUM, Diary(), taken=dict.fromkeys(COHORT, 1)).mean
+    # The same noise around another centre: what is left is the clients' mean, up to the rounding of each draw.
+    step = plan.codec.granularity
+    assert np.linalg.norm(full - capped - sum(updates(COHORT)) / len(COHORT)) < step * np.sqrt(plan.codec.length)
+    assert np.linalg.norm(capped) > 0
+
+
+def test_the_cap_of_zero_contributions_left_is_where_it_says():
+    plan = make_plan(participations=2)
+    session = session_of(plan, FIRST, COHORT)
+    zero = np.zeros(D, np.float32)
+
+    def vector(taken, update):
+        participant = Participant(plan=plan, client=10, entropy=Entropy.replay(b"c"), taken=taken)
+        return participant.contribute(session, update, None)
+
+    assert not np.array_equal(vector(1, update_of(10)), vector(1, zero))
+    assert np.array_equal(vector(2, update_of(10)), vector(2, zero))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_never_leaves_the_client(poison):
+    plan = make_plan(dropouts=0.2)
+    engine = simulation(plan)
+    session = session_of(plan, FIRST, COHORT)
+    bad = np.full(D, poison, np.float32)
+    client = engine._participant(10).join(session, lambda _model: bad)
+    with pytest.raises(ConfigError, match="finite"):
+        client._desk.contribute(b"", None)
+
+
+def test_a_client_joins_only_what_its_policy_allows():
+    plan = make_plan()
+    session = session_of(plan, FIRST, COHORT)
+    invitation = Advertising(session).outbox()[10]
+    lenient = Policy(most_epsilon=100, most_delta=1e-2, least_noise_multiplier=0.01)
+    assert accept(plan, lenient, invitation, Consistency.ASSUMED).digest == session.digest
+    with pytest.raises(ConfigError, match="policy: epsilon must be at most 10, the plan has 20"):
+        accept(plan, Policy(least_noise_multiplier=0.1), invitation, Consistency.ASSUMED)
+    few = session_of(make_plan(Kind.BEARER), FIRST, COHORT[:3])
+    with pytest.raises(PeerError, match="at least 10 clients, got 3"):
+        accept(plan, lenient, Advertising(few).outbox()[10], Consistency.ASSUMED)
+
+
+def test_a_private_sum_needs_no_training():
+    """A histogram: each client holds one value; the clip of one is exact for one-hot vectors."""
+    plan = make_plan(dimension=4, epsilon=50.0, adjacency=Adjacency.ZERO_OUT)
+    vectors = {client: np.eye(4, dtype=np.float32)[client % 4] for client in COHORT}
+    diary = Diary()
+    total = private_sum(plan, Attempt("histogram", 0, 0), vectors, diary, Entropy.replay(b"sum"))
+    assert np.abs(total - sum(vectors.values())).max() < 6 * plan.sigma
+    assert [event[0] for event in diary.events] == ["reserve", "commit"]
+
+
+def test_gather_counts_a_bad_answer_as_a_dropout():
+    plan = make_plan(dropouts=0.25)
+    session = session_of(plan, FIRST, COHORT)
+    engine = simulation(plan)
+    machines = {c: engine._participant(c).join(session, lambda _model, c=c: update_of(c)) for c in COHORT}
+
+    def exchange(requests):
+        for client, request in requests.items():
+            answer = machines[client].receive(request)
+            yield client, answer[:-1] if client == 15 else answer
+
+    masked = gather(session, b"model", exchange)
+    assert masked.survivors == tuple(client for client in COHORT if client != 15)
