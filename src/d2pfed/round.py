@@ -207,6 +207,7 @@ def aggregate(
     cohort: tuple[int, ...],
     collect: Collect,
     book: Book,
+    *,
     consistency: Consistency = Consistency.ASSUMED,
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
