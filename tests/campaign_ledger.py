@@ -65,7 +65,7 @@ def ledger_in(directory: Path, epsilon: float = 1e6) -> Ledger:
     path = directory / "ledger"
     if path.exists():
         return Ledger.open_in_turn(path, additive)
-    return Ledger.create(path, Budget(epsilon, 1e-5, "tests"), additive)
+    return Ledger.create(path, Budget(epsilon, 1e-5), additive)
 
 
 def tell(directory: Path, what: str, number: int, attempt: int) -> None:
@@ -103,6 +103,12 @@ def charge_then_release(directory: Path, rounds: int) -> None:
             ledger.commit("run", release(number, attempt, 2 * QUORUM))
             tell(directory, "release", number, attempt)
             number += 1
+
+
+def visits(directory: Path, count: int) -> None:
+    """Open, charge once and close, again and again."""
+    for _ in range(count):
+        charge_then_release(directory, 1)
 
 
 def release_then_charge(directory: Path, rounds: int) -> None:
@@ -200,7 +206,7 @@ def race(
 ) -> dict[str, int]:
     """Let processes charge one ledger at once, each release told outside, and count what was accepted."""
     path = directory / "ledger"
-    Ledger.create(path, Budget(budget / QUORUM, 1e-5, "tests"), additive).close()
+    Ledger.create(path, Budget(budget / QUORUM, 1e-5), additive).close()
 
     def charge(racer: int) -> None:
         done = 0
@@ -361,6 +367,7 @@ def main(arguments: Sequence[str]) -> int:
         "faults-io": lambda: faults(count, place, "error=EIO"),
         "unsynced": lambda: unsynced_releases("charge", count, place),
         "unsynced-wrong": lambda: unsynced_releases("charge-unsynced", count, place),
+        "visits": lambda: visits(place, count) or {},
         "charge": lambda: charge_then_release(place, count) or {},
         "charge-unsynced": lambda: charge_unsynced(place, count) or {},
     }

@@ -124,7 +124,7 @@ def expected_sum(session: Session, survivors: Iterable[int], vectors: Mapping | 
     """The sum of the survivors' vectors, by plain integers."""
     given = vectors or {}
     total = sum(
-        (given.get(client, one_hot(session, client)).astype(object) for client in survivors),
+        ((given[client] if client in given else one_hot(session, client)).astype(object) for client in survivors),
         np.zeros(session.dimension, object),
     )
     return np.array([int(value) % session.ring.modulus for value in total], np.uint32)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy.stats import chi2, norm
 
 Pmf = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
@@ -28,6 +28,13 @@ def check_fits(draws: NDArray[np.int64], pmf: Pmf, false_alarm: float) -> None:
     statistic = float(np.sum((got - want) ** 2 / want))
     critical = float(chi2.isf(false_alarm, want.size - 1))
     assert statistic <= critical, f"chi-square {statistic:.1f} over {want.size} cells exceeds {critical:.1f}"
+
+
+def check_mean(samples: NDArray[np.float64], expected: float, false_alarm: float) -> None:
+    """The mean of many independent samples against its expectation, two-sided, by the central limit theorem."""
+    error = float(np.mean(samples)) - expected
+    critical = float(norm.isf(false_alarm / 2)) * float(np.std(samples)) / samples.size**0.5
+    assert abs(error) <= critical, f"the mean is off by {error:.4g}, more than {critical:.4g}, from {expected:.6g}"
 
 
 def check_every_coordinate_varies(vectors: NDArray[np.int64]) -> None:

@@ -37,6 +37,11 @@ def convolution(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 3))
 
 
+def normalised(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 3, bias=False))
+
+
 def torch_update(model: Model, examples: Examples, local: LocalTraining, lines: np.ndarray) -> np.ndarray:
     """The literal twin: torch's own optimisers on the module itself."""
     module = model.load(model.initial()).train()
@@ -54,7 +59,7 @@ def torch_update(model: Model, examples: Examples, local: LocalTraining, lines: 
 
 
 @pytest.mark.parametrize("local", LOCALS, ids=lambda local: f"{local.optimiser}-{local.momentum}")
-@pytest.mark.parametrize("build", [dense, convolution])
+@pytest.mark.parametrize("build", [dense, normalised, convolution])
 def test_both_learners_do_what_torch_optimisers_do(build, local):
     model, clients = Model(build()), clients_of([9, 4, 1])
     wanted = [
@@ -65,7 +70,7 @@ def test_both_learners_do_what_torch_optimisers_do(build, local):
         np.testing.assert_allclose(list(learner(model.initial(), [0, 1, 2], 5)), wanted, atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 13), min_size=1, max_size=6),
     chunk=st.integers(1, 7),
@@ -107,6 +112,39 @@ def test_what_cannot_be_trained_at_once_goes_one_by_one(layer):
     loop = list(LoopLearner(model, clients, local)(model.initial(), [0, 1, 2], 3))
     np.testing.assert_array_equal(list(Learner(model, clients, local)(model.initial(), [0, 1, 2], 3)), loop)
     np.testing.assert_array_equal(next(Learner(model, clients, local)(model.initial(), [2], 3)), loop[2])
+
+
+class Steered(nn.Module):
+    """What vmap refuses: random numbers of a function, a branch on a value, a count kept in a buffer."""
+
+    def __init__(self, refused: str) -> None:
+        super().__init__()
+        self.refused = refused
+        self.linear = nn.Linear(16, 3)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.linear(inputs.flatten(1))
+        if self.refused == "random":
+            return nn.functional.dropout(outputs, 0.5, self.training)
+        if self.refused == "branch":
+            return outputs if outputs.sum() > 0 else -outputs
+        self.largest.copy_(torch.maximum(self.largest, outputs.detach().max()))
+        return outputs / (1 + self.largest)
+
+
+@pytest.mark.parametrize("refused", ["random", "branch", "buffer"])
+def test_what_vmap_refuses_goes_one_by_one(refused):
+    model, clients = Model(Steered(refused)), clients_of([8, 5, 8])
+    local = LocalTraining(rate=0.1, batch_size=4)
+    loop = list(LoopLearner(model, clients, local)(model.initial(), [0, 1, 2], 3))
+    np.testing.assert_array_equal(list(Learner(model, clients, local, 2)(model.initial(), [0, 1, 2], 3)), loop)
+
+
+def test_a_mistake_in_a_module_is_not_hidden():
+    model, clients = Model(nn.Sequential(nn.Flatten(), nn.Linear(15, 3))), clients_of([8])
+    with pytest.raises(RuntimeError, match="shape"):
+        list(Learner(model, clients, LOCALS[0])(model.initial(), [0], 3))
 
 
 def test_training_leaves_the_global_generator_alone():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from campaign_ledger import additive, release
+from d2pfed.accounting import RELEASED, colluding
 from d2pfed.accounting.release import Adjacency, Release, Sampling, Scheme
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, Kind, Ledger, Meter, read_budget, verify
@@ -20,7 +21,7 @@ from d2pfed.ledger.rows import first_row
 from d2pfed.ledger.store import Store
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
-BUDGET = Budget(1.0, 1e-5, "released")
+BUDGET = Budget(1.0, 1e-5)
 
 
 def gaussian(releases: Sequence[Release]) -> float:
@@ -85,7 +86,7 @@ def test_the_budget_is_checked_on_epsilon_after_the_charge_and_can_be_used_up_ex
 
 def test_the_cost_is_that_of_all_releases_together_not_a_sum_of_single_ones(path):
     alone = gaussian([release(0, contributors=512)])
-    with new(path, gaussian, Budget(3.0, 1e-5, "released")) as ledger:
+    with new(path, gaussian, Budget(3.0, 1e-5)) as ledger:
         count = 0
         while gaussian([*ledger.releases(), release(count, contributors=512)]) <= 3.0:
             ledger.reserve("run", release(count, contributors=512))
@@ -144,6 +145,12 @@ def test_a_commit_may_not_differ_from_the_reservation_in_what_is_protected_how(p
             ledger.commit("run", replace(reserved, **change))
         row = ledger.commit("run", replace(reserved, participants=(1, 3)))
         assert row.survivors == 2
+
+
+def test_a_reservation_for_nobody_in_particular_can_be_committed_for_anybody(path):
+    with new(path) as ledger:
+        ledger.reserve("run", release(0))
+        assert ledger.commit("run", replace(release(0), participants=(3, 5))).survivors == 2
 
 
 def test_the_same_call_again_returns_the_same_row_and_charges_nothing(path):
@@ -334,15 +341,15 @@ def test_only_its_owner_can_read_who_took_part(path):
         assert {each.stat().st_mode & 0o077 for each in path.parent.iterdir()} == {0}
 
 
-@pytest.mark.parametrize("wrong", [(0.0, 1e-5, "x"), (math.inf, 1e-5, "x"), (math.nan, 0.1, "x"), (1.0, 1.0, "x")])
+@pytest.mark.parametrize(
+    "wrong", [(0.0, 1e-5), (math.inf, 1e-5), (math.nan, 0.1), (1.0, 1.0), (1.0, 0.1, RELEASED, 0)]
+)
 def test_a_budget_is_positive_and_finite_with_a_delta_below_one(wrong):
     with pytest.raises(ConfigError):
         Budget(*wrong)
 
 
-def test_a_budget_and_a_run_have_names():
-    with pytest.raises(ConfigError):
-        Budget(1.0, 0.0, "")
+def test_a_run_has_a_name():
     for name in ("", "a\nb", "\ud800"):
         with pytest.raises(ConfigError):
             Key(name, 0, 0)
@@ -352,7 +359,7 @@ def test_a_budget_and_a_run_have_names():
 
 
 def test_the_budget_is_the_one_the_ledger_was_created_with(path):
-    budget = Budget(0.1, 1 / 3, "released, replace-one, of \u00e4ll clients")
+    budget = Budget(0.1, 1 / 3, colluding(3), 7)
     new(path, budget=budget).close()
     assert read_budget(path) == budget
     with Ledger.open(path, additive) as ledger:
@@ -386,7 +393,7 @@ class Schedules(RuleBasedStateMachine):
         self.budget = Fraction(eighths, 8)
         self.epoch = 1
         self.model: dict[Key, tuple[Kind, int, dict[Kind, int], Fraction]] = {}
-        self.ledger = Ledger.create(self.path, Budget(float(self.budget), 0.0, "model"), additive)
+        self.ledger = Ledger.create(self.path, Budget(float(self.budget), 0.0), additive)
 
     def cost(self, without: Key | None = None) -> Fraction:
         counted = (each for key, each in self.model.items() if key != without and each[0] is not Kind.VOID)

@@ -16,7 +16,7 @@ from campaign_ledger import additive, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import Budget, Ledger, store, verify
 
-BUDGET = Budget(1000.0, 1e-5, "released")
+BUDGET = Budget(1000.0, 1e-5)
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see or disturb system calls")
 
 

@@ -1,14 +1,18 @@
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+import campaign_ledger
 from campaign_ledger import additive, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import Budget, Ledger, verify
 from test_ledger_crashes import campaign
 
-BUDGET = Budget(1.0, 1e-5, "released")
+BUDGET = Budget(1.0, 1e-5)
 
 
 def test_sixteen_processes_in_turn_spend_the_budget_exactly(tmp_path):
@@ -111,3 +115,19 @@ def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
     waiter.join()
     assert epochs == [2]
     assert sidecar.exists()
+
+
+def test_readers_see_a_whole_ledger_at_any_moment_of_servers_coming_and_going(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    path = tmp_path / "ledger"
+    Ledger.create(path, Budget(1000.0, 1e-5), additive).close()
+    heads = [0]
+    with subprocess.Popen(
+        [sys.executable, campaign_ledger.__file__, "visits", "30", str(tmp_path)], env=environment
+    ) as writer:
+        while writer.poll() is None:
+            heads.append(verify(path, additive).head.seq)
+    assert writer.returncode == 0
+    assert heads == sorted(heads)
+    assert len(set(heads)) > 5
+    assert verify(path, additive).servers == 31

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from d2pfed.accounting import RELEASED, SERVER, colluding
 from d2pfed.accounting.release import (
     Adjacency,
+    BinomialSum,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Release,
@@ -24,6 +26,7 @@ floats = st.floats(min_value=5e-324, allow_infinity=False)
 noises = st.one_of(
     st.builds(DiscreteGaussianSum, ratios, whole, ratios, whole),
     st.builds(SkellamSum, ratios, whole, ratios, ratios, whole),
+    st.builds(BinomialSum, whole, whole, ratios, ratios, ratios, whole),
     st.builds(ContinuousGaussian, floats, floats),
 )
 identities = st.one_of(st.integers(0, 300), st.integers(0, 2**64))
@@ -37,7 +40,8 @@ releases = st.builds(
     noise=noises,
     participants=st.sets(identities, max_size=20).map(lambda ids: tuple(sorted(ids))),
 )
-budgets = st.builds(Budget, floats, st.floats(0, 1, exclude_max=True), st.text(min_size=1, max_size=20))
+observers = st.sampled_from([RELEASED, SERVER]) | st.builds(colluding, st.integers(1, 9))
+budgets = st.builds(Budget, floats, st.floats(0, 1, exclude_max=True), observers, st.integers(1, 9))
 
 
 @given(releases)

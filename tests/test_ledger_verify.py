@@ -24,7 +24,7 @@ from d2pfed.ledger import (
 )
 from d2pfed.ledger.rows import chained_row, first_row
 
-BUDGET = Budget(1.0, 1e-5, "released")
+BUDGET = Budget(1.0, 1e-5)
 CHANGES = {
     "seq": "seq + 100",
     "epoch": "epoch + 1",

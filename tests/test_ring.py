@@ -1,5 +1,8 @@
 """Laws of the ring: representatives, sums, and the packed form."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,6 +75,44 @@ def test_packing_follows_its_definition_and_unpack_undoes_it(bits):
         assert packed == bit_by_bit(ring, values)
         assert np.array_equal(ring.unpack(packed, count), values)
         assert np.array_equal(ring.unpack(memoryview(packed), count), values)
+
+
+def numpy_pack(ring, values):
+    """Pack a long vector by numpy's own bit strings."""
+    bits = np.unpackbits(values.view(np.uint8).reshape(-1, 4), axis=1, count=ring.bits, bitorder="little")
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_packing_of_long_vectors_is_numpys(bits):
+    ring = Ring(bits)
+    for count in (4095, 4096, 4097, 20_001):
+        values = ring_vector(ring, count)
+        assert ring.pack(values) == numpy_pack(ring, values)
+        assert np.array_equal(ring.unpack(ring.pack(values), count), values)
+
+
+def test_only_the_lowest_bits_of_values_are_packed():
+    values = np.arange(2**32 - 100, 2**32, dtype=np.uint32)
+    for bits in ALL_BITS:
+        assert Ring(bits).pack(values) == Ring(bits).pack(Ring(bits).wrap(values.astype(np.int64)))
+
+
+def test_a_slice_is_packed_as_its_copy_is():
+    values = ring_vector(Ring(13), 999)
+    for part in (values[1:], values[::3], values[::-1]):
+        assert Ring(13).pack(part) == Ring(13).pack(part.copy())
+
+
+def test_known_answers():
+    known = json.loads((Path(__file__).parent / "vectors" / "v1" / "ring.json").read_text())
+    stream = Entropy.replay(known["seed"].encode()).stream()
+    for case in known["uniform"]:
+        ring = Ring(case["bits"])
+        values = ring.uniform(stream, len(case["values"]))
+        assert values.tolist() == case["values"]
+        assert ring.pack(values).hex() == case["packed"]
+        assert ring.centre(values).tolist() == case["centred"]
 
 
 @pytest.mark.parametrize("bits", ALL_BITS)

@@ -1,5 +1,8 @@
 """Laws of the rotations: orthonormal, undone by their inverse, seeded, flat."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -78,6 +81,41 @@ def test_hadamard_is_the_textbook_matrix_times_signs(dimension):
     assert np.allclose(np.abs(signs), 1, atol=1e-5)
     assert 0 < np.sum(signs < 0) < dimension
     assert np.allclose(columns, textbook * signs, atol=1e-6)
+
+
+def plain_hadamard(values):
+    """Transform level by level, in double precision."""
+    values = values.astype(np.float64)
+    distance = 1
+    while distance < values.size:
+        pairs = values.reshape(-1, 2, distance)
+        values = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1)
+        distance *= 2
+    return values / values.size**0.5
+
+
+@pytest.mark.parametrize("exponent", range(1, 19))
+def test_hadamard_is_the_plain_transform_at_every_size(exponent):
+    dimension = 2**exponent
+    signs = Hadamard(dimension).inverse(plain_hadamard(np.ones(dimension)), SEED)
+    assert np.allclose(np.abs(signs), 1)
+    vector = some_vector(dimension)
+    assert np.allclose(Hadamard(dimension).forward(vector, SEED), plain_hadamard(vector * signs), atol=2e-5)
+
+
+def test_the_comparison_sees_a_level_left_out():
+    vector = some_vector(2**14)
+    signs = Hadamard(vector.size).inverse(plain_hadamard(np.ones(vector.size)), SEED)
+    halves = np.concatenate([plain_hadamard(half) for half in np.split(vector * signs, 2)])
+    assert not np.allclose(Hadamard(vector.size).forward(vector, SEED), halves, atol=0.1)
+
+
+def test_known_answers():
+    known = json.loads((Path(__file__).parent / "vectors" / "v1" / "rotation.json").read_text())
+    seed = bytes.fromhex(known["seed"])
+    ramp = np.arange(1, 13, dtype=np.float32)
+    assert np.allclose(Hadamard(12).forward(ramp, seed), known["hadamard"], atol=1e-5)
+    assert np.allclose(RandomPhase(12).forward(ramp, seed), known["random_phase"], atol=1e-5)
 
 
 def test_random_phase_is_the_textbook_matrix_times_quarter_turns():

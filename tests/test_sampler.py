@@ -134,7 +134,7 @@ def test_the_binomial_fits_its_law_and_not_another(trials):
         check_fits(draws, scipy.stats.binom(trials, 0.5 + 0.01 / trials**0.5).pmf, FALSE_ALARM)
 
 
-@pytest.mark.parametrize("centre", [Fraction(0), Fraction(1, 2), Fraction(-7, 3)])
+@pytest.mark.parametrize("centre", [Fraction(0), Fraction(-7, 3)])
 def test_the_reference_fits_its_law(centre):
     source = stream("reference")
     square = Fraction(4)

@@ -5,7 +5,8 @@ import json
 from collections.abc import Mapping
 from enum import Enum
 from fractions import Fraction
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError
 
@@ -62,4 +63,20 @@ def _from_plain(plain: Any, types: Mapping[str, type]) -> object:  # noqa: ANN40
     kind = types[name]
     if issubclass(kind, Enum):
         return kind(plain["is"])
-    return kind(**{key: _from_plain(item, types) for key, item in plain.items()})
+    fields = {key: _from_plain(item, types) for key, item in plain.items()}
+    hints = get_type_hints(kind)
+    for key, item in fields.items():
+        if not _fits(item, hints[key]):
+            raise TypeError(f"{name}.{key} cannot be {item!r}")
+    return kind(**fields)
+
+
+def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint has no common type
+    """Say whether a value is of the hinted type; where a float is asked for, a whole number will do."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if isinstance(value, bool):
+        return hint in (bool, object)
+    return isinstance(value, (int, float) if hint is float else hint)

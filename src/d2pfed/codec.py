@@ -181,7 +181,7 @@ def conditional_round(centres: Centres, beta: float, stream: Stream) -> IntVecto
     limit = rounded_square(centres.steps, len(centres.values), beta)
     for _ in range(64):
         rounded = stochastic_round(centres, stream)
-        if squared_norm(rounded, math.isqrt(limit)) <= limit:
+        if squared_norm(rounded, math.isqrt(limit) + 1) <= limit:  # + 1: an entry beyond that is beyond the limit
             return rounded
     scale = 1 << centres.fraction_bits
     toward_zero: IntVector = np.sign(centres.values) * (np.abs(centres.values) // scale)

@@ -3,9 +3,9 @@
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,9 +13,8 @@ from typing import Self
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from d2pfed.accounting import Release, spent, upper_bound
 from d2pfed.errors import ConfigError
-from d2pfed.ledger import Budget, Ledger
+from d2pfed.ledger import Budget, Ledger, read_budget
 from d2pfed.plan import Plan
 from d2pfed.training import ServerState
 
@@ -130,22 +129,14 @@ class RunDirectory:
 
 
 def open_ledger(path: Path, plan: Plan) -> Ledger:
-    """Open the ledger of a plan's budget, or make it; the caller closes it."""
-    budget = Budget(plan.epsilon, plan.delta, str(plan.against))
-    measure = meter(plan, budget)
-    return Ledger.open(path, measure) if path.exists() else Ledger.create(path, budget, measure)
-
-
-def meter(plan: Plan, budget: Budget) -> Callable[[Sequence[Release]], float]:
-    """Return the function that the ledger measures with: quick where that is enough, certified near the budget."""
-
-    def epsilon(releases: Sequence[Release]) -> float:
-        quick = upper_bound(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
-        if quick <= budget.epsilon:
-            return quick
-        return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
-
-    return epsilon
+    """Open the population's ledger, or create one with this plan's promise for a budget; the caller closes it."""
+    budget = Budget(plan.epsilon, plan.delta, plan.against, plan.participations)
+    if not path.exists():
+        return Ledger.create(path, budget, budget.measure)
+    found = read_budget(path)
+    if replace(found, epsilon=budget.epsilon) != budget:
+        raise ConfigError(f"the ledger {path} has the budget {found}, this plan needs one like {budget}")
+    return Ledger.open(path, found.measure)
 
 
 def _differences(old: object, new: object, where: str = "") -> str:

@@ -106,9 +106,11 @@ def choose(cohort: int, risk: Risk) -> Neighbourhood:
         )
     if cohort > COMPLETE_UP_TO:
         for degree in range(2, cohort - 1, 2):
-            threshold = _threshold(cohort, degree, risk)
-            if threshold is not None and _fits(cohort, Neighbourhood(degree, threshold), risk):
-                return Neighbourhood(degree, threshold)
+            sparse = _least_threshold(cohort, degree, risk)
+            if sparse is not None and unopened(cohort, sparse, risk.dropouts) <= Fraction(
+                1, 1 << risk.correctness_bits
+            ):
+                return sparse
     threshold = max(cohort // 2 + 1, risk.colluders + 1)
     if threshold > cohort - risk.dropouts:
         raise ConfigError(
@@ -143,16 +145,10 @@ def upper_tail(population: int, marked: int, drawn: int, least: int) -> Fraction
     return Fraction(hits, comb(population, drawn))
 
 
-def _threshold(cohort: int, degree: int, risk: Risk) -> int | None:
-    """Return the least threshold above half of the holders that colluders do not reach, if there is one."""
-    limit = Fraction(1, 1 << (risk.security_bits + 1))
+def _least_threshold(cohort: int, degree: int, risk: Risk) -> Neighbourhood | None:
+    """Return the neighbourhood with the least safe threshold above half of the holders, if there is one."""
     for threshold in range((degree + 1) // 2 + 1, degree + 1):
-        if cohort * upper_tail(cohort - 1, risk.colluders, degree, threshold) <= limit:
-            return threshold
+        neighbourhood = Neighbourhood(degree, threshold)
+        if exposed(cohort, neighbourhood, risk) <= Fraction(1, 1 << risk.security_bits):
+            return neighbourhood
     return None
-
-
-def _fits(cohort: int, neighbourhood: Neighbourhood, risk: Risk) -> bool:
-    return exposed(cohort, neighbourhood, risk) <= Fraction(1, 1 << risk.security_bits) and unopened(
-        cohort, neighbourhood, risk.dropouts
-    ) <= Fraction(1, 1 << risk.correctness_bits)

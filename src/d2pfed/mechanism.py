@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from d2pfed.accounting.release import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.codec import Centres, Codec, conditional_round, rounded_radius
@@ -29,7 +29,16 @@ class Share:
             if not 0 <= getattr(self, name) < self.holders:
                 raise ConfigError(f"{name} must be in [0, {self.holders}), got {getattr(self, name)}")
 
+    def part(self, total: IntVector) -> IntVector:
+        """Return this rank's integer share; those of all ranks add up to exactly the total (Hermite's identity).
 
+        Checked: test_mechanism.py::test_shares_of_all_ranks_add_up_to_the_total.
+        """
+        share: IntVector = (total + self.rank) // self.holders
+        return share
+
+
+@runtime_checkable
 class Mechanism(Protocol):
     """What every mechanism does; all randomness of a client is in its entropy and its share of the group's."""
 
@@ -86,8 +95,8 @@ class Rounded:
 class Shared:
     """One discrete Gaussian that all clients derive from a secret of the group, each adding an integer share of it.
 
-    The shares floor((nu + rank) / holders) add up to exactly nu (Hermite's identity), for every integer nu. Every
-    client knows nu, and one missing share destroys the guarantee: an attempt counts only if everyone delivers.
+    Every client knows the noise, and one missing share destroys the guarantee: an attempt counts only if everyone
+    delivers.
     """
 
     sigma: Fraction
@@ -98,8 +107,7 @@ class Shared:
         if share.group is None:
             raise ConfigError("the shared mechanism needs the group's secret, got none")
         nu = DiscreteGaussian(self.sigma).draw(len(centres.values), share.group.child("noise").stream())
-        part: IntVector = (nu + share.rank) // share.holders
-        return self.rounded.encode(centres, entropy) + part
+        return self.rounded.encode(centres, entropy) + share.part(nu)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return one discrete Gaussian, whatever the number of survivors."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, PeerError
@@ -10,8 +11,13 @@ from d2pfed.randomness import Stream
 
 IntVector = NDArray[np.int64]
 RingVector = NDArray[np.uint32]
+Words = NDArray[np.uint64]
 
 MAX_BITS = 32
+
+_WORD = np.dtype("<u8")
+_WHOLE_BYTES = {8: "<u1", 16: "<u2", 32: "<u4"}
+_BLOCK = 1 << 11  # pairs at a time: a multiple of 32, so that blocks begin at whole words
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +68,12 @@ class Ring:
 
     def pack(self, values: RingVector) -> bytes:
         """Write the vector as one little-endian bit string, its last byte filled with zeros."""
-        columns = np.ascontiguousarray(values, dtype="<u4").view(np.uint8).reshape(-1, 4)
-        bits = np.unpackbits(columns, axis=1, count=self.bits, bitorder="little")
-        return np.packbits(bits, bitorder="little").tobytes()
+        if self.bits in _WHOLE_BYTES:
+            return values.astype(_WHOLE_BYTES[self.bits]).tobytes()
+        even = values if values.size % 2 == 0 else np.append(values, np.uint32(0))
+        words = np.empty(self._word_count(values.size), _WORD)
+        _pack(np.ascontiguousarray(even, "<u4").view(_WORD), self.bits, words)
+        return words.view(np.uint8)[: self.packed_bytes(values.size)].tobytes()
 
     def unpack(self, data: bytes | memoryview, count: int) -> RingVector:
         """Read a vector that a peer packed; exactly one byte string stands for each vector.
@@ -90,13 +99,120 @@ class Ring:
     def _mask(self) -> np.uint32:
         return np.uint32(self.modulus - 1)
 
+    def _word_count(self, count: int) -> int:
+        """Return how many words the kernels touch: one for the rest, up to two for lanes partly empty."""
+        return count * self.bits // 64 + 3
+
     def _expand(self, packed: NDArray[np.uint8], count: int) -> RingVector:
-        bits = np.unpackbits(packed, count=count * self.bits, bitorder="little").reshape(count, self.bits)
-        columns = np.zeros((count, 4), np.uint8)
-        columns[:, : (self.bits + 7) // 8] = np.packbits(bits, axis=1, bitorder="little")
-        return columns.view("<u4").reshape(count)
+        if self.bits in _WHOLE_BYTES:
+            return packed.view(_WHOLE_BYTES[self.bits]).astype(np.uint32)
+        words = np.zeros(self._word_count(count), _WORD)
+        words.view(np.uint8)[: packed.size] = packed
+        pairs = np.empty((count + 1) // 2, _WORD)
+        _unpack(words, self.bits, pairs)
+        return pairs.view("<u4")[:count]
 
 
 def _require_equal_shapes(left: RingVector, right: RingVector) -> None:
     if left.shape != right.shape:  # numpy would stretch a short vector over a long one
         raise ValueError(f"ring vectors must have equal shapes, got {left.shape} and {right.shape}")
+
+
+# Values are packed as a tree: two neighbours of b bits are one value of 2 b bits, and so on up to lanes of 33 to
+# 64 bits, by loops that the compiler turns into vector code; only the lanes are shifted one by one. `pairs` is a
+# ring vector seen as 64-bit words, so that the first step needs no strides.
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _pack(pairs: Words, bits: int, words: Words) -> None:
+    """Write the lowest bits of all values one after the other; what is left over of the last one is zero."""
+    lanes, spare = np.empty(_BLOCK + 1, np.uint64), np.empty(_BLOCK + 1, np.uint64)
+    for start in range(0, pairs.size, _BLOCK):
+        count, width = min(_BLOCK, pairs.size - start), 2 * bits
+        _merge_pairs(pairs[start : start + count], bits, lanes)
+        while 2 * width <= 64:
+            lanes[count] = 0  # the neighbour of an odd one out
+            count = (count + 1) // 2
+            _merge(lanes, width, spare[:count])
+            lanes, spare = spare, lanes
+            width *= 2
+        _join(lanes[:count], width, words[start // 32 * bits :])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _merge_pairs(pairs: Words, bits: int, lanes: Words) -> None:
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for index in range(pairs.size):
+        pair = pairs[index]
+        lanes[index] = pair & mask | (pair >> np.uint64(32) & mask) << np.uint64(bits)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _merge(lanes: Words, width: int, merged: Words) -> None:
+    for index in range(merged.size):
+        merged[index] = lanes[2 * index] | lanes[2 * index + 1] << np.uint64(width)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _join(lanes: Words, width: int, words: Words) -> None:
+    """Write lanes one after the other."""
+    position, filled, pending = 0, 0, np.uint64(0)
+    for index in range(lanes.size):
+        lane = lanes[index]
+        pending |= lane << np.uint64(filled)
+        filled += width
+        if filled >= 64:
+            words[position] = pending
+            position += 1
+            filled -= 64
+            pending = (
+                lane >> np.uint64(width - filled - 1) >> np.uint64(1)
+            )  # two steps: a shift by 64 is undefined
+    if filled:
+        words[position] = pending
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _unpack(words: Words, bits: int, pairs: Words) -> None:
+    """Read as many values as there is room for; a word more than they need may be read."""
+    lanes, spare = np.empty(_BLOCK + 32, np.uint64), np.empty(_BLOCK + 32, np.uint64)
+    lane_bits = 2 * bits
+    while 2 * lane_bits <= 64:
+        lane_bits *= 2
+    for start in range(0, pairs.size, _BLOCK):
+        part = pairs[start : start + _BLOCK]
+        count, width = (2 * bits * part.size + lane_bits - 1) // lane_bits, lane_bits
+        _split(words[start // 32 * bits :], width, lanes[:count])
+        while width > 2 * bits:
+            width //= 2
+            _halve(lanes[:count], width, spare)
+            lanes, spare = spare, lanes
+            count *= 2
+        _halve_to_pairs(lanes, bits, part)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _split(words: Words, width: int, lanes: Words) -> None:
+    """Read lanes one after the other."""
+    mask = ~np.uint64(0) >> np.uint64(64 - width)
+    bit = np.uint64(0)
+    for index in range(lanes.size):
+        word, shift = bit >> np.uint64(6), bit & np.uint64(63)
+        high = words[word + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
+        lanes[index] = (words[word] >> shift | high) & mask
+        bit += np.uint64(width)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _halve(lanes: Words, width: int, halves: Words) -> None:
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    for index in range(lanes.size):
+        halves[2 * index] = lanes[index] & mask
+        halves[2 * index + 1] = lanes[index] >> np.uint64(width)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _halve_to_pairs(lanes: Words, bits: int, pairs: Words) -> None:
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for index in range(pairs.size):
+        pairs[index] = lanes[index] & mask | lanes[index] >> np.uint64(bits) << np.uint64(32)

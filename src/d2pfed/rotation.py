@@ -9,10 +9,11 @@ post-processing.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.fft
+from numba import njit
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
@@ -20,7 +21,11 @@ from d2pfed.randomness import KEY_BYTES, Stream
 
 Floats = NDArray[np.floating[Any]]
 
+_BLOCK = 1 << 13  # floats that fit a first cache
+_COLUMNS = 32  # floats in two lines of a cache, which neighbours are fetched in
 
+
+@runtime_checkable
 class Rotation(Protocol):
     """A seeded orthonormal map from `dimension` to `padded` coordinates, and its inverse."""
 
@@ -60,20 +65,18 @@ class Hadamard:
         """Pad with zeros and rotate."""
         _require_length(vector, self.dimension)
         values = np.zeros(self.padded, np.float32)
-        np.multiply(vector, self._signs(seed), out=values[: self.dimension], casting="same_kind")
+        _flip(vector, _seeded_bytes(seed, self.dimension), np.float32(self.padded**-0.5), values[: self.dimension])
         _transform(values)
         return values
 
     def inverse(self, values: Floats, seed: bytes) -> Floats:
         """Rotate back and drop the padding; float64 stays float64, all else becomes float32."""
         _require_length(values, self.padded)
-        result = np.array(values, dtype=_working_type(values))
-        _transform(result)
-        return result[: self.dimension] * self._signs(seed)
-
-    def _signs(self, seed: bytes) -> NDArray[np.float32]:
-        bits = np.unpackbits(_seeded_bytes(seed, self.dimension), count=self.dimension, bitorder="little")
-        return np.float32(1) - np.float32(2) * bits
+        working = np.array(values, dtype=_working_type(values))
+        _transform(working)
+        result = working[: self.dimension]
+        _flip(result, _seeded_bytes(seed, self.dimension), working.dtype.type(self.padded**-0.5), result)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,35 +105,111 @@ class RandomPhase:
         _require_length(vector, self.dimension)
         values = np.zeros(self.padded, np.float32)
         values[: self.dimension] = vector
-        turned = values.view(np.complex64) * self._turns(seed)
-        return _as_floats(scipy.fft.fft(turned, norm="ortho", overwrite_x=True))
+        _turn(values, self._turns(seed))
+        return _as_floats(scipy.fft.fft(values.view(np.complex64), norm="ortho", overwrite_x=True))
 
     def inverse(self, values: Floats, seed: bytes) -> Floats:
         """Rotate back and drop the padding; float64 stays float64, all else becomes float32."""
         _require_length(values, self.padded)
         working = np.ascontiguousarray(values, dtype=_working_type(values))
         pairs = working.view(np.complex128 if working.dtype == np.float64 else np.complex64)
-        turned = scipy.fft.ifft(pairs, norm="ortho")
-        turned *= self._turns(seed).conj()
-        return _as_floats(turned)[: self.dimension]
+        result = _as_floats(scipy.fft.ifft(pairs, norm="ortho"))
+        _turn(result, _opposite(self._turns(seed)))
+        return result[: self.dimension]
 
-    def _turns(self, seed: bytes) -> NDArray[np.complex64]:
-        pairs = self.padded // 2
-        bits = np.unpackbits(_seeded_bytes(seed, self.padded), count=self.padded, bitorder="little")
-        quarter_turns = np.array([1, 1j, -1, -1j], np.complex64)
-        return quarter_turns[bits.reshape(pairs, 2) @ np.array([1, 2], np.uint8)]
+    def _turns(self, seed: bytes) -> NDArray[np.uint8]:
+        """Return four quarter turns, of two bits each, in every byte."""
+        return _seeded_bytes(seed, self.padded)
 
 
+def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the turns back: 1 and 3 change places."""
+    return turns ^ ((turns & np.uint8(0x55)) << np.uint8(1))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
+    """Multiply by the scale, and by -1 where the bit is set."""
+    whole = vector.size // 8
+    for byte in range(whole):
+        for bit in range(8):
+            sign = np.int8(1) - np.int8((bits[byte] >> bit & 1) << 1)
+            out[8 * byte + bit] = vector[8 * byte + bit] * scale * sign
+    for index in range(8 * whole, vector.size):
+        out[index] = vector[index] * scale * (1 - ((bits[whole] >> (index & 7) & 1) << 1))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
+    """Turn each pair (x, y) in place by 0, 1, 2 or 3 quarters: (x, y), (-y, x), (-x, -y), (y, -x)."""
+    for pair in range(values.size // 2):
+        turn = turns[pair >> 2] >> ((pair & 3) << 1) & 3
+        x, y = values[2 * pair], values[2 * pair + 1]
+        odd = turn & 1
+        first, second = (y, x) if odd else (x, y)
+        values[2 * pair] = -first if odd ^ (turn >> 1) else first
+        values[2 * pair + 1] = -second if turn >> 1 else second
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _transform(values: Floats) -> None:
-    """Apply the orthonormal Walsh-Hadamard transform in place."""
-    half = 1
-    while half < values.size:
-        pairs = values.reshape(-1, 2, half)
-        left = pairs[:, 0] + pairs[:, 1]
-        np.subtract(pairs[:, 0], pairs[:, 1], out=pairs[:, 1])
-        pairs[:, 0] = left
-        half *= 2
-    values *= values.dtype.type(values.size**-0.5)
+    """Apply the Walsh-Hadamard transform in place, without its scale: twice makes `size` times the identity.
+
+    A level adds and subtracts values at one distance, and the levels commute. Blocks that fit the first cache go
+    through all their levels at once; then columns of the blocks, copied together, through those that are left.
+    """
+    block = min(values.size, _BLOCK)
+    for start in range(0, values.size, block):
+        part = values[start : start + block]
+        _levels(part, _first_levels(part))
+    rows = values.size // block
+    if rows == 1:
+        return
+    columns = np.empty(rows * _COLUMNS, values.dtype)
+    for column in range(0, block, _COLUMNS):
+        for row in range(rows):
+            for index in range(_COLUMNS):
+                columns[row * _COLUMNS + index] = values[row * block + column + index]
+        _levels(columns, _COLUMNS)
+        for row in range(rows):
+            for index in range(_COLUMNS):
+                values[row * block + column + index] = columns[row * _COLUMNS + index]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _first_levels(values: Floats) -> int:
+    """Go through the first three levels, if there are as many, and return the next distance."""
+    if values.size < 8:
+        return 1
+    for start in range(0, values.size, 8):
+        x = values[start : start + 8]
+        a, b, c, d = x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]
+        e, f, g, h = x[4] + x[5], x[4] - x[5], x[6] + x[7], x[6] - x[7]
+        a, c, b, d = a + c, a - c, b + d, b - d
+        e, g, f, h = e + g, e - g, f + h, f - h
+        x[0], x[1], x[2], x[3] = a + e, b + f, c + g, d + h
+        x[4], x[5], x[6], x[7] = a - e, b - f, c - g, d - h
+    return 8
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _levels(values: Floats, distance: int) -> None:
+    """Go through the levels from a distance up, two at a time, so that each value is loaded half as often."""
+    while 4 * distance <= values.size:
+        for start in range(0, values.size, 4 * distance):
+            parts = values[start : start + 4 * distance]
+            part_0, part_1 = parts[:distance], parts[distance : 2 * distance]
+            part_2, part_3 = parts[2 * distance : 3 * distance], parts[3 * distance :]
+            for index in range(distance):
+                sum_01, difference_01 = part_0[index] + part_1[index], part_0[index] - part_1[index]
+                sum_23, difference_23 = part_2[index] + part_3[index], part_2[index] - part_3[index]
+                part_0[index], part_2[index] = sum_01 + sum_23, sum_01 - sum_23
+                part_1[index], part_3[index] = difference_01 + difference_23, difference_01 - difference_23
+        distance *= 4
+    if distance < values.size:
+        left, right = values[:distance], values[distance:]
+        for index in range(distance):
+            left[index], right[index] = left[index] + right[index], left[index] - right[index]
 
 
 def _seeded_bytes(seed: bytes, bits: int) -> NDArray[np.uint8]:

@@ -1,5 +1,6 @@
 """The one canonical byte form: a fixed header, then fields whose lengths are known before they are read."""
 
+import hashlib
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -17,15 +18,20 @@ ID_LIMIT = 1 << 64
 
 _MAGIC = b"d2pf"
 _HEADER = struct.Struct("<4sBBHQQ32s")  # magic, version, kind, zero, party, bytes of the body, binding
-HEADER_BYTES = _HEADER.size
+_CHECKSUM_BYTES = 16
+HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
 
 
 def frame(kind: int, binding: bytes, party: ClientId, *fields: bytes) -> bytes:
-    """Join fields behind a header that names kind, what they are bound to, and the client they are from or for."""
+    """Join fields behind a header that names kind, what they are bound to, and the client they are from or for.
+
+    A checksum over header and fields follows the header: it finds accidents, and is no protection from a liar.
+    """
     if len(binding) != BINDING_BYTES:
         raise ConfigError(f"a binding must have {BINDING_BYTES} bytes, got {len(binding)}")
     size = sum(len(field) for field in fields)
-    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, 0, party, size, binding), *fields))
+    header = _HEADER.pack(_MAGIC, VERSION, kind, 0, party, size, binding)
+    return b"".join((header, _checksum(header, *fields), *fields))
 
 
 def unframe(data: bytes, kind: int, binding: bytes, party: ClientId) -> "Reader":
@@ -68,7 +74,17 @@ def _open(data: bytes) -> tuple["Reader", tuple[int, ClientId, bytes]]:
         raise PeerError(f"this protocol has version {VERSION}, got a message of version {version}")
     if size != len(data) - HEADER_BYTES:
         raise PeerError(f"a body of {size} bytes was announced, got {len(data) - HEADER_BYTES}")
-    return Reader(memoryview(data)[HEADER_BYTES:]), (kind, party, binding)
+    header, body = memoryview(data)[: _HEADER.size], memoryview(data)[HEADER_BYTES:]
+    if data[_HEADER.size : HEADER_BYTES] != _checksum(header, body):
+        raise PeerError("a message was damaged on its way")
+    return Reader(body), (kind, party, binding)
+
+
+def _checksum(*parts: bytes | memoryview) -> bytes:
+    running = hashlib.sha256()
+    for part in parts:
+        running.update(part)
+    return running.digest()[:_CHECKSUM_BYTES]
 
 
 class Reader:

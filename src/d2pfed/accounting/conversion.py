@@ -30,12 +30,12 @@ def mironov(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
 
 
 def tight(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
-    """Return epsilon at each order by the conversion of Canonne, Kamath and Steinke.
+    """Return epsilon at each order by the conversion of Canonne, Kamath and Steinke, or 0 by total variation.
 
     Guarantee: (alpha, renyi)-Renyi privacy implies (epsilon, delta)-privacy. Proof: theory.md#conversions.
     """
     epsilon = renyi + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-    return np.maximum(epsilon, 0.0)
+    return np.where(-np.expm1(-renyi) <= delta * delta, 0.0, np.maximum(epsilon, 0.0))
 
 
 Conversion = Callable[[FloatArray, FloatArray, float], FloatArray]

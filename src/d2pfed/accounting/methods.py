@@ -57,10 +57,11 @@ def gaussian_total_epsilon(total: Total, delta: float, releases: int) -> float:
 
     Guarantee: delta(epsilon) <= exp(slack) delta_Gauss(epsilon - 2 slack). Proof: theory.md#surrogate.
     """
-    squared, slack = total(partial(gaussian_charge, releases=releases), _unamplified).values
-    if not math.isfinite(squared + slack):
+    squared, slack = total(partial(gaussian_charge, releases=releases), lambda charge, _rate: charge).values
+    left = delta * math.exp(-slack)
+    if left == 0 or not math.isfinite(squared):
         return math.inf
-    return gaussian_epsilon(delta * math.exp(-slack), math.sqrt(squared)) + 2 * slack
+    return gaussian_epsilon(left, math.sqrt(squared)) + 2 * slack
 
 
 def renyi_total_epsilon(total: Total, delta: float, grid: Callable[[int], FloatArray] = dense) -> float:
@@ -88,10 +89,6 @@ def _compose_binomial(total: Total, delta: float, delta_each: float) -> float:
     if used >= delta:
         return math.inf
     return min(plain, math.sqrt(2 * square * math.log(1 / (delta - used))) + growth)
-
-
-def _unamplified(charge: Additive, _rate: float) -> Additive:
-    return charge
 
 
 def _amplified_curve(charge: Additive, rate: float) -> Additive:

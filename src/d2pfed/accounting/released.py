@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from scipy.stats import binom
+
 from d2pfed.accounting.charge import Charge, gaussian_charge, worst
 from d2pfed.accounting.cost import Additive, composed
 from d2pfed.accounting.methods import (
@@ -33,6 +35,17 @@ class _Exposure:
 def is_amplified(sampling: Sampling) -> bool:
     """Return whether the cohort hides who took part."""
     return sampling.scheme in {Scheme.FIXED, Scheme.POISSON} and sampling.cohort < sampling.population
+
+
+def cap_excess(sampling: Sampling, rounds: int, cap: int) -> float:
+    """Return a bound on the probability that any client is drawn more than `cap` times in so many rounds.
+
+    Amplification assumes that what a client sends does not depend on which rounds it was in. A client at its cap
+    sends zeros, so the amplified number holds up to (1 + e^epsilon) times this probability, added to delta.
+    Proof: theory.md#caps.
+    """
+    rate = sampling.cohort / sampling.population
+    return min(1.0, sampling.population * float(binom.sf(cap, rounds, rate)))
 
 
 def released_epsilon(releases: Sequence[Release], delta: float, points: int) -> tuple[float, str]:

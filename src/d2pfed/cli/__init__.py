@@ -9,6 +9,7 @@ from d2pfed.cli.bench import bench
 from d2pfed.cli.data import data
 from d2pfed.cli.ledger import ledger
 from d2pfed.cli.plan import plan
+from d2pfed.cli.report import report
 from d2pfed.cli.train import train
 from d2pfed.errors import D2PFedError
 
@@ -18,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (plan, train, account):
+for command in (plan, train, account, report):
     app.command()(command)
 for group, name in ((ledger, "ledger"), (bench, "bench"), (data, "data")):
     app.add_typer(group, name=name)

@@ -1,5 +1,105 @@
 """`d2pfed ledger`: what was released and what it cost."""
 
-import typer
+from pathlib import Path
+from typing import Annotated
 
-ledger = typer.Typer(help="Show or verify the record of releases.", no_args_is_help=True)
+import typer
+from rich.table import Table
+
+from d2pfed.cli import options
+from d2pfed.cli.show import out, print_json
+from d2pfed.errors import ConfigError
+from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, verify
+
+ledger = typer.Typer(help="Show, verify or create the record of releases.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
+
+
+@ledger.command("show")
+def show(
+    path: File,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot of epsilon by release (PNG or SVG).")] = None,
+    json: options.AsJson = False,
+) -> None:
+    """Print every row: who reserved, committed or voided what, and epsilon after it."""
+    file = _file(path)
+    rows, budget = read_rows(file), read_budget(file)
+    if plot is not None:
+        _plot(budget, tuple(row.epsilon for row in rows if row.kind is Kind.COMMIT), plot)
+    if json:
+        print_json({"budget": budget, "rows": [_fields(row) for row in rows]})
+        return
+    table = Table(
+        title=f"Budget: epsilon {budget.epsilon:g} at delta {budget.delta:.2g} against {budget.observer}"
+    )
+    for name in ("row", "server", "kind", "run", "round", "attempt", "survivors", "epsilon"):
+        table.add_column(name, justify="left" if name in ("kind", "run") else "right")
+    for row in rows:
+        fields = _fields(row)
+        shown = [fields[name] for name in ("row", "server", "kind", "run", "round", "attempt", "survivors")]
+        table.add_row(*("" if value is None else str(value) for value in shown), f"{row.epsilon:.4f}")
+    out().print(table)
+
+
+@ledger.command("verify")
+def verify_command(path: File, json: options.AsJson = False) -> None:
+    """Recompute everything from the rows alone: chain, order, servers, and every epsilon."""
+    file = _file(path)
+    found = verify(file, read_budget(file).measure)
+    if json:
+        print_json(found)
+        return
+    out().print(
+        f"{file} holds together: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
+        f"(counted as spent), {found.servers} servers. Spent epsilon {found.spent:.4f} of {found.budget.epsilon:g} at "
+        f"delta {found.budget.delta:.2g} against {found.budget.observer}."
+    )
+
+
+@ledger.command("create")
+def create(
+    path: Annotated[Path, typer.Argument(help="The file to make.")],
+    epsilon: options.Epsilon,
+    delta: Annotated[float, typer.Option(help="Failure probability of the promise.")],
+    against: options.Against = "released",
+    participations: Annotated[int, typer.Option(help="The cap on one client's contributions.")] = 1,
+) -> None:
+    """Make a ledger for all runs over one population, tuning runs included."""
+    budget = Budget(epsilon, delta, options.observer_named(against), participations)
+    Ledger.create(path, budget, budget.measure).close()
+
+
+def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:
+    from d2pfed.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib takes a second to load
+
+    if not epsilons or path.suffix not in (".png", ".svg"):
+        raise ConfigError(
+            f"a plot needs a release and a name that ends in .png or .svg, got {len(epsilons)}, {path}"
+        )
+    spent = Line("spent", Ink.MAIN, epsilons, tuple(map(float, range(1, len(epsilons) + 1))))
+    lines = (Line("budget", Ink.LIMIT, (budget.epsilon,)), spent)
+    title = f"Epsilon spent against {budget.observer}"
+    drawing = draw(Plot(name="ledger", title=title, across="release", lines=lines))
+    path.write_bytes(drawing.png if path.suffix == ".png" else drawing.svg.encode())
+
+
+def _file(path: Path) -> Path:
+    file = path / "ledger.sqlite" if path.is_dir() else path
+    if not file.exists():
+        raise ConfigError(f"there is no ledger at {file}")
+    return file
+
+
+def _fields(row: Row) -> dict[str, object]:
+    key = row.key
+    return {
+        "row": row.seq,
+        "server": row.epoch,
+        "kind": row.kind.value,
+        "run": key.run if key else None,
+        "round": key.round if key else None,
+        "attempt": key.attempt if key else None,
+        "survivors": row.survivors,
+        "epsilon": row.epsilon,
+    }

@@ -36,6 +36,8 @@ def plain(value: object) -> object:
             return value.value
         case Fraction():
             return float(value)
+        case bytes():
+            return value.hex()
         case float():
             return value if math.isfinite(value) else None
         case tuple() | list():

@@ -181,4 +181,7 @@ def _print(summary: "Summary") -> None:
         console.print(epsilons(summary.spent))
     if summary.repeatable:
         console.print("This run repeats from its seed: it protects nobody from whoever knows the seed.")
-    console.print(f"Plan, ledger, model and metrics are in {summary.directory}.")
+    console.print(
+        f"Plan, ledger, model and metrics are in {summary.directory}; the report is {summary.directory}/report.html.",
+        soft_wrap=True,
+    )

@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import Context
 
+from d2pfed.accounting import SERVER
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget
 from d2pfed.plan import Policy
@@ -18,7 +19,7 @@ from d2pfed.wire import ID_LIMIT
 
 NODE_SETTING = "d2pfed-home"  # in the SuperNode's --node-config
 SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by whoever starts a simulation; no server can set it
-OBSERVER = "server"
+_EVERY = 1 << 31  # participations: all that were recorded count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def _budget(settings: Mapping[str, float]) -> Budget:
-    return Budget(float(settings.get("epsilon", 10.0)), float(settings.get("delta", 1e-5)), OBSERVER)
+    return Budget(float(settings.get("epsilon", 10.0)), float(settings.get("delta", 1e-5)), SERVER, _EVERY)
 
 
 def _enrolment(path: Path, settings: Mapping[str, object]) -> Enrolment | None:
@@ -122,4 +123,6 @@ def _simulated(root: Path, partition: object) -> Home:
     )
     path = root / f"client-{partition}"
     path.mkdir(parents=True, exist_ok=True)
-    return Home(path=path, client=partition, policy=anything, budget=Budget(1e9, 1e-5, OBSERVER), enrolment=None)
+    return Home(
+        path=path, client=partition, policy=anything, budget=Budget(1e9, 1e-5, SERVER, _EVERY), enrolment=None
+    )

@@ -3,19 +3,17 @@
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from d2pfed import canonical
-from d2pfed.accounting import SERVER, Release, spent, upper_bound
+from d2pfed.accounting import Release
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError
 from d2pfed.flower.envelope import Introduction
 from d2pfed.flower.layout import Layout
-from d2pfed.ledger import Budget, Ledger, read_rows
-from d2pfed.plan import Plan
-from d2pfed.plan.agreement import TYPES
+from d2pfed.ledger import Budget, Ledger, read_budget, read_rows
+from d2pfed.plan import Plan, decode_plan
 from d2pfed.randomness import digest
 from d2pfed.wire import Reader, pack_integer
 
@@ -138,7 +136,7 @@ class Account:
         """Refuse a plan that may spend more against the server than this client has left."""
         with self._open(plan) as ledger:
             planned = [plan.release(number, 0, ()) for number in range(plan.participations)]
-            epsilon = _meter(self._budget)([*ledger.releases(), *planned])
+            epsilon = self._budget.measure([*ledger.releases(), *planned])
         if epsilon > self._budget.epsilon:
             raise ConfigError(
                 f"with this plan's {plan.participations} participations this client would spend epsilon {epsilon:.4g} "
@@ -161,29 +159,20 @@ class Account:
             return taken
 
     def _open(self, plan: Plan) -> Ledger:
-        file, measure = self._file(plan), _meter(self._budget)
-        return Ledger.open_in_turn(file, measure) if file.exists() else Ledger.create(file, self._budget, measure)
+        file, budget = self._file(plan), self._budget
+        if file.exists():
+            if (begun := read_budget(file)) != budget:
+                raise ConfigError(f"this client's ledger was begun with {begun}, its settings now say {budget}")
+            return Ledger.open_in_turn(file, budget.measure)
+        return Ledger.create(file, budget, budget.measure)
 
     def _file(self, plan: Plan) -> Path:
         # Releases of different units or adjacencies do not add up, so each has its ledger.
         return self._path / f"ledger-{plan.unit}-{plan.adjacency}.sqlite"
 
 
-def _meter(budget: Budget) -> Callable[[Sequence[Release]], float]:
-    def epsilon(releases: Sequence[Release]) -> float:
-        quick = upper_bound(releases, SERVER, delta=budget.delta, cap=len(releases)).epsilon
-        if quick <= budget.epsilon:
-            return quick
-        return spent(releases, SERVER, delta=budget.delta, cap=len(releases)).epsilon
-
-    return epsilon
-
-
 def _agreed(introduction: Introduction) -> Agreed:
-    plan = canonical.decode(introduction.plan, TYPES | {"Plan": Plan})
-    if not isinstance(plan, Plan):
-        raise PeerError("an introduction must hold a plan")
-    return Agreed(plan, Layout.decode(introduction.layout))
+    return Agreed(decode_plan(introduction.plan), Layout.decode(introduction.layout))
 
 
 @contextmanager

@@ -17,8 +17,8 @@ _SPEECH = re.compile(r"(?:\A|(?<=\n\n))([^\n:]+):\n(.+?)(?=\n\n|\n?\Z)", re.DOTA
 
 def read_idx(content: bytes) -> NDArray[np.integer[Any]]:
     """Read an IDX file of bytes or 32-bit integers (MNIST, QMNIST)."""
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
-        raise ConfigError(f"an IDX file must start with 0, 0 and a type of 8 or 12, got {content[:4]!r}")
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or not content[3]:
+        raise ConfigError(f"an IDX file must start with 0, 0, type 8 or 12, and its axes, got {content[:4]!r}")
     kind, axes = _IDX_TYPES[content[2]], content[3]
     start = 4 + 4 * axes
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]

@@ -19,7 +19,6 @@ from d2pfed.learning.task import Examples, IntVector, check_client
 
 SIDE = 28
 FIELDS = 1522
-MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels in [0, 1]
 _FIELD_SEED = 2007
 _FIELD_SMOOTHING = 4.0
 _TANGENT_SMOOTHING = 0.9
@@ -69,14 +68,18 @@ def deform(base: NDArray[np.uint8], made: Recipe) -> NDArray[np.float32]:
     return digits
 
 
-def normalise(pixels: torch.Tensor) -> torch.Tensor:
-    """Scale pixels in [0, 255] to about zero mean and unit deviation, as new floats."""
-    return pixels.float().mul(1 / (255 * DEVIATION)).sub_(MEAN / DEVIATION)
+def scale(pixels: torch.Tensor) -> torch.Tensor:
+    """Scale pixels from [0, 255] to [0, 1], as new floats.
+
+    No mean is taken off: empty paper stays zero, so the noise on its weights does no harm. With the usual
+    normalisation private training loses about one percent of accuracy.
+    """
+    return pixels.float().mul(1 / 255)
 
 
-def digit_examples(pixels: NDArray[np.uint8] | NDArray[np.float32], labels: IntVector) -> Examples:
-    """Join digits and labels to examples with inputs of 1 x 28 x 28, normalised."""
-    return Examples(normalise(torch.from_numpy(pixels)[:, None]), torch.from_numpy(labels))
+def digit_examples(pixels: NDArray[np.uint8], labels: IntVector) -> Examples:
+    """Join digits and labels to examples with inputs of 1 x 28 x 28 in [0, 1]."""
+    return Examples(scale(torch.from_numpy(pixels)[:, None]), torch.from_numpy(labels))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -110,7 +113,8 @@ class VirtualClients:
         rows = self._rows(client)
         repetition = 1 + client * self.size + np.arange(self.size)
         index = _FIRST + rows + repetition * len(self.labels)
-        return digit_examples(deform(self.base, recipe(index, len(self.labels))), self.labels[rows])
+        pixels = torch.from_numpy(deform(self.base, recipe(index, len(self.labels))))
+        return Examples(pixels.mul_(1 / 255)[:, None], torch.from_numpy(self.labels[rows]))
 
     def _rows(self, client: int) -> IntVector:
         counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)

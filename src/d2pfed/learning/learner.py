@@ -1,6 +1,6 @@
 """Local training of many clients: a whole chunk at once, or one after the other with the same numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,13 +8,18 @@ import torch
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.local import LocalTraining, Steps
+from d2pfed.learning.dense import layers_of, sgd_step
+from d2pfed.learning.local import LocalTraining, Optimiser, Steps
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Clients, Examples
 
-_CHUNK_BYTES = 1 << 25  # of parameters held for a chunk of clients
-# Their results would depend on the rows that fill up a batch, or on the random numbers of other clients.
+# Bytes of parameters in a chunk. By hand, small ones that stay in the cache are fastest; vmap has a cost per step.
+_CACHE_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 25
+# Batch norms would see the rows that fill up a batch, and dropouts the random numbers of other clients; many small
+# convolutions with weights of their own are several times slower together than one after the other.
 _ONE_BY_ONE = (
+    torch.nn.modules.conv._ConvNd,  # noqa: SLF001 - torch's only name for all convolutions
     torch.nn.modules.batchnorm._NormBase,  # noqa: SLF001 - torch's only name for all batch norms
     torch.nn.modules.dropout._DropoutNd,  # noqa: SLF001 - torch's only name for all dropouts
     torch.nn.RNNBase,
@@ -57,8 +62,8 @@ class Learner:
     """Trains `chunk` clients at once; None picks what fits the cache and bounds memory.
 
     A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
-    the cohort or in its chunk (float rounding apart). Modules with dropout, recurrence or batch statistics go
-    through LoopLearner.
+    the cohort or in its chunk (float rounding apart). Modules with convolutions, dropout, recurrence or batch
+    statistics, and what vmap refuses, go through LoopLearner.
     """
 
     model: Model
@@ -72,32 +77,54 @@ class Learner:
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
+        one_by_one = LoopLearner(self.model, self.clients, self.local)
         if self.model.has(*_ONE_BY_ONE):
-            yield from LoopLearner(self.model, self.clients, self.local)(params, clients, round_seed)
+            yield from one_by_one(params, clients, round_seed)
             return
-        chunk = self.chunk or max(1, _CHUNK_BYTES // (4 * self.model.dimension))
+        budget = _CACHE_BYTES if self._by_hand else _CHUNK_BYTES
+        chunk = self.chunk or max(1, budget // (4 * self.model.dimension))
         for start in range(0, len(clients), chunk):
-            yield from self._train(params, clients[start : start + chunk], round_seed)
+            together = clients[start : start + chunk]
+            try:
+                updates = self._train(params, together, round_seed)
+            except RuntimeError:
+                # torch raises it for what vmap cannot do (functional dropout, values that steer the program); a
+                # mistake in the module is raised again by the loop.
+                updates = list(one_by_one(params, together, round_seed))
+            yield from updates
 
-    def _train(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
+    def _train(self, params: Params, clients: Sequence[int], round_seed: int) -> list[Params]:
         chunk = _Chunk.gather(self.clients, self.local, clients, round_seed)
         start = self.model.unflatten(params)
         values = {name: value.expand(len(clients), *value.shape).clone() for name, value in start.items()}
+        step = self._step(values)
+        for batch in chunk.batches():
+            step({name: value[: len(batch.labels)] for name, value in values.items()}, batch)
+        trained = ({name: value[place] for name, value in values.items()} for place in chunk.places)
+        return [self.model.flatten(own) - params for own in trained]
+
+    def _step(self, values: Tensors) -> Callable[[Tensors, "_Batch"], None]:
+        if self._by_hand:
+            return lambda own, batch: sgd_step(own, batch.inputs, batch.labels, batch.weights, self.local.rate)
         fixed = self.model.fixed()
         steps = Steps(self.local, list(values.values()))
 
-        def mean_loss(
-            own: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
-        ) -> torch.Tensor:
-            return self.model.training_losses(own | fixed, inputs, labels) @ weights
+        def mean_loss(own: Tensors, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            inputs, labels, weights = batch
+            return (self.model.training_losses(own | fixed, inputs, labels) * weights).sum()
 
         gradients = torch.func.vmap(torch.func.grad(mean_loss))
-        for batch in chunk.batches():
-            own = {name: value[: len(batch.labels)] for name, value in values.items()}
-            found = gradients(own, batch.inputs, batch.labels, batch.weights)
+
+        def step(own: Tensors, batch: _Batch) -> None:
+            found = gradients(own, (batch.inputs, batch.labels, batch.weights))
             steps.take(list(own.values()), [found[name] for name in own])
-        for place in chunk.places:
-            yield self.model.flatten({name: value[place] for name, value in values.items()}) - params
+
+        return step
+
+    @property
+    def _by_hand(self) -> bool:
+        plain = self.local.optimiser is Optimiser.SGD and not self.local.momentum
+        return plain and layers_of(self.model) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -71,15 +71,13 @@ class Steps:
             value.sub_(self._direction(gradient, memory), alpha=self._local.rate)
 
     def _direction(self, gradient: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
-        match self._local.optimiser:
-            case Optimiser.SGD:
-                return memory[0].mul_(self._local.momentum).add_(gradient) if memory else gradient
-            case Optimiser.RMSPROP:
-                memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
-                return gradient / memory[0].sqrt().add_(_EPSILON)
-            case Optimiser.ADAM:
-                first, second = _ADAM_DECAYS
-                memory[0].mul_(first).add_(gradient, alpha=1 - first)
-                memory[1].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-                scale = (memory[1] / (1 - second**self._taken)).sqrt_().add_(_EPSILON)
-                return memory[0] / scale / (1 - first**self._taken)
+        if self._local.optimiser is Optimiser.SGD:
+            return memory[0].mul_(self._local.momentum).add_(gradient) if memory else gradient
+        if self._local.optimiser is Optimiser.RMSPROP:
+            memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
+            return gradient / memory[0].sqrt().add_(_EPSILON)
+        first, second = _ADAM_DECAYS
+        memory[0].mul_(first).add_(gradient, alpha=1 - first)
+        memory[1].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        scale = (memory[1] / (1 - second**self._taken)).sqrt_().add_(_EPSILON)
+        return memory[0] / scale / (1 - first**self._taken)

@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,6 +160,9 @@ def _get(url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - addresses are constants
             content: bytes = answer.read()
+    except urllib.error.HTTPError as refusal:
+        with refusal:  # it holds the connection open
+            raise ConfigError(f"cannot fetch {url}: {refusal}") from refusal
     except OSError as error:
         raise ConfigError(f"cannot fetch {url}: {error}") from error
     return content

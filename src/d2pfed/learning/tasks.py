@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from d2pfed.errors import ConfigError
 from d2pfed.learning import sources
 from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
-from d2pfed.learning.infimnist import VirtualClients, digit_examples, normalise
+from d2pfed.learning.infimnist import VirtualClients, digit_examples, scale
 from d2pfed.learning.partition import ByOwner, Iid, Partition
 from d2pfed.learning.task import Examples, IntVector, StoredClients, Task
 
@@ -58,7 +58,7 @@ def _digits(wish: _Wish) -> Task:
     from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import, and only this task needs it
 
     data = load_digits()
-    inputs = torch.from_numpy(data.images.astype(np.float32)[:, None] / 8 - 1)
+    inputs = torch.from_numpy(data.images.astype(np.float32)[:, None] / 16)
     table = Examples(inputs, torch.from_numpy(data.target.astype(np.int64)))
     validation, test, train = np.split(_shuffled(len(table)), [180, 540])
     return Task(
@@ -103,7 +103,7 @@ def _mnist_writers(wish: _Wish) -> Task:
     table = Examples(torch.from_numpy(held.pixels[:, None]), torch.from_numpy(held.labels))
     return Task(
         name="mnist-writers",
-        clients=_deal(table, wish, default=500, owners=writers, prepare=normalise),
+        clients=_deal(table, wish, default=500, owners=writers, prepare=scale),
         validation=held.validation,
         test=held.test,
         classes=10,

@@ -72,7 +72,7 @@ class Book:
         if row.kind is Kind.VOID and row.body:
             raise LedgerError("a void attempt releases nothing, so its body must be empty")
         attempt = self._step(row.kind, row.key, row.release)
-        if row.kind is not Kind.VOID and row.epsilon > self.budget.epsilon:
+        if row.epsilon > self.budget.epsilon:
             raise LedgerError(f"epsilon {row.epsilon} is over the budget of {self.budget.epsilon}")
         if row.kind is Kind.COMMIT and row.epsilon > self.epsilon:
             raise LedgerError(f"epsilon {row.epsilon} is more than the {self.epsilon} with what was reserved")

@@ -152,7 +152,7 @@ class Ledger:
         if (key, kind) in self._book.seqs:
             return self._replayed(kind, key, body)
         epsilon = measure(self._meter, self._book.after(kind, key, release))
-        if kind is not Kind.VOID and epsilon > self.budget.epsilon:
+        if epsilon > self.budget.epsilon:
             raise BudgetExceeded(f"{key}: epsilon would be {epsilon}, the budget is {self.budget.epsilon}")
         if kind is Kind.COMMIT and epsilon > self.spent():
             raise BudgetExceeded(f"{key}: epsilon would be {epsilon}, with what was reserved it is {self.spent()}")

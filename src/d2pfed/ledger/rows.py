@@ -1,14 +1,15 @@
 """The values a ledger is made of: its budget, its rows and the hash that chains them."""
 
-import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from d2pfed.accounting.release import Release
+from d2pfed import canonical
+from d2pfed.accounting import RELEASED, Observer, Release, View, spent, upper_bound
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.text import DAMAGE, VERSION, decode_release, encode_json
+from d2pfed.ledger.text import decode_release
 from d2pfed.randomness import digest
 
 HASH_BYTES = 32
@@ -18,37 +19,42 @@ LARGEST = 2**63 - 1  # of SQLite's integers
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What all releases of a population may cost together, and for which observer, in words."""
+    """What all releases of a population may cost together, for which observer, at which cap of participations."""
 
     epsilon: float
     delta: float
-    observer: str
+    observer: Observer = RELEASED
+    participations: int = 1
 
     def __post_init__(self) -> None:
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
         if not 0 <= self.delta < 1:
             raise ConfigError(f"a budget's delta must be in [0, 1), got {self.delta}")
-        if not self.observer:
-            raise ConfigError("a budget must name its observer, got an empty text")
+        if self.participations < 1:
+            raise ConfigError(f"a budget's participations must be at least 1, got {self.participations}")
 
     def encode(self) -> str:
         """Return the canonical text."""
-        epsilon, delta = float(self.epsilon).hex(), float(self.delta).hex()
-        return encode_json({"version": VERSION, "epsilon": epsilon, "delta": delta, "observer": self.observer})
+        return canonical.encode(self)
 
     @staticmethod
     def decode(text: str) -> "Budget":
         """Return the budget that has exactly this text."""
         try:
-            fields = json.loads(text)
-            epsilon, delta = float.fromhex(fields["epsilon"]), float.fromhex(fields["delta"])
-            budget = Budget(epsilon, delta, str(fields["observer"]))
-        except DAMAGE as error:
+            budget = canonical.decode(text, {"Budget": Budget, "Observer": Observer, "View": View})
+        except ConfigError as error:
             raise LedgerError(f"not the text of a budget: {error}") from error
-        if budget.encode() != text:
-            raise LedgerError("not the canonical text of a budget: unknown fields or another spelling")
+        if not isinstance(budget, Budget):
+            raise LedgerError(f"not the text of a budget: it is that of {budget!r}")
         return budget
+
+    def measure(self, releases: Sequence[Release]) -> float:
+        """Return epsilon of the releases for this observer: a quick bound, or the certified one near the end."""
+        quick = upper_bound(releases, self.observer, delta=self.delta, cap=self.participations).epsilon
+        if quick <= self.epsilon:
+            return quick
+        return spent(releases, self.observer, delta=self.delta, cap=self.participations).epsilon
 
 
 class Kind(StrEnum):
@@ -138,8 +144,7 @@ class Row:
         Guarantee: a change of any field of any row changes all later hashes, as SHA-256 is collision-resistant and
         the text is injective. Checked: test_ledger_verify.py::test_a_change_of_any_field_of_any_row_is_found.
         """
-        place = None if self.key is None else [self.key.run, self.key.round, self.key.attempt]
-        text = encode_json([self.seq, self.epoch, self.kind.value, place, self.body, float(self.epsilon).hex()])
+        text = canonical.encode((self.seq, self.epoch, self.kind, self.key, self.body, float(self.epsilon)))
         return digest("d2pfed ledger row", previous, text)
 
 

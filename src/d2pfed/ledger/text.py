@@ -1,15 +1,16 @@
-"""The one canonical text of a release: versioned JSON that decodes exactly or not at all."""
+"""The one text of a release in a ledger: versioned, its participants packed, decoded exactly or not at all."""
 
 import base64
-import json
+import binascii
 from collections.abc import Sequence
-from fractions import Fraction
+from dataclasses import dataclass, replace
 
+from d2pfed import canonical
 from d2pfed.accounting.release import (
     Adjacency,
+    BinomialSum,
     ContinuousGaussian,
     DiscreteGaussianSum,
-    Noise,
     Release,
     Sampling,
     Scheme,
@@ -20,143 +21,49 @@ from d2pfed.errors import ConfigError, LedgerError
 
 VERSION = 1
 
-# Whatever a damaged text can make a decoder raise.
-DAMAGE = (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, ConfigError)
 
-Json = dict[str, object]
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A release without its participants, and these packed."""
+
+    version: int
+    release: Release
+    participants: str
 
 
-def encode_json(value: object) -> str:
-    """Return the JSON text without spaces, with sorted keys and in ASCII: one text per value."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+_LAWS = (DiscreteGaussianSum, SkellamSum, BinomialSum, ContinuousGaussian)
+_TYPES = {kind.__name__: kind for kind in (Recorded, Release, Unit, Adjacency, Sampling, Scheme, *_LAWS)}
 
 
 def encode_release(release: Release) -> str:
-    """Return the canonical text of a release: rationals as "p/q", floats in hexadecimal, participants packed."""
-    return encode_json(
-        {
-            "version": VERSION,
-            "round": int(release.round),
-            "attempt": int(release.attempt),
-            "unit": release.unit.value,
-            "adjacency": release.adjacency.value,
-            "sampling": {
-                "scheme": release.sampling.scheme.value,
-                "population": int(release.sampling.population),
-                "cohort": int(release.sampling.cohort),
-            },
-            "noise": _encode_noise(release.noise),
-            "participants": _pack(release.participants),
-        }
-    )
+    """Return the canonical text of a release."""
+    packed = _pack(release.participants)
+    return canonical.encode(Recorded(VERSION, replace(release, participants=()), packed))
 
 
 def decode_release(text: str) -> Release:
     """Return the release that has exactly this text.
 
-    Guarantee: `encode_release(decode_release(text)) == text`, so unknown fields, other versions and other
-    spellings of a value are refused. Checked: test_ledger_text.py::test_a_damaged_text_is_refused_or_is_canonical.
+    Guarantee: `encode_release(decode_release(text)) == text`, so unknown fields, other versions and other spellings of
+    a value are refused. Checked: test_ledger_text.py::test_a_damaged_text_is_refused_or_is_canonical.
     """
     try:
-        release = _decode_release(json.loads(text))
-    except DAMAGE as error:
+        recorded = canonical.decode(text, _TYPES)
+        if not isinstance(recorded, Recorded) or recorded.version != VERSION:
+            raise LedgerError(f"not the text of a release of version {VERSION}")
+        release = replace(recorded.release, participants=_unpack(recorded.participants))
+    except (ConfigError, ValueError, binascii.Error) as error:
         raise LedgerError(f"not the text of a release: {error}") from error
     if encode_release(release) != text:
-        raise LedgerError("not the canonical text of a release: unknown fields or another spelling")
+        raise LedgerError("not the canonical text of a release: another spelling")
     return release
-
-
-def _decode_release(fields: Json) -> Release:
-    if fields["version"] != VERSION:
-        raise ValueError(f"version must be {VERSION}, got {fields['version']}")
-    return Release(
-        round=_whole(fields["round"]),
-        attempt=_whole(fields["attempt"]),
-        unit=Unit(_string(fields["unit"])),
-        adjacency=Adjacency(_string(fields["adjacency"])),
-        sampling=_decode_sampling(_fields(fields["sampling"])),
-        noise=_decode_noise(_fields(fields["noise"])),
-        participants=_unpack(_string(fields["participants"])),
-    )
-
-
-def _decode_sampling(fields: Json) -> Sampling:
-    return Sampling(Scheme(_string(fields["scheme"])), _whole(fields["population"]), _whole(fields["cohort"]))
-
-
-def _encode_noise(noise: Noise) -> Json:
-    match noise:
-        case DiscreteGaussianSum():
-            return {
-                "law": "discrete-gaussian-sum",
-                "sigma": _ratio(noise.sigma),
-                "contributors": int(noise.contributors),
-                "radius": _ratio(noise.radius),
-                "dimension": int(noise.dimension),
-            }
-        case SkellamSum():
-            return {
-                "law": "skellam-sum",
-                "variance": _ratio(noise.variance),
-                "contributors": int(noise.contributors),
-                "radius": _ratio(noise.radius),
-                "l1_radius": _ratio(noise.l1_radius),
-                "dimension": int(noise.dimension),
-            }
-        case ContinuousGaussian():
-            return {
-                "law": "continuous-gaussian",
-                "sigma": float(noise.sigma).hex(),
-                "radius": float(noise.radius).hex(),
-            }
-
-
-def _decode_noise(fields: Json) -> Noise:
-    def ratio(name: str) -> Fraction:
-        return Fraction(_string(fields[name]))
-
-    match fields["law"]:
-        case "discrete-gaussian-sum":
-            contributors, dimension = _whole(fields["contributors"]), _whole(fields["dimension"])
-            return DiscreteGaussianSum(ratio("sigma"), contributors, ratio("radius"), dimension)
-        case "skellam-sum":
-            contributors, dimension = _whole(fields["contributors"]), _whole(fields["dimension"])
-            return SkellamSum(ratio("variance"), contributors, ratio("radius"), ratio("l1_radius"), dimension)
-        case "continuous-gaussian":
-            sigma, radius = _string(fields["sigma"]), _string(fields["radius"])
-            return ContinuousGaussian(float.fromhex(sigma), float.fromhex(radius))
-        case law:
-            raise ValueError(f"unknown law of noise {law!r}")
-
-
-def _ratio(value: Fraction | int) -> str:
-    exact = Fraction(value)
-    return f"{exact.numerator}/{exact.denominator}"
-
-
-def _fields(value: object) -> Json:
-    if not isinstance(value, dict):
-        raise TypeError(f"expected an object, got {value!r}")
-    return value
-
-
-def _string(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a string, got {value!r}")
-    return value
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"expected an integer, got {value!r}")
-    return value
 
 
 def _pack(participants: Sequence[int]) -> str:
     """Return increasing identities as base64 of their gaps: seven bits a byte, the last byte of each below 128."""
     packed = bytearray()
     previous = -1
-    for identity in map(int, participants):
+    for identity in participants:
         gap = identity - previous - 1
         if gap < 0:
             raise ConfigError(f"participants must be at least 0 and increasing, got {identity} after {previous}")

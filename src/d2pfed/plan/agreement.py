@@ -23,6 +23,7 @@ from d2pfed.accounting import (
     SkellamSum,
     Spent,
     Unit,
+    View,
     colluding,
     spent,
 )
@@ -45,7 +46,7 @@ from d2pfed.rotation import Hadamard, RandomPhase
 TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Adjacency, Sampling, Scheme, Unit, Observer, Codec, Ring, Hadamard, RandomPhase, Rounded),
+        *(Adjacency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
         *(Independent, Shared, Bearer, DDGauss, DistributedSkellam, CpSGD),
     )
 }
@@ -134,6 +135,14 @@ class Plan:
             noise=self.noise(len(participants) or self.quorum),
             participants=participants,
         )
+
+
+def decode_plan(text: str) -> Plan:
+    """Return the plan that has exactly this canonical text."""
+    plan = canonical.decode(text, TYPES | {"Plan": Plan})
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"the text of a plan was expected, got that of a {type(plan).__name__}")
+    return plan
 
 
 def observers(plan: Plan) -> tuple[Observer, ...]:

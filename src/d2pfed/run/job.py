@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.numpy import save
 
 from d2pfed import canonical
-from d2pfed.accounting import Spent, spent
+from d2pfed.accounting import Scheme, Spent, spent
 from d2pfed.codec import FloatVector
 from d2pfed.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.errors import BudgetExceeded
@@ -18,6 +18,7 @@ from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
 from d2pfed.ledger import Head, Ledger
 from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
+from d2pfed.report import read_story, write_report
 from d2pfed.round import Attempt, Outcome, aggregate
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
@@ -47,11 +48,11 @@ class Progress:
     accuracy: float  # on the validation data
     loss: float
     epsilon: float  # spent against the plan's observer
-    survivors: int
-    attempt: int
+    survivors: int | None  # None, as all that tells it, where cohort sizes are secret
+    attempt: int | None
     update_norm: float
     upload_bytes: int  # of one client in this round
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,17 +153,18 @@ class Job:
 
     def _progress(self, record: RoundRecord, epsilon: float, seconds: float) -> Progress:
         metrics = evaluate(self.model, record.state.average, self.task.validation)
+        secret = self.plan.sampling.scheme is Scheme.POISSON
         return Progress(
             round=record.round,
             rounds=self.plan.rounds,
             accuracy=metrics.accuracy,
             loss=metrics.loss,
             epsilon=epsilon,
-            survivors=record.survivors,
-            attempt=record.attempt,
+            survivors=None if secret else record.survivors,
+            attempt=None if secret else record.attempt,
             update_norm=record.update_norm,
             upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
-            seconds=seconds,
+            seconds=None if secret else seconds,
         )
 
     def _conclude(self, directory: RunDirectory, book: Ledger, state: ServerState, stopped: str) -> Summary:
@@ -189,4 +191,5 @@ class Job:
             repeatable=self.settings.seed is not None,
         )
         directory.replace("summary.json", json.dumps(asdict(summary), default=str, indent=2).encode())
+        write_report(read_story(directory.path), directory.path)
         return summary

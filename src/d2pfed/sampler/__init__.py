@@ -28,9 +28,9 @@ class DiscreteGaussian:
         _require_deviation(self.sigma * self.sigma, 1)
 
     def draw(self, count: int, stream: Stream) -> IntVector:
-        """Draw independently. Guarantee: the law is exact (`sampler.tables`)."""
+        """Draw independently. Guarantee: the law is exact (`sampler.cumulative`)."""
         law = GaussianLaw(Fraction(0), self.sigma * self.sigma)
-        return _table(law).draw(np.zeros(count, np.int64), stream)
+        return _draw(law, count, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,18 @@ class CentredDiscreteGaussian:
     def draw(self, centres: IntVector, stream: Stream) -> IntVector:
         """Draw k with probability proportional to exp(-(k - c)^2 / (2 sigma^2)), c = centre / 2^fraction_bits.
 
-        Guarantee: the law is exact (`sampler.tables`), and the draws are independent.
+        Guarantee: the law is exact (`sampler.cumulative`), and the draws are independent.
         Checked: test_sampler.py::test_the_centred_gaussian_fits_its_law.
         """
-        fractions = centres & ((1 << self.fraction_bits) - 1)
-        draws = _centred_table(self).draw(fractions, stream)
-        draws += centres >> self.fraction_bits
+        draws = np.empty(centres.shape, np.int64)
+        self.draw_into(draws, centres, stream)
         return draws
+
+    def draw_into(self, out: IntVector, centres: IntVector, stream: Stream) -> None:
+        """Draw as `draw` does into a given vector, which may be that of the centres."""
+        if out.shape != centres.shape:  # numpy would stretch a short vector over a long one
+            raise ValueError(f"draws and centres must have equal shapes, got {out.shape} and {centres.shape}")
+        _centred_table(self).draw_into(out, centres, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,8 @@ class Skellam:
         _require_deviation(self.variance, 1)
 
     def draw(self, count: int, stream: Stream) -> IntVector:
-        """Draw independently. Guarantee: the law is exact (`sampler.tables`)."""
-        return _table(SkellamLaw(self.variance)).draw(np.zeros(count, np.int64), stream)
+        """Draw independently. Guarantee: the law is exact (`sampler.cumulative`)."""
+        return _draw(SkellamLaw(self.variance), count, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,14 @@ class Binomial:
         _require_deviation(Fraction(self.trials, 4), 1)
 
     def draw(self, count: int, stream: Stream) -> IntVector:
-        """Draw independently. Guarantee: the law is exact (`sampler.tables`)."""
-        return _table(BinomialLaw(self.trials)).draw(np.zeros(count, np.int64), stream)
+        """Draw independently. Guarantee: the law is exact (`sampler.cumulative`)."""
+        return _draw(BinomialLaw(self.trials), count, stream)
+
+
+def _draw(law: Law, count: int, stream: Stream) -> IntVector:
+    draws = np.empty(count, np.int64)
+    _table(law).draw_into(draws, None, stream)
+    return draws
 
 
 @lru_cache(maxsize=16)

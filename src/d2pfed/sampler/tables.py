@@ -1,144 +1,247 @@
-"""Exact sampling by inversion: integer tables of a cumulative law, and refinement of the draws they cannot decide.
+"""Lookup of words in cumulative laws, compiled, with a control flow that depends on neither words nor centres.
 
-Think of a draw as a uniform real U in [0, 1), its bits taken from the stream as needed, and of the result as
-the least k with U < F(k), where F is the exact cumulative law. A table holds for each k an integer T_k with T_k
-<= 2^bits F(k) <= T_k + 2, proven by integer enclosures in `cumulative`. Let u be the first `bits` bits of U, so
-that u <= 2^bits U < u + 1. Then
-
-  u < T_k       implies  U < F(k),   since  2^bits U < u + 1 <= T_k <= 2^bits F(k);
-  u >= T_k + 2  implies  U >= F(k),  since  2^bits U >= u >= T_k + 2 >= 2^bits F(k).
-
-So u decides unless it is T_k or T_k + 1 for some k. A table begins with T = 0 and ends with T >= 2^bits - 2, so
-whatever lies beyond its ends is undecided too. An undecided u is kept, extended by further bits, and compared
-with a finer table, until it decides. The result is the one that belongs to U: the law is exact, not close. A
-draw from 64-bit words and a table of n entries is undecided with probability at most 2 n / 2^64.
+A word u finds its value through a bucket. Small and large words are in the tails, where laws fall fast, so buckets
+must be finer there: with v = u, or the complement of u if its top bit is set, the words with equally many leading
+zeros of v are an octave, and an octave is cut into 2^m equal buckets, m being such that a bucket meets at most
+one entry of each law. A draw is then a bucket number, one comparison with that entry, and one of two values.
+What remains visible is which cache lines of the table are read, and refinement, in one of about 2^57 draws.
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
+from typing import Any, cast
 
 import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from d2pfed.randomness import Stream
-from d2pfed.sampler.bounds import Weights
+from d2pfed.ring import IntVector
+from d2pfed.sampler.cumulative import cumulative, refine
 from d2pfed.sampler.laws import Law
 
 WORD_BITS = 64
 
-_GUARD_BITS = 64  # what the enclosures lose on the way is far less; if it were not, they are computed again
+Words = NDArray[np.uint64]
+
+_OCTAVES = 64
+_BLOCK = 1 << 14  # words per call: large enough to be fast, small enough for the cache
 
 
-@dataclass(frozen=True, slots=True)
-class Cumulative:
-    """Integers T_k at `first, first + 1, ...` with T_k <= 2^bits F(k) <= T_k + 2."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """How words fall into buckets: by half and octave, the first bucket's number and the shift to m bits."""
 
-    first: int
-    entries: tuple[int, ...]
+    starts: Words
+    shifts: Words
+    least: Words  # the words at both ends of each bucket
+    most: Words
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Cumulative tables of several laws, one per row, over one common window of a power of two of values."""
+    """Laws by row: a word is compared with `entries[row, bucket]` and takes one of `values[row, bucket]`."""
 
     laws: tuple[Law, ...]
     bits: int
     first: int
-    rows: NDArray[np.uint64]
+    layout: Layout
+    entries: Words
+    values: NDArray[np.int32]
 
-    def draw(self, rows: NDArray[np.int64], stream: Stream) -> NDArray[np.int64]:
-        """Draw once from the law of each row number given; words come first, refinements after them."""
-        words = stream.words(rows.size) >> np.uint64(WORD_BITS - self.bits)
-        found = _search(self.rows, rows, words)
-        undecided = words - self.rows[rows, found - 1] < 2
-        draws = found + self.first
-        for index in np.flatnonzero(undecided):
-            draws[index] = refine(self.laws[rows[index]], int(words[index]), self.bits, stream)
-        return draws
+    def draw_into(self, out: IntVector, centres: IntVector | None, stream: Stream) -> None:
+        """Draw around each centre, in units of one over the number of rows; None stands for zeros.
+
+        Words are read first, refinements after them. `out` may be `centres` itself.
+        """
+        buffer = np.empty(min(out.size, _BLOCK), np.uint64)
+        undecided = np.empty((buffer.size, 2), np.int64)
+        pending: list[tuple[int, int, int]] = []
+        for start in range(0, out.size, _BLOCK):
+            part = out[start : start + _BLOCK]
+            near = None if centres is None else centres[start : start + _BLOCK]
+            words = buffer[: part.size]
+            stream.fill(words)
+            count = self._look_up(words, near, part, undecided)
+            pending += [(start + index, centre, int(words[index])) for index, centre in undecided[:count].tolist()]
+        for index, centre, word in pending:
+            whole, row = divmod(centre, len(self.laws))
+            out[index] = whole + refine(self.laws[row], word >> (WORD_BITS - self.bits), self.bits, stream)
+
+    def _look_up(self, words: Words, centres: IntVector | None, out: IntVector, undecided: IntVector) -> int:
+        """Write the values of words; list positions and centres of the undecided ones and return their number."""
+        starts, shifts, slack = self.layout.starts, self.layout.shifts, np.uint64(2 * _unit(self.bits))
+        if self.bits < WORD_BITS:
+            words &= ~np.uint64(_unit(self.bits) - 1)
+        if centres is None:
+            count = _look_up(
+                starts, shifts, self.entries[0], self.values[0], self.first, slack, words, out, undecided
+            )
+        else:
+            rows = self.entries, self.values, len(self.laws).bit_length() - 1
+            count = _look_up_around(starts, shifts, *rows, self.first, slack, words, centres, out, undecided)
+        return int(count)
 
 
 def tabulate(laws: Sequence[Law], bits: int) -> Table:
-    """Build the table of some laws for words of `bits` bits, a multiple of eight up to 64."""
+    """Build the table of a power of two of laws for words of `bits` bits, a multiple of eight up to 64."""
     parts = [cumulative(law, bits) for law in laws]
     first = min(part.first for part in parts)
     width = max(part.first + len(part.entries) for part in parts) - first
-    rows = np.full((len(parts), 1 << (width - 1).bit_length()), (1 << bits) - 1, np.uint64)
+    rows = np.full((len(parts), width), (1 << bits) - 2, np.uint64)  # beyond the last entry nothing is decided
     for row, part in zip(rows, parts, strict=True):
         start = part.first - first
-        row[:start] = 0  # as undecided as the first entry, and the right filling as the last
+        row[:start] = 0  # nor before the first
         row[start : start + len(part.entries)] = np.array(part.entries, np.uint64)
-    return Table(tuple(laws), bits, first, rows)
+    rows *= np.uint64(_unit(bits))
+    layout = _lay_out(rows, bits)
+    entries, values = zip(*(_fill(layout, row, bits) for row in rows), strict=True)
+    return Table(tuple(laws), bits, first, layout, np.stack(entries), np.stack(values))
 
 
-def cumulative(law: Law, bits: int) -> Cumulative:
-    """Enclose the cumulative law in integers, with whatever precision that needs.
+def _unit(bits: int) -> int:
+    """Return the distance of neighbouring words, which are aligned to the top."""
+    return 1 << (WORD_BITS - bits)
 
-    Guarantee: T_k <= 2^bits F(k) <= T_k + 2 for all k of the table; it begins with 0 and ends at 2^bits - 2 or
-    above.
-    Checked: here, by exact integers; test_sampler_tables.py compares with sums made by another library.
+
+def _lay_out(rows: Words, bits: int) -> Layout:
+    """Cut octaves into the widest buckets that the gaps between entries allow.
+
+    An entry T makes the words in [T, T + slack) undecided, slack being two units. If a bucket meets these and
+    holds the next entry T', then T' - T is less than the bucket's width plus slack, and the octave is that of T'.
+    Buckets as narrow as a unit hold one word, which is decided or not.
     """
-    precision = bits + _GUARD_BITS
-    while True:
-        entries = _enclose(law.weights(precision, bits + _GUARD_BITS // 2), bits)
-        if entries is not None:
-            return entries
-        precision *= 2
+    gaps, ends = np.diff(rows, axis=1), rows[:, 1:]
+    least_gaps = np.full(_OCTAVES, 1 << 63, np.uint64)
+    np.minimum.at(least_gaps, _octaves(ends[gaps > 0]), gaps[gaps > 0])
+    starts = np.zeros(2 * _OCTAVES, np.uint64)
+    shifts = np.full(2 * _OCTAVES, WORD_BITS - 1, np.uint64)
+    least, most = [], []
+    count = 0
+    for half in (0, 1):
+        for octave in range(1, _OCTAVES):
+            room = int(least_gaps[octave]) - 2 * _unit(bits)
+            width = max(1 << room.bit_length() - 1 if room > 0 else 0, _unit(bits))
+            buckets = max(2, (1 << (63 - octave)) // width)
+            starts[half * _OCTAVES + octave] = count
+            shifts[half * _OCTAVES + octave] = WORD_BITS - (buckets.bit_length() - 1)
+            count += buckets
+            bucket_ends = _ends(half, octave, buckets)
+            least.append(bucket_ends[0])
+            most.append(bucket_ends[1])
+    return Layout(starts, shifts, np.concatenate(least), np.concatenate(most))
 
 
-def refine(law: Law, prefix: int, bits: int, stream: Stream) -> int:
-    """Decide a draw whose first bits are known and do not decide it, with as many further words as it takes."""
-    known = bits
-    while True:
-        prefix = prefix << bits | int.from_bytes(stream.bytes(bits // 8), "little")
-        known += bits
-        finer = _finer(law, known)
-        above = bisect_right(finer.entries, prefix)
-        if prefix - finer.entries[above - 1] >= 2:
-            return finer.first + above
+def _ends(half: int, octave: int, buckets: int) -> tuple[Words, Words]:
+    """Return the least and the greatest word of each bucket of an octave, named by its leading zeros."""
+    size = 1 << (63 - octave)
+    width = np.uint64(max(size // buckets, 1))
+    low = np.uint64(size) + width * np.arange(buckets, dtype=np.uint64)
+    high = low + width - np.uint64(1)
+    if size == 1:  # the last octave has the words 0 and 1, in its first bucket
+        low, high = np.zeros(2, np.uint64), np.ones(2, np.uint64)
+    return (~high, ~low) if half else (low, high)
 
 
-@lru_cache(maxsize=256)
-def _finer(law: Law, bits: int) -> Cumulative:
-    return cumulative(law, bits)
+def _fill(layout: Layout, row: Words, bits: int) -> tuple[Words, NDArray[np.int32]]:
+    """Return the entry that each bucket compares with, and how many entries are up to words below and from it on.
+
+    An entry counts if it makes a word of the bucket undecided or divides the bucket. Where there is none, the
+    bucket compares with a word so far below that all are decided; where there are several, none is.
+    """
+    slack = np.uint64(2 * _unit(bits))
+    below = np.searchsorted(row, layout.least, side="right")
+    upto = np.searchsorted(row, layout.most, side="right")
+    before = np.where(layout.least < slack, 0, np.searchsorted(row, layout.least - slack, side="right"))
+    none = before == upto
+    last = row[upto - 1]
+    several = ~none & (row[np.minimum(before, row.size - 1)] != last)
+    if np.any((layout.most - layout.least)[several] >= slack):
+        raise AssertionError("a bucket is wider than the gap between two entries")
+    entries = np.where(none, layout.least - slack, np.where(several, layout.least, last))
+    return entries, np.stack([below, upto], axis=1).astype(np.int32)
 
 
-def _enclose(weights: Weights, bits: int) -> Cumulative | None:
-    """Turn weights into a table, or None if they are not enclosed tightly enough."""
-    left_lower = list(accumulate(weights.lower))
-    left_upper = list(accumulate(weights.upper, initial=weights.left_tail))[1:]
-    top = (1 << bits) - 2
-    entries = []
-    for below, most_below in zip(left_lower, left_upper, strict=True):
-        most_above = left_upper[-1] - most_below + weights.right_tail
-        above = left_lower[-1] - below
-        entry = min((below << bits) // (below + most_above), top)  # top + 2 is as much as any F can be
-        if most_below << bits > (entry + 2) * (most_below + above):
-            return None
-        entries.append(entry)
-    if weights.left_tail << bits > 2 * left_lower[-1]:
-        return None
-    return _trim(weights.first - 1, [0, *entries], top)  # one step before the first, F is at most the left tail
+def _octaves(words: Words) -> IntVector:
+    """Return the octaves of words: the leading zeros of the word or its complement, 63 at most."""
+    folded = np.where(words >> np.uint64(63), ~words, words)
+    return np.array([WORD_BITS - max(int(word).bit_length(), 1) for word in folded], np.int64)
 
 
-def _trim(first: int, entries: list[int], top: int) -> Cumulative | None:
-    """Keep the last zero, the first entry that reaches the top, and what is between."""
-    if entries[-1] < top:
-        return None
-    start = bisect_right(entries, 0) - 1
-    stop = next(index for index, entry in enumerate(entries) if entry >= top)
-    return Cumulative(first + start, tuple(entries[start : stop + 1]))
+@intrinsic
+def _count_leading_zeros(_context: Any, word: Any) -> Any:  # noqa: ANN401, ARG001 - numba's own types
+    """Count the zeros above the highest bit set."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:  # noqa: ANN401 - numba's own types
+        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), generate
 
 
-def _search(table: NDArray[np.uint64], rows: NDArray[np.int64], words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Count the entries of each word's row that do not exceed it, by bisection with a fixed number of steps."""
-    found = np.zeros(words.size, np.int64)
-    step = table.shape[1]
-    while step:
-        probe = found + step
-        inside = probe <= table.shape[1]
-        found = np.where(inside & (table[rows, np.minimum(probe, table.shape[1]) - 1] <= words), probe, found)
-        step >>= 1
-    return found
+_leading_zeros = cast("Callable[[np.uint64], np.uint64]", _count_leading_zeros)  # as compiled code calls it
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _bucket(word: np.uint64, starts: Words, shifts: Words) -> np.uint64:
+    """Return the number of a word's bucket."""
+    half = word >> np.uint64(63)
+    folded = word ^ (np.uint64(0) - half)
+    zeros = min(_leading_zeros(folded), np.uint64(63))
+    octave = half << np.uint64(6) | zeros
+    bucket: np.uint64 = starts[octave] + (folded << zeros << np.uint64(1) >> shifts[octave])
+    return bucket
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _look_up(  # noqa: PLR0917 - compiled code takes arrays, not values that hold them
+    starts: Words,
+    shifts: Words,
+    entries: Words,
+    values: NDArray[np.int32],
+    first: int,
+    slack: np.uint64,
+    words: Words,
+    out: IntVector,
+    undecided: IntVector,
+) -> int:
+    """Look words up in one law."""
+    count = 0
+    for index in range(words.size):
+        word = words[index]
+        bucket = _bucket(word, starts, shifts)
+        entry = entries[bucket]
+        out[index] = first + values[bucket, np.uint64(word >= entry)]
+        if word - entry < slack:
+            undecided[count, 0], undecided[count, 1] = index, 0
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _look_up_around(  # noqa: PLR0917 - compiled code takes arrays, not values that hold them
+    starts: Words,
+    shifts: Words,
+    entries: Words,
+    values: NDArray[np.int32],
+    row_bits: int,
+    first: int,
+    slack: np.uint64,
+    words: Words,
+    centres: IntVector,
+    out: IntVector,
+    undecided: IntVector,
+) -> int:
+    """Look words up in the law of their centre's fraction, and add what is whole of the centre."""
+    count = 0
+    for index in range(words.size):
+        word, centre = words[index], centres[index]
+        bucket = _bucket(word, starts, shifts)
+        row = np.uint64(centre & ((1 << row_bits) - 1))
+        entry = entries[row, bucket]
+        out[index] = first + (centre >> row_bits) + values[row, bucket, np.uint64(word >= entry)]
+        if word - entry < slack:
+            undecided[count, 0], undecided[count, 1] = index, centre
+            count += 1
+    return count

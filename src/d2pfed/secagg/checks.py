@@ -1,4 +1,4 @@
-"""All that a client insists on before it answers; each rule has its script in test_malicious_server.py."""
+"""All that a client insists on before it answers; tests show what each rule prevents."""
 
 from collections.abc import Mapping
 

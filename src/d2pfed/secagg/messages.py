@@ -25,6 +25,7 @@ from d2pfed.wire import (
 )
 
 SEED_BYTES = 32
+CONTEXT_BYTES = 32
 
 
 class Kind(IntEnum):
@@ -183,14 +184,16 @@ def decode_mask_request(session: Session, rank: int, data: bytes) -> MaskRequest
     return MaskRequest(sharers, boxes, reader.rest())
 
 
-def encode_masked(session: Session, rank: int, vector: RingVector) -> bytes:
-    """Send a masked vector at `bits` bits per coordinate."""
-    return _frame(session, Kind.MASKED, rank, session.ring.pack(vector))
+def encode_masked(session: Session, rank: int, context: bytes, vector: RingVector) -> bytes:
+    """Send a masked vector at `bits` bits per coordinate, and the context of its masks."""
+    return _frame(session, Kind.MASKED, rank, context, session.ring.pack(vector))
 
 
-def decode_masked(session: Session, rank: int, data: bytes) -> RingVector:
-    """Read a masked vector of exactly the session's dimension."""
+def decode_masked(session: Session, rank: int, context: bytes, data: bytes) -> RingVector:
+    """Read a masked vector of the session's dimension; one masked in another context would spoil the sum."""
     reader = _unframe(session, Kind.MASKED, rank, data)
+    if reader.take(len(context)) != context:
+        raise PeerError("a vector was masked for another model or other sharers")
     packed = reader.take(session.ring.packed_bytes(session.dimension))
     reader.end()
     return session.ring.unpack(packed, session.dimension)
@@ -263,7 +266,7 @@ def upload_bytes(session: Session) -> int:
     signature = _signature_bytes(session)
     advert = HEADER_BYTES + 2 * PUBLIC_BYTES + SEED_BYTES + signature
     boxes = HEADER_BYTES + session.degree * box_bytes(session)
-    masked = HEADER_BYTES + session.ring.packed_bytes(session.dimension)
+    masked = HEADER_BYTES + CONTEXT_BYTES + session.ring.packed_bytes(session.dimension)
     confirmation = HEADER_BYTES + signature if signature else 0
     opened = HEADER_BYTES + (session.degree + 1) * SHARE_BYTES
     return advert + boxes + masked + confirmation + opened

@@ -174,7 +174,7 @@ class Shared:
         vector = _checked(session, desk.contribute(request.model, group))
         self._mask(desk, vector, context, keys.NO_GROUP if group is None else keys.group_hash(group), list(opened))
         state = Masked(context, request.sharers, seed_shares, key_shares)
-        return messages.encode_masked(session, desk.rank, vector), state
+        return messages.encode_masked(session, desk.rank, context, vector), state
 
     def _group_seed(self, desk: Desk, contributions: dict[int, bytes]) -> bytes | None:
         if desk.session.delivery is not Delivery.EVERYONE:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.randomness import KEY_BYTES, Entropy
-from d2pfed.secagg.messages import SEED_BYTES, Kind, holders_within, peers_within
+from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, Kind, holders_within, peers_within
 from d2pfed.secagg.phases import Advertised, Confirmed, Invited, Masked, Peer, Phase, Shared
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
@@ -82,7 +82,7 @@ def _read_shared(session: Session, rank: int, reader: Reader) -> Shared:
 
 
 def _read_masked(session: Session, rank: int, reader: Reader) -> Masked:
-    context, sharers = reader.take(SEED_BYTES), reader.subset(len(session.cohort))
+    context, sharers = reader.take(CONTEXT_BYTES), reader.subset(len(session.cohort))
     owners = holders_within(session, rank, sharers)
     seeds = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners}
     mask_keys = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners if owner != rank}
@@ -98,4 +98,7 @@ def _pack_entropy(entropy: Entropy) -> bytes:
 
 
 def _read_entropy(reader: Reader) -> Entropy:
-    return Entropy(reader.take(KEY_BYTES), is_replayed=bool(reader.integer(1)))
+    key, mark = reader.take(KEY_BYTES), reader.integer(1)
+    if mark > 1:
+        raise PeerError(f"the mark of replayed entropy must be 0 or 1, got {mark}")
+    return Entropy(key, is_replayed=mark == 1)

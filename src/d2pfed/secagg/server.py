@@ -99,6 +99,7 @@ class Masking:
         self._gate = Gate(known.session, sharers)
         self._boxes = boxes
         self._model = model
+        self._context = keys.context(known.session, model, sharers)
         self._total = np.zeros(known.session.dimension, np.uint32)
         self._arrived: list[int] = []
 
@@ -114,7 +115,7 @@ class Masking:
     def receive(self, client: ClientId, data: bytes) -> None:
         """Add a client's masked vector."""
         session, rank = self._gate.session, self._gate.admit(client)
-        session.ring.add_into(self._total, messages.decode_masked(session, rank, data))
+        session.ring.add_into(self._total, messages.decode_masked(session, rank, self._context, data))
         self._arrived.append(rank)
 
     def close(self) -> "Confirming":
@@ -122,8 +123,7 @@ class Masking:
         session, sharers = self._gate.session, self._gate.asked
         survivors = subset_of(len(session.cohort), self._arrived)
         require_enough(session, survivors)
-        context = keys.context(session, self._model, sharers)
-        aggregate = Aggregate(session, self._known.adverts, context, sharers, survivors, self._total)
+        aggregate = Aggregate(session, self._known.adverts, self._context, sharers, survivors, self._total)
         return Confirming(aggregate, self._known.roster)
 
 

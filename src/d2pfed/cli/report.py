@@ -1,0 +1,22 @@
+"""`d2pfed report`: the page of a run, written again from its files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from d2pfed.cli.options import AsJson
+from d2pfed.cli.show import out, print_json
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")], *, json: AsJson = False
+) -> None:
+    """Write a run's report.html and its plots again, from its plan, settings, metrics and summary."""
+    from d2pfed.report import read_story, write_report  # noqa: PLC0415 - the plotter takes a second to load
+
+    page = write_report(read_story(run), run)
+    if json:
+        print_json({"report": str(page), "plots": sorted(str(file) for file in (run / "plots").iterdir())})
+    else:
+        out().print(f"The report is in {page}.", soft_wrap=True)

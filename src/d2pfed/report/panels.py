@@ -1,0 +1,120 @@
+"""Which plots a run has, and the sentence under each."""
+
+import math
+from dataclasses import dataclass
+
+from d2pfed.report.plots import Ink, Line, Plot
+from d2pfed.report.story import Story, signal_norm
+from d2pfed.report.wording import megabytes, percent, upward
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A plot and what it says."""
+
+    plot: Plot
+    caption: str
+
+
+def panels(story: Story) -> tuple[Panel, ...]:
+    """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
+    if not story.rounds:
+        return ()
+    found = [_accuracy(story), _epsilon(story), _upload(story), _noise(story), _loss(story)]
+    survivors = () if story.secret_sizes else _survivors(story)
+    return (*(panel for panel in found if panel is not None), *survivors)
+
+
+def _numbers(story: Story) -> tuple[float, ...]:
+    return tuple(float(point.round) for point in story.rounds)
+
+
+def _accuracy(story: Story) -> Panel:
+    heights = tuple(point.accuracy for point in story.rounds)
+    line = Line(percent(heights[-1]), Ink.MAIN, heights, _numbers(story))
+    plot = Plot(name="accuracy", title="Validation accuracy", across="round", lines=(line,), shares="%")
+    best = max(story.rounds, key=lambda point: point.accuracy)
+    return Panel(plot, f"Best {percent(best.accuracy)}, after round {best.round}; last {percent(heights[-1])}.")
+
+
+def _loss(story: Story) -> Panel | None:
+    heights = tuple(point.loss for point in story.rounds)
+    if not all(math.isfinite(height) for height in heights):
+        return None
+    line = Line(f"{heights[-1]:.4g}", Ink.MAIN, heights, _numbers(story))
+    plot = Plot(name="loss", title="Validation loss", across="round", lines=(line,))
+    return Panel(plot, f"From {heights[0]:.4g} after the first round to {heights[-1]:.4g} after the last.")
+
+
+def _epsilon(story: Story) -> Panel | None:
+    heights = tuple(point.epsilon for point in story.rounds)
+    if not all(math.isfinite(height) for height in heights):
+        return None
+    last, budget = upward(heights[-1], 4), upward(story.plan.epsilon, 4)
+    lines = (
+        Line(f"budget {budget}", Ink.LIMIT, (story.plan.epsilon,)),
+        Line(f"spent {last}", Ink.MAIN, heights, _numbers(story)),
+    )
+    title = f"Epsilon spent against {story.plan.against}"
+    plot = Plot(name="epsilon", title=title, across="round", lines=lines)
+    return Panel(plot, f"At delta {upward(story.plan.delta, 3)}; spent {last} of a budget of {budget}.")
+
+
+def _upload(story: Story) -> Panel:
+    total, sizes = 0, []
+    for point in story.rounds:
+        total += point.upload_bytes
+        sizes.append(total / 1e6)
+    heights = tuple(point.accuracy for point in story.rounds)
+    line = Line(percent(heights[-1]), Ink.MAIN, heights, tuple(sizes))
+    plot = Plot(
+        name="upload",
+        title="Validation accuracy against upload",
+        across="MB sent by a client in every round",
+        lines=(line,),
+        shares="%",
+    )
+    share = story.plan.sampling.cohort / story.plan.sampling.population
+    return Panel(
+        plot,
+        f"{story.rounds[-1].upload_bytes:,} bytes a round, {megabytes(total)} for a client in every round so far; "
+        f"{megabytes(total * share)} on average, for a client is asked in {100 * share:.3g} % of the rounds.",
+    )
+
+
+def _noise(story: Story) -> Panel:
+    norms = tuple(point.update_norm for point in story.rounds)
+    noise, clip = story.noise_norm, story.plan.codec.clip_norm
+    signals = tuple(signal_norm(norm, noise) for norm in norms)
+    numbers = _numbers(story)
+    lines = (
+        Line(f"clip {clip:.4g}", Ink.TEXT, (clip,)),
+        Line(f"noise {noise:.3g}", Ink.LIMIT, (noise,)),
+        Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
+        Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
+    )
+    plot = Plot(name="noise", title="Norm of the mean update", across="round", lines=lines)
+    return Panel(
+        plot,
+        f"Measured is the mean with its noise, whose expected norm over a full cohort is {noise:.4g}: "
+        f"{story.explanation.noise_to_clip:.3g} times the clip, which no client's update exceeds. "
+        "Signal is what the noise does not explain.",
+    )
+
+
+def _survivors(story: Story) -> tuple[Panel, ...]:
+    counts = [point.survivors for point in story.rounds if point.survivors is not None]
+    if len(counts) < len(story.rounds):
+        return ()
+    cohort, quorum = story.plan.cohort, story.plan.quorum
+    limits = [Line(f"cohort {cohort:,}", Ink.TEXT, (float(cohort),))]
+    if quorum < cohort:
+        limits.append(Line(f"quorum {quorum:,}", Ink.LIMIT, (float(quorum),)))
+    line = Line(f"last {counts[-1]:,}", Ink.MAIN, tuple(map(float, counts)), _numbers(story))
+    plot = Plot(name="survivors", title="Survivors", across="round", lines=(*limits, line))
+    again = sum(1 for point in story.rounds if point.attempt)
+    retried = f" {again:,} of {len(counts):,} rounds needed more than one attempt." if again else ""
+    some = f"Between {min(counts):,} and {max(counts):,} of {cohort:,} clients were in a round's sum"
+    present = f"All {cohort:,} clients of every cohort were in its sum" if min(counts) == cohort else some
+    caption = f"{present}; a sum over fewer than {quorum:,} is never unmasked.{retried}"
+    return (Panel(plot, caption),)

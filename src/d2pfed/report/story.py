@@ -1,0 +1,91 @@
+"""What a report tells: values only, whoever measured them."""
+
+import math
+from dataclasses import dataclass
+
+from d2pfed.accounting import Scheme, Spent
+from d2pfed.accounting.released import is_amplified
+from d2pfed.errors import ConfigError
+from d2pfed.plan import Explanation, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPoint:
+    """One round as measured; what tells the cohort's size may be left out."""
+
+    round: int  # counted from 1
+    accuracy: float  # on the validation data
+    loss: float  # not finite if the model diverged
+    epsilon: float  # spent against the plan's observer up to here
+    survivors: int | None
+    attempt: int | None  # of the attempt that succeeded, counted from 0
+    update_norm: float  # of the noisy mean
+    upload_bytes: int  # of one client in this round
+    seconds: float | None
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ConfigError(f"a round's number must be at least 1, got {self.round}")
+        _check_accuracy(f"the accuracy of round {self.round}", self.accuracy)
+        _check_not_negative("epsilon", self.epsilon)
+        _check_not_negative("update norm", self.update_norm)
+        for name in ("survivors", "attempt", "upload_bytes", "seconds"):
+            if (value := getattr(self, name)) is not None:
+                _check_not_negative(name, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """All that the report of one run says."""
+
+    title: str
+    run: str  # the run's name
+    data: str  # what the data are
+    settings: tuple[tuple[str, str], ...]  # names and values
+    plan: Plan
+    explanation: Explanation
+    spent: tuple[Spent, ...]  # one for each observer; none if nothing was released
+    rounds: tuple[RoundPoint, ...]
+    test_accuracy: float | None  # None while rounds are left
+    stopped: str  # why before the planned end; empty if it came to its end
+    repeatable: bool  # from a seed, which undoes the noise
+    ledger: str | None  # its file in the run's directory, if it is there
+
+    def __post_init__(self) -> None:
+        numbers = [point.round for point in self.rounds]
+        if numbers != list(range(1, len(numbers) + 1)):
+            raise ConfigError(f"a story's rounds must be 1, 2, 3, ... in order, got {numbers[:10]}")
+        if len(numbers) > self.plan.rounds:
+            raise ConfigError(f"the plan has {self.plan.rounds} rounds, the story {len(numbers)}")
+        if self.test_accuracy is not None:
+            _check_accuracy("the test accuracy", self.test_accuracy)
+
+    @property
+    def secret_sizes(self) -> bool:
+        """Whether the promise rests on nobody learning how many clients a cohort had."""
+        return self.plan.sampling.scheme is Scheme.POISSON
+
+    @property
+    def amplified(self) -> bool:
+        """Whether the promise to `released` rests on nobody else knowing who took part."""
+        return is_amplified(self.plan.sampling)
+
+    @property
+    def noise_norm(self) -> float:
+        """The expected norm of the noise in the mean over a full cohort."""
+        return self.explanation.noise_to_clip * self.plan.codec.clip_norm
+
+
+def signal_norm(measured: float, noise_norm: float) -> float:
+    """Estimate the norm of the mean without its noise, which is nearly orthogonal to it; 0 if noise explains all."""
+    return math.sqrt(max(0.0, measured**2 - noise_norm**2))
+
+
+def _check_accuracy(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be in [0, 1], got {value}")
+
+
+def _check_not_negative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"{name} must be at least 0, got {value}")

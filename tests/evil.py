@@ -1,0 +1,192 @@
+"""A server that sends whatever it likes, with some clients on its side; for attacks on the others."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from d2pfed.randomness import Entropy, Stream, digest
+from d2pfed.secagg import Session, crypto, keys, messages
+from d2pfed.secagg.messages import Advert, Kind
+from d2pfed.secagg.phases import Confirmed, Masked
+from d2pfed.secagg.shamir import Opener
+from d2pfed.secagg.unmask import Aggregate, unmask
+from d2pfed.wire import Subset, subset_of
+from federation import MODEL, Federation
+
+VICTIM = 0
+
+
+def secret_vectors(session: Session) -> dict[int, np.ndarray]:
+    """A random update for every client."""
+    return {
+        client: session.ring.uniform(Stream(digest("update", client)), session.dimension)
+        for client in session.cohort
+    }
+
+
+@dataclass
+class Evil:
+    """Runs a session by hand. `colluders` are ranks whose secrets and vectors the server knows."""
+
+    session: Session
+    colluders: tuple[int, ...]
+    seed: bytes = b"evil"
+    federation: Federation = field(init=False)
+    adverts: dict[int, Advert] = field(default_factory=dict)
+    boxes: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    vectors: dict[int, np.ndarray] = field(default_factory=dict)
+    seed_shares: dict[int, int] = field(default_factory=dict)  # of the victim's seed, by holder
+    key_shares: dict[int, int] = field(default_factory=dict)  # of the victim's mask key, by holder
+    all_shares: dict[int, dict[int, int]] = field(default_factory=dict)
+    shares_sent: int = 0  # answers of honest clients to requests for shares
+
+    def __post_init__(self) -> None:
+        self.federation = Federation(self.session, seed=self.seed, vectors=secret_vectors(self.session))
+
+    @property
+    def everyone(self) -> list[int]:
+        return list(range(len(self.session.cohort)))
+
+    @property
+    def victims_update(self) -> np.ndarray:
+        return self.federation.vectors[self.session.cohort[VICTIM]]
+
+    def subset(self, ranks: Iterable[int]) -> Subset:
+        return subset_of(len(self.session.cohort), ranks)
+
+    def ask(self, rank: int, request: bytes) -> bytes:
+        return self.federation.clients[self.session.cohort[rank]].receive(request)
+
+    def advertise(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            answer = self.ask(rank, messages.encode_invitation(self.session, rank))
+            self.adverts[rank] = messages.decode_advert(self.session, rank, answer)
+
+    def share(self, ranks: Iterable[int], told: Subset, forged: Mapping[int, Advert] | None = None) -> None:
+        """Pass the adverts on; the victim is shown the forged ones."""
+        for rank in ranks:
+            shown = self.adverts | (dict(forged or {}) if rank == VICTIM else {})
+            answer = self.ask(rank, messages.encode_adverts(self.session, rank, told, shown))
+            self.boxes[rank] = messages.decode_boxes(self.session, rank, told, answer)
+
+    def mask(
+        self,
+        ranks: Iterable[int],
+        told: Subset,
+        model: Callable[[int], bytes] = lambda rank: MODEL,
+        box: Callable[[int, int], bytes] | None = None,
+    ) -> None:
+        """Ask for masked vectors; `box(receiver, sender)` replaces what the sender has sent."""
+        for rank in ranks:
+            peers = messages.peers_within(self.session, rank, told)
+            boxes = {peer: box(rank, peer) if box else self.boxes[peer][rank] for peer in peers}
+            request = messages.encode_mask_request(self.session, rank, told, boxes, model(rank))
+            context = keys.context(self.session, model(rank), told)
+            self.vectors[rank] = messages.decode_masked(self.session, rank, context, self.ask(rank, request))
+
+    def until_masked(self) -> None:
+        """Three exchanges by the book."""
+        told = self.subset(self.everyone)
+        self.advertise(self.everyone)
+        self.share(self.everyone, told)
+        self.mask(self.everyone, told)
+
+    def confirm(self, ranks: Iterable[int], told: Subset) -> dict[int, bytes]:
+        """Collect signatures under a set of survivors."""
+        signatures = {}
+        for rank in ranks:
+            request = messages.encode_survivors(self.session, Kind.SURVIVORS, rank, told)
+            signatures[rank] = messages.decode_confirmation(self.session, rank, self.ask(rank, request))
+        return signatures
+
+    def open(self, ranks: Iterable[int], sharers: Subset, told: Subset) -> None:
+        """Ask for shares, given a set of survivors."""
+        for rank in ranks:
+            request = messages.encode_survivors(self.session, Kind.UNMASK_REQUEST, rank, told)
+            self._take(rank, sharers, told, self.ask(rank, request))
+
+    def open_signed(
+        self, ranks: Iterable[int], sharers: Subset, told: Subset, signatures: dict[int, bytes]
+    ) -> None:
+        """Ask for shares, given signatures under the set of survivors that the clients were told."""
+        for rank in ranks:
+            request = messages.encode_signatures(self.session, rank, signatures)
+            self._take(rank, sharers, told, self.ask(rank, request))
+
+    def _take(self, rank: int, sharers: Subset, told: Subset, answer: bytes) -> None:
+        opened = messages.decode_opened(self.session, rank, sharers, answer)
+        self.shares_sent += rank not in self.colluders
+        for owner, share in opened.items():
+            self.all_shares.setdefault(owner, {})[rank] = share
+        if VICTIM in opened:
+            (self.seed_shares if told[VICTIM] else self.key_shares)[rank] = opened[VICTIM]
+
+    def use_colluders(self) -> None:
+        """Take what colluders hold of the victim: a share of each kind."""
+        for rank in self.colluders:
+            phase = self.federation.clients[self.session.cohort[rank]]._phase
+            held = phase.masked if isinstance(phase, Confirmed) else phase
+            if isinstance(held, Masked) and VICTIM in held.key_shares:
+                self.seed_shares[rank] = held.seed_shares[VICTIM]
+                self.key_shares[rank] = held.key_shares[VICTIM]
+
+    def join(self, owner: int, shares: Mapping[int, int]) -> bytes:
+        """Open a secret from shares by holder."""
+        holders = sorted(shares)[: self.session.threshold]
+        assert len(holders) == self.session.threshold, "too few shares"
+        points = np.searchsorted(self.session.graph.holders(owner), holders) + 1
+        joined = Opener(points.tolist()).join([shares[holder] for holder in holders])
+        return joined.to_bytes(33, "little")[:32]
+
+    def shared_with_victim(self, rank: int) -> bytes:
+        """The secret that a colluder, or a client whose mask key was opened, shares with the victim."""
+        agreement = (
+            self.colluder_agreement(rank)
+            if rank in self.colluders
+            else crypto.Agreement(self.join(rank, self.all_shares[rank]))
+        )
+        return agreement.agree(self.adverts[VICTIM].mask_public)
+
+    def colluder_agreement(self, rank: int) -> crypto.Agreement:
+        client = self.session.cohort[rank]
+        root = Entropy.replay(self.seed).child(client)
+        return crypto.Agreement(root.child("d2pfed client", self.session.digest, client).child("mask").key)
+
+    def strip(
+        self, sharers: Subset, shared: Callable[[int], bytes | None], group: bytes = keys.NO_GROUP
+    ) -> np.ndarray:
+        """Take the masks off the victim's own vector, given its secrets shared with each peer (None: no mask)."""
+        session, ring, client = self.session, self.session.ring, self.session.cohort[VICTIM]
+        context, seed = keys.context(session, MODEL, sharers), self.join(VICTIM, self.seed_shares)
+        bare = self.vectors[VICTIM].copy()
+        own = Stream(keys.self_mask_key(seed, context, client))
+        ring.subtract_into(bare, ring.uniform(own, session.dimension))
+        for peer in messages.peers_within(session, VICTIM, sharers):
+            if (secret := shared(peer)) is None:
+                continue
+            key = keys.pair_mask_key(secret, context, (client, session.cohort[peer]), group)
+            undo = ring.subtract_into if peer > VICTIM else ring.add_into
+            undo(bare, ring.uniform(Stream(key), session.dimension))
+        return bare
+
+    def strip_by_key(self, sharers: Subset) -> np.ndarray:
+        """Take the masks off, given both of the victim's secrets."""
+        agreement = crypto.Agreement(self.join(VICTIM, self.key_shares))
+        return self.strip(sharers, lambda peer: agreement.agree(self.adverts[peer].mask_public))
+
+    def sum_of(self, sharers: Subset, survivors: Subset) -> np.ndarray:
+        """Unmask the sum of some vectors from the shares collected so far."""
+        total = np.zeros(self.session.dimension, np.uint32)
+        for rank in np.flatnonzero(survivors):
+            self.session.ring.add_into(total, self.vectors[rank])
+        context = keys.context(self.session, MODEL, sharers)
+        aggregate = Aggregate(self.session, self.adverts, context, sharers, survivors, total)
+        return unmask(aggregate, self.all_shares, map).vector
+
+    def without(self, total: np.ndarray, ranks: Iterable[int]) -> np.ndarray:
+        """Subtract vectors that the server knows."""
+        left = total.copy()
+        for rank in ranks:
+            self.session.ring.subtract_into(left, self.federation.vectors[self.session.cohort[rank]])
+        return left

@@ -1,0 +1,306 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.randomness import Entropy, digest
+from d2pfed.secagg import (
+    Client,
+    Consistency,
+    Delivery,
+    Enrolment,
+    Roster,
+    Session,
+    crypto,
+    decode_invitation,
+    decode_roster,
+    encode_roster,
+    messages,
+)
+from d2pfed.secagg.messages import Advert, Kind
+from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
+from d2pfed.wire import frame, subset_of
+from federation import MODEL, PHASES, Federation, enrolment_secret, make_roster, make_session, one_hot, run_round
+
+SHAPES = {
+    "plain": {},
+    "sparse": {"degree": 4, "threshold": 3, "quorum": 6},
+    "bearer": {"delivery": Delivery.BEARER},
+    "everyone": {"delivery": Delivery.EVERYONE, "quorum": 8},
+    "signed": {"consistency": Consistency.SIGNED},
+}
+
+
+def shaped(name: str) -> Session:
+    return make_session(8, **SHAPES[name])
+
+
+def recorded(session):
+    """A round that went well: what the first client was asked and answered, by phase."""
+    federation = Federation(session)
+    first = session.cohort[0]
+    log = []
+    kept = federation.clients[first].receive
+
+    class Recorder:
+        def receive(self, request):
+            answer = kept(request)
+            log.append((request, answer))
+            return answer
+
+    federation.clients[first] = Recorder()
+    run_round(federation)
+    return log
+
+
+def fresh(session, entropy=b"federation"):
+    client = session.cohort[0]
+    federation = Federation(session, seed=entropy)
+    return federation.clients[client]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_entropy_gives_the_same_answers(shape):
+    assert recorded(shaped(shape)) == recorded(shaped(shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_client_can_be_saved_and_restored_before_every_request(shape):
+    session = shaped(shape)
+    client = session.cohort[0]
+    federation = Federation(session)
+    machine = federation.clients[client]
+    for request, answer in recorded(session):
+        saved = machine.save()
+        with pytest.raises(PeerError):
+            machine.receive(request)
+        machine = Client.restore(
+            session, client, federation.contribution(client), saved, federation.enrolment(client)
+        )
+        assert machine.receive(request) == answer
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_request_is_answered_twice_or_out_of_turn(shape):
+    session = shaped(shape)
+    log = recorded(session)
+    for done, wrong in itertools.product(range(len(log) + 1), range(len(log))):
+        if wrong == done:
+            continue
+        machine = fresh(session)
+        for request, _ in log[:done]:
+            machine.receive(request)
+        with pytest.raises(PeerError):
+            machine.receive(log[wrong][0])
+        if done < len(log):
+            with pytest.raises(PeerError, match="finished"):
+                machine.receive(log[done][0])
+
+
+def test_a_finished_client_cannot_be_saved():
+    machine = fresh(make_session(8))
+    with pytest.raises(PeerError):
+        machine.receive(b"")
+    with pytest.raises(ConfigError, match="nothing to save"):
+        machine.save()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_saved_bytes_of_another_client_session_or_kind_are_refused(shape):
+    session = shaped(shape)
+    machine = fresh(session)
+    machine.receive(recorded(session)[0][0])
+    saved = machine.save()
+    federation = Federation(session)
+    first, second = session.cohort[:2]
+    for owner, target, data in (
+        (second, session, saved),
+        (first, replace(session, attempt=5), saved),
+        (first, session, saved[:-1]),
+        (first, session, frame(Kind.ADVERT, session.digest, first)),
+    ):
+        contribute, enrolment = federation.contribution(owner), federation.enrolment(owner)
+        with pytest.raises(PeerError):
+            Client.restore(target, owner, contribute, data, enrolment)
+
+
+def test_each_phase_has_forgotten_the_secrets_of_the_one_before():
+    session = shaped("signed")
+    machine = fresh(session)
+    log = recorded(session)
+    kinds, former = [], []
+    for request, _ in log:
+        machine.receive(request)
+        kinds.append(type(machine._phase))
+        if isinstance(machine._phase, Advertised):
+            former += [machine._phase.seal_secret, machine._phase.mask_secret]
+        if isinstance(machine._phase, Shared):
+            former += [machine._phase.seed, *(peer.mask_shared for peer in machine._phase.peers.values())]
+        if isinstance(machine._phase, Masked | Confirmed):
+            held = Client.save(fresh_copy(machine))
+            assert not any(secret in held for secret in former)
+    assert kinds == [Advertised, Shared, Masked, Confirmed, Finished]
+
+
+def fresh_copy(machine):
+    copy = Client.__new__(Client)
+    copy._desk, copy._phase = machine._desk, machine._phase
+    return copy
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_representation_shows_a_secret(shape):
+    session = shaped(shape)
+    machine = fresh(session)
+    for request, _ in recorded(session):
+        machine.receive(request)
+        shown = repr(machine._phase) + repr(machine._desk)
+        for name in ("seal_secret", "seed", "mask_shared", "seed_shares", "secret", "key="):
+            assert f"{name}=b" not in shown
+            assert f"{name}={{" not in shown
+
+
+def until_adverts(session):
+    """A client that waits for adverts, and what the server would send."""
+    log = recorded(session)
+    machine = fresh(session)
+    machine.receive(log[0][0])
+    return machine, messages.decode_adverts(session, 0, log[1][0])
+
+
+def test_a_client_insists_on_its_own_keys():
+    session = make_session(8)
+    machine, listed = until_adverts(session)
+    others = dict(listed.adverts) | {0: replace(listed.adverts[0], mask_public=bytes([9]) + bytes(31))}
+    with pytest.raises(PeerError, match="own keys"):
+        machine.receive(messages.encode_adverts(session, 0, listed.joined, others))
+
+
+def test_a_client_refuses_its_own_key_under_another_name():
+    session = make_session(8)
+    machine, listed = until_adverts(session)
+    others = dict(listed.adverts) | {3: replace(listed.adverts[3], mask_public=listed.adverts[0].mask_public)}
+    with pytest.raises(PeerError, match="distinct"):
+        machine.receive(messages.encode_adverts(session, 0, listed.joined, others))
+
+
+def test_a_client_insists_on_being_among_the_joined():
+    session = make_session(8)
+    machine, listed = until_adverts(session)
+    joined = subset_of(8, range(1, 8))
+    others = {rank: advert for rank, advert in listed.adverts.items() if rank}
+    request = messages.encode_adverts(session, 0, joined, others | {0: Advert(b"", b"", b"", b"")})
+    with pytest.raises(PeerError, match="itself"):
+        machine.receive(request)
+
+
+@pytest.mark.parametrize("change", [{"attempt": 1}, {"round": 4}, {"run": "another"}, {"quorum": 6}, {"bits": 9}])
+def test_an_invitation_to_another_session_is_refused(change):
+    session = make_session(8)
+    with pytest.raises(PeerError, match="agreed session"):
+        fresh(session).receive(messages.encode_invitation(replace(session, **change), 0))
+
+
+def test_an_invitation_is_read_before_there_is_a_session():
+    session = make_session(8)
+    invitation = decode_invitation(messages.encode_invitation(session, 2))
+    assert invitation.client == session.cohort[2]
+    assert invitation.binding == session.digest
+    assert (invitation.run, invitation.round, invitation.attempt) == (session.run, session.round, session.attempt)
+    assert invitation.cohort == session.cohort
+
+
+def test_an_invitation_to_a_stranger_is_refused():
+    session = make_session(8)
+    body = messages.encode_invitation(session, 2)[72:]
+    with pytest.raises(PeerError, match="cohort"):
+        decode_invitation(frame(Kind.INVITATION, session.digest, 1, body))
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [np.zeros(7, np.uint32), np.zeros(8, np.int64), np.full(8, 256, np.uint32), np.zeros((8, 1), np.uint32)],
+    ids=["short", "wide", "out of the ring", "of another shape"],
+)
+def test_a_contribution_that_does_not_fit_is_our_own_mistake_and_final(vector):
+    session = make_session(8)
+    log = recorded(session)
+    machine = Client(
+        session, session.cohort[0], lambda model, seed: vector, Entropy.replay(b"federation").child(7)
+    )
+    machine.receive(log[0][0])
+    machine.receive(log[1][0])
+    with pytest.raises(ConfigError, match="contribution"):
+        machine.receive(log[2][0])
+    with pytest.raises(PeerError, match="finished"):
+        machine.receive(log[2][0])
+
+
+def test_a_contribution_is_made_from_the_model_that_was_sent_and_left_as_it_was():
+    session = make_session(8)
+    seen = []
+    vector = one_hot(session, session.cohort[0])
+
+    def contribute(model, group_seed):
+        seen.append((model, group_seed))
+        return vector
+
+    machine = Client(session, session.cohort[0], contribute, Entropy.replay(b"federation").child(7))
+    for request, _ in recorded(session)[:3]:
+        machine.receive(request)
+    assert seen == [(MODEL, None)]
+    assert np.array_equal(vector, one_hot(session, session.cohort[0]))
+
+
+def test_everyone_has_the_same_group_seed_and_no_other_attempt_has_it():
+    session = shaped("everyone")
+    seeds = []
+    for attempt in (0, 1):
+        federation = Federation(replace(session, attempt=attempt))
+        run_round(federation)
+        assert len(set(federation.group_seeds.values())) == 1
+        assert None not in federation.group_seeds.values()
+        seeds.append(federation.group_seeds[session.cohort[0]])
+    assert seeds[0] != seeds[1]
+
+
+def test_a_stranger_cannot_make_a_client():
+    with pytest.raises(ConfigError, match="cohort"):
+        Client(make_session(8), 1, lambda model, seed: np.zeros(8, np.uint32), Entropy.replay(b""))
+
+
+def test_a_signed_session_needs_an_enrolment_of_this_very_client():
+    session = shaped("signed")
+    first, second = session.cohort[:2]
+    roster = make_roster(session)
+    for enrolment in (None, Enrolment(enrolment_secret(second), roster)):
+        with pytest.raises(ConfigError):
+            Client(session, first, lambda model, seed: one_hot(session, first), Entropy.replay(b""), enrolment)
+
+
+def test_a_roster_comes_back_from_its_bytes():
+    roster = make_roster(make_session(8))
+    authority = digest("authority")
+    data = encode_roster(roster, authority)
+    assert decode_roster(data, crypto.signing_public(authority)) == roster
+
+
+def test_no_byte_of_a_roster_can_be_changed():
+    authority = digest("authority")
+    body = encode_roster(make_roster(make_session(3)), authority)[72:]
+    for place in range(len(body)):
+        damaged = bytearray(body)
+        damaged[place] ^= 1
+        with pytest.raises(PeerError):
+            decode_roster(frame(Kind.ROSTER, bytes(32), 0, bytes(damaged)), crypto.signing_public(authority))
+
+
+def test_an_unknown_client_is_not_enrolled():
+    with pytest.raises(PeerError, match="not enrolled"):
+        Roster({1: bytes(32)}).key(2)
+
+
+def test_all_phases_are_named():
+    assert PHASES == ("advertise", "share", "mask", "confirm", "unmask")

@@ -1,0 +1,681 @@
+"""Scripts of a malicious server. Each is refused; each recovers an update once the one check it meets is gone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from d2pfed.errors import PeerError
+from d2pfed.randomness import Entropy, digest
+from d2pfed.secagg import (
+    Client,
+    Consistency,
+    Delivery,
+    Enrolment,
+    Roster,
+    Session,
+    crypto,
+    decode_roster,
+    encode_roster,
+    keys,
+    messages,
+)
+from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.phases import Confirmed, Finished, Masked
+from d2pfed.secagg.saved import encode_phase
+from d2pfed.wire import kind_of
+from evil import VICTIM, Evil
+from federation import MODEL, enrolment_secret, make_roster, make_session, run_round
+
+SIGNED = Consistency.SIGNED
+LOW_ORDER = [  # the points of small order on Curve25519, as any implementation must refuse them
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+]
+
+
+def small(**changes: object) -> Session:
+    """Eight clients, five shares open a secret, six must survive: safe against three colluders even if split."""
+    return make_session(8, **({"threshold": 5, "quorum": 6, "dimension": 12, "bits": 16} | changes))
+
+
+def sparse() -> Session:
+    """Fourteen clients with six neighbours each, of which four must be left."""
+    return make_session(14, degree=6, threshold=4, quorum=8, dimension=12, bits=16)
+
+
+# --- scripts: each returns the update that the server got ---
+
+
+def alone_from(phase: str) -> Callable[[Evil], np.ndarray]:
+    """Leave the victim alone with colluders from some exchange on, below the quorum."""
+
+    def script(evil: Evil) -> np.ndarray:
+        few = evil.subset([VICTIM, *evil.colluders])
+        everyone = evil.subset(evil.everyone)
+        joined = few if phase == "share" else everyone
+        sharers = few if phase in ("share", "mask") else everyone
+        ranks = {"joined": np.flatnonzero(joined), "sharers": np.flatnonzero(sharers)}
+        evil.advertise(ranks["joined"])
+        evil.share(ranks["joined"], joined)
+        evil.mask(ranks["sharers"], sharers)
+        evil.open(np.flatnonzero(few), sharers, few)
+        return evil.without(evil.sum_of(sharers, few), evil.colluders)
+
+    return script
+
+
+def padded_survivors(evil: Evil) -> np.ndarray:
+    """Reach the quorum with clients that never shared keys."""
+    sharers = evil.subset([VICTIM, 1, *evil.colluders])
+    everyone = evil.subset(evil.everyone)
+    evil.advertise(evil.everyone)
+    evil.share(evil.everyone, everyone)
+    evil.mask(np.flatnonzero(sharers), sharers)
+    real = evil.subset([VICTIM, *evil.colluders])
+    evil.open(np.flatnonzero(real), sharers, real | evil.subset([2]))
+    return evil.without(evil.sum_of(sharers, real), evil.colluders)
+
+
+def alone_in_a_group(evil: Evil) -> np.ndarray:
+    """Call everyone dropped but the victim and colluders, who know the group seed; all had delivered."""
+    evil.until_masked()
+    everyone, few = evil.subset(evil.everyone), evil.subset([VICTIM, *evil.colluders])
+    evil.open(np.flatnonzero(few), everyone, few)
+    group = evil.federation.group_seeds[evil.session.cohort[evil.colluders[0]]]
+    return evil.strip(everyone, evil.shared_with_victim, keys.group_hash(group))
+
+
+def surrounded_from(phase: str) -> Callable[[Evil], np.ndarray]:
+    """In a sparse graph, lose all honest neighbours of the victim and nobody else: the quorum is there."""
+
+    def script(evil: Evil) -> np.ndarray:
+        lost = [int(rank) for rank in evil.session.graph.neighbours(VICTIM) if rank not in evil.colluders]
+        left = evil.subset(set(evil.everyone) - set(lost))
+        everyone = evil.subset(evil.everyone)
+        joined = left if phase == "share" else everyone
+        sharers = left if phase in ("share", "mask") else everyone
+        evil.advertise(np.flatnonzero(joined))
+        evil.share(np.flatnonzero(joined), joined)
+        evil.mask(np.flatnonzero(sharers), sharers)
+        evil.open(np.flatnonzero(left), sharers, left)
+        return evil.strip(sharers, evil.shared_with_victim)
+
+    return script
+
+
+def without_bearer_from(phase: str) -> Callable[[Evil], np.ndarray]:
+    """Lose the bearer: the sum of the others has no noise at all."""
+
+    def script(evil: Evil) -> np.ndarray:
+        bearer = evil.session.rank(evil.session.bearer)
+        assert bearer != VICTIM
+        assert bearer not in evil.colluders
+        left = evil.subset(set(evil.everyone) - {bearer})
+        everyone = evil.subset(evil.everyone)
+        joined = left if phase == "share" else everyone
+        sharers = left if phase in ("share", "mask") else everyone
+        evil.advertise(np.flatnonzero(joined))
+        evil.share(np.flatnonzero(joined), joined)
+        evil.mask(np.flatnonzero(sharers), sharers)
+        evil.open(np.flatnonzero(left), sharers, left)
+        others = [rank for rank in np.flatnonzero(left) if rank != VICTIM]
+        return evil.without(evil.sum_of(sharers, left), others)
+
+    return script
+
+
+def forged_mask_keys(forge: Callable[[Evil, int], bytes], agree: Callable[[Evil], bytes]):
+    """Show the victim other mask keys for its honest peers, whose shared secrets the server knows."""
+
+    def script(evil: Evil) -> np.ndarray:
+        everyone = evil.subset(evil.everyone)
+        honest = [rank for rank in evil.everyone if rank != VICTIM and rank not in evil.colluders]
+        evil.advertise(evil.everyone)
+        forged = {
+            rank: replace(evil.adverts[rank], mask_public=forge(evil, place)) for place, rank in enumerate(honest)
+        }
+        evil.share(evil.everyone, everyone, forged)
+        evil.mask(evil.everyone, everyone)
+        evil.open(evil.everyone, everyone, everyone)
+        known = {rank: agree(evil) for rank in honest}
+        return evil.strip(everyone, lambda peer: known.get(peer) or evil.shared_with_victim(peer))
+
+    return script
+
+
+def low_order_seal_keys(evil: Evil) -> np.ndarray:
+    """Show the victim sealing keys of low order, and read its shares on their way."""
+    everyone = evil.subset(evil.everyone)
+    honest = [rank for rank in evil.everyone if rank != VICTIM and rank not in evil.colluders]
+    evil.advertise(evil.everyone)
+    forged = {
+        rank: replace(evil.adverts[rank], seal_public=bytes.fromhex(point))
+        for rank, point in zip(honest, LOW_ORDER, strict=False)
+    }
+    evil.share(evil.everyone, everyone, forged)
+    client = evil.session.cohort[VICTIM]
+    for rank in honest:
+        key = keys.box_key(evil.session, bytes(32), client, evil.session.cohort[rank])
+        plain = crypto.unseal(key, evil.boxes[VICTIM][rank])
+        evil.seed_shares[rank], evil.key_shares[rank] = (
+            int.from_bytes(plain[at : at + 33], "little") for at in (0, 33)
+        )
+
+    def box(receiver: int, sender: int) -> bytes:
+        if receiver != VICTIM or sender not in honest:
+            return evil.boxes[sender][receiver]
+        return crypto.seal(keys.box_key(evil.session, bytes(32), evil.session.cohort[sender], client), bytes(66))
+
+    evil.mask([VICTIM, *evil.colluders], everyone, box=box)
+    evil.use_colluders()
+    return evil.strip_by_key(everyone)
+
+
+def reflected_boxes(evil: Evil) -> np.ndarray:
+    """Give the victim its own boxes back under the names of two peers, then call the two dropped."""
+    everyone = evil.subset(evil.everyone)
+    evil.advertise(evil.everyone)
+    evil.share(evil.everyone, everyone)
+    reflected = (1, 2)
+    evil.mask(
+        evil.everyone,
+        everyone,
+        box=lambda receiver, sender: (
+            evil.boxes[VICTIM][sender]
+            if receiver == VICTIM and sender in reflected
+            else evil.boxes[sender][receiver]
+        ),
+    )
+    evil.use_colluders()
+    left = evil.subset(set(evil.everyone) - set(reflected))
+    evil.open(np.flatnonzero(left), everyone, left)
+    for rank in reflected:
+        evil.key_shares[rank] = evil.all_shares[rank][VICTIM]
+    return evil.strip_by_key(everyone)
+
+
+def withheld_boxes(evil: Evil) -> np.ndarray:
+    """Name all sharers, but withhold the boxes of the honest ones, so that no mask of theirs is added."""
+    everyone = evil.subset(evil.everyone)
+    evil.advertise(evil.everyone)
+    evil.share(evil.everyone, everyone)
+    evil.mask(
+        evil.everyone,
+        everyone,
+        box=lambda receiver, sender: (
+            bytes(82) if receiver == VICTIM and sender not in evil.colluders else evil.boxes[sender][receiver]
+        ),
+    )
+    honest = [rank for rank in evil.everyone if rank != VICTIM and rank not in evil.colluders]
+    evil.use_colluders()
+    evil.open(honest, everyone, everyone)
+    return evil.strip(everyone, lambda peer: None if peer in honest else evil.shared_with_victim(peer))
+
+
+def another_model(evil: Evil) -> np.ndarray:
+    """Give everyone but the victim a model on which they contribute nothing."""
+    everyone = evil.subset(evil.everyone)
+    dead = b"a model on which nothing moves"
+    quiet = evil.federation.contribution
+
+    def contribution(client):
+        def contribute(model, group_seed):
+            vector = quiet(client)(model, group_seed)
+            return np.zeros_like(vector) if model == dead else vector
+
+        return contribute
+
+    for client, machine in evil.federation.clients.items():
+        machine._desk = replace(machine._desk, contribute=contribution(client))
+    evil.advertise(evil.everyone)
+    evil.share(evil.everyone, everyone)
+    evil.mask(evil.everyone, everyone, model=lambda rank: MODEL if rank == VICTIM else dead)
+    signatures = evil.confirm(evil.everyone, everyone)
+    evil.open_signed(evil.everyone, everyone, everyone, signatures)
+    return evil.sum_of(everyone, everyone)
+
+
+def split_view(fill: Callable[[Evil, dict[int, bytes]], dict[int, bytes]]) -> Callable[[Evil], np.ndarray]:
+    """Tell two clients that the victim dropped out and the others that it did not, and fill up the signatures."""
+
+    def script(evil: Evil) -> np.ndarray:
+        evil.until_masked()
+        evil.use_colluders()
+        everyone = evil.subset(evil.everyone)
+        without = evil.subset(set(evil.everyone) - {VICTIM})
+        fooled, others = [1, 3], [VICTIM, 2, 4]
+        few = evil.confirm(fooled, without)
+        enough = evil.confirm([*others, *evil.colluders], everyone)
+        few |= signatures_of_colluders(evil, everyone, without)
+        evil.open_signed(fooled, everyone, without, fill(evil, few))
+        evil.open_signed(others, everyone, everyone, enough)
+        return evil.strip_by_key(everyone)
+
+    return script
+
+
+def signatures_of_colluders(evil, sharers, survivors):
+    statement = keys.survivors_statement(keys.context(evil.session, MODEL, sharers), survivors)
+    return {rank: crypto.sign(enrolment_secret(evil.session.cohort[rank]), statement) for rank in evil.colluders}
+
+
+def forged_signatures(evil: Evil, few: dict[int, bytes]) -> dict[int, bytes]:
+    return few | {2: bytes(64), 4: bytes(64)}
+
+
+def replayed_signatures(evil: Evil, few: dict[int, bytes]) -> dict[int, bytes]:
+    """Use what clients 2 and 4 signed in the attempt before, in which the victim did drop out."""
+    before = Evil(replace(evil.session, attempt=7), evil.colluders)
+    before.until_masked()
+    without = before.subset(set(before.everyone) - {VICTIM})
+    return before.confirm([2, 4], without) | few
+
+
+def second_request(evil: Evil) -> np.ndarray:
+    """Ask twice: for the sum, and once more with the victim called dropped."""
+    evil.until_masked()
+    evil.use_colluders()
+    everyone = evil.subset(evil.everyone)
+    evil.open([1, 2, 3, 4], everyone, everyone)
+    evil.shares_sent = 0
+    evil.open([1, 2, 3, 4], everyone, evil.subset(set(evil.everyone) - {VICTIM}))
+    return evil.strip_by_key(everyone)
+
+
+def second_life(evil: Evil) -> np.ndarray:
+    """Have a client saved, and ask both the saved one and the one that went on."""
+    evil.until_masked()
+    evil.use_colluders()
+    everyone = evil.subset(evil.everyone)
+    clients = evil.federation.clients
+    saved = {rank: clients[evil.session.cohort[rank]].save() for rank in (1, 2)}
+    evil.open([1, 2], everyone, everyone)
+    for rank, data in saved.items():
+        client = evil.session.cohort[rank]
+        clients[client] = Client.restore(evil.session, client, evil.federation.contribution(client), data)
+    evil.open([1, 2], everyone, evil.subset(set(evil.everyone) - {VICTIM}))
+    return evil.strip_by_key(everyone)
+
+
+def skipped_confirmation(evil: Evil) -> np.ndarray:
+    """Ask for shares as if the session were not signed, telling two clients of other survivors."""
+    evil.until_masked()
+    evil.use_colluders()
+    everyone = evil.subset(evil.everyone)
+    evil.open([1, 3], everyone, evil.subset(set(evil.everyone) - {VICTIM}))
+    evil.open([2, 4], everyone, everyone)
+    return evil.strip_by_key(everyone)
+
+
+def two_confirmations(evil: Evil) -> np.ndarray:
+    """Have the same clients sign two sets of survivors."""
+    evil.until_masked()
+    evil.use_colluders()
+    everyone = evil.subset(evil.everyone)
+    without = evil.subset(set(evil.everyone) - {VICTIM})
+    first = evil.confirm([1, 3], everyone)
+    second = evil.confirm([2, 4], without)
+    second |= evil.confirm([1, 3], without) | signatures_of_colluders(evil, everyone, without)
+    first |= evil.confirm([2, 4], everyone) | signatures_of_colluders(evil, everyone, everyone)
+    evil.open_signed([1, 3], everyone, without, second)
+    evil.open_signed([2, 4], everyone, everyone, first)
+    return evil.strip_by_key(everyone)
+
+
+class LooseRoster:
+    """A roster without rules, for the server's own clients."""
+
+    def __init__(self, keys_by_client: dict[int, bytes]) -> None:
+        self.keys = keys_by_client
+
+    def key(self, client: int) -> bytes:
+        return self.keys[client]
+
+
+def among_sybils(
+    victims_roster: Callable[[Session, LooseRoster], Roster], secret: Callable[[Session, int], bytes]
+):
+    """Run the whole session by the book, with every client but the victim played by the server."""
+
+    def script(evil: Evil) -> np.ndarray:
+        session, victim = evil.session, evil.session.cohort[VICTIM]
+        others = session.cohort[1:]
+        played = {client: crypto.signing_public(secret(session, client)) for client in others}
+        loose = LooseRoster(played | {victim: crypto.signing_public(enrolment_secret(victim))})
+        federation = evil.federation
+        federation.roster = loose
+        enrolment = Enrolment(enrolment_secret(victim), victims_roster(session, loose))
+        for client in others:
+            own = Enrolment(secret(session, client), loose)
+            federation.clients[client] = Client(
+                session, client, federation.contribution(client), Entropy.replay(b"sybil").child(client), own
+            )
+        federation.clients[victim] = Client(
+            session, victim, federation.contribution(victim), Entropy.replay(b"victim"), enrolment
+        )
+
+        def ask_the_victim_no_more(phase: str, client: int, answer: bytes | None) -> bytes | None:
+            return None if client == victim and phase in ("confirm", "unmask") else answer
+
+        total, _ = run_round(federation, ask_the_victim_no_more)
+        return evil.without(total.vector, range(1, len(session.cohort)))
+
+    return script
+
+
+AUTHORITY, SERVER = digest("the authority's secret"), digest("the server's secret")
+
+
+def honest_roster(session: Session, loose: LooseRoster) -> Roster:
+    return make_roster(session)
+
+
+def roster_of_one(session: Session, loose: LooseRoster) -> Roster:
+    victim = session.cohort[VICTIM]
+    return Roster({victim: crypto.signing_public(enrolment_secret(victim))})
+
+
+def roster_by_server(session: Session, loose: LooseRoster) -> Roster:
+    return decode_roster(encode_roster(loose, SERVER), crypto.signing_public(AUTHORITY))
+
+
+def roster_by_authority(session: Session, loose: LooseRoster) -> Roster:
+    return decode_roster(encode_roster(loose, AUTHORITY), crypto.signing_public(AUTHORITY))
+
+
+def made_up(session: Session, client: int) -> bytes:
+    return digest("made up", client)
+
+
+def one_colluder(session: Session, client: int) -> bytes:
+    return enrolment_secret(session.cohort[-1])
+
+
+# --- the same client with one check gone ---
+
+
+def nothing(*inputs: object) -> None:
+    """The check is not made."""
+
+
+KEPT = {
+    "agree": crypto.Agreement.agree,
+    "box_key": keys.box_key,
+    "context": keys.context,
+    "decode_mask_request": messages.decode_mask_request,
+    "masked_answer": Masked.answer,
+    "confirmed_answer": Confirmed.answer,
+    "survivors_statement": keys.survivors_statement,
+}
+
+
+def agree_with_anything(self, public):
+    try:
+        return KEPT["agree"](self, public)
+    except PeerError:
+        return bytes(32)
+
+
+def box_key_for_both_ways(session, shared, sender, receiver):
+    return KEPT["box_key"](session, shared, min(sender, receiver), max(sender, receiver))
+
+
+def context_without_the_model(session, model, sharers):
+    return KEPT["context"](session, b"", sharers)
+
+
+def statement_without_the_context(context, survivors):
+    return KEPT["survivors_statement"](bytes(32), survivors)
+
+
+def request_without_missing_boxes(session, rank, data):
+    request = KEPT["decode_mask_request"](session, rank, data)
+    return replace(request, boxes={peer: box for peer, box in request.boxes.items() if any(box)})
+
+
+def signed_by_any_enrolled(session, roster, adverts):
+    for rank, advert in adverts.items():
+        statement = keys.advert_statement(session, session.cohort[rank], advert)
+        for key in roster.keys.values():
+            try:
+                crypto.require_signature(key, advert.signature, statement)
+            except PeerError:
+                continue
+            break
+        else:
+            raise PeerError("nobody signed this")
+
+
+def signed_where_enrolled(session, roster, adverts):
+    known = {rank: advert for rank, advert in adverts.items() if session.cohort[rank] in roster.keys}
+    for rank, advert in known.items():
+        statement = keys.advert_statement(session, session.cohort[rank], advert)
+        crypto.require_signature(roster.key(session.cohort[rank]), advert.signature, statement)
+
+
+def receive_again_and_again(self, request):
+    answer, after = self._phase.answer(self._desk, request)
+    if not isinstance(after, Finished):
+        self._phase = after
+    return answer
+
+
+def save_and_go_on(self):
+    return encode_phase(self._desk.session, self._desk.rank, self._phase)
+
+
+def unmask_without_confirmation(self, desk, data):
+    if kind_of(data) != Kind.UNMASK_REQUEST:
+        return KEPT["masked_answer"](self, desk, data)
+    survivors = messages.decode_survivors(desk.session, Kind.UNMASK_REQUEST, desk.rank, data)
+    return self.open(desk, survivors), Finished()
+
+
+def confirm_once_more(self, desk, data):
+    if kind_of(data) == Kind.SURVIVORS:
+        return self.masked.answer(desk, data)
+    return KEPT["confirmed_answer"](self, desk, data)
+
+
+# --- the table: name, session, colluders, script, the check it meets, what stands for its absence ---
+
+
+@dataclass(frozen=True)
+class Attack:
+    name: str
+    session: Session
+    colluders: tuple[int, ...]
+    script: Callable[[Evil], np.ndarray]
+    check: str
+    gone: Callable
+
+    def __str__(self) -> str:
+        return self.name
+
+
+COHORT_BORNE_BY_AN_HONEST_CLIENT = tuple(range(0 + 8))
+FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
+PLAIN, GROUP, BEARER = (
+    small(),
+    small(delivery=Delivery.EVERYONE, quorum=8),
+    small(delivery=Delivery.BEARER, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
+)
+ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
+NEAR = tuple(int(rank) for rank in SPARSE.graph.neighbours(VICTIM)[:3])
+CHECKS = "d2pfed.secagg.checks."
+
+low_order_masks = forged_mask_keys(lambda evil, place: bytes.fromhex(LOW_ORDER[place]), lambda evil: bytes(32))
+one_key_for_all = forged_mask_keys(
+    lambda evil, place: evil.adverts[evil.colluders[0]].mask_public,
+    lambda evil: evil.shared_with_victim(evil.colluders[0]),
+)
+
+ATTACKS = [
+    *(
+        Attack(f"alone from {phase} on", PLAIN, MORE, alone_from(phase), CHECKS + "require_quorum", nothing)
+        for phase in ("share", "mask", "unmask")
+    ),
+    Attack("alone in a group", GROUP, MORE, alone_in_a_group, CHECKS + "require_quorum", nothing),
+    Attack("a quorum of strangers", PLAIN, MORE, padded_survivors, CHECKS + "require_within", nothing),
+    *(
+        Attack(
+            f"surrounded from {phase} on",
+            SPARSE,
+            NEAR,
+            surrounded_from(phase),
+            CHECKS + "require_neighbours",
+            nothing,
+        )
+        for phase in ("share", "mask", "unmask")
+    ),
+    *(
+        Attack(
+            f"no bearer from {phase} on",
+            BEARER,
+            FEW,
+            without_bearer_from(phase),
+            CHECKS + "require_bearer",
+            nothing,
+        )
+        for phase in ("share", "mask", "unmask")
+    ),
+    Attack(
+        "mask keys of low order",
+        PLAIN,
+        FEW,
+        low_order_masks,
+        "d2pfed.secagg.crypto.Agreement.agree",
+        agree_with_anything,
+    ),
+    Attack(
+        "sealing keys of low order",
+        PLAIN,
+        FEW,
+        low_order_seal_keys,
+        "d2pfed.secagg.crypto.Agreement.agree",
+        agree_with_anything,
+    ),
+    Attack("one mask key for all", PLAIN, FEW, one_key_for_all, CHECKS + "require_distinct_keys", nothing),
+    Attack("boxes sent back", PLAIN, FEW, reflected_boxes, "d2pfed.secagg.keys.box_key", box_key_for_both_ways),
+    Attack(
+        "boxes withheld",
+        PLAIN,
+        FEW,
+        withheld_boxes,
+        "d2pfed.secagg.messages.decode_mask_request",
+        request_without_missing_boxes,
+    ),
+    Attack("another model", ENROLLED, FEW, another_model, "d2pfed.secagg.keys.context", context_without_the_model),
+    Attack(
+        "two views, too few signatures",
+        ENROLLED,
+        FEW,
+        split_view(lambda evil, few: few),
+        CHECKS + "require_enough_signatures",
+        nothing,
+    ),
+    Attack(
+        "two views, forged signatures",
+        ENROLLED,
+        FEW,
+        split_view(forged_signatures),
+        CHECKS + "require_confirmed",
+        nothing,
+    ),
+    Attack(
+        "two views, replayed signatures",
+        ENROLLED,
+        FEW,
+        split_view(replayed_signatures),
+        "d2pfed.secagg.keys.survivors_statement",
+        statement_without_the_context,
+    ),
+    Attack(
+        "two views, nothing to sign",
+        ENROLLED,
+        FEW,
+        skipped_confirmation,
+        "d2pfed.secagg.phases.Masked.answer",
+        unmask_without_confirmation,
+    ),
+    Attack(
+        "two views, both signed by all",
+        ENROLLED,
+        FEW,
+        two_confirmations,
+        "d2pfed.secagg.phases.Confirmed.answer",
+        confirm_once_more,
+    ),
+    Attack(
+        "asked twice", PLAIN, FEW, second_request, "d2pfed.secagg.client.Client.receive", receive_again_and_again
+    ),
+    Attack("saved, and went on", PLAIN, FEW, second_life, "d2pfed.secagg.client.Client.save", save_and_go_on),
+    Attack(
+        "sybils that nobody signed for",
+        ENROLLED,
+        FEW,
+        among_sybils(honest_roster, made_up),
+        CHECKS + "require_enrolled_adverts",
+        nothing,
+    ),
+    Attack(
+        "sybils signed by a colluder",
+        ENROLLED,
+        FEW,
+        among_sybils(honest_roster, one_colluder),
+        CHECKS + "require_enrolled_adverts",
+        signed_by_any_enrolled,
+    ),
+    Attack(
+        "sybils that are not enrolled",
+        ENROLLED,
+        FEW,
+        among_sybils(roster_of_one, made_up),
+        CHECKS + "require_enrolled_adverts",
+        signed_where_enrolled,
+    ),
+    Attack(
+        "sybils enrolled by the server",
+        ENROLLED,
+        FEW,
+        among_sybils(roster_by_server, made_up),
+        "d2pfed.secagg.roster.require_authority",
+        nothing,
+    ),
+    Attack(
+        "one sybil enrolled under all names",
+        ENROLLED,
+        FEW,
+        among_sybils(roster_by_authority, one_colluder),
+        "d2pfed.secagg.roster.require_one_key_each",
+        nothing,
+    ),
+]
+
+
+def test_there_are_at_least_25_scripts():
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 25
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+def test_a_malicious_server_is_refused_and_gets_no_share(attack):
+    evil = Evil(attack.session, attack.colluders)
+    with pytest.raises(PeerError):
+        attack.script(evil)
+    assert evil.shares_sent == 0
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+def test_without_the_one_check_it_recovers_the_update(attack, monkeypatch):
+    monkeypatch.setattr(attack.check, attack.gone)
+    evil = Evil(attack.session, attack.colluders)
+    recovered = attack.script(evil)
+    print(f"{attack.name}: recovered {recovered.tolist()}")
+    assert np.array_equal(recovered, evil.victims_update)

@@ -1,0 +1,321 @@
+"""One epsilon per observer, from what really happened."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from d2pfed.accounting.accountants import Accountant, epsilon_of
+from d2pfed.accounting.conversion import gaussian_epsilon
+from d2pfed.accounting.observers import (
+    ALONE,
+    CLIENT,
+    RELEASED,
+    SERVER,
+    Observer,
+    View,
+    colluding,
+    spent,
+    upper_bound,
+)
+from d2pfed.accounting.release import (
+    Adjacency,
+    BinomialSum,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Release,
+    Sampling,
+    Scheme,
+    SkellamSum,
+    Unit,
+)
+from d2pfed.accounting.released import cap_excess
+from d2pfed.errors import ConfigError
+
+FIXED = Sampling(Scheme.FIXED, 100_000, 100)
+POISSON = Sampling(Scheme.POISSON, 100_000, 100)
+ONCE = Sampling(Scheme.ONCE, 10_000, 100)
+NONE = Sampling(Scheme.NONE, 100, 100)
+INDEPENDENT = DiscreteGaussianSum(Fraction(2), 100, Fraction(8), 51_370)
+BEARER = DiscreteGaussianSum(Fraction(20), 1, Fraction(8), 51_370)
+TRUSTED = ContinuousGaussian(20.0, 8.0)
+SKELLAM = SkellamSum(Fraction(4), 100, Fraction(8), Fraction(64), 51_370)
+BINOMIAL = BinomialSum(400_000, 100, Fraction(300), Fraction(60_000), Fraction(30), 51_370)
+EVERY_NOISE = (INDEPENDENT, BEARER, TRUSTED, SKELLAM, BINOMIAL)
+EVERY_OBSERVER = (RELEASED, SERVER, CLIENT, colluding(10), ALONE)
+
+
+def row(number, noise=INDEPENDENT, sampling=FIXED, adjacency=Adjacency.REPLACE_ONE, attempt=0, participants=()):
+    return Release(
+        round=number,
+        attempt=attempt,
+        unit=Unit.CLIENT,
+        adjacency=adjacency,
+        sampling=sampling,
+        noise=noise,
+        participants=participants,
+    )
+
+
+def rows(count, noise=INDEPENDENT, sampling=FIXED, adjacency=Adjacency.REPLACE_ONE):
+    return [row(number, noise, sampling, adjacency) for number in range(count)]
+
+
+def epsilon(releases, observer, cap=3, delta=1e-5):
+    return spent(releases, observer, delta=delta, cap=cap).epsilon
+
+
+@pytest.mark.parametrize("noise", EVERY_NOISE)
+def test_who_sees_more_never_has_the_smaller_epsilon(noise):
+    found = [
+        epsilon(rows(30, noise), observer) for observer in (RELEASED, SERVER, colluding(1), colluding(10), ALONE)
+    ]
+    assert found == sorted(found)
+    assert epsilon(rows(30, noise), RELEASED) <= epsilon(rows(30, noise), CLIENT)
+
+
+@pytest.mark.parametrize("observer", EVERY_OBSERVER)
+def test_a_number_says_what_it_is_about(observer):
+    result = spent(rows(5), observer, delta=1e-6, cap=2)
+    assert (result.observer, result.delta, result.participations) == (observer, 1e-6, 2)
+    assert (result.unit, result.adjacency) == (Unit.CLIENT, Adjacency.REPLACE_ONE)
+    assert ("not amplified" in result.sampling) == (observer != RELEASED)
+    assert result.accountant == ("pld" if observer == RELEASED else "gaussian")
+
+
+def test_observers_print_as_they_are_named():
+    assert [str(observer) for observer in EVERY_OBSERVER] == [
+        "released",
+        "server",
+        "client",
+        "colluding(10)",
+        "alone",
+    ]
+
+
+def test_the_released_number_is_that_of_the_tight_gaussian_within_half_a_per_cent_of_noise():
+    def by_gaussian(z):
+        return epsilon_of(z, FIXED, 100, adjacency=Adjacency.REPLACE_ONE, delta=1e-5, accountant=Accountant.PLD)
+
+    found = epsilon(rows(100), RELEASED, cap=100)
+    assert by_gaussian(20 / 16) <= found <= by_gaussian(0.995 * 20 / 16)
+
+
+def test_the_server_number_composes_the_cap_and_not_the_rounds():
+    for cap in (1, 2, 5, 200):
+        ratio = math.sqrt(min(cap, 100)) * 16 / 20
+        exact = gaussian_epsilon(1e-5, ratio)
+        assert exact <= epsilon(rows(100), SERVER, cap) <= exact * 1.005
+
+
+def test_the_cap_takes_the_costliest_releases():
+    weak = replace(INDEPENDENT, contributors=50)
+    mixed = [row(0), row(1, weak), row(2), row(3, weak), row(4)]
+    assert epsilon(mixed, SERVER, cap=2) == epsilon(rows(2, weak), SERVER, cap=2)
+    assert epsilon(mixed, SERVER, cap=1) < epsilon(mixed, SERVER, cap=3) < epsilon(mixed, SERVER, cap=5)
+
+
+@pytest.mark.parametrize("noise", [INDEPENDENT, SKELLAM, BINOMIAL])
+def test_known_shares_of_the_noise_count_as_absent(noise):
+    for observer, left in ((CLIENT, 99), (colluding(10), 90), (ALONE, 1)):
+        fewer = replace(noise, contributors=left)
+        assert epsilon(rows(4, noise), observer) == epsilon(rows(4, fewer), SERVER)
+
+
+def test_noise_that_one_client_knows_is_none_against_it():
+    for observer in (CLIENT, colluding(1), ALONE):
+        result = spent(rows(3, BEARER), observer, delta=1e-5, cap=1)
+        assert result.epsilon == math.inf
+        assert "no noise" in result.reason
+    assert epsilon(rows(3, BEARER), SERVER) < math.inf
+
+
+def test_noise_that_the_server_adds_is_none_against_it():
+    for observer in (SERVER, colluding(1), ALONE):
+        assert epsilon(rows(3, TRUSTED), observer) == math.inf
+    assert epsilon(rows(3, TRUSTED), RELEASED) < epsilon(rows(3, TRUSTED), CLIENT) < math.inf
+
+
+def test_more_colluders_than_contributors_leave_nothing():
+    assert epsilon(rows(1), colluding(100)) == math.inf
+
+
+def test_zero_out_halves_the_distance_only_where_nothing_is_replaced():
+    for noise, sampling, observer in (
+        (INDEPENDENT, FIXED, SERVER),
+        (INDEPENDENT, ONCE, RELEASED),
+        (INDEPENDENT, NONE, RELEASED),
+    ):
+        half = replace(noise, radius=noise.radius / 2)
+        zero_out = epsilon(rows(3, noise, sampling, Adjacency.ZERO_OUT), observer)
+        assert zero_out == pytest.approx(epsilon(rows(3, half, sampling), observer), rel=1e-12)
+    for cap in (20, 50):
+        same = [epsilon(rows(50, INDEPENDENT, FIXED, adjacency), RELEASED, cap) for adjacency in Adjacency]
+        assert same[0] == same[1]
+
+
+def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
+    for adjacency in Adjacency:
+        secret = epsilon(rows(50, TRUSTED, POISSON, adjacency), RELEASED)
+        assert secret < epsilon(rows(50, TRUSTED, FIXED, adjacency), RELEASED)
+        assert epsilon(rows(50, BEARER, POISSON, adjacency), RELEASED) == pytest.approx(secret, rel=0.01)
+    for noise in (INDEPENDENT, SKELLAM, BINOMIAL):
+        with pytest.raises(ConfigError, match="secret cohort size"):
+            epsilon(rows(5, noise, POISSON), RELEASED)
+
+
+def test_narrow_noise_behind_secret_coins_is_charged_without_amplification():
+    narrow = DiscreteGaussianSum(Fraction(2, 5), 1, Fraction(1, 10), 1)
+    assert epsilon(rows(3, narrow, POISSON), RELEASED, cap=3) == epsilon(rows(3, narrow, NONE), RELEASED, cap=3)
+
+
+def test_a_partition_costs_its_worst_round_against_models_and_server_alike():
+    weak = replace(INDEPENDENT, contributors=60)
+    partition = [row(0, INDEPENDENT, ONCE), row(1, weak, ONCE), row(2, INDEPENDENT, ONCE)]
+    worst = epsilon([row(0, weak, ONCE)], SERVER, cap=1)
+    assert epsilon(partition, RELEASED, cap=10) == pytest.approx(worst, rel=1e-4)
+    assert epsilon(partition, SERVER, cap=1) == pytest.approx(worst, rel=1e-4)
+
+
+def test_a_second_run_is_a_second_partition():
+    first = rows(4, INDEPENDENT, ONCE)
+    twice = epsilon(first + first, RELEASED, cap=10)
+    assert twice == pytest.approx(epsilon(rows(2, INDEPENDENT, NONE), RELEASED, cap=10), rel=1e-4)
+
+
+def test_an_unmasked_retry_is_a_further_release():
+    retried = [row(0), row(1), row(1, attempt=1), row(2)]
+    for observer in EVERY_OBSERVER:
+        assert epsilon(retried, observer, cap=4) > epsilon(rows(3), observer, cap=4)
+    once = [row(0, sampling=ONCE), row(0, sampling=ONCE, attempt=1), row(1, sampling=ONCE)]
+    both = gaussian_epsilon(1e-5, math.sqrt(2) * 16 / 20)
+    assert both <= epsilon(once, RELEASED, cap=9) <= 1.005 * both
+
+
+def test_a_retry_covers_a_shared_cohort_and_a_fresh_one():
+    strong = DiscreteGaussianSum(Fraction(4), 50, Fraction(8), 51_370)  # half the squared ratio of the other
+    double = DiscreteGaussianSum(Fraction(4), 25, Fraction(8), 51_370)
+    retried = epsilon([row(0, strong), row(0, strong, attempt=1)], RELEASED, cap=2, delta=1e-4)
+    shared = epsilon([row(0, double)], RELEASED, cap=2, delta=1e-4)
+    fresh = epsilon([row(0, strong), row(1, strong)], RELEASED, cap=2, delta=1e-4)
+    assert retried >= max(shared, fresh)
+
+
+def test_attempts_of_one_round_must_share_their_sampling():
+    with pytest.raises(ConfigError, match="round 1"):
+        epsilon([row(1), row(1, sampling=NONE, attempt=1)], RELEASED)
+
+
+def test_the_chance_that_a_cap_binds_falls_with_the_cap_and_grows_with_the_rounds():
+    found = [cap_excess(FIXED, 100, cap) for cap in (1, 3, 5, 8, 100)]
+    assert found == sorted(found, reverse=True)
+    assert found[1] == pytest.approx(100_000 * 3.6e-6, rel=0.05)  # 1 - sum of four binomial terms, by hand
+    assert found[-1] == 0
+    assert cap_excess(FIXED, 2000, 8) > cap_excess(FIXED, 100, 8)
+
+
+def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
+    happened = [
+        row(0, participants=(1, 2, 3)),
+        row(1, participants=(2, 3, 4)),
+        row(2, participants=(3, 7)),
+    ]
+    for cap, counted in ((5, 3), (2, 2)):
+        result = spent(happened, SERVER, delta=1e-5, cap=cap)
+        assert result.realised == pytest.approx(epsilon(rows(counted), SERVER, cap=counted), rel=1e-6)
+        assert result.realised <= result.epsilon * (1 + 1e-9)
+    apart = [row(0, participants=(1,)), row(1, participants=(2,))]
+    assert spent(apart, SERVER, delta=1e-5, cap=2).realised < spent(apart, SERVER, delta=1e-5, cap=2).epsilon
+    assert spent(happened, RELEASED, delta=1e-5, cap=5).realised is None
+    assert spent(rows(2), SERVER, delta=1e-5, cap=5).realised is None
+
+
+def test_survivors_that_differ_between_rounds_compose_round_by_round():
+    def with_survivors(counts):
+        return [row(i, replace(INDEPENDENT, contributors=count)) for i, count in enumerate(counts)]
+
+    for observer in EVERY_OBSERVER[:4]:
+        most, some, fewest = (
+            upper_bound(with_survivors(counts), observer, delta=1e-5, cap=8).epsilon
+            for counts in ([100] * 8, [100, 90, 80, 70, 100, 90, 80, 70], [70] * 8)
+        )
+        assert most < some < fewest
+
+
+def test_the_quick_bound_is_above_the_fine_one_and_close():
+    for noise in EVERY_NOISE:
+        fine, quick = (f(rows(100, noise), RELEASED, delta=1e-5, cap=100) for f in (spent, upper_bound))
+        assert fine.epsilon * (1 - 1e-5) <= quick.epsilon <= 1.005 * fine.epsilon
+
+
+@pytest.mark.parametrize("noise", EVERY_NOISE)
+@pytest.mark.parametrize("observer", [RELEASED, SERVER])
+def test_more_releases_and_smaller_deltas_cost_more(noise, observer):
+    if observer is SERVER and noise is TRUSTED:
+        return
+    by_rounds = [epsilon(rows(count, noise), observer, cap=100) for count in (1, 10, 40)]
+    by_delta = [epsilon(rows(10, noise), observer, 5, delta) for delta in (1e-3, 1e-5, 1e-7)]
+    assert all(a <= b for a, b in pairwise(by_rounds))
+    assert all(a <= b for a, b in pairwise(by_delta))
+
+
+def test_noise_of_two_kinds_goes_by_renyi_and_binomial_stands_alone():
+    result = spent([row(0), row(1, SKELLAM)], SERVER, delta=1e-5, cap=2)
+    assert result.accountant == "rdp"
+    assert result.epsilon > epsilon([row(0)], SERVER)
+    assert spent([row(0), row(1, SKELLAM)], RELEASED, delta=1e-5, cap=2).accountant == "rdp"
+    for observer in (RELEASED, SERVER):
+        with pytest.raises(ConfigError, match="binomial"):
+            epsilon([row(0), row(1, BINOMIAL)], observer)
+
+
+def test_noise_that_is_too_narrow_for_its_dimension_costs_infinity_or_close_to_it():
+    narrow = DiscreteGaussianSum(Fraction(1), 100, Fraction(8), 65_536)
+    assert epsilon(rows(100, narrow, NONE), SERVER, cap=100) == math.inf
+
+
+def test_rounds_with_and_without_amplification_compose():
+    trusted = rows(20, TRUSTED)
+    some = trusted + rows(2, TRUSTED, NONE)
+    assert epsilon(trusted, RELEASED, 30) < epsilon(some, RELEASED, 30)
+    assert epsilon(rows(2, TRUSTED, NONE), RELEASED, 30) < epsilon(some, RELEASED, 30)
+    assert epsilon([*rows(2, TRUSTED), row(2, SKELLAM)], RELEASED) < math.inf
+
+
+def test_binomial_retries_that_use_up_delta_are_charged_with_smaller_ones():
+    wide = Sampling(Scheme.FIXED, 101, 100)
+    retried = [row(0, BINOMIAL, wide, attempt=attempt) for attempt in range(3)]
+    assert epsilon(rows(3, BINOMIAL, wide), RELEASED, cap=3) <= epsilon(retried, RELEASED, cap=3) < math.inf
+
+
+def test_a_delta_beyond_the_grid_still_gets_a_finite_number():
+    result = spent(rows(2000), RELEASED, delta=1e-13, cap=2000)
+    assert result.accountant == "rdp"
+    assert result.epsilon < math.inf
+
+
+def test_noise_too_narrow_for_any_bound_costs_infinity():
+    dust = DiscreteGaussianSum(Fraction(1, 10), 3, Fraction(1), 1)
+    assert epsilon(rows(1, dust, NONE), SERVER) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("releases", "cap", "delta", "rule"),
+    [
+        ([], 1, 1e-5, "at least one release"),
+        (rows(1), 0, 1e-5, "cap"),
+        (rows(1), 1, 0.0, "delta"),
+        ([row(0), row(1, adjacency=Adjacency.ZERO_OUT)], 1, 1e-5, "same unit and adjacency"),
+    ],
+)
+def test_accounts_that_make_no_sense_are_refused(releases, cap, delta, rule):
+    with pytest.raises(ConfigError, match=rule):
+        spent(releases, SERVER, delta=delta, cap=cap)
+
+
+def test_only_a_colluding_observer_has_colluders():
+    for view, colluders in ((View.SERVER, 1), (View.COLLUDING, 0), (View.COLLUDING, -1)):
+        with pytest.raises(ConfigError, match="colluders"):
+            Observer(view, colluders)

@@ -1,0 +1,163 @@
+"""The proof obligations of the tables: their integers enclose the exact law, and undecided draws are refined."""
+
+from bisect import bisect_right
+from fractions import Fraction
+from itertools import accumulate
+from math import comb, floor
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from d2pfed.randomness import Entropy
+from d2pfed.sampler.bounds import exp_minus
+from d2pfed.sampler.cumulative import cumulative, refine
+from d2pfed.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
+from d2pfed.sampler.tables import tabulate
+from stats import check_fits
+
+DIGITS = 120
+
+
+def exact_gaussian(law, first, count):
+    """Sum the exact law in another library's arithmetic, far beyond the table on both sides."""
+    with mpmath.workdps(DIGITS):
+        square = mpmath.mpf(law.sigma_squared.numerator) / law.sigma_squared.denominator
+        centre = mpmath.mpf(law.centre.numerator) / law.centre.denominator
+        reach = 60 + 25 * int(mpmath.sqrt(square) + 1)
+        weight = [
+            mpmath.exp(-((k - centre) ** 2) / (2 * square)) for k in range(first - reach, first + count + reach)
+        ]
+        return _running(weight, reach, count)
+
+
+def exact_skellam(law, first, count):
+    with mpmath.workdps(DIGITS):
+        variance = mpmath.mpf(law.variance.numerator) / law.variance.denominator
+        reach = 120 + 10 * int(mpmath.sqrt(variance))
+        weight = [mpmath.besseli(abs(k), variance) for k in range(first - reach, first + count + reach)]
+        return _running(weight, reach, count)
+
+
+def exact_binomial(law, first, count):
+    total = accumulate(comb(law.trials, k) if k >= 0 else 0 for k in range(min(first, 0), first + count))
+    return [Fraction(sums, 2**law.trials) for sums in list(total)[-count:]]
+
+
+def _running(weight, reach, count):
+    total = mpmath.fsum(weight)
+    return [mpmath.fsum(weight[: reach + index + 1]) / total for index in range(count)]
+
+
+CASES = [
+    (GaussianLaw(Fraction(0), Fraction(4)), exact_gaussian),
+    (GaussianLaw(Fraction(77, 256), Fraction(4)), exact_gaussian),
+    (GaussianLaw(Fraction(1, 2), Fraction(4)), exact_gaussian),
+    (GaussianLaw(Fraction(-5, 3), Fraction(1, 7)), exact_gaussian),
+    (GaussianLaw(Fraction(255, 256), Fraction(81)), exact_gaussian),
+    (SkellamLaw(Fraction(1, 3)), exact_skellam),
+    (SkellamLaw(Fraction(10)), exact_skellam),
+    (SkellamLaw(Fraction(1001, 10)), exact_skellam),
+    (BinomialLaw(1), exact_binomial),
+    (BinomialLaw(9), exact_binomial),
+    (BinomialLaw(200), exact_binomial),
+    (BinomialLaw(1001), exact_binomial),
+]
+
+
+@pytest.mark.parametrize(("law", "exact"), CASES)
+@pytest.mark.parametrize("bits", [8, 16, 64, 128])
+def test_table_entries_enclose_the_exact_law(law, exact, bits):
+    table = cumulative(law, bits)
+    with mpmath.workdps(DIGITS):
+        for entry, value in zip(table.entries, exact(law, table.first, len(table.entries)), strict=True):
+            assert entry <= value * 2**bits <= entry + 2
+    assert table.entries[0] == 0
+    assert table.entries[-1] >= 2**bits - 2
+
+
+@given(st.fractions(0, 200, max_denominator=10**6), st.integers(8, 300))
+def test_the_exponential_is_enclosed(exponent, precision):
+    lower, upper = exp_minus(exponent, precision)
+    with mpmath.workdps(250):
+        exact = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator) * mpmath.mpf(2) ** precision
+        assert lower <= exact <= upper
+    assert upper - lower <= 2**20
+
+
+@pytest.mark.parametrize(("law", "exact"), CASES[:3])
+def test_draws_are_the_inverse_of_the_exact_law_at_the_stream_s_bits(law, exact):
+    table = tabulate((law,), 64)
+    source, twin = (Entropy.replay(b"inversion").stream() for _ in range(2))
+    draws = np.empty(2000, np.int64)
+    table.draw_into(draws, None, source)
+    values = exact(law, -40, 80)
+    with mpmath.workdps(DIGITS):
+        ladder = [int(mpmath.floor(value * 2**64)) for value in values]
+    for word, draw in zip(twin.words(2000), draws, strict=True):
+        assert int(word) not in ladder
+        assert -40 + bisect_right(ladder, int(word)) == draw
+
+
+def pmf_of(law):
+    table = cumulative(law, 256)
+    steps = np.diff([0, *(entry / 2**256 for entry in table.entries)])
+    known = dict(enumerate(steps, table.first))
+    return lambda values: np.array([known.get(int(value), 0.0) for value in values])
+
+
+@pytest.mark.parametrize("law", [case[0] for case in CASES if case[0] != BinomialLaw(1)])
+def test_draws_from_8_bit_words_still_fit_since_they_are_refined(law):
+    draws = np.empty(200_000, np.int64)
+    tabulate((law,), 8).draw_into(draws, None, Entropy.replay(b"refined").stream())
+    check_fits(draws, pmf_of(law), 1e-6)
+
+
+def test_the_check_rejects_8_bit_words_without_refinement():
+    law = GaussianLaw(Fraction(0), Fraction(4))
+    table = cumulative(law, 8)
+    words = Entropy.replay(b"unrefined").stream().words(200_000) >> np.uint64(56)
+    draws = table.first + np.searchsorted(table.entries, words, side="right")
+    with pytest.raises(AssertionError, match="chi-square"):
+        check_fits(draws, pmf_of(law), 1e-6)
+
+
+def test_words_that_decide_decide_rightly():
+    law = GaussianLaw(Fraction(77, 256), Fraction(4))
+    coarse, fine = cumulative(law, 8), cumulative(law, 128)
+    for word in range(256):
+        above = bisect_right(coarse.entries, word)
+        if word - coarse.entries[above - 1] >= 2:
+            lowest, highest = word << 120, (word + 1 << 120) - 1
+            assert fine.first + bisect_right(fine.entries, lowest) == coarse.first + above
+            assert fine.first + bisect_right(fine.entries, highest) == coarse.first + above
+
+
+def test_refinement_reaches_the_far_tail():
+    law = GaussianLaw(Fraction(0), Fraction(4))
+
+    class Zeros:
+        """A stream that begins with zeros, as one in 2^64 does."""
+
+        def __init__(self, zeros):
+            self.left = zeros
+
+        def bytes(self, count):
+            self.left -= 1
+            return b"\0" * count if self.left >= 0 else b"\xff" * count
+
+    near, far = refine(law, 0, 64, Zeros(0)), refine(law, 0, 64, Zeros(1))
+    assert far < near < -15
+    with mpmath.workdps(60):
+        tail = exact_gaussian(law, near - 1, 2)
+        assert tail[0] <= mpmath.mpf(2) ** -64 <= tail[1] * (1 + mpmath.mpf(2) ** -60)
+
+
+@pytest.mark.parametrize("part", [0, 1, 128, 255])
+def test_a_table_is_as_wide_as_its_words_need(part):
+    table = cumulative(GaussianLaw(Fraction(part, 256), Fraction(4)), 64)
+    assert list(table.entries) == sorted(table.entries)
+    assert floor(-9.2 * 2) - 1 <= table.first <= floor(-8.8 * 2) + 1
+    assert len(table.entries) <= 40

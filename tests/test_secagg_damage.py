@@ -1,0 +1,217 @@
+"""Damaged messages of every kind: refused with a PeerError, never accepted, never another exception."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+
+from d2pfed.errors import PeerError
+from d2pfed.randomness import Stream, digest
+from d2pfed.secagg import Consistency, Delivery, decode_invitation, decode_roster, encode_roster, keys, messages
+from d2pfed.secagg.crypto import signing_public
+from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.saved import decode_phase
+from d2pfed.wire import HEADER_BYTES, frame, kind_of, subset_of
+from federation import MODEL, Federation, make_session, run_round
+
+SESSIONS = [
+    make_session(5),
+    make_session(9, degree=4, threshold=3, quorum=5, bits=11),
+    make_session(5, delivery=Delivery.EVERYONE, quorum=5),
+    make_session(5, consistency=Consistency.SIGNED),
+]
+AUTHORITY = digest("authority")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A valid message, how it is read, and where its fixed part ends (a model may have any length)."""
+
+    data: bytes
+    decode: object
+    fixed_bytes: int
+
+    @property
+    def kind(self):
+        return kind_of(self.data)
+
+
+def decoders(session, rank):
+    everyone = subset_of(len(session.cohort), range(len(session.cohort)))
+    context = keys.context(session, MODEL, everyone)
+    if session.consistency is Consistency.ASSUMED:
+        last = partial(messages.decode_survivors, session, Kind.UNMASK_REQUEST, rank)
+    else:
+        last = partial(messages.decode_signatures, session, rank)
+    return {
+        Kind.INVITATION: decode_invitation,
+        Kind.ADVERT: partial(messages.decode_advert, session, rank),
+        Kind.ADVERTS: partial(messages.decode_adverts, session, rank),
+        Kind.BOXES: partial(messages.decode_boxes, session, rank, everyone),
+        Kind.MASK_REQUEST: partial(messages.decode_mask_request, session, rank),
+        Kind.MASKED: partial(messages.decode_masked, session, rank, context),
+        Kind.SURVIVORS: partial(messages.decode_survivors, session, Kind.SURVIVORS, rank),
+        Kind.CONFIRMATION: partial(messages.decode_confirmation, session, rank),
+        Kind.UNMASK_REQUEST: last,
+        Kind.OPENED: partial(messages.decode_opened, session, rank, everyone),
+    }
+
+
+def samples_of(session):
+    federation = Federation(session)
+    client, rank = session.cohort[1], 1
+    readers = decoders(session, rank)
+    kept, found = federation.clients[client], []
+
+    class Recorder:
+        def receive(self, request):
+            nonlocal kept
+            saved = kept.save()
+            found.append(Sample(saved, partial(decode_phase, session, rank), len(saved)))
+            kept = type(kept).restore(
+                session, client, federation.contribution(client), saved, federation.enrolment(client)
+            )
+            answer = kept.receive(request)
+            for data in (request, answer):
+                fixed = len(data) - (len(MODEL) if kind_of(data) == Kind.MASK_REQUEST else 0)
+                found.append(Sample(data, readers[kind_of(data)], fixed))
+            return answer
+
+    federation.clients[client] = Recorder()
+    run_round(federation)
+    if federation.roster is not None:
+        roster = encode_roster(federation.roster, AUTHORITY)
+        found.append(Sample(roster, lambda data: decode_roster(data, signing_public(AUTHORITY)), len(roster)))
+    return found
+
+
+SAMPLES = [sample for session in SESSIONS for sample in samples_of(session)]
+
+
+def test_the_samples_are_of_every_kind_and_all_are_read():
+    assert {sample.kind for sample in SAMPLES} == set(Kind)
+    for sample in SAMPLES:
+        sample.decode(sample.data)
+
+
+class Damage:
+    """Random damage of messages, from a stream, so that a failure repeats."""
+
+    def __init__(self, *path):
+        self.stream = Stream(digest("damage", *path))
+
+    def pick(self, bound):
+        return self.stream.below(bound)
+
+    def raw(self, data):
+        """Damage on the way: nobody mends the checksum."""
+        way = self.pick(6)
+        if way == 0:
+            return self._flip(data)
+        if way == 1:
+            return data[: self.pick(len(data))]
+        if way == 2:
+            return data + self.stream.bytes(1 + self.pick(40))
+        if way == 3:  # cut a piece out
+            start = self.pick(len(data))
+            return data[:start] + data[start + 1 + self.pick(30) :]
+        if way == 4:  # overwrite eight bytes by an extreme number
+            start = self.pick(len(data) - 7)
+            extreme = (0, 1, 2**63, 2**64 - 1, len(data))[self.pick(5)]
+            return data[:start] + extreme.to_bytes(8, "little") + data[start + 8 :]
+        other = SAMPLES[self.pick(len(SAMPLES))].data  # the head of one and the tail of another
+        return data[: self.pick(len(data))] + other[self.pick(len(other)) :]
+
+    def structural(self, sample):
+        """Damage by a liar: header and lengths are wrong, the checksum is right."""
+        data = sample.data
+        kind, binding = kind_of(data), data[24:56]
+        party = int.from_bytes(data[8:16], "little")
+        body, fixed = data[HEADER_BYTES:], sample.fixed_bytes - HEADER_BYTES
+        way = self.pick(5)
+        if way == 0:
+            return frame(kind ^ (1 << self.pick(7)), binding, party, body)
+        if way == 1 and kind != Kind.INVITATION:  # an invitation is read before its binding is known
+            return frame(kind, self._flip(binding), party, body)
+        if way == 2:
+            return frame(kind, binding, party ^ (1 << self.pick(64)), body)
+        if way == 3 or len(body) > fixed:
+            return frame(kind, binding, party, body[: self.pick(max(fixed, 1))])
+        return frame(kind, binding, party, body + self.stream.bytes(1 + self.pick(50)))
+
+    def _flip(self, data):
+        bit = self.pick(8 * len(data))
+        return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def accepted(count, *path):
+    """Damage so many messages and return those that were accepted; anything but a PeerError fails."""
+    damage, taken = Damage(*path), []
+    for number in range(count):
+        sample = SAMPLES[number % len(SAMPLES)]
+        damaged = damage.raw(sample.data) if number % 2 else damage.structural(sample)
+        if damaged == sample.data:
+            continue
+        try:
+            sample.decode(damaged)
+        except PeerError:
+            continue
+        taken.append((sample.kind, damaged))
+    return taken
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_damaged_message_is_accepted(part):
+    assert accepted(50_000, part) == []
+
+
+def test_the_damage_finds_a_reader_that_forgets_leftovers(monkeypatch):
+    monkeypatch.setattr("d2pfed.wire.Reader.end", lambda self: None)
+    assert accepted(5_000, "leftovers")
+
+
+def test_the_damage_finds_a_missing_checksum(monkeypatch):
+    class Agreeable(bytes):
+        __hash__ = bytes.__hash__
+
+        def __ne__(self, other):
+            return False
+
+    monkeypatch.setattr("d2pfed.wire._checksum", lambda *parts: Agreeable(16))
+    assert accepted(5_000, "checksum")
+
+
+@pytest.mark.parametrize("session", SESSIONS, ids=["complete", "sparse", "everyone", "signed"])
+def test_a_liars_values_leave_a_client_with_a_refusal_or_an_answer(session):
+    """Whatever a peer writes into the fields of a well-formed request, nothing but PeerError comes out."""
+    damage = Damage("values", session.digest)
+    requests = []
+    federation = Federation(session)
+    client = session.cohort[1]
+    kept = federation.clients[client].receive
+    federation.clients[client] = type(
+        "R", (), {"receive": lambda self, data: (requests.append(data), kept(data))[1]}
+    )()
+    run_round(federation)
+    for number in range(240):
+        machine = Federation(session).clients[client]
+        phase = number % len(requests)
+        for request in requests[:phase]:
+            machine.receive(request)
+        body = bytearray(requests[phase][HEADER_BYTES:])
+        for _ in range(1 + damage.pick(3)):
+            body[damage.pick(len(body))] = damage.pick(256)
+        try:
+            machine.receive(frame(kind_of(requests[phase]), session.digest, client, bytes(body)))
+        except PeerError:
+            with pytest.raises(PeerError, match="finished"):
+                machine.receive(requests[phase])
+
+
+def test_decoded_subsets_cannot_be_changed_by_later_messages():
+    session = SESSIONS[0]
+    data = messages.encode_survivors(session, Kind.SURVIVORS, 1, np.ones(5, np.bool_))
+    first, second = (messages.decode_survivors(session, Kind.SURVIVORS, 1, data) for _ in range(2))
+    first[:] = False
+    assert second.all()
