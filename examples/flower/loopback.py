@@ -34,11 +34,12 @@ authority = "{authority}"
 [policy]
 least_cohort = {least_cohort}
 least_quorum = {least_quorum}
-most_epsilon = 1000.0
+least_noise_multiplier = 0.0
+most_epsilon = 1e6
 most_delta = 0.5
 
 [budget]
-epsilon = 1000.0
+epsilon = 1e6
 delta = 1e-5
 """
 
@@ -111,7 +112,12 @@ class Federation:
     def flwr(self, *arguments: str) -> str:
         """Run a command of Flower's and return what it prints."""
         done = subprocess.run(
-            [_program("flwr"), *arguments], env=self._environment(), capture_output=True, text=True, check=False, timeout=120
+            [_program("flwr"), *arguments],
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         if done.returncode:
             raise RuntimeError(f"flwr {' '.join(arguments)}: {done.stdout} {done.stderr}")
@@ -204,7 +210,9 @@ def make_node_key(file: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     file.chmod(0o600)
-    file.with_name(f"{file.name}.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    file.with_name(f"{file.name}.pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
 
 
 def free_port() -> int:

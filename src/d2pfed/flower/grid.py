@@ -40,8 +40,8 @@ class Deadlines:
 
     @property
     def attempt(self) -> float:
-        """The most that an attempt can take: training and four exchanges without."""
-        return self.training + 4 * self.keys
+        """After how long a client forgets an attempt: twice what its exchanges can take, as sending takes time too."""
+        return 2 * (self.training + 4 * self.keys)
 
     def of(self, frame: bytes) -> float:
         """Return the seconds for the answer to a request."""
@@ -117,7 +117,8 @@ class GridExchange:
         start = time.monotonic()
         lap, clients = self._post(requests)
         waiting = {reference: self._nodes[client] for reference, client in clients.items()}
-        while waiting and self._mail.rest(start + lap.seconds):
+        until = time.monotonic() + lap.seconds  # counted from the last request, which had to wait for the others
+        while waiting and self._mail.rest(until):
             for reference, content in self._mail.look(waiting):
                 del waiting[reference]
                 frame = _frame(content, clients[reference])

@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from scipy.stats import binom
-
 from d2pfed import canonical
 from d2pfed.accounting import (
     ALONE,
@@ -187,6 +185,8 @@ def largest_cohort(sampling: Sampling) -> int:
     """Return the cohort that the ring must hold: of secret size, one that is exceeded once in a million rounds."""
     if sampling.scheme is not Scheme.POISSON:
         return sampling.cohort
+    from scipy.stats import binom  # noqa: PLC0415 - slow to load, and only secret cohorts need it
+
     return int(binom.isf(1e-6, sampling.population, sampling.cohort / sampling.population))
 
 

@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
             rounds=rounds,
             scheme=Scheme.NONE,
             against=SERVER,
-            epsilon=300.0,
+            epsilon=5000.0,
             delta=1e-5,
             dropouts=float(config["dropouts"]),
             clip_norm=1.0,
