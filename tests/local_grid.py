@@ -110,7 +110,7 @@ class LocalGrid:
         copy = Message(content=message.content.copy(), metadata=message.metadata)
         try:
             reply = app(copy, context)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - Flower takes whatever an app raises
             reply = Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
         self.received.append(reply)
         return reply
@@ -165,16 +165,18 @@ def make_strategy(plan: Plan, directory: Path, roster: Roster | None, **changes:
         "plan": plan,
         "directory": directory / "run",
         "roster": roster,
-        "deadlines": Deadlines(joining=5.0, keys=5.0, poll=0.001),
+        "deadlines": Deadlines(joining=60.0, keys=60.0, poll=0.001),
         "make_letter": make_message,
     }
     return PrivateFedAvg(**(settings | changes))
 
 
-def start(strategy: PrivateFedAvg, grid: LocalGrid, rounds: int | None = None, **options: object) -> np.ndarray:
+def start(
+    strategy: PrivateFedAvg, grid: LocalGrid, rounds: int | None = None, timeout: float = 60.0, **options: object
+) -> np.ndarray:
     """The parameters after the rounds, from zero."""
     initial = ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))})
-    result = strategy.start(grid, initial, rounds, 5.0, **options)
+    result = strategy.start(grid, initial, rounds, timeout, **options)
     return result.arrays["params"].numpy()
 
 

@@ -10,18 +10,6 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from local_grid import (
-    DIMENSION,
-    enrol,
-    make_app,
-    make_context,
-    make_grid,
-    make_message,
-    make_plan,
-    make_strategy,
-    one_hot,
-    start,
-)
 
 from d2pfed import canonical
 from d2pfed.errors import ConfigError, PeerError
@@ -36,6 +24,18 @@ from d2pfed.round import Attempt, session_of
 from d2pfed.secagg import Consistency, Roster, encode_roster
 from d2pfed.secagg.messages import Kind, encode_invitation
 from d2pfed.wire import kind_of
+from local_grid import (
+    DIMENSION,
+    enrol,
+    make_app,
+    make_context,
+    make_grid,
+    make_message,
+    make_plan,
+    make_strategy,
+    one_hot,
+    start,
+)
 
 LAYOUT = Layout.of(ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))}))
 
@@ -44,9 +44,9 @@ def introduction(plan, run: str = "a run") -> Introduction:
     return Introduction(run, canonical.encode(plan), LAYOUT.encode())
 
 
-def ask(home, content: RecordDict, client: int = 0, train=one_hot(0)) -> RecordDict:
+def ask(home, content: RecordDict, client: int = 0) -> RecordDict:
     """The answer of a client app to one message; errors come out as they are."""
-    app = make_app(train)
+    app = make_app(one_hot(client))
     return app(make_message(content, 100 + client), make_context(client, home)).content
 
 
@@ -71,9 +71,9 @@ def home(tmp_path, plan):
 def replay(grid, node: int, kind: Kind):
     """The first request of a kind that went to a node, sent again."""
     for message in grid.sent:
-        if message.metadata.dst_node_id == node and EXCHANGE in message.content:
-            if kind_of(message.content[EXCHANGE]["frame"]) == kind:
-                return make_message(message.content, node)
+        content = message.content if message.metadata.dst_node_id == node else {}
+        if EXCHANGE in content and kind_of(content[EXCHANGE]["frame"]) == kind:
+            return make_message(message.content, node)
     raise AssertionError(f"no request {kind} went to node {node}")
 
 

@@ -19,14 +19,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "examples" / "flower"))
-
-from local_grid import DIMENSION, make_plan, noise_bound
 from loopback import Federation, make_certificate, make_node_key
 
 from d2pfed.ledger import Kind, read_rows
+from local_grid import DIMENSION, make_plan, noise_bound
 
+ROOT = Path(__file__).resolve().parent.parent
 KILLED, SLOW, WRONG_CERTIFICATE, UNREGISTERED = 2, 3, 5, 6
 
 
@@ -86,9 +84,11 @@ def story(tmp_path_factory):
 def federation_handshake(federation: Federation) -> SimpleNamespace:
     """What a stranger sees of the SuperLink's port: with TLS and without."""
     trusted = ssl.create_default_context(cafile=str(federation.certificate))
-    with socket.create_connection(("127.0.0.1", federation.port)) as plain:
-        with trusted.wrap_socket(plain, server_hostname="localhost") as wrapped:
-            version = wrapped.version()
+    with (
+        socket.create_connection(("127.0.0.1", federation.port)) as plain,
+        trusted.wrap_socket(plain, server_hostname="localhost") as wrapped,
+    ):
+        version = wrapped.version()
     with socket.create_connection(("127.0.0.1", federation.port)) as plain:
         plain.settimeout(10)
         plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -7,16 +7,6 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from local_grid import (
-    DIMENSION,
-    enrol,
-    make_grid,
-    make_message,
-    make_plan,
-    make_strategy,
-    noise_bound,
-    start,
-)
 
 from d2pfed.accounting import Scheme
 from d2pfed.errors import ConfigError, TooFewClients
@@ -29,6 +19,16 @@ from d2pfed.randomness import digest
 from d2pfed.secagg import Roster, crypto
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import kind_of
+from local_grid import (
+    DIMENSION,
+    enrol,
+    make_grid,
+    make_message,
+    make_plan,
+    make_strategy,
+    noise_bound,
+    start,
+)
 
 
 def kind(message: Message) -> Kind | None:
@@ -94,7 +94,7 @@ def test_a_survivor_that_is_silent_in_the_last_exchange_is_still_in_the_sum(tmp_
 def test_silence_ends_at_the_deadline(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: None if client == 3 and kind(grid.sent[-1]) is Kind.MASK_REQUEST else reply
-    start(make_strategy(plan, tmp_path, roster), grid)
+    start(make_strategy(plan, tmp_path, roster), grid, timeout=8.0)
     assert committed(tmp_path) == [(0, 1, 2, 4)]
     assert [lap["answered"] for lap in rounds_of(tmp_path)[0]["exchanges"]] == [5, 5, 4, 4, 4]
 
@@ -127,7 +127,7 @@ def test_an_answer_with_a_second_record_beside_the_frame_is_not_taken(tmp_path):
 
 def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
     plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path, clients=2)
-    strategy = make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=5.0, poll=0.01))
+    strategy = make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.01))
     with pytest.raises(TooFewClients, match="round 0 needs 3 of 5 clients, 2 came within 1 s"):
         start(strategy, grid)
     assert [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None] == []
@@ -178,7 +178,7 @@ def test_an_unknown_node_is_refused(tmp_path, caplog):
     plan, grid = make_plan(rounds=1), make_grid(tmp_path)
     roster = enrol(tmp_path, 5)
     stranger = Roster({client: key for client, key in roster.keys.items() if client != 4} | {9: digest("other")})
-    hurry = Deadlines(joining=1.0, keys=5.0, poll=0.001)
+    hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     start(make_strategy(plan, tmp_path, stranger, deadlines=hurry), grid)
     assert "node 104 is refused: client 4 is not enrolled" in caplog.text
     assert committed(tmp_path) == [(0, 1, 2, 3)]
@@ -193,7 +193,7 @@ def test_a_node_cannot_speak_for_a_client_whose_key_it_lacks(tmp_path, caplog):
         return reply
 
     grid.coming = forged
-    start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=5.0, poll=0.001)), grid)
+    start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
     assert "node 104 is refused: a signature does not fit its statement" in caplog.text
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
@@ -210,7 +210,7 @@ def test_an_introduction_of_another_node_cannot_be_passed_on(tmp_path, caplog):
         return reply
 
     grid.coming = copied
-    start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=5.0, poll=0.001)), grid)
+    start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
     assert "node 104 is refused: a signature does not fit its statement" in caplog.text
 
 
@@ -225,7 +225,7 @@ def test_cohorts_come_from_the_whole_roster_whoever_is_connected(tmp_path):
     plan = make_plan(5, rounds=1, population=6, scheme=Scheme.FIXED, dropouts=0.4)
     roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=5)
     start(
-        make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=0.5, keys=5.0, poll=0.001)),
+        make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=0.5, keys=60.0, poll=0.001)),
         grid,
     )
     invited = {message.metadata.dst_node_id for message in grid.sent if kind(message) is Kind.INVITATION}
