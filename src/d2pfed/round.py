@@ -201,7 +201,15 @@ class Outcome:
 Collect = Callable[[Session], Collected]
 
 
-def aggregate(plan: Plan, first: Attempt, cohort: tuple[int, ...], collect: Collect, book: Book) -> Outcome:
+def aggregate(
+    plan: Plan,
+    first: Attempt,
+    cohort: tuple[int, ...],
+    collect: Collect,
+    book: Book,
+    *,
+    consistency: Consistency = Consistency.ASSUMED,
+) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
 
     Where every vector counts (`shared`, `bearer`), a further attempt goes on with those who were left.
@@ -211,8 +219,8 @@ def aggregate(plan: Plan, first: Attempt, cohort: tuple[int, ...], collect: Coll
     """
     run, number = first.run, first.round
     for attempt in range(first.number, first.number + plan.attempts):
-        session = session_of(plan, Attempt(run, number, attempt), cohort)
-        book.reserve(run, plan.release(number, attempt, ()))
+        session = session_of(plan, Attempt(run, number, attempt), cohort, consistency)
+        book.reserve(run, plan.release(number, attempt, cohort, plan.quorum))
         try:
             collected = collect(session)
         except TooFewClients as lack:
@@ -220,13 +228,14 @@ def aggregate(plan: Plan, first: Attempt, cohort: tuple[int, ...], collect: Coll
             if delivery_of(plan) is not Delivery.QUORUM and len(lack.left) > 1:
                 cohort = lack.left
             continue
-        book.commit(run, plan.release(number, attempt, collected.survivors))
+        survivors = collected.survivors
+        book.commit(run, plan.release(number, attempt, survivors, len(survivors)))
         try:
             total = collected.unmask()
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
-        return Outcome(mean, attempt, len(collected.survivors))
+        return Outcome(mean, attempt, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts} attempts")
 
 

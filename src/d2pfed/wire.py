@@ -59,6 +59,11 @@ def kind_of(data: bytes) -> int:
     return _open(data)[1][0]
 
 
+def binding_of(data: bytes) -> bytes:
+    """Return what a frame says it is bound to, for the receiver to find its part in that."""
+    return _open(data)[1][2]
+
+
 def _open(data: bytes) -> tuple["Reader", tuple[int, ClientId, bytes]]:
     if len(data) < HEADER_BYTES:
         raise PeerError(f"a message has at least {HEADER_BYTES} bytes, got {len(data)}")

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
 class Cost(Protocol):
@@ -49,7 +50,7 @@ class Additive:
 class LossCost:
     """A privacy-loss distribution on a pessimistic grid, and the slack of the surrogates inside it."""
 
-    losses: PrivacyLossDistribution
+    losses: "PrivacyLossDistribution"
     slack: float
     count: int
     tail: float  # mass that each step may move to infinity

@@ -4,15 +4,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
-from dp_accounting.privacy_accountant import NeighboringRelation
-from scipy.signal import lfilter
 
 from d2pfed.accounting.conversion import FloatArray, gaussian_delta, gaussian_epsilon
 from d2pfed.accounting.cost import LossCost
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 COARSE, FINE = 1 << 11, 1 << 14  # positive grid points of one release's losses
 
@@ -58,12 +58,17 @@ def reach(ratio: float, rate: float, tail: float) -> float:
     return base + math.log(rate + (1 - rate) * math.exp(-base))
 
 
-def known_size(ratio: float, rate: float, step: float, tail: float) -> PrivacyLossDistribution:
+def known_size(ratio: float, rate: float, step: float, tail: float) -> "PrivacyLossDistribution":
     """Return the loss distribution of the known-size profile, on the grid of multiples of `step`.
 
     Guarantee: its profile is nowhere below the true one: piecewise linear in exp(epsilon) through grid values,
     symmetric, and what rounding took away is given back as mass at infinity. Proof: theory.md#fixed-size.
     """
+    # Slow to load, and a client that answers in a process of its own seldom needs them.
+    from dp_accounting.pld.pld_pmf import DensePLDPmf  # noqa: PLC0415
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution  # noqa: PLC0415
+    from scipy.signal import lfilter  # noqa: PLC0415
+
     top = max(1, math.ceil(reach(ratio, rate, tail) / step))
     grid = np.arange(top + 1, dtype=np.float64) * step
     delta = known_size_delta(grid, ratio, rate)
@@ -82,12 +87,15 @@ def known_size(ratio: float, rate: float, step: float, tail: float) -> PrivacyLo
     return PrivacyLossDistribution(pmf)
 
 
-def hidden_size(law: Law, ratio: float, rate: float, step: float, tail: float) -> PrivacyLossDistribution:
+def hidden_size(law: Law, ratio: float, rate: float, step: float, tail: float) -> "PrivacyLossDistribution":
     """Return both loss distributions of a Gaussian behind secret independent coins.
 
     Guarantee: holds when nothing shows the cohort's size: fixed divisor, noise that does not depend on it.
     Proof: theory.md#poisson. Checked: test_accounting_pld.py against quadrature.
     """
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism  # noqa: PLC0415
+    from dp_accounting.privacy_accountant import NeighboringRelation  # noqa: PLC0415
+
     relations = {
         Law.HIDDEN_ZERO_OUT: NeighboringRelation.ADD_OR_REMOVE_ONE,
         Law.HIDDEN_REPLACE: NeighboringRelation.REPLACE_ONE,
@@ -116,7 +124,7 @@ def _width(part: SampledGaussian, tail: float) -> float:
     return reach(shift * part.ratio, part.rate, tail)
 
 
-def _losses(part: SampledGaussian, step: float, tail: float) -> PrivacyLossDistribution:
+def _losses(part: SampledGaussian, step: float, tail: float) -> "PrivacyLossDistribution":
     if part.law is Law.KNOWN_SIZE:
         return known_size(part.ratio, part.rate, step, tail)
     return hidden_size(part.law, part.ratio, part.rate, step, tail)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from d2pfed.accounting.charge import Charge, gaussian_charge, worst
 from d2pfed.accounting.cost import Additive, composed
@@ -45,7 +45,7 @@ def cap_excess(sampling: Sampling, rounds: int, cap: int) -> float:
     Proof: theory.md#caps.
     """
     rate = sampling.cohort / sampling.population
-    return min(1.0, sampling.population * float(binom.sf(cap, rounds, rate)))
+    return min(1.0, sampling.population * float(bdtrc(cap, rounds, rate)))
 
 
 def released_epsilon(releases: Sequence[Release], delta: float, points: int) -> tuple[float, str]:

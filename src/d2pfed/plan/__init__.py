@@ -1,6 +1,6 @@
 """What is wished, what is agreed, and how the one becomes the other."""
 
-from d2pfed.plan.agreement import Plan, Policy, observers, promises
+from d2pfed.plan.agreement import Plan, Policy, decode_plan, observers, promises
 from d2pfed.plan.calibrate import calibrate, ideal_multiplier
 from d2pfed.plan.explain import Explanation, explain
 from d2pfed.plan.target import Kind, Target, Turn
@@ -12,6 +12,7 @@ __all__ = [
     "calibrate",
     "ideal_multiplier",
     "Plan",
+    "decode_plan",
     "Policy",
     "observers",
     "promises",

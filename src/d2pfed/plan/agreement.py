@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from scipy.stats import binom
-
 from d2pfed import canonical
 from d2pfed.accounting import (
     ALONE,
@@ -116,15 +114,15 @@ class Plan:
         """Return the law of the noise in a sum over so many clients."""
         return self.mechanism.noise(self.codec, survivors)
 
-    def release(self, round_number: int, attempt: int, participants: tuple[int, ...]) -> Release:
-        """Describe what unmasking reveals: for these participants, or for a quorum of nobody in particular."""
+    def release(self, number: int, attempt: int, participants: tuple[int, ...], survivors: int) -> Release:
+        """Describe what unmasking a sum over so many clients reveals, who are among the participants."""
         return Release(
-            round=round_number,
+            round=number,
             attempt=attempt,
             unit=self.unit,
             adjacency=self.adjacency,
             sampling=self.sampling,
-            noise=self.noise(len(participants) or self.quorum),
+            noise=self.noise(survivors),
             participants=participants,
         )
 
@@ -138,6 +136,14 @@ TYPES: dict[str, type] = {
 }
 
 
+def decode_plan(text: str) -> Plan:
+    """Return the plan that has exactly this canonical text."""
+    plan = canonical.decode(text, TYPES)
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"the text of a plan was expected, got that of a {type(plan).__name__}")
+    return plan
+
+
 def observers(plan: Plan) -> tuple[Observer, ...]:
     """Return those for whom an epsilon is always printed, together."""
     colluders = (colluding(plan.colluders),) if plan.colluders else ()
@@ -146,7 +152,7 @@ def observers(plan: Plan) -> tuple[Observer, ...]:
 
 def promises(plan: Plan) -> tuple[Spent, ...]:
     """Return what the whole plan spends against each observer, if every round has a quorum and no more."""
-    releases = [plan.release(number, 0, ()) for number in range(plan.rounds)]
+    releases = [plan.release(number, 0, (), plan.quorum) for number in range(plan.rounds)]
     return tuple(
         spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
     )
@@ -186,6 +192,8 @@ def largest_cohort(sampling: Sampling) -> int:
     """Return the cohort that the ring must hold: of secret size, one that is exceeded once in a million rounds."""
     if sampling.scheme is not Scheme.POISSON:
         return sampling.cohort
+    from scipy.stats import binom  # noqa: PLC0415 - slow to load, and only secret cohorts need it
+
     return int(binom.isf(1e-6, sampling.population, sampling.cohort / sampling.population))
 
 

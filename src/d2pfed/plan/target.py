@@ -6,7 +6,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from d2pfed.accounting import RELEASED, Adjacency, Observer, Scheme
 from d2pfed.errors import ConfigError
@@ -119,6 +119,6 @@ class Target:
 def _least_cap(rounds: int, rate: float) -> int:
     """Return the least m for which a client's contributions beyond the first m are at most 1 % of all."""
     kept = np.cumsum(
-        binom.sf(np.arange(rounds), rounds, rate)
+        bdtrc(np.arange(rounds), rounds, rate)
     )  # the mean of min(Bin(rounds, rate), m), m = 1, 2, ...
     return 1 + int(np.argmax(kept >= (1 - LOST_TO_THE_CAP) * kept[-1]))

@@ -4,7 +4,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors.numpy import save
@@ -12,14 +12,14 @@ from safetensors.numpy import save
 from d2pfed import canonical
 from d2pfed.accounting import Scheme, Spent, spent
 from d2pfed.codec import FloatVector
-from d2pfed.errors import BudgetExceeded, ConfigError
+from d2pfed.directory import Checkpoint, RunDirectory, open_ledger
+from d2pfed.errors import BudgetExceeded
 from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
-from d2pfed.ledger import Budget, Head, Ledger, read_budget
+from d2pfed.ledger import Head, Ledger
 from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
 from d2pfed.report import read_story, write_report
 from d2pfed.round import Attempt, Outcome, aggregate
-from d2pfed.run.directory import Checkpoint, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
@@ -92,19 +92,9 @@ class Job:
         """Carry the run on from where it is to its end, its budget's end, or the listener's wish."""
         with RunDirectory.open(path, canonical.encode(self.settings)) as directory:
             directory.replace("plan.json", canonical.encode(self.plan).encode())
-            with self._open(ledger) as book:
+            with open_ledger(ledger, self.plan) as book:
                 state, stopped = self._rounds(directory, book, listen)
                 return self._conclude(directory, book, state, stopped)
-
-    def _open(self, path: Path) -> Ledger:
-        """Open the population's ledger, or create one with this plan's promise for a budget."""
-        budget = Budget(self.plan.epsilon, self.plan.delta, self.plan.against, self.plan.participations)
-        if not path.exists():
-            return Ledger.create(path, budget, budget.measure)
-        found = read_budget(path)
-        if replace(found, epsilon=budget.epsilon) != budget:
-            raise ConfigError(f"the ledger {path} has the budget {found}, this plan needs one like {budget}")
-        return Ledger.open(path, found.measure)
 
     def _rounds(self, directory: RunDirectory, book: Ledger, listen: Listener) -> tuple[ServerState, str]:
         state = self._resume(directory, book)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from d2pfed.errors import ConfigError
+from d2pfed.ledger import Budget, Ledger, read_budget
+from d2pfed.plan import Plan
 from d2pfed.training import ServerState
 
 
@@ -124,6 +126,17 @@ class RunDirectory:
         whole = [line for line in lines if line.endswith("}")]  # a crash may have cut the last one
         kept = [line for line in whole if json.loads(line)["round"] <= rounds]
         self.replace("metrics.jsonl", "".join(line + "\n" for line in kept).encode())
+
+
+def open_ledger(path: Path, plan: Plan) -> Ledger:
+    """Open the population's ledger, or create one with this plan's promise for a budget; the caller closes it."""
+    budget = Budget(plan.epsilon, plan.delta, plan.against, plan.participations)
+    if not path.exists():
+        return Ledger.create(path, budget, budget.measure)
+    found = read_budget(path)
+    if replace(found, epsilon=budget.epsilon) != budget:
+        raise ConfigError(f"the ledger {path} has the budget {found}, this plan needs one like {budget}")
+    return Ledger.open(path, found.measure)
 
 
 def _differences(old: object, new: object, where: str = "") -> str:

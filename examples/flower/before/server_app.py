@@ -1,0 +1,31 @@
+"""A server that averages what its clients have learned."""
+
+from digits.task import Net, load_test_data, test
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, and test on the server after each round."""
+    config = context.run_config
+    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(Net().state_dict()),
+        num_rounds=int(config["num-server-rounds"]),
+        train_config=ConfigRecord({"lr": config["lr"]}),
+        evaluate_fn=evaluate,
+    )
+
+
+def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    """Return the accuracy on the server's own test digits."""
+    model = Net()
+    model.load_state_dict(arrays.to_torch_state_dict())
+    accuracy = test(model, load_test_data())
+    print(f"round {server_round}: accuracy {accuracy:.3f}", flush=True)
+    return MetricRecord({"accuracy": accuracy})

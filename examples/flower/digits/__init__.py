@@ -1,0 +1,1 @@
+"""Handwritten digits, learned privately over Flower."""

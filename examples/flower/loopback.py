@@ -1,0 +1,233 @@
+"""A whole federation on one machine: certificates, keys, a roster, a SuperLink and SuperNodes as processes.
+
+Every process talks TLS to the SuperLink over loopback, and every SuperNode authenticates with a key of its own. This is
+what docs/deploy.md does by hand on three machines.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from d2pfed.flower.enrol import make_secret
+from d2pfed.flower.home import read_secret
+from d2pfed.secagg import Roster, encode_roster
+
+SETTINGS = """client = {client}
+authority = "{authority}"
+
+[policy]
+least_cohort = {least_cohort}
+least_quorum = {least_quorum}
+least_noise_multiplier = 0.0
+most_epsilon = 1e6
+most_delta = 0.5
+
+[budget]
+epsilon = 1e6
+delta = 1e-5
+"""
+
+
+@dataclass
+class Federation:
+    """The processes of a federation under one directory; closing it ends those that it started."""
+
+    directory: Path
+    clients: int
+    least_cohort: int = 3
+    least_quorum: int = 3
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        self._ended = ExitStack()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.certificate, self._key = make_certificate(self.directory, "superlink")
+        self.authority, self.roster = self._enrol()
+        (self.directory / "home").mkdir(exist_ok=True)
+        (self.directory / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
+            f'root-certificates = "{self.certificate}"\n'
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.close()
+
+    def home(self, client: int) -> Path:
+        """Return a client's own directory."""
+        return self.directory / f"client-{client}"
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until its port answers."""
+        files = {"certfile": self.certificate, "keyfile": self._key, "ca-certfile": self.certificate}
+        self.superlink = self._start(
+            "superlink",
+            "flower-superlink",
+            *(part for name, file in files.items() for part in (f"--ssl-{name}", str(file))),
+            *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            *("--database", str(self.directory / "superlink.db"), "--host", "127.0.0.1", "--port", str(self.port)),
+        )
+        wait_for_port(self.port, self.superlink)
+
+    def start_supernode(self, client: int, certificate: Path | None = None, name: str = "supernode") -> None:
+        """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given."""
+        config = f'd2pfed-home="{self.home(client)}" partition-id={client} num-partitions={self.clients}'
+        self.nodes[client] = self._start(
+            f"{name}-{client}",
+            "flower-supernode",
+            *("--root-certificates", str(certificate or self.certificate), "--superlink", self.address),
+            *("--auth-supernode-private-key", str(self.directory / f"node-{client}")),
+            *("--port", str(free_port()), "--node-config", config),
+        )
+
+    def register(self, client: int) -> None:
+        """Let the SuperLink know a SuperNode's public key."""
+        self.flwr("supernode", "register", str(self.directory / f"node-{client}.pub"), "loopback")
+
+    def run(self, app: Path, config: Mapping[str, object]) -> int:
+        """Submit an app and return the number of its run."""
+        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        answer = self.flwr("run", str(app), "loopback", "--run-config", pairs, "--format", "json")
+        return int(json.loads(answer)["run-id"])
+
+    def flwr(self, *arguments: str) -> str:
+        """Run a command of Flower's and return what it prints."""
+        done = subprocess.run(
+            [_program("flwr"), *arguments],
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        if done.returncode:
+            raise RuntimeError(f"flwr {' '.join(arguments)}: {done.stdout} {done.stderr}")
+        return done.stdout
+
+    def log(self, name: str) -> str:
+        """Return what a process has printed so far."""
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+    def _enrol(self) -> tuple[str, Path]:
+        authority = make_secret(self.directory / "authority.key")
+        keys = {}
+        for client in range(self.clients):
+            self.home(client).mkdir(mode=0o700)
+            keys[client] = make_secret(self.home(client) / "key")
+            settings = SETTINGS.format(
+                client=client,
+                authority=authority.hex(),
+                least_cohort=self.least_cohort,
+                least_quorum=self.least_quorum,
+            )
+            (self.home(client) / "client.toml").write_text(settings)
+            make_node_key(self.directory / f"node-{client}")
+        roster = self.directory / "roster"
+        roster.write_bytes(encode_roster(Roster(keys), read_secret(self.directory / "authority.key")))
+        for client in range(self.clients):
+            (self.home(client) / "roster").write_bytes(roster.read_bytes())
+        return authority.hex(), roster
+
+    def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        log = self._ended.enter_context((self.directory / f"{name}.log").open("wb"))
+        process = subprocess.Popen(
+            [_program(program), *arguments], env=self._environment(), stdout=log, stderr=subprocess.STDOUT
+        )
+        self._ended.callback(_end, process)
+        return process
+
+    def _environment(self) -> dict[str, str]:
+        here = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(self.directory / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        return os.environ | here | dict(self.environment)
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was started here, by its handle."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
+    """Make a self-signed certificate for loopback and return its file and that of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    files = directory / f"{name}.pem", directory / f"{name}.key"
+    files[0].write_bytes(certificate.public_bytes(Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    files[1].chmod(0o600)
+    return files
+
+
+def make_node_key(file: Path) -> None:
+    """Make the key with which a SuperNode authenticates to the SuperLink, as ssh-keygen would."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    file.chmod(0o600)
+    file.with_name(f"{file.name}.pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
+
+
+def free_port() -> int:
+    """Return a port that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    """Wait until a process listens on a port."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"nothing listens on port {port} after {seconds} s")

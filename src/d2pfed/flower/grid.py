@@ -1,0 +1,152 @@
+"""Exchanges over Flower's grid: requests go out, answers are taken until a deadline of our own, silence drops out."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.envelope import MESSAGE_TYPE, Request, unpack_answer
+from d2pfed.secagg.messages import Kind
+from d2pfed.wire import ClientId, kind_of
+
+# Makes a message out of content, the node it is for, a group and its seconds to live.
+Letter = Callable[[RecordDict, int, str, float], Message]
+
+_log = logging.getLogger("d2pfed.flower")
+
+
+def letter(content: RecordDict, node: int, group: str, seconds: float) -> Message:
+    """Make a message; works inside a running ServerApp only, which is why tests bring their own."""
+    return Message(content, node, MESSAGE_TYPE, ttl=seconds, group_id=group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How many seconds the server waits: never without end, never by a clock that can be set."""
+
+    joining: float = 300.0  # for the clients of a cohort to appear
+    keys: float = 120.0  # for each exchange in which nobody trains
+    training: float = 3600.0  # for the masked vectors
+    poll: float = 0.5  # between two looks for answers
+
+    def __post_init__(self) -> None:
+        for name in ("joining", "keys", "training", "poll"):
+            if not 0 < getattr(self, name) < 1e7:
+                raise ConfigError(f"the deadline {name} must be in (0, 1e7) seconds, got {getattr(self, name)}")
+
+    @property
+    def attempt(self) -> float:
+        """After how long a client forgets an attempt: twice what its exchanges can take, as sending takes time too."""
+        return 2 * (self.training + 4 * self.keys)
+
+    def of(self, frame: bytes) -> float:
+        """Return the seconds for the answer to a request."""
+        return self.training if kind_of(frame) == Kind.MASK_REQUEST else self.keys
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """What one exchange came to."""
+
+    exchange: str
+    asked: int
+    answered: int
+    seconds: float
+    sent_bytes: int
+    received_bytes: int
+
+
+class Mail:
+    """Pushes messages to nodes and pulls the answers."""
+
+    def __init__(self, grid: Grid, make: Letter, poll: float) -> None:
+        self._grid = grid
+        self._make = make
+        self._poll = poll
+
+    def nodes(self) -> set[int]:
+        """Return the nodes that are connected now."""
+        return set(self._grid.get_node_ids())
+
+    def send(self, content: RecordDict, node: int, group: str, seconds: float) -> str | None:
+        """Send one message; return what its answer refers to, or nothing if it could not be sent."""
+        # One by one: a cohort's models in one push would be held in memory together.
+        sent = list(self._grid.push_messages([self._make(content, node, group, seconds)]))
+        return sent[0] if sent and sent[0] else None
+
+    def look(self, waiting: Mapping[str, int]) -> Iterator[tuple[str, RecordDict | None]]:
+        """Yield the answers that are there, by what they refer to; nothing in place of an error or a forgery."""
+        for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
+            reference = reply.metadata.reply_to_message_id
+            if reference not in waiting:
+                _log.warning("an answer to a message that was not asked for: ignored")
+            elif reply.has_error():
+                _log.warning("node %d failed: %.300s", waiting[reference], reply.error.reason)
+                yield reference, None
+            elif reply.metadata.src_node_id != waiting[reference]:
+                _log.warning(
+                    "node %d answers for node %d: ignored", reply.metadata.src_node_id, waiting[reference]
+                )
+                yield reference, None
+            else:
+                yield reference, reply.content
+
+    def rest(self, until: float) -> bool:
+        """Wait a little; say whether there is time left."""
+        left = until - time.monotonic()
+        if left > 0:
+            time.sleep(min(self._poll, left))
+        return left > 0
+
+
+class GridExchange:
+    """The transport of a run: an `Exchange` whose clients are behind Flower's nodes."""
+
+    def __init__(self, mail: Mail, nodes: Mapping[ClientId, int], deadlines: Deadlines) -> None:
+        self._mail = mail
+        self._nodes = nodes
+        self._deadlines = deadlines
+        self.laps: list[Lap] = []
+
+    def __call__(self, requests: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
+        """Send each request to its client's node and yield the answers that come before the deadline."""
+        start = time.monotonic()
+        lap, clients = self._post(requests)
+        waiting = {reference: self._nodes[client] for reference, client in clients.items()}
+        until = time.monotonic() + lap.seconds  # counted from the last request, which had to wait for the others
+        while waiting and self._mail.rest(until):
+            for reference, content in self._mail.look(waiting):
+                del waiting[reference]
+                frame = _frame(content, clients[reference])
+                if frame is not None:
+                    lap = replace(lap, answered=lap.answered + 1, received_bytes=lap.received_bytes + len(frame))
+                    yield clients[reference], frame
+        self.laps.append(replace(lap, seconds=time.monotonic() - start))
+
+    def _post(self, requests: Mapping[ClientId, bytes]) -> tuple[Lap, dict[str, ClientId]]:
+        """Send what can be sent; return the lap so far, with the deadline for its time, and who was asked."""
+        clients: dict[str, ClientId] = {}
+        lap = Lap("NONE", len(requests), 0, 0.0, 0, 0)
+        for client in requests:
+            if client not in self._nodes:
+                continue
+            frame = requests[client]
+            name, seconds = Kind(kind_of(frame)).name, self._deadlines.of(frame)
+            content = Request(frame, seconds, self._deadlines.attempt).pack()
+            reference = self._mail.send(content, self._nodes[client], name, seconds)
+            if reference is not None:
+                clients[reference] = client
+                lap = replace(lap, exchange=name, seconds=seconds, sent_bytes=lap.sent_bytes + len(frame))
+        return lap, clients
+
+
+def _frame(content: RecordDict | None, client: ClientId) -> bytes | None:
+    try:
+        return None if content is None else unpack_answer(content)
+    except PeerError as error:
+        _log.warning("client %d answered badly: %s", client, error)
+        return None

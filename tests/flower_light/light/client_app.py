@@ -1,0 +1,29 @@
+"""A client whose update is one-hot at its own place; `signals` is where a test sees and steers it."""
+
+import os
+import time
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from d2pfed.flower.client import private
+
+app = ClientApp(mods=[private])
+
+
+@app.train()
+def train(msg: Message, context: Context) -> Message:
+    """Add one at this client's own place."""
+    client, number = int(context.node_config["partition-id"]), int(msg.content["config"]["server-round"])
+    signals = Path(str(context.run_config["signals"]))
+    draft = signals / f".training-{client}-{number}"
+    draft.write_text(str(os.getpid()))
+    draft.rename(signals / f"training-{client}-{number}")
+    delay = signals / f"delay-{client}-{number}"
+    if delay.exists():
+        time.sleep(float(delay.read_text()))
+    params = msg.content["arrays"]["params"].numpy().copy()
+    params[client] += 1.0
+    content = {"arrays": ArrayRecord({"params": Array(params)}), "metrics": MetricRecord({"num-examples": 424242})}
+    return Message(RecordDict(content), reply_to=msg)

@@ -1,0 +1,55 @@
+"""A server that sums what light clients know."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from d2pfed.accounting import SERVER, Scheme
+from d2pfed.flower.enrol import read_roster
+from d2pfed.flower.grid import Deadlines
+from d2pfed.flower.server import PrivateFedAvg
+from d2pfed.plan import Target, calibrate
+
+app = ServerApp()
+DIMENSION = 16
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the planned rounds, and leave the model after each beside the run."""
+    config = context.run_config
+    directory = Path(str(config["directory"]))
+    cohort, rounds = int(config["cohort"]), int(config["rounds"])
+    plan = calibrate(
+        Target(
+            dimension=DIMENSION,
+            population=cohort,
+            cohort=cohort,
+            rounds=rounds,
+            scheme=Scheme.NONE,
+            against=SERVER,
+            epsilon=5000.0,
+            delta=1e-5,
+            dropouts=float(config["dropouts"]),
+            clip_norm=1.0,
+        )
+    )
+    roster = str(config["roster"])
+    strategy = PrivateFedAvg(
+        plan=plan,
+        directory=directory,
+        roster=read_roster(Path(roster), str(config["authority"])) if roster else None,
+        deadlines=Deadlines(joining=float(config["joining-seconds"]), keys=float(config["keys-seconds"])),
+    )
+    models = {}
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+        models[number] = arrays["params"].numpy().tolist()
+        return MetricRecord({"norm": float(np.linalg.norm(models[number]))})
+
+    initial = ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))})
+    strategy.start(grid, initial, rounds, float(config["training-seconds"]), evaluate_fn=evaluate)
+    (directory / "models.json").write_text(json.dumps(models))

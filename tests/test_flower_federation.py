@@ -1,0 +1,171 @@
+"""A SuperLink and five SuperNodes as processes of their own, over TLS and with authentication, two private rounds.
+
+One SuperNode is killed while it trains in the first round, another is slower than the deadline in the second.
+"""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from loopback import Federation, make_certificate, make_node_key
+
+from d2pfed.ledger import Kind, read_rows
+from local_grid import DIMENSION, make_plan, noise_bound
+
+ROOT = Path(__file__).resolve().parent.parent
+KILLED, SLOW, WRONG_CERTIFICATE, UNREGISTERED = 2, 3, 5, 6
+
+
+def seconds_to_start() -> float:
+    """How long a client's process takes to load on this machine as busy as it is."""
+    start = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", "import d2pfed.flower.client"], env=environment, check=True)
+    return time.monotonic() - start
+
+
+def wait_for(path: Path, federation: Federation, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} is missing:\n{federation.log('superlink')[-3000:]}"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """Run the federation once; what is left of it is what the tests look at."""
+    directory = tmp_path_factory.mktemp("flower")
+    deadline = max(15.0, 6 * seconds_to_start())
+    signals = directory / "signals"
+    signals.mkdir()
+    (signals / f"delay-{KILLED}-1").write_text("3600")
+    (signals / f"delay-{SLOW}-2").write_text(str(1.5 * deadline))
+    with Federation(directory / "federation", 5, environment={"PYTHONPATH": str(ROOT / "src")}) as federation:
+        federation.start_superlink()
+        handshake = federation_handshake(federation)
+        for client in range(5):
+            federation.register(client)
+            federation.start_supernode(client)
+        start_strangers(federation)
+        federation.run(
+            ROOT / "tests" / "flower_light",
+            {
+                "directory": str(directory / "run"),
+                "roster": str(federation.roster),
+                "authority": federation.authority,
+                "signals": str(signals),
+                "training-seconds": deadline,
+                "keys-seconds": deadline,
+                "joining-seconds": 10 * deadline,
+            },
+        )
+        marker = signals / f"training-{KILLED}-1"
+        wait_for(marker, federation, 30 * deadline)
+        federation.nodes[KILLED].kill()
+        os.kill(int(marker.read_text()), signal.SIGKILL)  # its ClientApp, which would outlive it
+        wait_for(directory / "run" / "models.json", federation, 30 * deadline)
+        slow = signals / f"training-{SLOW}-2"
+        os.kill(int(slow.read_text()), signal.SIGKILL)
+        yield SimpleNamespace(federation=federation, directory=directory, handshake=handshake)
+
+
+def federation_handshake(federation: Federation) -> SimpleNamespace:
+    """What a stranger sees of the SuperLink's port: with TLS and without."""
+    trusted = ssl.create_default_context(cafile=str(federation.certificate))
+    with (
+        socket.create_connection(("127.0.0.1", federation.port)) as plain,
+        trusted.wrap_socket(plain, server_hostname="localhost") as wrapped,
+    ):
+        version = wrapped.version()
+    with socket.create_connection(("127.0.0.1", federation.port)) as plain:
+        plain.settimeout(10)
+        plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        try:
+            answer = plain.recv(100)
+        except ConnectionError:
+            answer = b""
+    return SimpleNamespace(version=version, plain=answer)
+
+
+def start_strangers(federation: Federation) -> None:
+    """One SuperNode that trusts another certificate, and one whose key nobody registered."""
+    forged, _ = make_certificate(federation.directory, "forged")
+    for client in (WRONG_CERTIFICATE, UNREGISTERED):
+        make_node_key(federation.directory / f"node-{client}")
+        federation.home(client).mkdir()
+    federation.start_supernode(WRONG_CERTIFICATE, certificate=forged)
+    federation.start_supernode(UNREGISTERED)
+
+
+def test_every_part_is_a_process_of_its_own_and_talks_tls(story):
+    processes = [story.federation.superlink, *story.federation.nodes.values()]
+    assert len({process.pid for process in processes}) == 8
+    assert story.handshake.version in ("TLSv1.2", "TLSv1.3")
+    assert b"HTTP/1.1 200" not in story.handshake.plain
+
+
+def test_the_sums_are_those_of_the_survivors(story):
+    models = {
+        int(key): np.array(value)
+        for key, value in json.loads((story.directory / "run" / "models.json").read_text()).items()
+    }
+    plan = make_plan()
+    for number, survivors in ((1, (0, 1, 3, 4)), (2, (0, 1, 4))):
+        exact = np.zeros(DIMENSION)
+        exact[list(survivors)] = 1 / 5
+        noise = models[number] - models[number - 1] - exact
+        assert np.abs(noise).max() < noise_bound(plan, len(survivors)) < 1 / 10
+        assert np.abs(noise).max() > 0  # there is noise at all
+
+
+def test_the_ledger_has_the_realised_survivors(story):
+    rows = [row for row in read_rows(story.directory / "run" / "ledger.sqlite") if row.key is not None]
+    assert [row.kind for row in rows] == [Kind.RESERVE, Kind.COMMIT] * 2
+    assert [row.release.participants for row in rows if row.kind is Kind.COMMIT] == [(0, 1, 3, 4), (0, 1, 4)]
+    metrics = [json.loads(line) for line in (story.directory / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["survivors"] for line in metrics] == [4, 3]
+    assert metrics[-1]["epsilon"] == rows[-1].epsilon
+
+
+def test_each_client_has_its_own_ledger_and_no_secrets_left(story):
+    home = story.federation.home(0)
+    own = [row for row in read_rows(home / "ledger-client-replace-one.sqlite") if row.kind is Kind.RESERVE]
+    assert [row.key.round for row in own] == [0, 1]
+    assert list((home / "states").iterdir()) == []
+    secret = [path for path in home.rglob("*") if path.is_file() and path.name not in ("client.toml", "roster")]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secret if path.suffix != ".lock")
+
+
+def test_nothing_but_frames_is_kept_by_the_superlink(story):
+    stored = (story.federation.directory / "superlink.db").read_bytes()
+    assert b"num-examples" not in stored
+    assert (424242).to_bytes(8, "little") not in stored
+
+
+def test_a_node_does_not_join_a_superlink_with_another_certificate(story):
+    log = story.federation.log(f"supernode-{WRONG_CERTIFICATE}")
+    assert (
+        "CERTIFICATE_VERIFY_FAILED" in log
+        or "certificate verify failed" in log.lower()
+        or "Connection attempt failed" in log
+    )
+    assert not (story.federation.home(WRONG_CERTIFICATE) / "runs").exists()
+
+
+def test_a_node_whose_key_nobody_registered_is_turned_away(story):
+    process = story.federation.nodes[UNREGISTERED]
+    log = story.federation.log(f"supernode-{UNREGISTERED}")
+    assert process.poll() not in (None, 0), log
+    assert "nauthenticated" in log or "not registered" in log.lower() or "401" in log

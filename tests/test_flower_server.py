@@ -1,0 +1,312 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from d2pfed.accounting import Scheme
+from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Request, pack_answer
+from d2pfed.flower.grid import Deadlines
+from d2pfed.flower.layout import Layout, decode_model, encode_model
+from d2pfed.ledger import Kind as Entry
+from d2pfed.ledger import read_rows
+from d2pfed.randomness import digest
+from d2pfed.secagg import Roster, crypto
+from d2pfed.secagg.messages import Kind
+from d2pfed.wire import kind_of
+from local_grid import (
+    DIMENSION,
+    enrol,
+    make_grid,
+    make_message,
+    make_plan,
+    make_strategy,
+    noise_bound,
+    start,
+)
+
+
+def kind(message: Message) -> Kind | None:
+    """The kind of frame in a message that still travels as a request or an answer."""
+    if not message.has_content() or EXCHANGE not in message.content:
+        return None
+    return Kind(kind_of(message.content[EXCHANGE]["frame"]))
+
+
+def unavailable(message: Message) -> Message:
+    """What Flower says of a node that is gone."""
+    return Message(Error(code=5, reason="node unavailable"), reply_to=message)
+
+
+def rounds_of(directory):
+    return [json.loads(line) for line in (directory / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def committed(directory):
+    rows = read_rows(directory / "run" / "ledger.sqlite")
+    return [row.release.participants for row in rows if row.kind is Entry.COMMIT]
+
+
+def exact(*rounds: tuple[int, ...]) -> np.ndarray:
+    """The mean of one-hot updates over the planned cohort of five, summed over rounds."""
+    total = np.zeros(DIMENSION)
+    for survivors in rounds:
+        total[list(survivors)] += 1 / 5
+    return total
+
+
+def test_a_run_adds_up_to_the_clients_sums_and_its_ledger_says_who_took_part(tmp_path):
+    plan, roster = make_plan(), enrol(tmp_path, 5)
+    params = start(make_strategy(plan, tmp_path, roster), make_grid(tmp_path))
+    everyone = tuple(range(5))
+    assert np.abs(params - exact(everyone, everyone)).max() < 2 * noise_bound(plan, 5)
+    assert committed(tmp_path) == [everyone, everyone]
+    kinds = [row.kind for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None]
+    assert kinds == [Entry.RESERVE, Entry.COMMIT] * 2
+    assert [round_["survivors"] for round_ in rounds_of(tmp_path)] == [5, 5]
+
+
+@pytest.mark.parametrize("lost_at", [Kind.INVITATION, Kind.ADVERTS, Kind.MASK_REQUEST])
+def test_a_client_that_errs_has_dropped_out_and_its_vector_is_not_in_the_sum(tmp_path, lost_at):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    grid.coming = lambda client, reply: (
+        unavailable(grid.sent[-1]) if client == 3 and kind(grid.sent[-1]) is lost_at else reply
+    )
+    params = start(make_strategy(plan, tmp_path, roster), grid)
+    assert np.abs(params - exact((0, 1, 2, 4))).max() < noise_bound(plan, 4)
+    assert committed(tmp_path) == [(0, 1, 2, 4)]
+
+
+def test_a_survivor_that_is_silent_in_the_last_exchange_is_still_in_the_sum(tmp_path):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    grid.coming = lambda client, reply: (
+        unavailable(grid.sent[-1]) if client == 3 and kind(grid.sent[-1]) is Kind.UNMASK_REQUEST else reply
+    )
+    params = start(make_strategy(plan, tmp_path, roster), grid)
+    assert np.abs(params - exact((0, 1, 2, 3, 4))).max() < noise_bound(plan, 5)
+
+
+def test_silence_ends_at_the_deadline(tmp_path):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    grid.coming = lambda client, reply: None if client == 3 and kind(grid.sent[-1]) is Kind.MASK_REQUEST else reply
+    start(make_strategy(plan, tmp_path, roster), grid, timeout=8.0)
+    assert committed(tmp_path) == [(0, 1, 2, 4)]
+    assert [lap["answered"] for lap in rounds_of(tmp_path)[0]["exchanges"]] == [5, 5, 4, 4, 4]
+
+
+def test_an_answer_in_another_nodes_name_is_not_taken(tmp_path):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+
+    def impostor(client, reply):
+        if client == 3 and kind(grid.sent[-1]) is Kind.MASK_REQUEST:
+            reply.metadata.__dict__["_src_node_id"] = 104
+        return reply
+
+    grid.coming = impostor
+    start(make_strategy(plan, tmp_path, roster), grid)
+    assert committed(tmp_path) == [(0, 1, 2, 4)]
+
+
+def test_an_answer_with_a_second_record_beside_the_frame_is_not_taken(tmp_path):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+
+    def talkative(client, reply):
+        if client == 3 and kind(grid.sent[-1]) is Kind.MASK_REQUEST:
+            reply.content["metrics"] = MetricRecord({"num-examples": 7})
+        return reply
+
+    grid.coming = talkative
+    start(make_strategy(plan, tmp_path, roster), grid)
+    assert committed(tmp_path) == [(0, 1, 2, 4)]
+
+
+def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
+    plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path, clients=2)
+    strategy = make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.01))
+    with pytest.raises(TooFewClients, match="round 0 needs 3 of 5 clients, 2 came within 1 s"):
+        start(strategy, grid)
+    assert [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None] == []
+
+
+def test_attempts_without_a_quorum_are_void_and_cost_nothing(tmp_path):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    grid.coming = lambda client, reply: (
+        unavailable(grid.sent[-1]) if client > 1 and kind(grid.sent[-1]) is Kind.ADVERTS else reply
+    )
+    with pytest.raises(TooFewClients, match="failed in all"):
+        start(make_strategy(plan, tmp_path, roster), grid)
+    rows = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None]
+    assert [row.kind for row in rows] == [Entry.RESERVE, Entry.VOID] * plan.attempts
+    assert rows[-1].epsilon == 0
+
+
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
+    plan, roster, grid = make_plan(rounds=3), enrol(tmp_path, 5), make_grid(tmp_path)
+    seen = []
+
+    def crash(number, arrays):
+        seen.append(number)
+        if number == 2:
+            raise KeyboardInterrupt
+        return MetricRecord({"round": number})
+
+    with pytest.raises(KeyboardInterrupt):
+        start(make_strategy(plan, tmp_path, roster), grid, evaluate_fn=crash)
+    # The second round was unmasked and not kept: it is charged, and done again as a new attempt.
+    params = start(
+        make_strategy(plan, tmp_path, roster), grid, evaluate_fn=lambda number, arrays: seen.append(number)
+    )
+    assert seen == [0, 1, 2, 1, 2, 3]
+    assert len(committed(tmp_path)) == 4
+    assert [(round_["round"], round_["attempt"]) for round_ in rounds_of(tmp_path)] == [(1, 0), (2, 1), (3, 0)]
+    assert np.abs(params[:5] - 3 / 5).max() < 3 * noise_bound(plan, 5)
+
+
+def test_a_resumed_run_must_be_the_same(tmp_path):
+    plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path)
+    start(make_strategy(plan, tmp_path, roster), grid, 1)
+    with pytest.raises(ConfigError, match="other settings"):
+        start(make_strategy(replace(plan, attempts=2), tmp_path, roster), grid)
+
+
+def test_an_unknown_node_is_refused(tmp_path, caplog):
+    plan, grid = make_plan(rounds=1), make_grid(tmp_path)
+    roster = enrol(tmp_path, 5)
+    stranger = Roster({client: key for client, key in roster.keys.items() if client != 4} | {9: digest("other")})
+    hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
+    start(make_strategy(plan, tmp_path, stranger, deadlines=hurry), grid)
+    assert "node 104 is refused: client 4 is not enrolled" in caplog.text
+    assert committed(tmp_path) == [(0, 1, 2, 3)]
+
+
+def test_a_node_cannot_speak_for_a_client_whose_key_it_lacks(tmp_path, caplog):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+
+    def forged(client, reply):
+        if client == 4 and reply.has_content() and INTRODUCTION in reply.content:
+            reply.content = Introduced(0, crypto.sign(digest("mine"), digest("a lie"))).pack()
+        return reply
+
+    grid.coming = forged
+    start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
+    assert "node 104 is refused: a signature does not fit its statement" in caplog.text
+    assert committed(tmp_path) == [(0, 1, 2, 3)]
+
+
+def test_an_introduction_of_another_node_cannot_be_passed_on(tmp_path, caplog):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    shown = {}
+
+    def copied(client, reply):
+        if reply.has_content() and INTRODUCTION in reply.content:
+            shown[client] = reply.content
+            if client == 4:
+                reply.content = shown[0]
+        return reply
+
+    grid.coming = copied
+    start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
+    assert "node 104 is refused: a signature does not fit its statement" in caplog.text
+
+
+def test_the_roster_must_be_the_plans_population(tmp_path):
+    roster = enrol(tmp_path, 4)
+    with pytest.raises(ConfigError, match="the roster must have the 5 clients of the plan's population, got 4"):
+        make_strategy(make_plan(), tmp_path, roster)
+
+
+def test_cohorts_come_from_the_whole_roster_whoever_is_connected(tmp_path):
+    """Drawing from those who are connected would break the sampling that the promise rests on."""
+    plan = make_plan(5, rounds=1, population=6, scheme=Scheme.FIXED, dropouts=0.4)
+    roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=5)
+    start(
+        make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=0.5, keys=60.0, poll=0.001)),
+        grid,
+    )
+    invited = {message.metadata.dst_node_id for message in grid.sent if kind(message) is Kind.INVITATION}
+    assert len(invited) in (4, 5)
+    (release,) = [r.release for r in read_rows(tmp_path / "run" / "ledger.sqlite") if r.kind is Entry.COMMIT]
+    assert set(release.participants) == {node - 100 for node in invited}
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_rounds_beyond_the_plan_are_refused(tmp_path, rounds):
+    roster = enrol(tmp_path, 5)
+    with pytest.raises(ConfigError, match=r"num_rounds must be in \[1, 2\]"):
+        start(make_strategy(make_plan(), tmp_path, roster), make_grid(tmp_path), rounds)
+
+
+def test_a_model_of_another_size_than_planned_is_refused(tmp_path):
+    strategy = make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5))
+    with pytest.raises(ConfigError, match="must have the plan's 16 parameters, got 3"):
+        strategy.start(make_grid(tmp_path), ArrayRecord({"params": Array(np.zeros(3, np.float32))}))
+
+
+def test_layouts_come_back_and_refuse_what_is_no_parameter():
+    arrays = ArrayRecord(
+        {
+            "weight": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
+            "bias": Array(np.array([7.0, 8.0])),
+            "scale": Array(np.array(9.0, np.float16)),
+        }
+    )
+    layout = Layout.of(arrays)
+    assert Layout.decode(layout.encode()) == layout
+    flat = layout.flatten(arrays)
+    assert flat.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+    back = layout.unflatten(flat)
+    assert all(np.array_equal(back[name].numpy(), arrays[name].numpy()) for name in arrays)
+    assert [back[name].dtype for name in arrays] == ["float32", "float64", "float16"]
+    with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
+        Layout.of(ArrayRecord({"seen": Array(np.array(3))}))
+    with pytest.raises(ConfigError, match="the arrays must be weight"):
+        layout.flatten(ArrayRecord({"weight": Array(np.zeros(6, np.float32))}))
+
+
+def test_models_come_back_with_their_configuration_and_damaged_ones_are_refused():
+    layout = Layout.of(ArrayRecord({"params": Array(np.zeros(4, np.float32))}))
+    params = np.array([1.5, -2, 0, 4], np.float32)
+    model = encode_model(params, {"lr": 0.1, "server-round": 3, "name": "x"})
+    back, config = decode_model(model, layout)
+    assert np.array_equal(back, params)
+    assert dict(config) == {"lr": 0.1, "server-round": 3, "name": "x"}
+    for damaged in (
+        model[:-1],
+        model + b"\0",
+        model[:3],
+        b"\xff\xff\xff\xff" + model[4:],
+        model[:4] + b"[]" + model[6:],
+    ):
+        with pytest.raises(Exception, match="model"):
+            decode_model(damaged, layout)
+    with pytest.raises(ConfigError, match="numbers, texts and lists"):
+        encode_model(params, {"bytes": b"raw"})
+
+
+def test_requests_have_exactly_their_fields():
+    request = Request(b"frame", 1.0, 5.0)
+    assert Request.unpack(request.pack()) == request
+    assert list(pack_answer(b"frame")) == [EXCHANGE]
+    extra = request.pack()
+    extra["more"] = ConfigRecord({})
+    short = RecordDict({EXCHANGE: ConfigRecord({"frame": b"frame"})})
+    endless = Request(b"frame", 9.0, 5.0).pack()
+    for content in (extra, short, endless, RecordDict({})):
+        with pytest.raises(Exception, match="must"):
+            Request.unpack(content)
+
+
+@pytest.mark.parametrize("name", ["joining", "keys", "training", "poll"])
+def test_no_wait_is_without_end(name):
+    for seconds in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match=f"the deadline {name} must be in"):
+            Deadlines(**{name: seconds})
+
+
+def test_messages_of_the_server_carry_their_time_to_live():
+    assert make_message(RecordDict({}), 100, "x", 7.0).metadata.ttl == 7.0
