@@ -31,7 +31,7 @@ planned = cache(calibrate)
 
 def epsilon_of(plan, noise):
     """Return the certified cost of the whole plan, were this the noise that nobody who watches knows."""
-    release = replace(plan.release(0, 0, ()), noise=noise)
+    release = replace(plan.release(0, 0, (), plan.quorum), noise=noise)
     releases = [replace(release, round=number) for number in range(plan.rounds)]
     return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
 
