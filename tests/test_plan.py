@@ -268,8 +268,8 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"mechanism": Kind.SHARED, "against": CLIENT}, "shared keeps any epsilon: .* unknown to client"),
         ({"against": colluding(20)}, r"independent keeps any epsilon: .* unknown to colluding\(20\)"),
         (
-            {"against": SERVER, "epsilon": 1e-6},
-            "epsilon 1e-06 needs noise so wide that the clip is below the grid",
+            {"against": SERVER, "epsilon": 1e-4, "dimension": 10**6},
+            "at most 16 lattice steps wide, and epsilon 0.0001 against `server` needs",
         ),
         (
             {"against": SERVER, "epsilon": 1e-12, "mechanism": Kind.SHARED},
