@@ -1,4 +1,4 @@
-"""The dropout matrix of secure aggregation, cell by cell; `main` runs it at any size and number of seeds."""
+"""The dropout matrix of secure aggregation, cell by cell; `dropouts` runs it at any size and number of seeds."""
 
 import itertools
 import sys
@@ -105,14 +105,12 @@ def _answering(session: Session, rank: int, dropped: set[int]) -> int:
     return sum(session.cohort[holder] not in dropped for holder in session.graph.holders(rank))
 
 
-def main(size: int, seeds: int) -> None:
-    """Run the whole matrix with so many seeds per cell and print what was counted."""
+def dropouts(size: int, seeds: int) -> str:
+    """Run the whole matrix with so many seeds per cell and say what was counted."""
     outcomes = [run_cell(cell, size, seed) for cell in MATRIX for seed in range(seeds)]
-    print(
-        f"{len(outcomes)} rounds of {size} clients: {outcomes.count('sum')} exact sums, "
-        f"{outcomes.count('void')} void attempts, 0 wrong"
-    )
+    sums, voids = outcomes.count("sum"), outcomes.count("void")
+    return f"{len(outcomes)} rounds of {size} clients: {sums} exact sums, {voids} void attempts, 0 wrong"
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    print(dropouts(int(sys.argv[1]), int(sys.argv[2])))

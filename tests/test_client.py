@@ -99,6 +99,26 @@ def test_no_request_is_answered_twice_or_out_of_turn(shape):
                 machine.receive(log[done][0])
 
 
+def test_a_saved_mark_of_entropy_is_zero_or_one():
+    session = make_session(8)
+    client = session.cohort[0]
+    saved = frame(Kind.SAVED_INVITED, session.digest, client, bytes(32) + b"\x02")
+    with pytest.raises(PeerError, match="mark"):
+        Client.restore(session, client, lambda model, seed: one_hot(session, client), saved)
+
+
+def test_the_same_entropy_gives_other_secrets_in_every_session():
+    seen = set()
+    session = make_session(4)
+    for change in ({}, {"attempt": 1}, {"round": 9}, {"run": "b"}, {"plan_digest": digest("b")}, {"bits": 9}):
+        other = replace(session, **change)
+        for rank, client in enumerate(other.cohort):
+            machine = Client(other, client, lambda model, seed: one_hot(session, 7), Entropy.replay(b"one"))
+            advert = messages.decode_advert(other, rank, machine.receive(messages.encode_invitation(other, rank)))
+            seen |= {advert.seal_public, advert.mask_public, advert.commitment, machine._phase.seed}
+    assert len(seen) == 6 * 4 * 4
+
+
 def test_a_finished_client_cannot_be_saved():
     machine = fresh(make_session(8))
     with pytest.raises(PeerError):

@@ -336,7 +336,7 @@ def test_a_client_counts_each_vector_and_stops_at_its_cap(home, plan):
         account.charge(plan, "a run", plan.release(number, 0, ())) for number in range(plan.participations + 2)
     ]
     assert counts == [*range(plan.participations), plan.participations, plan.participations]
-    assert account.charge(plan, "another run", plan.release(0, 0, ())) == 0
+    assert account.charge(plan, "another run", plan.release(0, 0, (), plan.quorum)) == 0
 
 
 def test_a_client_at_its_cap_sends_zero_and_its_noise(tmp_path):

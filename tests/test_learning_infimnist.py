@@ -11,6 +11,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.learning import Dirichlet, Iid, Shards
 from d2pfed.learning.infimnist import VirtualClients, deform, digit_examples, fields, recipe
 
+torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
+
 MOVES = ["up", "down", "left", "right", "up left", "up right", "down left", "down right", "none"]
 BASE = np.random.default_rng(3).integers(0, 256, (40, 28, 28), dtype=np.uint8)
 LABELS = np.arange(40) % 10

@@ -10,6 +10,8 @@ from torch import nn
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, Learner, LocalTraining, LoopLearner, Model, Optimiser, StoredClients
 
+torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
+
 LOCALS = [
     LocalTraining(rate=0.2, epochs=2, batch_size=4),
     LocalTraining(rate=0.1, momentum=0.5, epochs=2, batch_size=4),
@@ -164,6 +166,33 @@ def test_a_module_that_trains_its_head_alone_gives_updates_of_the_head():
         list(Learner(model, clients, LOCALS[0])(model.initial(), [0, 1], 3)), loop, atol=1e-6
     )
     assert loop[0].shape == (7 * 3 + 3,)
+
+
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(16, 3), nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.used(inputs.flatten(1))
+
+
+def test_a_parameter_that_is_never_used_stays_as_it_is():
+    model, clients = Model(Idle()), clients_of([8])
+    for learner in (Learner(model, clients, LOCALS[0]), LoopLearner(model, clients, LOCALS[0])):
+        update = next(learner(model.initial(), [0], 3))
+        assert update[:51].any()
+        assert not update[51:].any()
+
+
+def test_params_may_be_read_only_and_are_left_alone():
+    model, clients = Model(dense()), clients_of([8])
+    params = model.initial()
+    before = params.copy()
+    params.setflags(write=False)
+    for learner in (Learner(model, clients, LOCALS[0]), LoopLearner(model, clients, LOCALS[0])):
+        assert next(learner(params, [0], 3)).any()
+    np.testing.assert_array_equal(params, before)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from d2pfed.learning import (
 )
 from d2pfed.learning.dense import layers_of
 
+torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
+
 
 def block() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

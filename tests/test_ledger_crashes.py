@@ -173,6 +173,28 @@ def test_a_read_only_ledger_refuses_to_open_and_can_still_be_verified(tmp_path):
     assert "spent=0.125" in printed[1]
 
 
+def test_a_ledger_is_never_read_without_its_log(tmp_path):
+    path = tmp_path / "ledger"
+    log = path.with_name("ledger-wal")
+    with Ledger.create(path, BUDGET, additive) as ledger:
+        ledger.reserve("run", release(0))
+        kept = path.read_bytes(), log.read_bytes()
+    for file, content in zip((path, log), kept, strict=True):
+        file.write_bytes(content)
+    assert verify(path, additive).spent == 0.125
+    path.with_name("ledger-shm").unlink()
+    path.chmod(0o444)
+    log.chmod(0o000)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o555)
+    try:
+        printed = child(open_and_print, tmp_path, limit=lambda: None).splitlines()
+    finally:
+        for folder in (tmp_path, *tmp_path.parents[:2]):
+            folder.chmod(0o700)
+    assert [line.split("(")[0] for line in printed] == ["open LedgerError", "verify LedgerError"]
+
+
 def test_rights_lost_in_the_middle_refuse_the_next_opening(tmp_path):
     path = tmp_path / "ledger"
     Ledger.create(path, BUDGET, additive).close()

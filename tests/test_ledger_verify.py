@@ -215,7 +215,9 @@ def test_a_ledger_that_does_not_begin_with_its_creation_is_refused(tmp_path):
         verify(path, additive)
 
 
-@pytest.mark.parametrize("change", ["epoch = 'x'", "run = 3", "kind = 'refund'", "epsilon = '0.0'", "hash = 'x'"])
+@pytest.mark.parametrize(
+    "change", ["epoch = 'x'", "run = 3", "kind = 'refund'", "epsilon = '0x1p-3'", "hash = 'x'"]
+)
 def test_a_field_of_the_wrong_type_is_refused(path, change):
     alter(path, f"UPDATE entry SET {change} WHERE seq = 2")
     with pytest.raises(LedgerError, match="row 2: "):
@@ -245,6 +247,30 @@ def test_what_is_no_ledger_is_refused_by_every_door(tmp_path):
             with pytest.raises(LedgerError, match=str(path)):
                 door(path)
     assert not (tmp_path / "missing.lock").exists()
+
+
+def test_a_database_of_another_program_is_refused_whatever_else_it_holds(path):
+    alter(path, "PRAGMA application_id = 1")
+    for door in (Ledger.open, verify):
+        with pytest.raises(LedgerError, match="the file is not a ledger"):
+            door(path, additive)
+
+
+def test_damage_that_no_row_shows_is_refused(path):
+    (root,) = (page for name, page in pages(path) if name.startswith("sqlite_autoindex"))
+    content = bytearray(path.read_bytes())
+    end = root * 4096  # an index is filled from its end
+    content[end - 8 : end] = bytes(8)
+    path.write_bytes(content)
+    for door in (Ledger.open, verify):
+        with pytest.raises(LedgerError, match="damaged"):
+            door(path, additive)
+
+
+def pages(path: Path) -> list[tuple[str, int]]:
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA page_size").fetchone() == (4096,)
+        return connection.execute("SELECT name, rootpage FROM sqlite_schema").fetchall()
 
 
 def test_a_newer_format_is_refused(path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import PeerError
-from d2pfed.randomness import Stream, digest
+from d2pfed.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Consistency, Delivery, decode_invitation, decode_roster, encode_roster, keys, messages
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.messages import Kind
@@ -159,6 +159,13 @@ def accepted(count, *path):
             continue
         taken.append((sample.kind, damaged))
     return taken
+
+
+def damage(count: int) -> str:
+    """The same by campaign, from fresh seeds, with whatever count."""
+    taken = accepted(count, Stream(Entropy.system().key).below(2**64))
+    assert taken == [], taken[:3]
+    return f"{count} damaged messages: 0 accepted, 0 unexpected exceptions"
 
 
 @pytest.mark.parametrize("part", range(4))

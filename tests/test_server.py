@@ -194,6 +194,35 @@ def test_any_flipped_bit_of_a_share_is_found_when_there_is_none_to_spare(dropped
             unmasking.close()
 
 
+def test_shares_of_a_number_that_is_no_secret_open_nothing():
+    session = make_session(4, threshold=3, quorum=3)
+    federation = Federation(session)
+    unmasking = until_unmasking(federation)
+    for client, request in unmasking.outbox().items():
+        federation.clients[client].receive(request)
+        unmasking.receive(client, messages.encode_opened(session, session.rank(client), [PRIME - 1] * 4))
+    with pytest.raises(TooFewClients, match="right shares"):
+        unmasking.close()
+
+
+def test_a_client_whose_neighbours_are_gone_voids_the_attempt_before_any_vector_is_asked_for():
+    session = make_session(12, degree=4, threshold=3, quorum=5)
+    lost = {session.cohort[rank] for rank in session.graph.neighbours(0)[:2]}
+    for phase in ("advertise", "share"):
+        cell = Cell(phase, "one", "before", "sparse", Delivery.QUORUM)
+        federation = Federation(session)
+        with pytest.raises(TooFewClients):
+            run_round(federation, loss_of(cell, lost))
+        assert federation.group_seeds == {}  # nobody was asked to contribute
+
+
+def test_too_few_confirmations_are_a_void_attempt():
+    session = make_session(6, consistency=SIGNED, quorum=5)
+    cell = Cell("confirm", "one", "before", "complete", Delivery.QUORUM)
+    with pytest.raises(TooFewClients, match="confirm"):
+        run_round(Federation(session), loss_of(cell, set(session.cohort[:2])))
+
+
 def test_masks_can_be_expanded_by_threads_and_processes():
     session = make_session(40, dimension=100, quorum=30)
     cell = Cell("mask", "one", "after", "complete", Delivery.QUORUM)

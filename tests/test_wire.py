@@ -36,6 +36,14 @@ def test_a_frame_of_another_kind_session_or_client_is_refused(kind, binding, par
         wire.unframe(wire.frame(3, BINDING, 9, b"body"), kind, binding, party)
 
 
+def test_a_frame_whose_party_is_unknown_says_it_and_still_has_its_kind():
+    message = wire.frame(3, BINDING, 9, b"body")
+    reader, party, binding = wire.unframe_unbound(message, 3)
+    assert (reader.rest(), party, binding) == (b"body", 9, BINDING)
+    with pytest.raises(PeerError, match="kind"):
+        wire.unframe_unbound(message, 4)
+
+
 @pytest.mark.parametrize("cut", [0, 1, wire.HEADER_BYTES - 1, wire.HEADER_BYTES, wire.HEADER_BYTES + 3])
 def test_a_short_message_is_refused(cut):
     with pytest.raises(PeerError):

@@ -20,7 +20,7 @@ def decode(text: str, types: Mapping[str, type]) -> Any:  # noqa: ANN401 - the c
     """Rebuild a value from its text, out of the named types only; refuse any text but the canonical one."""
     try:
         value = _from_plain(json.loads(text), types)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"not the canonical text of a value: {type(error).__name__}: {error}") from error
     if encode(value) != text:
         raise ConfigError("not the canonical text of a value: it would be written differently")
@@ -57,7 +57,9 @@ def _from_plain(plain: Any, types: Mapping[str, type]) -> object:  # noqa: ANN40
         case "float":
             return float.fromhex(plain["is"])
         case "Fraction":
-            return Fraction(plain["is"])
+            # Not Fraction's own reader, which would write 1e999999999 out.
+            numerator, _, denominator = plain["is"].partition("/")
+            return Fraction(int(numerator), int(denominator or 1))
         case "bytes":
             return bytes.fromhex(plain["is"])
     kind = types[name]

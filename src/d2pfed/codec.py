@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from d2pfed.compiled import compiled
 from d2pfed.errors import ConfigError
 from d2pfed.randomness import Stream
 from d2pfed.ring import IntVector
@@ -15,7 +16,6 @@ from d2pfed.rotation import Rotation
 FloatVector = NDArray[np.float32]
 
 _LARGEST_RADIUS = 1 << 24  # in grid units: integers that float32 still represents, squares below 2^48
-_EXACT_LENGTH = 1 << 14  # so many squares below 2^48 add up in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,14 @@ class Codec:
             raise ConfigError(f"an update must have shape ({self.rotation.dimension},), got {update.shape}")
         if not np.issubdtype(update.dtype, np.floating):
             raise ConfigError(f"an update must be of floating point, got {update.dtype}")
-        peak = float(np.max(np.abs(update)))
-        if not math.isfinite(peak):
-            raise ConfigError("an update must be finite, got NaN or infinity")
-        unit = (update / (peak or 1.0)).astype(np.float32)  # largest entry 1: nothing overflows below
-        norm = float(np.linalg.norm(unit)) * peak
-        grid = self.rotation.forward(unit, seed)
-        grid *= np.float32(min(peak, self.clip_norm * (peak / norm) if norm > 0 else 0.0) * self._grid_per_unit)
-        if self.box is not None:
-            limit = math.floor(self.box * self._grid_per_unit)
-            np.clip(grid, -limit, limit, out=grid)
-        return Centres(_round_within(grid, self.grid_radius), self.grid_radius, self.fraction_bits)
+        vector, scale = _moderate(update)
+        norm = math.sqrt(float(np.dot(vector, vector))) * scale
+        factor = min(self._grid_per_unit, self._reach / norm if norm > 0 else 0.0) * scale
+        limit = math.inf if self.box is None else math.floor(self.box * self._grid_per_unit)
+        rotated = self.rotation.forward(vector, seed)
+        return Centres(
+            _round_within(rotated, factor, limit, self.grid_radius), self.grid_radius, self.fraction_bits
+        )
 
     def decode(self, total: IntVector, seed: bytes, divisor: int) -> FloatVector:
         """Turn a sum of lattice points into the mean over `divisor` clients, rotated back."""
@@ -125,25 +122,64 @@ class Codec:
         return self.rotation.inverse(mean.astype(np.float32), seed).astype(np.float32)
 
     @property
+    def _reach(self) -> float:
+        """The norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it above the radius.
+
+        Rounding adds about 1/12 a coordinate to the squared norm, give or take a few radii.
+        """
+        room = self.grid_radius**2 - self.length / 12 - 4 * self.grid_radius
+        return math.sqrt(max(room, self.grid_radius**2 / 4))
+
+    @property
     def _grid_per_unit(self) -> float:
         return (1 << self.fraction_bits) / self.granularity
 
 
 def squared_norm(values: IntVector, radius: int) -> int:
     """Return the exact squared norm, or more than radius squared when some entry alone exceeds the radius."""
-    if len(values) and max(-int(values.min()), int(values.max())) > radius:
-        return radius**2 + 1  # such an entry decides already, and its square might not fit in 64 bits
-    parts = (values[i : i + _EXACT_LENGTH] for i in range(0, len(values), _EXACT_LENGTH))
-    return sum(int(np.dot(part, part)) for part in parts)
+    high, low = _exact_square(values, radius)
+    return radius**2 + 1 if high < 0 else (high << 32) + low
 
 
-def _round_within(grid: FloatVector, radius: int) -> IntVector:
+def _moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
+    """Return the update as float32 numbers that no transform overflows, and the factor that restores it."""
+    with np.errstate(all="ignore"):  # a square that overflows is told by its size
+        if update.dtype == np.float32 and 1e-30 < np.dot(update, update) < 1e30:
+            return update, 1.0
+    peak = float(np.max(np.abs(update))) or 1.0
+    if not math.isfinite(peak):
+        raise ConfigError("an update must be finite, got NaN or infinity")
+    return (update / peak).astype(np.float32), peak
+
+
+def _round_within(rotated: FloatVector, factor: float, limit: float, radius: int) -> IntVector:
+    """Round the scaled vector to the grid, and shrink it until its exact norm is within the radius."""
+    values = np.empty(len(rotated), np.int64)
     while True:
-        values: IntVector = np.rint(grid).astype(np.int64)
-        excess = squared_norm(values, radius)
-        if excess <= radius**2:
+        _round_scaled(rotated, factor, min(limit, radius), values)
+        square = squared_norm(values, radius)
+        if square <= radius**2:
             return values
-        grid *= np.float32(min(radius / math.sqrt(excess), 1 - 2**-16))
+        factor *= min(radius / math.sqrt(square), 1 - 2**-16)
+
+
+@compiled
+def _round_scaled(rotated: FloatVector, factor: float, limit: float, out: IntVector) -> None:
+    for i in range(len(rotated)):
+        out[i] = np.int64(np.rint(min(max(rotated[i] * factor, -limit), limit)))
+
+
+@compiled
+def _exact_square(values: IntVector, radius: int) -> tuple[int, int]:
+    """Return the sum of squares below 2^48 as high and low parts of 32 bits, or -1 if an entry is too large."""
+    high = low = 0
+    beyond = False
+    for i in range(len(values)):
+        beyond |= values[i] > radius or values[i] < -radius
+        square = values[i] * values[i]
+        high += square >> 32
+        low += square & 0xFFFFFFFF
+    return (-1, 0) if beyond else (high, low)
 
 
 def stochastic_round(centres: Centres, stream: Stream) -> IntVector:

@@ -111,6 +111,11 @@ def choose(cohort: int, risk: Risk) -> Neighbourhood:
                 1, 1 << risk.correctness_bits
             ):
                 return sparse
+    return complete(cohort, risk)
+
+
+def complete(cohort: int, risk: Risk) -> Neighbourhood:
+    """Return the neighbourhood in which everyone holds a share of everyone's secrets."""
     threshold = max(cohort // 2 + 1, risk.colluders + 1)
     if threshold > cohort - risk.dropouts:
         raise ConfigError(

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from d2pfed.compiled import compiled
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.randomness import Stream
 
@@ -37,7 +37,9 @@ class Ring:
 
     def wrap(self, values: IntVector) -> RingVector:
         """Reduce integers modulo m."""
-        return (values & (self.modulus - 1)).astype(np.uint32)
+        low = values.astype(np.uint32)  # the low 32 bits, of negative numbers too
+        low &= self._mask
+        return low
 
     def centre(self, values: RingVector) -> IntVector:
         """Return the representatives in [-m/2, m/2)."""
@@ -123,7 +125,7 @@ def _require_equal_shapes(left: RingVector, right: RingVector) -> None:
 # ring vector seen as 64-bit words, so that the first step needs no strides.
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _pack(pairs: Words, bits: int, words: Words) -> None:
     """Write the lowest bits of all values one after the other; what is left over of the last one is zero."""
     lanes, spare = np.empty(_BLOCK + 1, np.uint64), np.empty(_BLOCK + 1, np.uint64)
@@ -139,7 +141,7 @@ def _pack(pairs: Words, bits: int, words: Words) -> None:
         _join(lanes[:count], width, words[start // 32 * bits :])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _merge_pairs(pairs: Words, bits: int, lanes: Words) -> None:
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for index in range(pairs.size):
@@ -147,13 +149,13 @@ def _merge_pairs(pairs: Words, bits: int, lanes: Words) -> None:
         lanes[index] = pair & mask | (pair >> np.uint64(32) & mask) << np.uint64(bits)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _merge(lanes: Words, width: int, merged: Words) -> None:
     for index in range(merged.size):
         merged[index] = lanes[2 * index] | lanes[2 * index + 1] << np.uint64(width)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _join(lanes: Words, width: int, words: Words) -> None:
     """Write lanes one after the other."""
     position, filled, pending = 0, 0, np.uint64(0)
@@ -172,7 +174,7 @@ def _join(lanes: Words, width: int, words: Words) -> None:
         words[position] = pending
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _unpack(words: Words, bits: int, pairs: Words) -> None:
     """Read as many values as there is room for; a word more than they need may be read."""
     lanes, spare = np.empty(_BLOCK + 32, np.uint64), np.empty(_BLOCK + 32, np.uint64)
@@ -191,7 +193,7 @@ def _unpack(words: Words, bits: int, pairs: Words) -> None:
         _halve_to_pairs(lanes, bits, part)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _split(words: Words, width: int, lanes: Words) -> None:
     """Read lanes one after the other."""
     mask = ~np.uint64(0) >> np.uint64(64 - width)
@@ -203,7 +205,7 @@ def _split(words: Words, width: int, lanes: Words) -> None:
         bit += np.uint64(width)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _halve(lanes: Words, width: int, halves: Words) -> None:
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     for index in range(lanes.size):
@@ -211,7 +213,7 @@ def _halve(lanes: Words, width: int, halves: Words) -> None:
         halves[2 * index + 1] = lanes[index] >> np.uint64(width)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _halve_to_pairs(lanes: Words, bits: int, pairs: Words) -> None:
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for index in range(pairs.size):

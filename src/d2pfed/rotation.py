@@ -13,16 +13,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.fft
-from numba import njit
 from numpy.typing import NDArray
 
+from d2pfed.compiled import compiled
 from d2pfed.errors import ConfigError
 from d2pfed.randomness import KEY_BYTES, Stream
 
 Floats = NDArray[np.floating[Any]]
 
 _BLOCK = 1 << 13  # floats that fit a first cache
-_COLUMNS = 32  # floats in two lines of a cache, which neighbours are fetched in
 
 
 @runtime_checkable
@@ -127,19 +126,20 @@ def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return turns ^ ((turns & np.uint8(0x55)) << np.uint8(1))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
     """Multiply by the scale, and by -1 where the bit is set."""
     whole = vector.size // 8
     for byte in range(whole):
+        signs = np.uint32(bits[byte])
         for bit in range(8):
-            sign = np.int8(1) - np.int8((bits[byte] >> bit & 1) << 1)
-            out[8 * byte + bit] = vector[8 * byte + bit] * scale * sign
+            sign = np.float32(1) - np.float32(np.int32(signs >> np.uint32(bit) & np.uint32(1)) << 1)
+            out[8 * byte + bit] = vector[8 * byte + bit] * (sign * scale)
     for index in range(8 * whole, vector.size):
-        out[index] = vector[index] * scale * (1 - ((bits[whole] >> (index & 7) & 1) << 1))
+        out[index] = vector[index] * (-scale if bits[whole] >> (index & 7) & 1 else scale)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
     """Turn each pair (x, y) in place by 0, 1, 2 or 3 quarters: (x, y), (-y, x), (-x, -y), (y, -x)."""
     for pair in range(values.size // 2):
@@ -151,32 +151,26 @@ def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
         values[2 * pair + 1] = -second if turn >> 1 else second
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _transform(values: Floats) -> None:
     """Apply the Walsh-Hadamard transform in place, without its scale: twice makes `size` times the identity.
 
-    A level adds and subtracts values at one distance, and the levels commute. Blocks that fit the first cache go
-    through all their levels at once; then columns of the blocks, copied together, through those that are left.
+    A level adds and subtracts values at one distance. Blocks that fit the first cache go through all their levels;
+    as soon as four equal parts are done they go through the next two together, while they are still near.
     """
-    block = min(values.size, _BLOCK)
+    block = values.size
+    while block > _BLOCK:
+        block //= 4
     for start in range(0, values.size, block):
         part = values[start : start + block]
         _levels(part, _first_levels(part))
-    rows = values.size // block
-    if rows == 1:
-        return
-    columns = np.empty(rows * _COLUMNS, values.dtype)
-    for column in range(0, block, _COLUMNS):
-        for row in range(rows):
-            for index in range(_COLUMNS):
-                columns[row * _COLUMNS + index] = values[row * block + column + index]
-        _levels(columns, _COLUMNS)
-        for row in range(rows):
-            for index in range(_COLUMNS):
-                values[row * block + column + index] = columns[row * _COLUMNS + index]
+        end, distance = start + block, block
+        while end % (4 * distance) == 0:
+            _levels(values[end - 4 * distance : end], distance)
+            distance *= 4
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _first_levels(values: Floats) -> int:
     """Go through the first three levels, if there are as many, and return the next distance."""
     if values.size < 8:
@@ -192,7 +186,7 @@ def _first_levels(values: Floats) -> int:
     return 8
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _levels(values: Floats, distance: int) -> None:
     """Go through the levels from a distance up, two at a time, so that each value is loaded half as often."""
     while 4 * distance <= values.size:

@@ -220,7 +220,7 @@ def aggregate(
     run, number = first.run, first.round
     for attempt in range(first.number, first.number + plan.attempts):
         session = session_of(plan, Attempt(run, number, attempt), cohort, consistency)
-        book.reserve(run, plan.release(number, attempt, ()))
+        book.reserve(run, plan.release(number, attempt, cohort, plan.quorum))
         try:
             collected = collect(session)
         except TooFewClients as lack:
@@ -228,13 +228,14 @@ def aggregate(
             if delivery_of(plan) is not Delivery.QUORUM and len(lack.left) > 1:
                 cohort = lack.left
             continue
-        book.commit(run, plan.release(number, attempt, collected.survivors))
+        survivors = collected.survivors
+        book.commit(run, plan.release(number, attempt, survivors, len(survivors)))
         try:
             total = collected.unmask()
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
-        return Outcome(mean, attempt, len(collected.survivors))
+        return Outcome(mean, attempt, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts} attempts")
 
 

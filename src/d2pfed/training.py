@@ -26,6 +26,11 @@ class Cohorts:
             case Scheme.FIXED:
                 chosen = self.entropy.child("cohort", round_number).stream().subset(population, cohort)
             case Scheme.ONCE:
+                if (round_number + 1) * cohort > population:
+                    raise ConfigError(
+                        f"sampling `once` has {population // cohort} rounds of {cohort} out of {population}, "
+                        f"got round {round_number}"
+                    )
                 order = self.entropy.child("partition").stream().permutation(population)
                 chosen = np.sort(order[round_number * cohort : (round_number + 1) * cohort])
             case Scheme.POISSON:
@@ -67,7 +72,8 @@ class ServerStep:
         move, second = velocity, state.second
         if self.second_moment:
             second = self.second_moment * second + (1 - self.second_moment) * mean**2
-            move = velocity * (1 - self.momentum) / (np.sqrt(second / (1 - self.second_moment**done)) + 1e-8)
+            first = velocity * ((1 - self.momentum) / (1 - self.momentum**done))
+            move = first / (np.sqrt(second / (1 - self.second_moment**done)) + 1e-8)
         params = state.params + np.float32(self.rate * self.decay**state.rounds) * move
         # The average's weights are corrected for its start, so early models do not linger in it.
         weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0

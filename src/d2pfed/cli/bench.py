@@ -1,5 +1,119 @@
 """`d2pfed bench`: speed against peers and limits, measured in one run."""
 
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
 import typer
+from rich.table import Table
+
+from d2pfed.bench.arithmetic import DIMENSIONS, THREADS, arithmetic
+from d2pfed.bench.encode import encode_memory, prepare_encode
+from d2pfed.bench.growth import plot_growth
+from d2pfed.bench.secagg import ALONE, BESIDE_FLOWER, GROWTH, bench_secagg
+from d2pfed.cli.options import AsJson
+from d2pfed.cli.show import err, out, print_json
 
 bench = typer.Typer(help="Measure speed against peers and limits in one run.", no_args_is_help=True)
+
+PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost grows (PNG or SVG).")]
+
+
+class Rounds(StrEnum):
+    """Which rounds of secure aggregation are measured."""
+
+    BESIDE = "beside"  # those to compare with Flower's
+    ALONE = "alone"  # the large ones
+    GROWTH = "growth"  # a series in clients and in dimension
+
+
+@bench.command("arithmetic")
+def arithmetic_command(
+    dimension: Annotated[list[int] | None, typer.Option(help="Vector lengths; several may be given.")] = None,
+    plot: PlotFile = None,
+    json: AsJson = False,
+) -> None:
+    """Time samplers, rotations, packing and a client's whole encoding, on one and two threads."""
+    dimensions = tuple(dimension or DIMENSIONS)
+    rows = arithmetic(dimensions, THREADS, prepare_encode)
+    memory = {size: encode_memory(size) for size in dimensions}
+    if plot is not None:
+        seconds = {
+            row.what: [(each.dimension, each.dimension / each.rate) for each in rows if each.what == row.what]
+            for row in rows
+            if row.threads == 1
+        }
+        plot_growth(seconds, "coordinates", "seconds", plot)
+    if json:
+        print_json(
+            {
+                "rows": [asdict(row) | {"ratio": row.ratio, "met": row.met} for row in rows],
+                "encode_memory_in_updates": memory,
+            }
+        )
+        return
+    table = Table(title="Millions of coordinates a second")
+    for name in ("what", "coordinates", "threads", "rate", "peer", "its rate", "ratio", "goal", "met"):
+        table.add_column(name, justify="left" if name in ("what", "peer") else "right")
+    for row in rows:
+        numbers = (row.peer_rate and row.peer_rate / 1e6, row.ratio, row.goal)
+        shown = ["" if number is None else f"{number:.3g}" for number in numbers]
+        met = "" if row.met is None else "yes" if row.met else "no"
+        size = f"{row.dimension:,}"
+        table.add_row(
+            row.what, size, str(row.threads), f"{row.rate / 1e6:.4g}", row.peer, *shown[:2], shown[2], met
+        )
+    out().print(table)
+    for length, ratio in memory.items():
+        out().print(f"Encoding {length:,} coordinates takes {ratio:.2f} times the memory of the update.")
+
+
+@bench.command("secagg")
+def secagg_command(
+    rounds: Annotated[Rounds, typer.Option(help="beside, alone or growth.")] = Rounds.BESIDE,
+    plot: PlotFile = None,
+    json: AsJson = False,
+) -> None:
+    """Run whole rounds of secure aggregation, the clients in another process, beside Flower's where installed."""
+    scales = {Rounds.BESIDE: BESIDE_FLOWER, Rounds.ALONE: ALONE, Rounds.GROWTH: GROWTH}[rounds]
+    rows = []
+    for row in bench_secagg(scales):
+        rows.append(row)
+        err().print(
+            f"{row.implementation}: {row.clients} clients, {row.dimension:,} coordinates, {row.round_seconds:.1f} s"
+        )
+    if plot is not None:
+        by_clients = [(row.clients, row.round_seconds) for row in rows if row.dimension == 10_000]
+        by_length = [(row.dimension, row.round_seconds) for row in rows if row.clients == 50]
+        known = {"in clients (10,000 coordinates)": by_clients, "in coordinates (50 clients)": by_length}
+        plot_growth({name: points for name, points in known.items() if points}, "size", "seconds a round", plot)
+    if json:
+        print_json({"rows": [asdict(row) for row in rows]})
+        return
+    table = Table(title="One round of secure aggregation; processor seconds, but for the whole round")
+    for name in (
+        "who",
+        "clients",
+        "coordinates",
+        "bits",
+        "neighbours",
+        "lost",
+        "client",
+        "server",
+        "round",
+        "upload",
+        "MiB",
+    ):
+        table.add_column(name, justify="left" if name == "who" else "right")
+    for row in rows:
+        sizes = (row.clients, row.dimension, row.bits, row.neighbours, row.dropouts)
+        times = (row.client_seconds, row.server_seconds, row.round_seconds)
+        table.add_row(
+            row.implementation,
+            *(f"{size:,}" for size in sizes),
+            *(f"{seconds:.3g}" for seconds in times),
+            f"{row.upload_bytes:,}",
+            f"{row.server_peak_mib:.0f}",
+        )
+    out().print(table)

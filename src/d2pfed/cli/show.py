@@ -68,8 +68,9 @@ def epsilons(spent: tuple[Spent, ...]) -> Table:
 
 
 def out() -> Console:
-    """Return the console for results."""
-    return Console(soft_wrap=False)
+    """Return the console for results; a file has no width of its own, so it gets enough for a table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
 
 
 def err() -> Console:

@@ -9,10 +9,10 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
+from d2pfed.compiled import compiled
 from d2pfed.errors import ConfigError
 from d2pfed.learning.partition import Dirichlet, Iid, Shards
 from d2pfed.learning.task import Examples, IntVector, check_client
@@ -134,7 +134,7 @@ def _taps() -> NDArray[np.float32]:
     return np.array(taps, np.float32)
 
 
-@njit(cache=True)
+@compiled
 def _deform(
     base: NDArray[np.uint8],
     plan: IntVector,

@@ -51,7 +51,7 @@ class LoopLearner:
                 for value in values.values():
                     value.requires_grad_()
                 loss = self.model.training_losses(values | fixed, batch.inputs, batch.labels).mean()
-                gradients = torch.autograd.grad(loss, list(values.values()))
+                gradients = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
                 values = {name: value.detach() for name, value in values.items()}
                 steps.take(list(values.values()), list(gradients))
         return self.model.flatten(values) - params

@@ -74,7 +74,7 @@ class Model:
         """Cut a vector into fresh tensors, each with the shape and dtype of its parameter."""
         self._check(params)
         templates = dict(self.module.named_parameters())
-        pieces = torch.split(torch.from_numpy(params), [templates[name].numel() for name in self.names])
+        pieces = torch.split(torch.tensor(params), [templates[name].numel() for name in self.names])
         cut: Tensors = {}
         for name, piece in zip(self.names, pieces, strict=True):
             cut[name] = piece.view(templates[name].shape).to(templates[name].dtype, copy=True)

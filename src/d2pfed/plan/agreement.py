@@ -41,14 +41,6 @@ from d2pfed.randomness import digest
 from d2pfed.ring import Ring
 from d2pfed.rotation import Hadamard, RandomPhase
 
-TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(Adjacency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
-        *(Independent, Shared, Bearer, DDGauss, DistributedSkellam, CpSGD),
-    )
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -122,22 +114,31 @@ class Plan:
         """Return the law of the noise in a sum over so many clients."""
         return self.mechanism.noise(self.codec, survivors)
 
-    def release(self, round_number: int, attempt: int, participants: tuple[int, ...]) -> Release:
-        """Describe what unmasking reveals: for these participants, or for a quorum of nobody in particular."""
+    def release(self, number: int, attempt: int, participants: tuple[int, ...], survivors: int) -> Release:
+        """Describe what unmasking a sum over so many clients reveals, who are among the participants."""
         return Release(
-            round=round_number,
+            round=number,
             attempt=attempt,
             unit=self.unit,
             adjacency=self.adjacency,
             sampling=self.sampling,
-            noise=self.noise(len(participants) or self.quorum),
+            noise=self.noise(survivors),
             participants=participants,
         )
 
 
+TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(Plan, Adjacency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
+        *(Independent, Shared, Bearer, DDGauss, DistributedSkellam, CpSGD),
+    )
+}
+
+
 def decode_plan(text: str) -> Plan:
     """Return the plan that has exactly this canonical text."""
-    plan = canonical.decode(text, TYPES | {"Plan": Plan})
+    plan = canonical.decode(text, TYPES)
     if not isinstance(plan, Plan):
         raise ConfigError(f"the text of a plan was expected, got that of a {type(plan).__name__}")
     return plan
@@ -151,7 +152,7 @@ def observers(plan: Plan) -> tuple[Observer, ...]:
 
 def promises(plan: Plan) -> tuple[Spent, ...]:
     """Return what the whole plan spends against each observer, if every round has a quorum and no more."""
-    releases = [plan.release(number, 0, ()) for number in range(plan.rounds)]
+    releases = [plan.release(number, 0, (), plan.quorum) for number in range(plan.rounds)]
     return tuple(
         spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
     )
@@ -162,10 +163,16 @@ def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int
 
     After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding adds at most
     1/4 a client, and the noise its variance; a union bound over the coordinates (docs/theory.md, wrapping).
+    Skellam noise has heavier tails than that, so its own moment generating function takes the Gaussian's place.
     """
+    noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
     signal = (cohort * float(codec.radius)) ** 2 / codec.length
-    proxy = signal + cohort / 4 + variance(mechanism.noise(codec, cohort))
-    return min(1.0, 2 * codec.length * math.exp(-((ring.modulus / 2) ** 2) / (2 * proxy)))
+    proxy = signal + cohort / 4 + variance(noise)
+    slope, excess = reach / proxy, 0.0
+    if isinstance(noise, SkellamSum):
+        slope = min(slope, 1.0)  # Chernoff's bound holds at any slope, and beyond 1 the excess explodes
+        excess = variance(noise) * (math.cosh(slope) - 1 - slope**2 / 2)
+    return min(1.0, 2 * codec.length * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
 
 
 def variance(noise: Noise) -> float:

@@ -10,7 +10,7 @@ from d2pfed.accounting import spent as certified
 from d2pfed.accounting import upper_bound as coarse
 from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Neighbourhood, Risk, choose
+from d2pfed.graph import Neighbourhood, Risk, choose, complete
 from d2pfed.mechanism import (
     LEAST_WIDTH,
     Bearer,
@@ -22,16 +22,19 @@ from d2pfed.mechanism import (
     Rounded,
     Shared,
 )
-from d2pfed.plan.agreement import Plan, largest_cohort, wrap_probability
+from d2pfed.plan.agreement import Plan, largest_cohort, variance, wrap_probability
 from d2pfed.plan.target import Kind, Target, Turn
 from d2pfed.ring import MAX_BITS, Ring
 from d2pfed.rotation import Hadamard, RandomPhase
+from d2pfed.sampler import MAX_TABLE_SIGMA
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
 _FRACTION_BITS = 8
+_FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the cache
+_GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
 _PRECISION = 5e-4  # relative, of the noise: the last step of the search
-_LARGEST_MULTIPLIER = 1e6
+_SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-3, 1e6
 
 Account = Callable[..., Spent]
 
@@ -47,7 +50,9 @@ def calibrate(target: Target) -> Plan:
             f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
             f"got {target.colluders}; independent withstands them"
         )
-    hood = choose(target.cohort, Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders))
+    risk = Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders)
+    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
+    hood = (complete if target.mechanism is Kind.SHARED else choose)(target.cohort, risk)
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, _finest(target, ideal))
     plan = draft.search(ideal)
@@ -67,9 +72,9 @@ def ideal_multiplier(target: Target) -> float:
         target = replace(target, scheme=Scheme.NONE, rounds=min(target.cap, target.rounds), against=RELEASED)
 
     def within(multiplier: float) -> bool:
-        return _epsilon(coarse, target, ContinuousGaussian(2 * multiplier, 1.0)) <= target.epsilon
+        return _account(coarse, target, ContinuousGaussian(2 * multiplier, 1.0)).epsilon <= target.epsilon
 
-    return _least(within, 1.0)
+    return _least(within, 1.0, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +90,25 @@ class _Draft:
 
         def within(account: Account, multiplier: float) -> bool:
             noise = self.plan(multiplier).contributed
-            return noise is not None and _epsilon(account, self.target, noise) <= self.target.epsilon
+            return noise is not None and _account(account, self.target, noise).epsilon <= self.target.epsilon
 
-        multiplier = _least(lambda multiplier: within(coarse, multiplier), start)
+        noise = self.plan(start).contributed
+        if noise is not None and (reason := _account(coarse, self.target, noise).reason):
+            raise ConfigError(f"no plan with the mechanism {self.target.mechanism} keeps any epsilon: {reason}")
+        multiplier = _least(lambda multiplier: within(coarse, multiplier), start, self.target)
         while not within(certified, multiplier):
             multiplier *= 1 + _PRECISION
         return self.plan(multiplier)
 
     def plan(self, multiplier: float) -> Plan:
         """Return the member whose noise is `multiplier` times twice a client's radius."""
-        target, steps = self.target, self.steps
+        target = self.target
         contributors = target.quorum - target.colluders
-        if target.mechanism is Kind.INDEPENDENT:  # each client's noise is as narrow as it may be: the fewest bits
-            steps = LEAST_WIDTH * math.sqrt(contributors) / (2 * multiplier)
-        codec = _codec(target, steps)
+        if target.mechanism is Kind.INDEPENDENT:
+            codec, mechanism = _independent(target, multiplier, contributors)
+        else:
+            codec = _codec(target, self.steps, _FRACTION_BITS)
+            mechanism = _mechanism(target.mechanism, codec, multiplier, contributors)
         return Plan(
             unit=Unit.CLIENT,
             adjacency=target.adjacency,
@@ -114,12 +124,13 @@ class _Draft:
             threshold=self.hood.threshold,
             neighbours=self.hood.degree,
             codec=codec,
-            mechanism=_mechanism(target.mechanism, codec, multiplier, contributors),
+            mechanism=mechanism,
             ring=Ring(MAX_BITS),
         )
 
     def with_bits(self, plan: Plan) -> Plan:
         """Return the plan with the wished ring, or with the least that is unlikely to wrap."""
+        _require_drawable(plan)
         fitting = [
             bits
             for bits in range(1, MAX_BITS + 1)
@@ -133,7 +144,18 @@ class _Draft:
         return replace(plan, ring=Ring(bits))
 
 
-def _epsilon(account: Account, target: Target, noise: Noise) -> float:
+def _require_drawable(plan: Plan) -> None:
+    """Refuse noise that is too wide for a sampler's table, which has a row for each fraction of a step it rounds."""
+    rows = 1 << plan.codec.fraction_bits if isinstance(plan.mechanism, Independent) else 1
+    width, most = math.sqrt(variance(plan.noise(1))), MAX_TABLE_SIGMA // rows
+    if width > most:
+        raise ConfigError(
+            f"one client's noise must be at most {most} lattice steps wide, and epsilon {plan.epsilon:g} against "
+            f"`{plan.against}` needs {width:.4g} with this mechanism, cohort and dimension"
+        )
+
+
+def _account(account: Account, target: Target, noise: Noise) -> Spent:
     """Return what the whole run costs with this noise in every round."""
     release = Release(
         round=0,
@@ -144,32 +166,59 @@ def _epsilon(account: Account, target: Target, noise: Noise) -> float:
         noise=noise,
         participants=(),
     )
-    return account([release] * target.rounds, target.against, delta=target.spent_delta, cap=target.cap).epsilon
+    return account([release] * target.rounds, target.against, delta=target.spent_delta, cap=target.cap)
 
 
-def _least(within: Callable[[float], bool], start: float) -> float:
+def _least(within: Callable[[float], bool], start: float, target: Target) -> float:
     """Return a multiplier that is within the promise, while one smaller by the precision is not."""
+    wish = f"epsilon {target.epsilon:g} at delta {target.spent_delta:g} against `{target.against}`"
     low = high = start
     while within(low):
         low, high = low / 2, low
+        if low < _SMALLEST_MULTIPLIER:
+            raise ConfigError(
+                f"{wish} asks for noise below {_SMALLEST_MULTIPLIER:g} times the sensitivity: for none"
+            )
     while not within(high):
         low, high = high, high * 2
         if high > _LARGEST_MULTIPLIER:
-            raise ConfigError(f"no noise up to {_LARGEST_MULTIPLIER:g} times the sensitivity meets this epsilon")
+            raise ConfigError(f"{wish} asks for noise above {_LARGEST_MULTIPLIER:g} times the sensitivity")
     while high > low * (1 + _PRECISION):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if within(middle) else (middle, high)
     return high
 
 
-def _codec(target: Target, steps: float) -> Codec:
+def _independent(target: Target, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
+    """Return a lattice on which each client's noise is as narrow as it may be, which takes the fewest bits.
+
+    The grid must be fine beside a vector's coordinates, or rounding to it would swallow them; where its table would
+    grow too large, the lattice itself becomes finer.
+    """
+    steps = LEAST_WIDTH * math.sqrt(contributors) / (2 * multiplier)
+    length = _rotation(target).padded
+    wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
+    finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
+    codec = _codec(target, steps * finer, min(max(wanted, _FRACTION_BITS), _FINEST_FRACTION_BITS))
+    return codec, Independent(Fraction(LEAST_WIDTH * finer))
+
+
+def _rotation(target: Target) -> Hadamard | RandomPhase:
+    return Hadamard(target.dimension) if target.rotation is Turn.HADAMARD else RandomPhase(target.dimension)
+
+
+def _codec(target: Target, steps: float, fraction_bits: int) -> Codec:
     """Return the codec whose clip is `steps` lattice steps, rounded down to the grid."""
-    radius = math.floor(steps * (1 << _FRACTION_BITS))
+    radius = math.floor(steps * (1 << fraction_bits))
     if radius < 1:
         raise ConfigError(f"epsilon {target.epsilon:g} needs noise so wide that the clip is below the grid")
-    rotation = Hadamard(target.dimension) if target.rotation is Turn.HADAMARD else RandomPhase(target.dimension)
-    granularity = target.clip_norm * (1 << _FRACTION_BITS) / radius
-    codec = Codec(rotation=rotation, clip_norm=target.clip_norm, granularity=granularity)
+    granularity = target.clip_norm * (1 << fraction_bits) / radius
+    codec = Codec(
+        rotation=_rotation(target),
+        clip_norm=target.clip_norm,
+        granularity=granularity,
+        fraction_bits=fraction_bits,
+    )
     if codec.grid_radius < radius:  # the quotient's last bit fell the wrong way
         codec = replace(codec, granularity=math.nextafter(granularity, 0))
     return codec
@@ -178,8 +227,6 @@ def _codec(target: Target, steps: float) -> Codec:
 def _mechanism(kind: Kind, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
     total = 2 * multiplier * float(Rounded().radius(codec))
     match kind:
-        case Kind.INDEPENDENT:
-            return Independent(Fraction(LEAST_WIDTH))
         case Kind.SHARED:
             return Shared(_rounded_up(total))
         case Kind.BEARER:
@@ -190,6 +237,8 @@ def _mechanism(kind: Kind, codec: Codec, multiplier: float, contributors: int) -
             return DistributedSkellam(_rounded_up(total**2 / contributors))
         case Kind.BINOMIAL:
             return CpSGD(2 * math.ceil(2 * total**2 / contributors))
+        case _:
+            raise ConfigError(f"the mechanism {kind} does not round")
 
 
 def _rounded_up(value: float) -> Fraction:
@@ -202,7 +251,7 @@ def _finest(target: Target, multiplier: float) -> float:
         return 1.0
     for exponent in range(16 * 8):
         steps = 2 ** (exponent / 8)
-        noise = 2 * multiplier * float(Rounded().radius(_codec(target, steps)))
+        noise = 2 * multiplier * float(Rounded().radius(_codec(target, steps, _FRACTION_BITS)))
         if math.hypot(noise, math.sqrt(target.cohort) / 2) <= ROUNDING_COST * 2 * multiplier * steps:
             return steps
     raise ConfigError(
@@ -215,8 +264,10 @@ def _finest_within(ring: Ring, target: Target, multiplier: float) -> float:
     sampling = Sampling(target.scheme, target.population, target.cohort)
     contributors = target.quorum - target.colluders
     for exponent in range(16 * 8 - 1, -17, -1):
-        codec = _codec(target, 2 ** (exponent / 8))
+        codec = _codec(target, 2 ** (exponent / 8), _FRACTION_BITS)
         mechanism = _mechanism(target.mechanism, codec, multiplier, contributors)
+        if variance(mechanism.noise(codec, 1)) > MAX_TABLE_SIGMA**2:
+            continue
         if wrap_probability(codec, mechanism, ring, largest_cohort(sampling)) <= SAFE_WRAP_PROBABILITY:
             return 2 ** (exponent / 8)
     raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort} clients")

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 
 import numpy as np
 from scipy.special import bdtrc
@@ -71,14 +72,21 @@ class Target:
             raise ConfigError(f"colluders must be in [0, quorum = {self.quorum}), got {self.colluders}")
         if self.bits is not None and not 1 <= self.bits <= 32:
             raise ConfigError(f"bits must be in [1, 32], got {self.bits}")
-        self._check_scheme()
+        self._check_sampling()
 
-    def _check_scheme(self) -> None:
+    def _check_sampling(self) -> None:
         if self.scheme is Scheme.ONCE and self.rounds * self.cohort > self.population:
             raise ConfigError(
                 f"sampling `once` needs rounds x cohort <= population: "
                 f"{self.rounds} x {self.cohort} > {self.population}; at most {self.population // self.cohort} rounds"
             )
+        if self.participations is not None and not 1 <= self.participations <= self.rounds * self.attempts:
+            raise ConfigError(
+                f"participations must be in [1, rounds x attempts = {self.rounds * self.attempts}], "
+                f"got {self.participations}"
+            )
+        if self.scheme is Scheme.ONCE and self.participations not in (None, 1):
+            raise ConfigError(f"sampling `once` means one participation, got {self.participations}")
         if self.scheme is Scheme.POISSON and self.mechanism not in (Kind.SHARED, Kind.BEARER):
             raise ConfigError(
                 f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
@@ -88,7 +96,8 @@ class Target:
     @property
     def quorum(self) -> int:
         """Fewest survivors whose sum may be opened."""
-        return self.cohort - math.floor(self.cohort * self.dropouts)
+        # The decimal as it was written: in floats 0.29 of 100 clients are 28.
+        return self.cohort - math.floor(self.cohort * Fraction(str(self.dropouts)))
 
     @property
     def spent_delta(self) -> float:

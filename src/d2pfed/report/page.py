@@ -12,7 +12,7 @@ from d2pfed.report.panels import Panel
 from d2pfed.report.plots import Drawing, Ink
 from d2pfed.report.story import RoundPoint, Story
 from d2pfed.report.tables import plan_table
-from d2pfed.report.wording import Promise, meaning, megabytes, percent, promise, upward
+from d2pfed.report.wording import Promise, in_bytes, meaning, percent, promise, upward
 
 MOST_ROWS = 50  # of the table of rounds; the rest is in the metrics
 _DARK = {
@@ -82,7 +82,9 @@ def _state(story: Story) -> str:
 
 def _facts(story: Story) -> list[Fact]:
     price, against = story.explanation, story.plan.against
-    held = {item.observer: item for item in story.spent or price.spent}[against]
+    held = {item.observer: item.epsilon for item in story.spent or price.spent}
+    # An observer that nobody is asked about by default is measured round by round.
+    epsilon = held.get(against, story.rounds[-1].epsilon if story.rounds else story.plan.epsilon)
     if story.test_accuracy is not None:
         accuracy = Fact("Test accuracy", percent(story.test_accuracy), "opened once, at the end")
     elif story.rounds:
@@ -91,8 +93,8 @@ def _facts(story: Story) -> list[Fact]:
         accuracy = Fact("Accuracy", "none yet", "no round is complete")
     return [
         accuracy,
-        Fact("Epsilon", upward(held.epsilon, 4), f"against {against}, delta {upward(held.delta, 3)}"),
-        Fact("Upload", megabytes(price.upload_bytes), "per client and round"),
+        Fact("Epsilon", upward(epsilon, 4), f"against {against}, delta {upward(story.plan.delta, 3)}"),
+        Fact("Upload", in_bytes(price.upload_bytes), "per client and round"),
         Fact("Width", f"{price.bits} bits", "per coordinate"),
     ]
 

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
-from d2pfed.report.plots import Ink, Line, Plot
-from d2pfed.report.story import Story, signal_norm
-from d2pfed.report.wording import megabytes, percent, upward
+from d2pfed.report.plots import Ink, Line, Plot, Scale
+from d2pfed.report.story import Story
+from d2pfed.report.wording import in_bytes, percent, unit_of, upward
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ def _numbers(story: Story) -> tuple[float, ...]:
 def _accuracy(story: Story) -> Panel:
     heights = tuple(point.accuracy for point in story.rounds)
     line = Line(percent(heights[-1]), Ink.MAIN, heights, _numbers(story))
-    plot = Plot(name="accuracy", title="Validation accuracy", across="round", lines=(line,), shares="%")
+    plot = Plot(name="accuracy", title="Validation accuracy", across="round", lines=(line,), scale=Scale.SHARES)
     best = max(story.rounds, key=lambda point: point.accuracy)
     return Panel(plot, f"Best {percent(best.accuracy)}, after round {best.round}; last {percent(heights[-1])}.")
 
@@ -61,42 +62,41 @@ def _epsilon(story: Story) -> Panel | None:
 
 
 def _upload(story: Story) -> Panel:
-    total, sizes = 0, []
-    for point in story.rounds:
-        total += point.upload_bytes
-        sizes.append(total / 1e6)
+    sizes = tuple(accumulate(point.upload_bytes for point in story.rounds))
+    total, (unit, scale) = sizes[-1], unit_of(sizes[-1])
     heights = tuple(point.accuracy for point in story.rounds)
-    line = Line(percent(heights[-1]), Ink.MAIN, heights, tuple(sizes))
+    line = Line(percent(heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes))
     plot = Plot(
         name="upload",
         title="Validation accuracy against upload",
-        across="MB sent by a client in every round",
+        across=f"{unit} sent by a client in every round",
         lines=(line,),
-        shares="%",
+        scale=Scale.SHARES,
     )
     share = story.plan.sampling.cohort / story.plan.sampling.population
     return Panel(
         plot,
-        f"{story.rounds[-1].upload_bytes:,} bytes a round, {megabytes(total)} for a client in every round so far; "
-        f"{megabytes(total * share)} on average, for a client is asked in {100 * share:.3g} % of the rounds.",
+        f"{story.rounds[-1].upload_bytes:,} bytes a round, {in_bytes(total)} for a client in every round so far; "
+        f"{in_bytes(total * share)} on average, as a client is asked in {100 * share:.3g} % of the rounds.",
     )
 
 
 def _noise(story: Story) -> Panel:
+    numbers, clip = _numbers(story), story.plan.codec.clip_norm
     norms = tuple(point.update_norm for point in story.rounds)
-    noise, clip = story.noise_norm, story.plan.codec.clip_norm
-    signals = tuple(signal_norm(norm, noise) for norm in norms)
-    numbers = _numbers(story)
+    noises = tuple(story.noise_in(point) for point in story.rounds)
+    signals = tuple(story.signal_in(point) for point in story.rounds)
+    steady = len(set(noises)) == 1
     lines = (
         Line(f"clip {clip:.4g}", Ink.TEXT, (clip,)),
-        Line(f"noise {noise:.3g}", Ink.LIMIT, (noise,)),
+        Line(f"noise {noises[-1]:.3g}", Ink.LIMIT, noises[:1] if steady else noises, () if steady else numbers),
         Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
         Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
     )
     plot = Plot(name="noise", title="Norm of the mean update", across="round", lines=lines)
     return Panel(
         plot,
-        f"Measured is the mean with its noise, whose expected norm over a full cohort is {noise:.4g}: "
+        f"Measured is the mean with its noise, whose expected norm over a full cohort is {story.noise_norm:.4g}: "
         f"{story.explanation.noise_to_clip:.3g} times the clip, which no client's update exceeds. "
         "Signal is what the noise does not explain.",
     )

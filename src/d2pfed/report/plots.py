@@ -9,8 +9,9 @@ from enum import StrEnum
 from itertools import pairwise
 
 from matplotlib import style
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 
 MOST_POINTS = 400  # of one line: more than its pixels can show
 _MARKED = 40  # with so few points each one is marked
@@ -29,9 +30,19 @@ class Ink(StrEnum):
     THIRD = "#00795c"
 
 
+_DASHED = frozenset({Ink.TEXT, Ink.LIMIT})  # what is expected or allowed, against what was measured
+
+
+class Scale(StrEnum):
+    """What heights are."""
+
+    NUMBERS = "numbers"  # from 0 to a little above the highest
+    SHARES = "shares"  # from 0 % to 100 %
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, drawn from points, or across the whole plot if it has one height only."""
+    """One line: through its points, or across the whole plot at its one height."""
 
     name: str  # printed at its right end
     ink: Ink
@@ -47,7 +58,7 @@ class Plot:
     title: str
     across: str  # what the horizontal axis counts
     lines: tuple[Line, ...]
-    shares: str = ""  # "%" if heights are shares of 1
+    scale: Scale = Scale.NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +102,28 @@ def _figure(plot: Plot) -> Figure:
     for line in plot.lines:
         if line.xs:
             xs, ys = thin(line.xs, line.ys)
-            marker = "o" if len(xs) <= _MARKED else ""
-            axes.plot(xs, ys, color=line.ink, linewidth=1.6, marker=marker, markersize=2.6, clip_on=False)
+            marker, width = ("o", 1.6) if len(xs) <= _MARKED else ("", 1.2)
+            drawn = axes.plot(
+                xs, ys, color=line.ink, linewidth=width, marker=marker, markersize=2.6, clip_on=False
+            )
         else:
-            axes.axhline(line.ys[0], color=line.ink, linewidth=1.1, dashes=(4, 2.5), clip_on=False)
+            drawn = [axes.axhline(line.ys[0], color=line.ink, clip_on=False)]
+        if line.ink in _DASHED:
+            drawn[0].set(linewidth=1.1, dashes=(4, 2.5), marker="")
+    _scale(axes, plot)
+    lowest, top = axes.get_ylim()
+    heights = _apart([(line.ys[-1] - lowest) / (top - lowest) for line in plot.lines], 0.085)
+    for line, height in zip(plot.lines, heights, strict=True):
+        axes.text(1.025, height, line.name, color=line.ink, transform=axes.transAxes, va="center", fontsize=9)
+    return figure
+
+
+def _scale(axes: Axes, plot: Plot) -> None:
+    places = {x for line in plot.lines for x in line.xs}
+    counted = all(x == int(x) for x in places)
     highest = max(max(line.ys) for line in plot.lines)
-    axes.set_ylim(0, 1.0 if plot.shares else 1.08 * highest or 1.0)
-    axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=7)
+    axes.set_ylim(0, 1.0 if plot.scale is Scale.SHARES else 1.08 * highest or 1.0)
+    axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=9)
     axes.set_xlabel(plot.across, color=Ink.TEXT)
     axes.grid(axis="y", color=Ink.GRID, linewidth=0.7)
     axes.set_axisbelow(True)
@@ -106,14 +132,11 @@ def _figure(plot: Plot) -> Figure:
         spine.set_visible(side == "bottom")
         spine.set_color(Ink.GRID)
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=plot.across == "round"))
-    if plot.shares:
+    axes.xaxis.set_major_locator(
+        MaxNLocator(5, integer=counted) if len(places) > 1 else FixedLocator(sorted(places))
+    )
+    if plot.scale is Scale.SHARES:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    lowest, top = axes.get_ylim()
-    heights = _apart([(line.ys[-1] - lowest) / (top - lowest) for line in plot.lines], 0.085)
-    for line, height in zip(plot.lines, heights, strict=True):
-        axes.text(1.025, height, line.name, color=line.ink, transform=axes.transAxes, va="center", fontsize=9)
-    return figure
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:

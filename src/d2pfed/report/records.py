@@ -3,8 +3,11 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 from d2pfed.errors import ConfigError
+
+_LARGEST = 1 << 53  # up to here a float holds every whole number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Record:
     def number(self, name: str) -> float:
         """Return a number, which may be infinite."""
         value = self.value(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not isinstance(value, float) and not _is_whole(value):
             raise self._wrong(name, "a number", value)
         return float(value)
 
@@ -50,8 +53,8 @@ class Record:
     def whole(self, name: str) -> int:
         """Return a whole number."""
         value = self.value(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(name, "a whole number", value)
+        if not _is_whole(value):
+            raise self._wrong(name, "a whole number of at most 2^53", value)
         return value
 
     def whole_or_none(self, name: str) -> int | None:
@@ -78,6 +81,10 @@ class Record:
 
     def _wrong(self, name: str, kind: str, value: object) -> ConfigError:
         return ConfigError(f"{self.where} is damaged: `{name}` must be {kind}, got {str(value)[:40]}")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def read_text(path: Path) -> str:

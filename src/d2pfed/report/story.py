@@ -7,6 +7,7 @@ from d2pfed.accounting import Scheme, Spent
 from d2pfed.accounting.released import is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Explanation, Plan
+from d2pfed.plan.agreement import variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,8 @@ class RoundPoint:
             raise ConfigError(f"a round's number must be at least 1, got {self.round}")
         _check_accuracy(f"the accuracy of round {self.round}", self.accuracy)
         _check_not_negative("epsilon", self.epsilon)
-        _check_not_negative("update norm", self.update_norm)
+        if not 0 <= self.update_norm < math.inf:
+            raise ConfigError(f"the update norm must be finite and at least 0, got {self.update_norm}")
         for name in ("survivors", "attempt", "upload_bytes", "seconds"):
             if (value := getattr(self, name)) is not None:
                 _check_not_negative(name, value)
@@ -75,10 +77,16 @@ class Story:
         """The expected norm of the noise in the mean over a full cohort."""
         return self.explanation.noise_to_clip * self.plan.codec.clip_norm
 
+    def noise_in(self, point: RoundPoint) -> float:
+        """Return the expected norm of the noise in a round's mean: less if clients with their noise are missing."""
+        if self.secret_sizes or not point.survivors:
+            return self.noise_norm
+        present, full = (variance(self.plan.noise(count)) for count in (point.survivors, self.plan.cohort))
+        return self.noise_norm * math.sqrt(present / full)
 
-def signal_norm(measured: float, noise_norm: float) -> float:
-    """Estimate the norm of the mean without its noise, which is nearly orthogonal to it; 0 if noise explains all."""
-    return math.sqrt(max(0.0, measured**2 - noise_norm**2))
+    def signal_in(self, point: RoundPoint) -> float:
+        """Estimate the norm of a round's mean without its noise, which is nearly orthogonal; 0 if noise is all."""
+        return math.sqrt(max(0.0, point.update_norm**2 - self.noise_in(point) ** 2))
 
 
 def _check_accuracy(name: str, value: float) -> None:

@@ -49,12 +49,18 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def megabytes(size_bytes: float) -> str:
-    """Return a size in the unit that suits it."""
+def unit_of(size_bytes: float) -> tuple[str, float]:
+    """Return the unit that suits a size, and its bytes."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes:.0f} bytes"
+            return unit, scale
+    return "bytes", 1.0
+
+
+def in_bytes(size_bytes: float) -> str:
+    """Return a size in the unit that suits it."""
+    unit, scale = unit_of(size_bytes)
+    return f"{size_bytes / scale:.3g} {unit}"
 
 
 def times(count: int) -> str:

@@ -13,10 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from d2pfed.compiled import compiled
 from d2pfed.randomness import Stream
 from d2pfed.ring import IntVector
 from d2pfed.sampler.cumulative import cumulative, refine
@@ -183,7 +184,7 @@ def _count_leading_zeros(_context: Any, word: Any) -> Any:  # noqa: ANN401, ARG0
 _leading_zeros = cast("Callable[[np.uint64], np.uint64]", _count_leading_zeros)  # as compiled code calls it
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _bucket(word: np.uint64, starts: Words, shifts: Words) -> np.uint64:
     """Return the number of a word's bucket."""
     half = word >> np.uint64(63)
@@ -194,7 +195,7 @@ def _bucket(word: np.uint64, starts: Words, shifts: Words) -> np.uint64:
     return bucket
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _look_up(  # noqa: PLR0917 - compiled code takes arrays, not values that hold them
     starts: Words,
     shifts: Words,
@@ -219,7 +220,7 @@ def _look_up(  # noqa: PLR0917 - compiled code takes arrays, not values that hol
     return count
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@compiled
 def _look_up_around(  # noqa: PLR0917 - compiled code takes arrays, not values that hold them
     starts: Words,
     shifts: Words,

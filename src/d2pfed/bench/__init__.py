@@ -1,0 +1,1 @@
+"""Benchmarks against peers and the machine's limits."""

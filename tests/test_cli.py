@@ -1,0 +1,164 @@
+import json
+import sys
+
+import pytest
+
+from d2pfed.cli import main
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command line in an empty directory and return its exit status, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(line: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["d2pfed", *line.split()])
+        try:
+            main()
+            status = 0
+        except SystemExit as exit_:
+            status = exit_.code or 0
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return call
+
+
+CIFAR = "--accountant binomial --trials 7285851 --levels 401 --dimension 996298 --population 2000 --rounds 300"
+PAPER = "plan --delta 1e-5 --json"
+TINY = "train --task digits --model logistic --population 40 --cohort 20 --rounds 2 --epsilon 30 --name tiny"
+
+
+def test_the_plan_of_the_papers_setting_costs_what_it_should(run):
+    status, out, _ = run(PAPER)
+    plan = json.loads(out)
+    assert status == 0
+    assert 1.152 <= plan["sigma"] <= 1.152 * 1.01
+    assert (plan["bits"], plan["modulus"], plan["upload_bytes"]) == (8, 256, 65_536)
+    assert plan["wrap_probability"] <= 1e-2
+    assert 1 <= plan["relative_error"] < 1.01
+    assert plan["noise_multiplier"] == pytest.approx(plan["sigma"] / 2, rel=1e-3)
+    assert 0.99 < plan["epsilon"]["released"] <= 1 < plan["epsilon"]["server"] < plan["epsilon"]["alone"]
+    assert plan["options"]["population"] == 100_000
+
+
+def test_a_plan_is_a_table_with_reasons_and_warnings(run):
+    status, out, _ = run("plan --population 2000 --cohort 10 --dimension 996298 --rounds 300")
+    assert status == 0
+    for text in (
+        "noise on the sum",
+        "released",
+        "server",
+        "alone",
+        "To keep epsilon 1",
+        "bits hold it",
+        "Warning:",
+    ):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("line", "epsilon"),
+    [
+        ("--noise-multiplier 0.6 --accountant wbk-mironov", 2.950479),
+        ("--noise-multiplier 0.8 --accountant wbk-mironov", 1.513062),
+        ("--noise-multiplier 1.0 --accountant wbk-mironov", 0.942049),
+        ("--noise-multiplier 0.6 --accountant pld", 0.7827),
+        ("--accountant binomial --trials 3642525 --levels 601", 19.612962160),
+        (f"{CIFAR} --cohort 10", 54.2037717),
+    ],
+)
+def test_the_accountants_give_the_known_numbers(run, line, epsilon):
+    status, out, _ = run(f"account {line} --json")
+    result = json.loads(out)
+    assert status == 0
+    assert result["epsilon"] == pytest.approx(epsilon, abs=6e-5 if "pld" in line else 1e-6)
+    assert {"delta", "accountant", "adjacency"} <= set(result)
+    assert "epsilon" in run(f"account {line}")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("plan --epsilon -1", "epsilon must be positive and finite, got -1"),
+        ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
+        ("plan --epsilon x", "'--epsilon'"),
+        ("plan --cohort 200 --population 100", "cohort must be at most the population 100, got 200"),
+        ("plan --bits 4", "bits must be at least 8"),
+        ("plan --dropouts 0.9", "must be left to open a secret"),
+        ("plan --mechanism shared --colluders 1", "colluders must be 0 with the mechanism shared"),
+        ("plan --sampling poisson", "poisson sampling and secret sizes go together"),
+        ("plan --sizes hidden", "sizes must be known or secret, got hidden"),
+        ("plan --against nobody", "against must be released, server"),
+        ("plan --nope", "No such option"),
+        ("nope", "No such command"),
+        ("account", "needs --noise-multiplier"),
+        ("account --accountant binomial", "needs --trials and --levels"),
+        ("account --noise-multiplier 0", "noise_multiplier must be positive"),
+        ("train --task nope", "task must be one of"),
+        ("train --optimiser nope", "optimiser must be sgd, adam, rmsprop, got nope"),
+        ("train --task digits --model nope", "nope"),
+        ("ledger show nowhere", "there is no ledger at nowhere"),
+        ("ledger verify nowhere", "there is no ledger at nowhere"),
+        ("report nowhere", "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_rule_and_value(run, line, rule):
+    status, out, err = run(line)
+    assert status == 2
+    assert out == ""
+    assert rule in err
+    assert err.startswith("d2pfed: ")
+    assert err.count("\n") == 1
+
+
+def test_a_run_from_training_to_its_ledger_and_report(run, tmp_path):
+    status, out, err = run(TINY)
+    assert status == 0
+    assert "Test accuracy" in out
+    assert "released" in out
+    assert "round" in err
+    status, out, _ = run("ledger show runs/tiny --plot epsilon.png --json")
+    rows = json.loads(out)["rows"]
+    assert [row["kind"] for row in rows] == ["create", "open", *["reserve", "commit"] * 2]
+    assert (tmp_path / "epsilon.png").read_bytes().startswith(b"\x89PNG")
+    assert "commit" in run("ledger show runs/tiny")[1]
+    assert json.loads(run("ledger verify runs/tiny --json")[1])["committed"] == 2
+    assert "holds together: 2 releases" in run("ledger verify runs/tiny")[1]
+    assert run("report runs/tiny")[0] == 0
+    assert (tmp_path / "runs" / "tiny" / "report.html").exists()
+
+
+def test_a_finished_run_answers_in_json(run):
+    status, out, _ = run(f"{TINY} --json --seed 3")
+    summary = json.loads(out)
+    assert status == 0
+    assert summary["repeatable"] is True
+    assert summary["spent"][0]["observer"] == "released"
+    assert "other settings" in run(f"{TINY} --seed 4")[2]
+
+
+def test_a_ledger_of_a_population_is_made_once(run):
+    line = "ledger create clients.sqlite --epsilon 4 --delta 1e-3 --participations 2"
+    assert run(line)[0] == 0
+    assert run(line)[0] == 2
+    assert "epsilon 0.0000 of 4" in run("ledger verify clients.sqlite")[1]
+    status, _, err = run("ledger show clients.sqlite --plot nothing.png")
+    assert (status, err.count("\n")) == (2, 1)
+    status, _, err = run(f"{TINY} --delta 1e-3 --participations 2 --ledger clients.sqlite")
+    assert status == 0, err
+
+
+def test_data_says_what_was_found_where(run, tmp_path):
+    found = json.loads(run(f"data where infimnist --data {tmp_path} --json")[1])
+    assert found
+    assert set(found.values()) == {None}
+    assert "not found" in run(f"data where infimnist --data {tmp_path}")[1]
+
+
+def test_without_arguments_the_commands_are_listed(run):
+    status, out, _ = run("")
+    assert status == 0
+    assert "plan" in out
+    assert "train" in out

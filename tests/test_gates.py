@@ -1,0 +1,91 @@
+"""Each gate is seen to fail: a violation is planted in a copy of the project, and the gate must name it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for name in ("pyproject.toml", "src"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path / name)
+    return tmp_path
+
+
+def gate(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    program = [str(BIN / command[0]), *command[1:]]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(copy / "src"), "HOME": str(copy)}
+    return subprocess.run(program, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+
+
+def plant(copy: Path, module: str, line: str) -> None:
+    file = copy / "src" / "d2pfed" / module
+    file.write_text(file.read_text() + f"\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "code"),
+    [
+        ("ring.py", "import random", "TID251"),
+        ("sampler/reference.py", "from numpy.random import default_rng", "TID251"),
+        ("wire.py", "import pickle", "TID251"),
+        ("plan/target.py", "assert Target", "S101"),
+        ("round.py", "def quiet(x):\n    return x", "ANN"),
+        ("codec.py", "def switch(on: bool) -> None: ...", "FBT001"),
+    ],
+)
+def test_the_linter_fails_on_a_planted_line(copy, module, line, code):
+    plant(copy, module, line)
+    result = gate(copy, "ruff", "check", "--no-cache", f"src/d2pfed/{module}")
+    assert result.returncode == 1
+    assert code in result.stdout
+
+
+def test_the_formatter_fails_on_a_planted_line(copy):
+    plant(copy, "errors.py", "x = { 'a':1 }")
+    assert gate(copy, "ruff", "format", "--no-cache", "--check", "src/d2pfed/errors.py").returncode == 1
+
+
+def test_the_type_checker_fails_on_a_planted_line(copy):
+    plant(copy, "errors.py", 'wrong: int = "text"')
+    result = gate(copy, "mypy", "--follow-imports=skip", "src/d2pfed/errors.py")
+    assert result.returncode == 1
+    assert "Incompatible types" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("ring.py", "from d2pfed.codec import Codec", "Imports go down the layers"),
+        ("accounting/release.py", "from d2pfed.sampler import Binomial", "Imports go down the layers"),
+        ("ring.py", "import cryptography", "Ciphers live in randomness and secagg.crypto"),
+        ("codec.py", "import torch", "Torch lives in learning"),
+        ("round.py", "import flwr", "Flower and Ray stay in their engines"),
+    ],
+)
+def test_the_layers_fail_on_a_planted_import(copy, module, line, contract):
+    plant(copy, module, line)
+    result = gate(copy, "lint-imports", "--no-cache")
+    assert result.returncode == 1
+    assert f"{contract} BROKEN" in result.stdout
+
+
+def test_a_module_outside_of_the_layers_is_refused(copy):
+    (copy / "src" / "d2pfed" / "helpers.py").write_text('"""Anything."""\n')
+    result = gate(copy, "lint-imports", "--no-cache")
+    assert result.returncode == 1
+
+
+def test_the_copy_itself_passes(copy):
+    assert gate(copy, "lint-imports", "--no-cache").returncode == 0
+    assert gate(copy, "ruff", "check", "--no-cache", "src").returncode == 0

@@ -1,0 +1,569 @@
+import math
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from d2pfed import canonical
+from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding, spent
+from d2pfed.errors import ConfigError
+from d2pfed.mechanism import CpSGD, DistributedSkellam, Independent, Share
+from d2pfed.plan import Kind, Plan, Policy, Target, Turn, calibrate, explain, ideal_multiplier, observers, promises
+from d2pfed.plan.agreement import TYPES, largest_cohort, variance, wrap_probability
+from d2pfed.randomness import Entropy
+from d2pfed.ring import Ring
+from d2pfed.rotation import Hadamard, RandomPhase
+from d2pfed.sampler import MAX_TABLE_SIGMA
+
+SMALL = Target(dimension=100, population=2000, cohort=20, rounds=10, epsilon=2.0)
+GOLDEN = Target(dimension=51_370, population=100_000, cohort=100, rounds=100, epsilon=1.0, delta=1e-5)
+HIDES_THE_SIZE = (Kind.SHARED, Kind.BEARER)
+
+planned = cache(calibrate)
+
+
+def epsilon_of(plan, noise):
+    """Return the certified cost of the whole plan, were this the noise that nobody who watches knows."""
+    release = replace(plan.release(0, 0, (), plan.quorum), noise=noise)
+    releases = [replace(release, round=number) for number in range(plan.rounds)]
+    return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
+
+
+def keeps_its_promise(plan):
+    return epsilon_of(plan, plan.noise(plan.quorum).without(plan.colluders)) <= plan.epsilon
+
+
+def weaker(noise, share):
+    """Return the same law with less noise."""
+    for name in ("variance", "trials"):
+        if hasattr(noise, name):
+            value = getattr(noise, name) * Fraction(share) ** 2
+            return replace(noise, **{name: value if name == "variance" else int(value) // 2 * 2})
+    return replace(noise, sigma=noise.sigma * Fraction(share))
+
+
+GRID = [
+    replace(SMALL, mechanism=kind, scheme=scheme, adjacency=adjacency, against=against, epsilon=epsilon)
+    for kind in Kind
+    for scheme in Scheme
+    for adjacency in Adjacency
+    for against, epsilon in ((RELEASED, 2.0), (SERVER, 8.0))
+    if scheme is not Scheme.POISSON or kind in HIDES_THE_SIZE
+]
+
+
+def name_of(target):
+    return f"{target.mechanism}-{target.scheme}-{target.adjacency}-{target.against}"
+
+
+@pytest.mark.parametrize("target", GRID, ids=name_of)
+def test_a_plan_keeps_its_promise(target):
+    plan = planned(target)
+    assert keeps_its_promise(plan)
+    assert plan.epsilon == target.epsilon
+    assert plan.wrap_probability <= 1e-2
+
+
+@pytest.mark.parametrize("target", GRID, ids=name_of)
+def test_one_per_cent_less_noise_breaks_the_promise(target):
+    plan = planned(target)
+    assert epsilon_of(plan, weaker(plan.contributed, Fraction(99, 100))) > plan.epsilon
+
+
+wishes = st.builds(
+    Target,
+    dimension=st.integers(1, 300),
+    population=st.sampled_from([100, 1000, 10**6]),
+    cohort=st.integers(5, 100),
+    rounds=st.integers(1, 30),
+    epsilon=st.floats(0.2, 20),
+    delta=st.sampled_from([None, 1e-8, 1e-3]),
+    against=st.sampled_from([RELEASED, SERVER]),
+    mechanism=st.sampled_from([Kind.INDEPENDENT, Kind.DDGAUSS, Kind.SKELLAM, Kind.BINOMIAL]),
+    scheme=st.sampled_from([Scheme.FIXED, Scheme.NONE]),
+    adjacency=st.sampled_from(Adjacency),
+    dropouts=st.sampled_from([0.0, 0.1, 0.25]),
+    colluders=st.integers(0, 3),
+    clip_norm=st.floats(1e-3, 1e3),
+    rotation=st.sampled_from(Turn),
+)
+
+
+@settings(max_examples=20)
+@given(wishes)
+def test_any_plan_that_is_made_keeps_its_promise(target):
+    plan = calibrate(target)
+    assert keeps_its_promise(plan)
+    assert plan.wrap_probability <= 1e-2
+    assert canonical.decode(canonical.encode(plan), TYPES) == plan
+    assert plan.codec.radius <= Fraction(target.clip_norm) / Fraction(plan.codec.granularity)
+
+
+def test_the_check_rejects_plans_that_forget_what_they_promise():
+    """Planted bugs: noise for a whole cohort where some may be missing, or may tell their noise."""
+    for wish in (replace(SMALL, dropouts=0.25), replace(SMALL, colluders=5)):
+        forgetful = replace(planned(SMALL), quorum=wish.quorum, colluders=wish.colluders)
+        assert keeps_its_promise(planned(wish))
+        assert not keeps_its_promise(forgetful)
+
+
+def test_the_main_example_has_the_noise_and_the_bits_it_should():
+    plan = planned(GOLDEN)
+    assert 1.152 <= plan.sigma <= 1.152 * 1.01
+    assert plan.ring.bits == 8
+    assert plan.wrap_probability <= 1e-2
+    assert plan.noise_multiplier == pytest.approx(plan.sigma / 2, rel=1e-3)
+    assert keeps_its_promise(plan)
+
+
+@pytest.mark.parametrize("dimension", [1, 7, 100])
+@pytest.mark.parametrize("kind", Kind)
+def test_the_radius_never_exceeds_the_clip_and_the_noise_is_in_real_units(kind, dimension):
+    plan = planned(replace(SMALL, mechanism=kind, dimension=dimension, clip_norm=0.3, scheme=Scheme.NONE))
+    assert float(plan.codec.radius) * plan.codec.granularity <= 0.3
+    assert plan.sigma == pytest.approx(math.sqrt(variance(plan.contributed)) * plan.codec.granularity)
+    assert plan.noise_multiplier == pytest.approx(
+        plan.sigma / plan.codec.granularity / (2 * float(plan.contributed.radius))
+    )
+
+
+# Wrapping
+
+
+def aligned(plan, seed):
+    """Return the centres of the worst cohort: everyone at the clip, in the same direction."""
+    update = np.ones(plan.codec.rotation.dimension)
+    return plan.codec.prepare(update / np.linalg.norm(update) * plan.codec.clip_norm, seed)
+
+
+def totals(plan, rounds):
+    """Yield sums over the worst cohort before they are wrapped."""
+    root = Entropy.replay(b"wrap")
+    for number in range(rounds):
+        fresh = root.child(number)
+        centres = aligned(plan, fresh.child("rotation").key)
+        shares = [Share(rank, plan.cohort, 0, fresh.child("group")) for rank in range(plan.cohort)]
+        yield sum(plan.mechanism.encode(centres, share, fresh.child("client", share.rank)) for share in shares)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_sums_wrap_no_more_often_than_stated(kind):
+    plan = planned(replace(SMALL, mechanism=kind, cohort=5, dimension=16, scheme=Scheme.NONE, rounds=1))
+    sums = np.stack(list(totals(plan, 300)))
+    frequencies = []
+    for bits in range(plan.ring.bits - 4, plan.ring.bits + 1):
+        small = replace(plan, ring=Ring(bits))
+        wrapped = np.any(small.ring.centre(small.ring.wrap(sums)) != sums, axis=1)
+        stated = small.wrap_probability
+        assert wrapped.mean() <= stated + 5 * math.sqrt(stated / wrapped.size)
+        frequencies.append(wrapped.mean())
+    assert frequencies[0] > 0  # small rings do wrap: the test can fail
+    assert frequencies[-1] <= 0.04
+
+
+@pytest.mark.parametrize("noise", [Fraction(1, 100), Fraction(1), Fraction(30)])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 10, 32])
+def test_the_heavy_tail_of_skellam_noise_is_within_the_bound(noise, bits):
+    plan = planned(replace(SMALL, cohort=2, dimension=1, mechanism=Kind.SKELLAM, scheme=Scheme.NONE))
+    codec = replace(plan.codec, granularity=plan.codec.clip_norm * 256)  # one grid unit: hardly a signal
+    reach, mean = 1 << (bits - 1), 2 * mpmath.mpf(noise.numerator) / noise.denominator
+    terms = range(reach, min(reach + 60, 700))
+    beyond = 2 * mpmath.fsum(mpmath.exp(-mean) * mpmath.besseli(k, mean) for k in terms)
+    assert wrap_probability(codec, DistributedSkellam(noise), Ring(bits), 2) >= beyond
+
+
+def test_a_secret_cohort_gets_room_for_more_than_expected():
+    plan = planned(replace(SMALL, scheme=Scheme.POISSON, mechanism=Kind.BEARER))
+    largest = largest_cohort(plan.sampling)
+    above = [
+        mpmath.fsum(
+            mpmath.binomial(2000, k) * mpmath.mpf("0.01") ** k * mpmath.mpf("0.99") ** (2000 - k)
+            for k in range(least, 100)
+        )
+        for least in (largest + 1, largest)
+    ]
+    assert above[0] <= 1e-6 < above[1]
+
+
+# Monotone
+
+
+def multipliers(*targets):
+    return [planned(target).noise_multiplier for target in targets]
+
+
+@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.NONE])
+def test_noise_falls_with_epsilon_and_delta_and_rises_with_rounds(scheme):
+    base = replace(SMALL, scheme=scheme)
+    for name, values, sign in (
+        ("epsilon", (0.5, 2.0, 8.0), -1),
+        ("delta", (1e-8, 1e-5, 1e-3), -1),
+        ("rounds", (1, 10, 30), 1),
+    ):
+        found = multipliers(*(replace(base, **{name: value}) for value in values))
+        assert all(sign * (b - a) > 0 for a, b in pairwise(found))
+
+
+def test_each_client_adds_more_where_more_may_be_missing_or_may_collude():
+    for name, values in (("dropouts", (0.0, 0.1, 0.45)), ("colluders", (0, 1, 10))):
+        plans = [planned(replace(SMALL, **{name: value})) for value in values]
+        each = [float(plan.mechanism.sigma) * plan.codec.granularity for plan in plans]
+        assert all(a < b for a, b in pairwise(each))
+        for plan, one in zip(plans, each, strict=True):
+            assert one == pytest.approx(each[0] * math.sqrt(20 / (plan.quorum - plan.colluders)), rel=5e-3)
+
+
+def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
+    wide = replace(GOLDEN, dropouts=0.29)
+    assert wide.quorum == 71
+    assert replace(wide, dropouts=0.1).quorum == 90
+    assert replace(wide, dropouts=0.005).quorum == 100
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("wish", "rule"),
+    [
+        ({"dimension": 0}, "dimension must be at least 1, got 0"),
+        ({"population": 0}, "population must be at least 1, got 0"),
+        ({"cohort": 0}, "cohort must be at least 1, got 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"attempts": 0}, "attempts must be at least 1, got 0"),
+        ({"cohort": 2001}, "cohort must be at most the population 2000, got 2001"),
+        ({"cohort": 1}, "must leave 2 of 1 clients"),
+        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
+        ({"epsilon": math.nan}, "epsilon must be positive and finite, got nan"),
+        ({"epsilon": math.inf}, "epsilon must be positive and finite, got inf"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\), got 1.0"),
+        ({"clip_norm": 0.0}, "clip must be positive and finite, got 0.0"),
+        ({"clip_norm": math.inf}, "clip must be positive and finite, got inf"),
+        ({"dropouts": 1.0}, r"dropouts must be in \[0, 1\), got 1.0"),
+        ({"dropouts": math.nan}, r"dropouts must be in \[0, 1\), got nan"),
+        ({"dropouts": -0.1}, r"dropouts must be in \[0, 1\), got -0.1"),
+        ({"dropouts": 0.5}, "11 of 20 clients must be left to open a secret, got 10 dropouts"),
+        ({"colluders": 20}, r"colluders must be in \[0, quorum = 20\), got 20"),
+        ({"colluders": -1}, r"colluders must be in \[0, quorum = 20\), got -1"),
+        ({"colluders": 19}, "must leave 2 of 20 clients, got 0 and 19"),
+        ({"participations": 0}, r"participations must be in \[1, rounds x attempts = 30\], got 0"),
+        ({"participations": 31}, r"participations must be in \[1, rounds x attempts = 30\], got 31"),
+        ({"bits": 0}, r"bits must be in \[1, 32\], got 0"),
+        ({"bits": 33}, r"bits must be in \[1, 32\], got 33"),
+        ({"bits": 7}, "bits must be at least 8 for this noise and cohort, got 7"),
+        ({"bits": 3, "mechanism": Kind.DDGAUSS}, "3 bits are too few for ddgauss with 20 clients"),
+        ({"scheme": Scheme.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
+        ({"scheme": Scheme.ONCE, "participations": 2}, "one participation, got 2"),
+        ({"scheme": Scheme.POISSON}, "mechanism shared or bearer, got independent"),
+        ({"mechanism": Kind.SHARED, "colluders": 1}, "colluders must be 0 with the mechanism shared.* got 1"),
+        ({"mechanism": Kind.BEARER, "colluders": 2}, "colluders must be 0 with the mechanism bearer.* got 2"),
+        ({"mechanism": Kind.SHARED, "against": CLIENT}, "shared keeps any epsilon: .* unknown to client"),
+        ({"against": colluding(20)}, r"independent keeps any epsilon: .* unknown to colluding\(20\)"),
+        (
+            {"against": SERVER, "epsilon": 1e-6},
+            "epsilon 1e-06 needs noise so wide that the clip is below the grid",
+        ),
+        (
+            {"against": SERVER, "epsilon": 1e-12, "mechanism": Kind.SHARED},
+            r"epsilon 1e-12 at delta 0.0002\d+ against `server` asks for noise above 1e\+06 times the sensitivity",
+        ),
+        ({"delta": 0.5}, "epsilon 2 at delta 0.5 .* asks for noise below 0.001 times the sensitivity: for none"),
+        ({"against": SERVER, "epsilon": 1e7}, r"epsilon 1e\+07 at .* asks for noise below 0.001 times"),
+        (
+            {"mechanism": Kind.SHARED, "dimension": 10**8, "against": SERVER, "epsilon": 0.5},
+            "at most 65536 lattice steps wide, and epsilon 0.5 against `server` needs",
+        ),
+        ({"mechanism": Kind.DDGAUSS, "dimension": 10**12}, "1000000000000 coordinates is too long for .* ddgauss"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_in_one_line(wish, rule):
+    with pytest.raises(ConfigError, match=rule) as refusal:
+        calibrate(replace(SMALL, **wish))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("bits", [13, 15, 32])
+def test_a_wish_for_bits_is_met_and_the_promise_kept(kind, bits):
+    target = replace(SMALL, mechanism=kind, bits=bits, scheme=Scheme.NONE, epsilon=8.0)
+    plan = planned(target)
+    assert plan.ring.bits == bits
+    assert plan.wrap_probability <= 1e-2
+    assert keeps_its_promise(plan)
+    assert variance(plan.noise(1)) <= MAX_TABLE_SIGMA**2  # one client's noise can be drawn
+
+
+@pytest.mark.parametrize("cohort", [100, 101, 300])
+def test_a_shared_seed_needs_a_complete_graph_and_nobody_else_does(cohort):
+    wish = replace(SMALL, cohort=cohort, scheme=Scheme.NONE)
+    assert planned(replace(wish, mechanism=Kind.SHARED)).neighbours == cohort - 1
+    assert (planned(wish).neighbours == cohort - 1) == (cohort == 100)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rounds": 0},
+        {"attempts": 0},
+        {"participations": 0},
+        {"participations": 31},
+        {"quorum": 0},
+        {"quorum": 21},
+        {"colluders": -1},
+        {"colluders": 20},
+        {"neighbours": 0},
+        {"neighbours": 20},
+        {"threshold": 0},
+        {"threshold": 21},
+        {"epsilon": 0.0},
+        {"epsilon": math.nan},
+        {"delta": 0.0},
+        {"delta": 1.0},
+    ],
+)
+def test_a_plan_out_of_range_does_not_exist(change):
+    ((name, value),) = change.items()
+    with pytest.raises(ConfigError, match=f"{name} must be .* got {value}"):
+        replace(planned(SMALL), **change)
+
+
+def test_a_partition_means_one_participation():
+    once = planned(replace(SMALL, scheme=Scheme.ONCE))
+    assert once.participations == 1
+    with pytest.raises(ConfigError, match="one participation, got 2"):
+        replace(once, participations=2)
+
+
+# Policy
+
+
+@pytest.mark.parametrize(
+    ("bound", "value_of", "beyond"),
+    [
+        ("least_cohort", lambda plan: plan.cohort, 1),
+        ("least_quorum", lambda plan: plan.quorum, 1),
+        ("least_noise_multiplier", lambda plan: plan.noise_multiplier, 1e-9),
+        ("most_epsilon", lambda plan: plan.epsilon, -1e-9),
+        ("most_delta", lambda plan: plan.delta, -1e-12),
+        ("most_participations", lambda plan: plan.participations, -1),
+        ("most_clip_norm", lambda plan: plan.codec.clip_norm, -1e-9),
+        ("most_bits", lambda plan: plan.ring.bits, -1),
+    ],
+)
+def test_a_policy_holds_a_plan_to_each_bound(bound, value_of, beyond):
+    plan = planned(replace(SMALL, dropouts=0.1, delta=1e-5))
+    value = value_of(plan)
+    Policy(**{bound: value}).check(plan)
+    with pytest.raises(ConfigError, match="this client's policy") as refusal:
+        Policy(**{bound: value + beyond}).check(plan)
+    assert "\n" not in str(refusal.value)
+    assert bound.split("_", 1)[1].replace("_", " ") in str(refusal.value)
+    with pytest.raises(ConfigError, match="this client's policy"):
+        Policy(**{bound: math.nan}).check(plan)
+
+
+def test_a_policy_asks_for_a_threshold_above_half_of_the_holders():
+    plan = planned(replace(SMALL, delta=1e-5))
+    Policy().check(replace(plan, threshold=11))
+    with pytest.raises(ConfigError, match="threshold must be at least 11, the plan has 10"):
+        Policy().check(replace(plan, threshold=10))
+
+
+def test_a_policy_counts_the_noise_that_colluders_do_not_know():
+    plan = replace(planned(replace(SMALL, delta=1e-5)), colluders=19)
+    with pytest.raises(ConfigError, match="noise multiplier"):
+        Policy().check(plan)
+    with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0\.3, the plan has 0"):
+        Policy().check(replace(planned(replace(SMALL, delta=1e-5, mechanism=Kind.BEARER)), colluders=1))
+
+
+# Digest and text
+
+
+def other(value):
+    """Return a value of the same type that is not the same and makes sense in its place; None if there is none."""
+    match value:
+        case Enum():
+            return next((item for item in type(value) if item is not value), None)
+        case int() | Fraction():
+            return value + 2
+        case float():
+            return value * 0.999
+        case Observer():
+            return SERVER
+        case Hadamard():
+            return RandomPhase(value.dimension)
+    return None
+
+
+def changed(value):
+    """Yield the name of every field below a value, and the value with that one field changed."""
+    for item in fields(value):
+        inner = getattr(value, item.name)
+        if (another := other(inner)) is not None:
+            yield item.name, replace(value, **{item.name: another})
+        if is_dataclass(inner) and not isinstance(inner, Observer):
+            for name, deeper in changed(inner):
+                yield f"{item.name}.{name}", replace(value, **{item.name: deeper})
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_digest_changes_with_every_field(kind):
+    plan = planned(replace(SMALL, mechanism=kind, dropouts=0.1, scheme=Scheme.NONE, participations=20))
+    plan = replace(plan, neighbours=17, codec=replace(plan.codec, box=2 * plan.codec.granularity))
+    found = dict(changed(plan)) | {"colluding": replace(plan, against=colluding(3))}
+    found["another colluding"] = replace(plan, against=colluding(4))
+    found["no box"] = replace(plan, codec=replace(plan.codec, box=None))
+    assert len({item.digest for item in found.values()} | {plan.digest}) == len(found) + 1
+    deep = {f"codec.{item.name}" for item in fields(plan.codec)} | {"codec.rotation.dimension", "ring.bits"}
+    deep |= {f"sampling.{item.name}" for item in fields(plan.sampling)}
+    deep |= {f"mechanism.{item.name}" for item in fields(plan.mechanism)} - {"mechanism.rounded"}
+    top = {item.name for item in fields(Plan)} - {"unit", "sampling", "codec", "mechanism", "ring"}
+    assert deep | top <= found.keys()  # there is only one unit
+
+
+@pytest.mark.parametrize("target", GRID, ids=name_of)
+def test_a_plan_is_read_back_from_its_text(target):
+    plan = planned(target)
+    text = canonical.encode(plan)
+    again = canonical.decode(text, TYPES)
+    assert again == plan
+    assert again.digest == plan.digest
+    assert len(plan.digest) == 32
+
+
+@pytest.mark.parametrize("against", [RELEASED, SERVER, CLIENT, ALONE, colluding(3)])
+@pytest.mark.parametrize("turn", Turn)
+def test_every_observer_and_rotation_has_a_text(against, turn):
+    plan = replace(planned(replace(SMALL, rotation=turn)), against=against)
+    assert canonical.decode(canonical.encode(plan), TYPES) == plan
+
+
+def test_a_text_that_breaks_a_rule_of_the_plan_is_refused():
+    text = canonical.encode(planned(SMALL))
+    damaged = [
+        text.replace('"quorum":20', '"quorum":21'),
+        text.replace('"quorum":20', '"quorum":"20"'),
+        text.replace('"sampling":{', '"sampling":{"":"Ring","bits":8},"x":{'),
+        text.replace('"bits":8', '"bits":33'),
+        text.replace('"sigma":{"":"Fraction","is":"2"}', '"sigma":{"":"Fraction","is":"2/0"}'),
+        text.replace('"sigma":{"":"Fraction","is":"2"}', '"sigma":{"":"Fraction","is":"1e999999999"}'),
+        text.replace('"attempts":3,', ""),
+        text[:-1],
+    ]
+    for wrong in damaged:
+        assert wrong != text
+        with pytest.raises(ConfigError):
+            canonical.decode(wrong, TYPES)
+
+
+# The cap on participations
+
+
+@pytest.mark.parametrize(
+    ("rounds", "population", "cohort"),
+    [(1, 100, 10), (10, 2000, 20), (100, 100_000, 100), (300, 2000, 10), (50, 100, 100), (2000, 100_000, 100)],
+)
+def test_the_default_cap_loses_at_most_one_per_cent_and_is_the_least(rounds, population, cohort):
+    cap = Target(dimension=1, population=population, cohort=cohort, rounds=rounds).cap
+    rate = mpmath.mpf(cohort) / population
+    masses = [mpmath.binomial(rounds, k) * rate**k * (1 - rate) ** (rounds - k) for k in range(rounds + 1)]
+
+    def lost(most):
+        return mpmath.fsum(mass * max(0, k - most) for k, mass in enumerate(masses)) / (rounds * rate)
+
+    assert lost(cap) <= 0.01 * (1 + 1e-9)
+    assert cap == 1 or lost(cap - 1) > 0.01 * (1 - 1e-9)
+
+
+def test_a_cap_that_is_given_is_kept():
+    assert planned(replace(SMALL, participations=7)).participations == 7
+    assert planned(replace(SMALL, scheme=Scheme.NONE)).participations == SMALL.rounds
+
+
+def test_against_the_server_the_cap_decides():
+    one, four = multipliers(*(replace(SMALL, against=SERVER, participations=cap) for cap in (1, 4)))
+    assert four == pytest.approx(2 * one, rel=0.01)
+
+
+# Explanations
+
+
+@pytest.mark.parametrize("target", [GOLDEN, *GRID[::7]], ids=name_of)
+def test_the_error_is_close_to_a_trusted_servers(target):
+    plan = planned(target)
+    told = explain(target, plan)
+    most = {Kind.SKELLAM: 1.6, Kind.BINOMIAL: 20}.get(target.mechanism, 1.05)
+    assert 0.99 <= told.relative_error <= most
+    assert told.bits == plan.ring.bits
+    assert told.modulus == 2**told.bits
+    assert told.upload_bytes == math.ceil(told.bits * plan.codec.length / 8)
+    assert told.noise_to_clip >= plan.sigma / target.clip_norm / plan.cohort
+
+
+def test_an_explanation_names_every_observer_with_its_own_epsilon():
+    target = replace(SMALL, colluders=3)
+    plan = planned(target)
+    told = {str(item.observer): item.epsilon for item in explain(target, plan).spent}
+    assert list(told) == ["released", "server", "client", "colluding(3)", "alone"]
+    assert told["released"] <= 2.0
+    assert told["released"] < told["server"] < told["client"] < told["colluding(3)"] < told["alone"] < math.inf
+    assert told == {str(item.observer): item.epsilon for item in promises(plan)}
+    assert [str(item) for item in observers(plan)] == list(told)
+
+
+def test_noise_that_clients_know_is_no_protection_from_them():
+    told = {str(item.observer): item.epsilon for item in promises(planned(replace(SMALL, mechanism=Kind.SHARED)))}
+    assert told["released"] < told["server"] < math.inf
+    assert told["client"] == told["alone"] == math.inf
+
+
+def test_reasons_name_what_they_rest_on():
+    target = replace(SMALL, dropouts=0.1, colluders=2)
+    told = explain(target, planned(target))
+    for part in ("epsilon 2", "`released`", "10 rounds", "20 clients", "2 of them are missing", "2 of them tell"):
+        assert part in told.why_noise
+    assert f"{told.bits} bits" in told.why_bits
+    assert "missing" not in explain(SMALL, planned(SMALL)).why_noise
+
+
+def test_a_hopeless_wish_is_warned_of_with_a_cohort_that_would_help():
+    hopeless = Target(dimension=996_298, population=2000, cohort=10, rounds=300, epsilon=1.0, delta=1e-5)
+    told = explain(hopeless, planned(hopeless))
+    (warning,) = told.warnings
+    helpful = int(warning.split("a cohort of about ")[1].split()[0])
+    assert helpful == pytest.approx(10 * told.noise_to_clip / 10, rel=0.1)
+    assert told.noise_to_clip == pytest.approx(math.sqrt(996_298) * planned(hopeless).sigma / 10, rel=0.02)
+    assert explain(SMALL, planned(SMALL)).warnings == ()
+
+
+@pytest.mark.parametrize(("delta", "count"), [(1 / 2000, 1), (0.01, 1), (0.99 / 2000, 0), (None, 0)])
+def test_a_delta_of_one_in_the_population_is_warned_of(delta, count):
+    target = replace(SMALL, delta=delta)
+    assert sum("1 / population" in warning for warning in explain(target, planned(target)).warnings) == count
+
+
+def test_the_default_delta_is_below_one_in_the_population():
+    assert SMALL.spent_delta == 2000**-1.1
+    assert planned(SMALL).delta == SMALL.spent_delta
+
+
+def test_no_mechanism_needs_less_than_the_ideal():
+    for target in GRID[::3]:
+        plan, least = planned(target), 2 * ideal_multiplier(target) * target.clip_norm
+        assert plan.sigma >= least * 0.995, name_of(target)
+
+
+def test_a_client_draws_no_narrower_than_two_steps():
+    plan = planned(SMALL)
+    assert plan.mechanism == Independent(Fraction(2))
+    assert isinstance(planned(replace(SMALL, mechanism=Kind.BINOMIAL)).mechanism, CpSGD)
+    assert plan.against == Observer(RELEASED.view)

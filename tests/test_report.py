@@ -1,0 +1,401 @@
+"""The report tells the story's numbers, all of them that may be told, and nothing else."""
+
+import math
+import re
+from dataclasses import replace
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from d2pfed.accounting import CLIENT, SERVER, Adjacency, Scheme, colluding
+from d2pfed.errors import ConfigError
+from d2pfed.plan import Kind
+from d2pfed.report import Story, write_report
+from d2pfed.report.page import render
+from d2pfed.report.panels import panels
+from d2pfed.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
+from d2pfed.report.wording import in_bytes, meaning, promise, upward
+from stories import Page, outside, points, story
+
+HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""
+SECRET_SURVIVORS, SECRET_ATTEMPT, SECRET_SECONDS, SECRET_REALISED = 9173, 7193, 8191.25, 3.3331
+
+
+def written(told: Story, directory) -> str:
+    return write_report(told, directory).read_text("utf-8")
+
+
+def files(directory) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_page_and_each_plot_as_png_and_svg_are_written_and_nothing_is_left_over(tmp_path):
+    assert write_report(story(12), tmp_path) == tmp_path / "report.html"
+    names = ("accuracy", "epsilon", "loss", "noise", "survivors", "upload")
+    plots = {f"plots/{name}.{kind}" for name in names for kind in ("png", "svg")}
+    assert set(files(tmp_path)) == {"report.html"} | plots
+
+
+def test_equal_stories_give_equal_bytes_whatever_the_plotter_was_told_before(tmp_path):
+    for name, width in (("first", 1.0), ("second", 9.0)):
+        (tmp_path / name).mkdir()
+        with mpl.rc_context({"lines.linewidth": width, "font.size": 10 * width, "svg.hashsalt": name}):
+            write_report(story(12), tmp_path / name)
+    assert files(tmp_path / "first") == files(tmp_path / "second")
+    (tmp_path / "third").mkdir()
+    write_report(replace(story(12), test_accuracy=0.8766), tmp_path / "third")
+    assert files(tmp_path / "first") != files(tmp_path / "third")
+
+
+def test_plotting_leaves_no_trace_in_the_plotters_settings():
+    before = dict(mpl.rcParams)
+    draw(panels(story(2))[0].plot)
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 12])
+def test_page_and_plots_are_well_formed_and_need_nothing_from_outside(tmp_path, rounds):
+    html = written(story(rounds), tmp_path)
+    assert outside(html) == []
+    names = [attributes["id"] for _, attributes in Page.read(html).tags if "id" in attributes]
+    assert len(names) == len(set(names))
+    targets = re.findall(r'(?:url\(|href=")#([^")]*)', html)
+    assert set(targets) <= set(names)
+    for path in (tmp_path / "plots").glob("*.svg"):
+        assert ET.fromstring(path.read_text()).tag.endswith("svg")
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        '<p><img src="x.png"></p>',
+        "<p><script></script></p>",
+        '<p style="background: url(x.png)"></p>',
+        '<p><a href="http://example.org">x</a></p>',
+        "<style>@import 'x.css';</style>",
+        '<p onclick="x"></p>',
+    ],
+)
+def test_the_check_for_outside_references_finds_a_planted_one(planted):
+    assert outside(planted)
+
+
+@pytest.mark.parametrize("planted", ["<p><b></p>", "<p>", "</p>", "<p><b></p></b>"])
+def test_the_check_for_well_formed_pages_rejects_a_planted_fault(planted):
+    with pytest.raises(AssertionError):
+        Page.read(planted)
+
+
+def with_text(name: str, text: str) -> Story:
+    """Return a story that has the text in one place."""
+    told = story(2)
+    match name:
+        case "settings":
+            return replace(told, settings=((text, text),))
+        case "warnings":
+            return replace(told, explanation=replace(told.explanation, warnings=(text,)))
+        case "reason":
+            endless = replace(told.spent[0], epsilon=math.inf, reason=text)
+            return replace(told, spent=(endless, *told.spent[1:]))
+    return replace(told, **{name: text})
+
+
+@pytest.mark.parametrize("name", ["title", "run", "data", "stopped", "ledger", "settings", "warnings", "reason"])
+def test_hostile_text_stays_text(name):
+    html = render(with_text(name, HOSTILE), [])
+    assert outside(html) == []
+    page, calm = Page.read(html), Page.read(render(with_text(name, "calm"), []))
+    assert [tag for tag, _ in page.tags if tag != "code"] == [tag for tag, _ in calm.tags if tag != "code"]
+    assert "alert(1)" in page.text
+    assert "1337" not in html  # the template's language is not spoken by values
+
+
+def test_the_check_for_hostile_text_fails_where_nothing_is_escaped():
+    with pytest.raises(AssertionError):
+        assert outside(render(with_text("title", "calm"), []).replace("<h1>calm", f"<h1>{HOSTILE}")) == []
+
+
+def test_every_observer_has_its_exact_epsilon_and_all_that_it_depends_on():
+    told = story(12)
+    told = replace(told, spent=(*told.spent, replace(told.spent[1], observer=colluding(3), epsilon=11.25)))
+    page = Page.read(render(told, []))
+    exact = [attributes["value"] for tag, attributes in page.tags if tag == "data"]
+    assert [float(value) for value in exact] == [item.epsilon for item in told.spent]
+    for item in told.spent:
+        words = promise(told, item)
+        assert words.sentence in page.text
+        assert words.scope in page.text
+        assert upward(item.delta, 3) in words.sentence
+        assert str(item.unit) in words.sentence
+        for part in (str(item.adjacency), item.sampling, f"at most {item.participations} times"):
+            assert part in words.scope
+
+
+def test_an_infinite_epsilon_is_said_plainly_with_its_reason():
+    told = story(12, Kind.SHARED)
+    exposed = next(item for item in told.spent if item.observer == CLIENT)
+    assert exposed.epsilon == math.inf
+    page = Page.read(render(told, []))
+    assert f"may learn anything about a client: epsilon is infinite: {exposed.reason}" in page.text
+    assert "nan" not in page.text.lower().split()
+
+
+def test_what_is_not_finite_leaves_its_plot_out():
+    told = story(3)
+    told = replace(told, rounds=tuple(replace(point, epsilon=math.inf, loss=math.nan) for point in told.rounds))
+    assert {"epsilon", "loss"}.isdisjoint(panel.plot.name for panel in panels(told))
+    assert Page.read(render(told, [])).cells[2:4] == ["not finite", "infinite"]
+
+
+def test_a_huge_epsilon_is_not_called_a_protection():
+    told = story(2)
+    large, small = (promise(told, replace(told.spent[0], epsilon=value)).sentence for value in (20.5, 19.5))
+    assert "too much to call a protection" in large
+    assert "too much" not in small
+
+
+def test_the_table_of_rounds_has_the_storys_numbers():
+    told = story(12)
+    cells = Page.read(render(told, [])).cells
+    for place, point in enumerate(told.rounds):
+        row = cells[7 * place : 7 * place + 7]
+        assert int(row[0]) == point.round
+        assert float(row[1].removesuffix(" %")) == pytest.approx(100 * point.accuracy, abs=0.005)
+        assert float(row[2]) == pytest.approx(point.loss, abs=5e-5)
+        assert point.epsilon <= float(row[3]) <= 1.001 * point.epsilon
+        assert float(row[4]) == pytest.approx(point.update_norm, rel=5e-4)
+        assert (int(row[5]), float(row[6])) == (point.survivors, pytest.approx(point.seconds, abs=0.0051))
+
+
+def test_facts_settings_explanation_and_verification_are_on_the_page():
+    told = story(12)
+    html = render(told, [])
+    page, price = Page.read(html), told.explanation
+    for part in (
+        "87.65 %",
+        f"{price.bits} bits",
+        f"{price.upload_bytes:,} bytes",
+        price.why_noise.replace("`", ""),
+        price.why_bits,
+        "d2pfed ledger verify ledger.sqlite",
+        told.plan.digest.hex(),
+        told.data,
+        "local.rate 0.2",
+        f"quorum {told.plan.quorum}",
+        f"sampling.population {told.plan.sampling.population}",
+    ):
+        assert " ".join(part.split()).replace(" ", "") in page.text.replace(" ", "")
+    assert "the file that the run was given" in render(replace(told, ledger=None), [])
+    assert "protects nobody" not in html
+    assert "protects nobody" in render(replace(told, repeatable=True), [])
+
+
+def test_an_interrupted_run_has_no_test_accuracy_and_shows_the_whole_plans_numbers_beside():
+    told = story(5)
+    so_far = tuple(replace(item, epsilon=item.epsilon / 2) for item in told.spent)
+    page = Page.read(render(replace(told, spent=so_far, test_accuracy=None, stopped="interrupted"), []))
+    assert "Stopped after round 5 of 12: interrupted." in page.text
+    assert "Test accuracy" not in page.text
+    assert f"whole plan {upward(told.spent[0].epsilon, 4)}" in page.text
+
+
+def test_a_run_without_a_round_tells_the_plan_and_plots_nothing(tmp_path):
+    told = replace(story(0), spent=(), test_accuracy=None, stopped="the budget is spent")
+    page = Page.read(written(told, tmp_path))
+    assert "No round is complete" in page.text
+    assert "the whole plan's numbers" in page.text
+    assert "svg" not in [tag for tag, _ in page.tags]
+
+
+def test_an_observer_that_is_not_asked_about_by_default_is_read_off_the_last_round():
+    told = story(2)
+    unusual = replace(told, plan=replace(told.plan, against=colluding(7)))
+    assert f"{upward(told.rounds[-1].epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
+
+
+def planted(kind: Kind, scheme: Scheme) -> Story:
+    """Return a story whose last round has values that are found nowhere else."""
+    told = story(12, kind, scheme)
+    last = replace(told.rounds[-1], survivors=SECRET_SURVIVORS, attempt=SECRET_ATTEMPT, seconds=SECRET_SECONDS)
+    realised = tuple(
+        replace(item, realised=SECRET_REALISED if item.observer == SERVER else None) for item in told.spent
+    )
+    return replace(told, rounds=(*told.rounds[:-1], last), spent=realised)
+
+
+def leaked(directory) -> set[str]:
+    """Return which of the planted values any written text shows."""
+    text = "".join(path.read_text("utf-8") for path in directory.rglob("*") if path.suffix in {".html", ".svg"})
+    numbers = set(re.findall(r"(?<![\d.])[\d,]*\d(?:\.\d+)?", text))
+    forms = {"survivors": ("9,173", "9173"), "seconds": ("8191.25", "8,191.25"), "realised": ("3.334", "3.3331")}
+    found = {name for name, shown in forms.items() if numbers & set(shown)}
+    return found | {"retried" for _ in re.findall("more than one attempt", text)}
+
+
+def test_secret_sizes_leave_out_whatever_would_tell_them(tmp_path):
+    html = written(planted(Kind.BEARER, Scheme.POISSON), tmp_path)
+    assert leaked(tmp_path) == set()
+    assert not list(tmp_path.glob("plots/survivors*"))
+    assert "Survivors by round are left out" in html
+
+
+def test_the_same_search_finds_what_known_sizes_may_show(tmp_path):
+    written(planted(Kind.INDEPENDENT, Scheme.FIXED), tmp_path)
+    assert leaked(tmp_path) == {"survivors", "seconds", "retried"}
+
+
+def test_who_took_part_most_is_told_only_where_nothing_rests_on_it(tmp_path):
+    told = planted(Kind.INDEPENDENT, Scheme.FIXED)
+    open_cohorts = replace(told.plan.sampling, scheme=Scheme.NONE)
+    html = render(replace(told, plan=replace(told.plan, sampling=open_cohorts)), [])
+    (tmp_path / "report.html").write_text(html)
+    assert "realised" in leaked(tmp_path)
+
+
+@pytest.mark.parametrize("rounds", [1_000, 5_000])
+def test_a_long_run_has_a_page_of_bounded_size_that_says_what_it_leaves_out(tmp_path, rounds):
+    html = written(story(rounds), tmp_path)
+    assert len(html) < 300_000
+    page = Page.read(html)
+    assert f"50 of {rounds}" in page.text
+    assert (page.cells[0], page.cells[7 * 49]) == ("1", f"{rounds:,}")
+
+
+def test_noise_in_a_round_shrinks_with_the_clients_that_are_missing():
+    told = story(2)
+    full, half = (replace(told.rounds[0], survivors=count) for count in (20, 5))
+    assert told.noise_in(full) == pytest.approx(told.noise_norm)
+    assert told.noise_in(half) == pytest.approx(told.noise_norm / 2)
+    dimension, plan = 40, told.plan
+    assert told.noise_norm == pytest.approx(math.sqrt(dimension) * plan.sigma / plan.cohort)
+    whole = replace(full, update_norm=5 * told.noise_norm / 3)
+    assert told.signal_in(whole) == pytest.approx(4 * told.noise_norm / 3)
+    assert told.signal_in(replace(full, update_norm=0.0)) == 0
+
+
+def test_noise_that_one_client_adds_does_not_depend_on_survivors():
+    told = story(2, Kind.BEARER)
+    assert told.noise_in(replace(told.rounds[0], survivors=5)) == told.noise_norm
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3 * MOST_POINTS), st.integers(1, 5))
+def test_thinning_keeps_ends_extremes_and_order_and_is_bounded(ys, repeats):
+    ys = ys * repeats
+    xs = [float(place) for place in range(len(ys))]
+    kept_xs, kept_ys = thin(xs, ys)
+    assert len(kept_xs) == len(kept_ys) <= MOST_POINTS
+    assert list(kept_xs) == sorted(set(kept_xs))
+    assert all(ys[int(x)] == y for x, y in zip(kept_xs, kept_ys, strict=True))
+    assert (kept_xs[0], kept_xs[-1]) == (xs[0], xs[-1])
+    assert (min(kept_ys), max(kept_ys)) == (min(ys), max(ys))
+
+
+@given(st.floats(1e-300, 1e300), st.integers(2, 6))
+def test_a_printed_bound_is_never_below_the_bound_and_close_to_it(value, digits):
+    shown = float(upward(value, digits).replace(",", ""))
+    assert value <= shown * (1 + 1e-15)
+    assert shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+
+
+def test_bounds_read_as_people_write_them():
+    assert [upward(value, 4) for value in (8.0, 7.99555, 516.69761, 0.0)] == ["8", "7.996", "516.7", "0"]
+    assert [upward(value, 3) for value in (3.1623e-6, 1e-5, 2980.958, 2.6e7)] == [
+        *("3.17e-6", "1.01e-5", "2,990", "2.6e7"),
+    ]
+    assert (upward(math.inf, 4), upward(math.nan, 4)) == ("infinite", "not a number")
+    assert [in_bytes(size) for size in (12, 1_024, 51_370, 5.137e6, 2e9)] == [
+        *("12 bytes", "1.02 kB", "51.4 kB", "5.14 MB", "2 GB"),
+    ]
+
+
+def test_the_meaning_of_epsilon_names_the_other_world():
+    assert "anything else in its place (replace-one)" in meaning(Adjacency.REPLACE_ONE)
+    assert "nothing but noise in its place (zero-out)" in meaning(Adjacency.ZERO_OUT)
+
+
+def test_one_colluder_and_several_are_worded():
+    told = story(2)
+    one, three = (promise(told, replace(told.spent[1], observer=colluding(count))) for count in (1, 3))
+    assert "with 1 client that tells it their noise" in one.sentence
+    assert "with 3 clients that tell it their noise" in three.sentence
+
+
+def test_backticks_make_code_only_in_pairs():
+    paired, odd = (Page.read(render(with_text("warnings", text), [])) for text in ("see `this`", "see `this"))
+    assert "see this" in paired.text
+    assert "see `this" in odd.text
+
+
+def test_a_quorum_below_the_cohort_is_drawn_and_captioned():
+    told = story(2)
+    told = replace(told, plan=replace(told.plan, quorum=17))
+    told = replace(told, rounds=(told.rounds[0], replace(told.rounds[1], survivors=18, attempt=2)))
+    panel = panels(told)[-1]
+    assert [line.name for line in panel.plot.lines] == ["cohort 20", "quorum 17", "last 18"]
+    assert panel.caption == (
+        "Between 18 and 20 of 20 clients were in a round's sum; a sum over fewer than 17 is never unmasked. "
+        "1 of 2 rounds needed more than one attempt."
+    )
+
+
+def test_labels_of_lines_at_one_height_do_not_cover_each_other():
+    lines = tuple(Line(f"line {number}", Ink.MAIN, (1.0,)) for number in range(4))
+    drawing = draw(Plot(name="same", title="Same", across="round", lines=lines))
+    heights = sorted(
+        float(re.search(rf'(?:translate\(|y=")[^>]*?([\d.]+)[)" ][^>]*>line {number}<', drawing.svg)[1])
+        for number in range(4)
+    )
+    assert all(above - below > 8 for below, above in pairwise(heights))
+
+
+def test_inline_plots_take_every_colour_from_the_style_sheet():
+    line = Line("x", Ink.MAIN, (0.0, 1.0), (1.0, 2.0))
+    inline = draw(Plot(name="colours", title='A "quoted" <title>', across="round", lines=(line,))).inline
+    assert set(re.findall(r"#[0-9a-f]{6}\b", inline)) == set()
+    assert 'aria-label="A &quot;quoted&quot; &lt;title&gt;, by round"' in inline
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"round": 0}, "round's number must be at least 1, got 0"),
+        ({"accuracy": 1.5}, r"accuracy of round 1 must be in \[0, 1\], got 1.5"),
+        ({"accuracy": math.nan}, "got nan"),
+        ({"epsilon": -1.0}, "epsilon must be at least 0, got -1.0"),
+        ({"epsilon": math.nan}, "epsilon must be at least 0, got nan"),
+        ({"update_norm": math.inf}, "update norm must be finite and at least 0, got inf"),
+        ({"survivors": -1}, "survivors must be at least 0, got -1"),
+        ({"seconds": -0.5}, "seconds must be at least 0, got -0.5"),
+    ],
+)
+def test_an_impossible_round_is_refused(change, rule):
+    with pytest.raises(ConfigError, match=rule):
+        replace(points(1)[0], **change)
+
+
+def test_an_impossible_story_is_refused():
+    told = story(3)
+    with pytest.raises(ConfigError, match="in order"):
+        replace(told, rounds=told.rounds[::-1])
+    with pytest.raises(ConfigError, match="the plan has 2 rounds, the story 3"):
+        replace(told, plan=replace(told.plan, rounds=2, participations=2))
+    with pytest.raises(ConfigError, match="test accuracy"):
+        replace(told, test_accuracy=-0.1)
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path):
+    (tmp_path / "plots").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot write the report in"):
+        write_report(story(0), tmp_path)
+
+
+def test_a_round_without_survivors_told_leaves_their_plot_out():
+    told = story(2)
+    silent = tuple(replace(point, survivors=None, attempt=None, seconds=None) for point in told.rounds)
+    assert "survivors" not in [panel.plot.name for panel in panels(replace(told, rounds=silent))]
+    assert "survivors" in [panel.plot.name for panel in panels(told)]

@@ -1,0 +1,218 @@
+"""A run's directory tells its story, or says in one line which file does not."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from d2pfed.accounting import Scheme
+from d2pfed.cli import main
+from d2pfed.errors import ConfigError
+from d2pfed.learning import LocalTraining, Optimiser, build_model, load_task
+from d2pfed.plan import Kind, Target
+from d2pfed.report import read_story
+from d2pfed.run import Job, Settings
+from d2pfed.simulation import Dropouts, Fidelity
+from d2pfed.training import ServerStep
+from stories import Page, outside
+
+FILES = ("plan.json", "settings.json", "metrics.jsonl", "summary.json")
+
+
+def job(kind: Kind, scheme: Scheme, rounds: int) -> Job:
+    task = load_task("digits", population=40, partition=None, data_dir=None)
+    model = build_model("logistic", task, seed=0)
+    target = Target(
+        dimension=model.dimension,
+        population=40,
+        cohort=10,
+        rounds=rounds,
+        epsilon=8.0,
+        mechanism=kind,
+        scheme=scheme,
+    )
+    settings = Settings(
+        task="digits",
+        data=task.description,
+        model="logistic",
+        target=target,
+        local=LocalTraining(optimiser=Optimiser.SGD, rate=0.2, epochs=1, batch_size=10),
+        step=ServerStep(),
+        dropouts=Dropouts(),
+        fidelity=Fidelity.SUM,
+        seed=5,
+    )
+    return Job.of(settings, task, model)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, bytes]:
+    """Return a real run of two rounds, and the report that it left when it was interrupted after one."""
+    path = tmp_path_factory.mktemp("runs") / "real"
+    work = job(Kind.INDEPENDENT, Scheme.FIXED, 2)
+    work.execute(path, path / "ledger.sqlite", lambda _: False)
+    first = (path / "report.html").read_bytes()
+    work.execute(path, path / "ledger.sqlite", lambda _: True)
+    return path, first
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    return shutil.copytree(finished[0], tmp_path / "real")
+
+
+def test_a_run_leaves_a_report_when_interrupted_and_again_at_its_end(finished):
+    path, first = finished
+    interrupted, ended = (Page.read(html.decode()) for html in (first, (path / "report.html").read_bytes()))
+    assert "Stopped after round 1 of 2: interrupted." in interrupted.text
+    assert "Finished after 2 rounds." in ended.text
+    assert outside(first.decode()) == []
+
+
+def test_the_story_has_the_numbers_that_the_run_wrote(run):
+    story = read_story(run)
+    summary = json.loads((run / "summary.json").read_text())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert story.test_accuracy == summary["test_accuracy"]
+    assert [item.epsilon for item in story.spent] == [item["epsilon"] for item in summary["spent"]]
+    assert [point.accuracy for point in story.rounds] == [line["accuracy"] for line in lines]
+    assert [point.survivors for point in story.rounds] == [10, 10]
+    assert story.repeatable
+    assert story.ledger == "ledger.sqlite"
+    settings = dict(story.settings)
+    assert (settings["local.rate"], settings["target.cohort"], settings["dropouts.masked"]) == ("0.2", "10", "0")
+    assert (settings["target.bits"], settings["target.mechanism"]) == ("none", "independent")
+
+
+def test_a_run_of_secret_sizes_logs_nothing_that_tells_them(finished, tmp_path):
+    job(Kind.BEARER, Scheme.POISSON, 1).execute(tmp_path / "secret", tmp_path / "ledger.sqlite", lambda _: True)
+    told, known = (read_story(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
+    assert (told.survivors, told.attempt, told.seconds) == (None, None, None)
+    assert None not in (known.survivors, known.attempt, known.seconds)
+
+
+def test_a_ledger_elsewhere_is_not_named(run):
+    (run / "ledger.sqlite").unlink()
+    assert read_story(run).ledger is None
+
+
+def test_an_infinite_epsilon_is_read_back(run):
+    summary = json.loads((run / "summary.json").read_text())
+    summary["spent"][0] |= {"epsilon": float("inf"), "reason": "no noise"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert read_story(run).spent[0].epsilon == float("inf")
+
+
+def test_the_command_writes_the_same_bytes_again_in_another_process_and_never_loads_pyplot(run):
+    page, plots = run / "report.html", sorted((run / "plots").iterdir())
+    before = [path.read_bytes() for path in (page, *plots)]
+    for path in (page, *plots):
+        path.unlink()
+    code = (
+        "import sys; from d2pfed.cli import main; main()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
+    )
+    (run.parent / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 20\n")
+    environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", str(run)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=run.parent,
+        env=environment,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"The report is in {page}.\n"
+    assert [path.read_bytes() for path in (page, *plots)] == before
+
+
+def complain(arguments: list[str], monkeypatch, capsys) -> str:
+    """Return the one line with which a command refuses."""
+    monkeypatch.setattr(sys, "argv", ["d2pfed", "report", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_json_is_all_that_is_printed(run, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["d2pfed", "report", str(run), "--json"])
+    main()
+    told = json.loads(capsys.readouterr().out)
+    assert told["report"] == str(run / "report.html")
+    assert len(told["plots"]) == 12
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(run, monkeypatch, capsys, name):
+    (run / name).unlink()
+    assert f"{name} is missing" in complain([str(run)], monkeypatch, capsys)
+
+
+def test_what_is_no_directory_is_refused(run, monkeypatch, capsys):
+    assert "is none" in complain([str(run / "nowhere")], monkeypatch, capsys)
+
+
+def test_a_file_that_cannot_be_read_is_named(run):
+    (run / "plan.json").unlink()
+    (run / "plan.json").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot read .*plan\.json"):
+        read_story(run)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"5", b"{}", b'"text"', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_something_else_is_refused_by_name(run, name, content):
+    (run / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name):
+        read_story(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("plan.json", '"quorum":10', '"quorum":11'),
+        ("plan.json", '"quorum":10', '"quorum": 10'),
+        ("plan.json", '"":"Ring"', '"":"Ding"'),
+        ("settings.json", '"cohort":10', '"cohort":0'),
+        ("settings.json", '"task":"digits"', '"task":7'),
+        ("settings.json", '"rate":{"":"float","is":"0x', '"rate":{"":"float","is":"?x'),
+        ("metrics.jsonl", '"accuracy": 0', '"accuracy": 7'),
+        ("metrics.jsonl", '"accuracy"', '"accurate"'),
+        ("metrics.jsonl", '"survivors": 10', '"survivors": 1e1'),
+        ("metrics.jsonl", '"survivors": 10', f'"survivors": {10**400}'),
+        ("metrics.jsonl", '"update_norm": ', '"update_norm": "'),
+        ("metrics.jsonl", '"round": 2', '"round": 3'),
+        ("summary.json", '"view": "server"', '"view": "nobody"'),
+        ("summary.json", '"unit": "client"', '"unit": "cat"'),
+        ("summary.json", '"colluders": 0', '"colluders": true'),
+        ("summary.json", '"spent": [', '"spent": 5, "paid": ['),
+        ("summary.json", '"reason": ""', '"reason": null'),
+        ("summary.json", '"delta": 0', '"delta": "small", "x": 0'),
+    ],
+)
+def test_a_damaged_value_is_refused(run, name, old, new):
+    text = (run / name).read_text()
+    assert old in text
+    (run / name).write_text(text.replace(old, new))
+    with pytest.raises(ConfigError) as refused:
+        read_story(run)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+def test_a_run_that_went_on_since_its_summary_is_told_to_resume(run):
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(
+        metrics.read_text() + metrics.read_text().splitlines()[1].replace('"round": 2', '"round": 3')
+    )
+    with pytest.raises(ConfigError, match=r"tells of 2 rounds and metrics\.jsonl of 3"):
+        read_story(run)
