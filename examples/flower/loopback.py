@@ -6,12 +6,13 @@ what docs/deploy.md does by hand on three machines.
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -150,9 +151,13 @@ class Federation:
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         log = self._ended.enter_context((self.directory / f"{name}.log").open("wb"))
         process = subprocess.Popen(
-            [_program(program), *arguments], env=self._environment(), stdout=log, stderr=subprocess.STDOUT
+            [_program(program), *arguments],
+            env=self._environment(),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that it can be ended with all that it has started itself
         )
-        self._ended.callback(_end, process)
+        self._ended.callback(end, process)
         return process
 
     def _environment(self) -> dict[str, str]:
@@ -169,15 +174,24 @@ def _program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was started here, by its handle."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def end(process: subprocess.Popen[bytes], *, with_signal: signal.Signals = signal.SIGTERM) -> None:
+    """End a process that was started here, and what it has started itself: they are one process group."""
+    for number in (with_signal, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+            if not _group_exists(process.pid):
+                return
+            time.sleep(1)
+
+
+def _group_exists(leader: int) -> bool:
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:

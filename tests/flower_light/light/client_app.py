@@ -1,6 +1,5 @@
 """A client whose update is one-hot at its own place; `signals` is where a test sees and steers it."""
 
-import os
 import time
 from pathlib import Path
 
@@ -17,9 +16,7 @@ def train(msg: Message, context: Context) -> Message:
     """Add one at this client's own place."""
     client, number = int(context.node_config["partition-id"]), int(msg.content["config"]["server-round"])
     signals = Path(str(context.run_config["signals"]))
-    draft = signals / f".training-{client}-{number}"
-    draft.write_text(str(os.getpid()))
-    draft.rename(signals / f"training-{client}-{number}")
+    (signals / f"training-{client}-{number}").touch()
     delay = signals / f"delay-{client}-{number}"
     if delay.exists():
         time.sleep(float(delay.read_text()))
