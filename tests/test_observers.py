@@ -160,7 +160,7 @@ def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
     for adjacency in Adjacency:
         secret = epsilon(rows(50, TRUSTED, POISSON, adjacency), RELEASED, cap=50)
         assert secret < epsilon(rows(50, TRUSTED, FIXED, adjacency), RELEASED, cap=50)
-        assert epsilon(rows(50, BEARER, POISSON, adjacency), RELEASED) == pytest.approx(secret, rel=0.01)
+        assert epsilon(rows(50, BEARER, POISSON, adjacency), RELEASED, cap=50) == pytest.approx(secret, rel=0.01)
     for noise in (INDEPENDENT, SKELLAM, BINOMIAL):
         with pytest.raises(ConfigError, match="secret cohort size"):
             epsilon(rows(5, noise, POISSON), RELEASED)
@@ -322,7 +322,7 @@ def test_only_a_colluding_observer_has_colluders():
 
 
 def test_a_cap_that_may_bind_is_charged_to_delta():
-    """Clients at their cap send zeros, which amplification does not foresee: delta pays for it, or it is not claimed."""
+    """Clients at their cap send zeros, which amplification does not foresee: delta pays, or it is not claimed."""
     releases = rows(100)
     free = epsilon(releases, RELEASED, cap=100)
     hardly = epsilon(releases, RELEASED, cap=8)

@@ -162,7 +162,7 @@ def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int
     """Bound the chance that any coordinate of a sum over the cohort falls outside of [-m/2, m/2).
 
     After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding, where there is
-    one, adds at most 1/4 a client, and the noise its variance; a union bound over the coordinates (docs/theory.md, wrapping).
+    one, adds at most 1/4 a client, and the noise its variance; a union bound over the coordinates does the rest.
     Skellam noise has heavier tails than that, so its own moment generating function takes the Gaussian's place.
     """
     noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
