@@ -1,6 +1,7 @@
 """The options that several commands share, declared once."""
 
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -9,6 +10,7 @@ import typer
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind, Turn
+from d2pfed.simulation import EXCHANGES, Dropouts
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -66,3 +68,14 @@ def one_of(kind: type[Choice], name: str) -> Choice:
         return kind(name)
     except ValueError:
         raise ConfigError(f"{kind.__name__.lower()} must be {', '.join(kind)}, got {name}") from None
+
+
+def dropouts_of(text: str) -> Dropouts:
+    """Return the simulated losses: one fraction before the third exchange, or four, one before each."""
+    try:
+        rates = [Fraction(part) for part in text.split(",")]
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"lost must be a fraction or four of them with commas between, got {text}") from None
+    if len(rates) not in (1, len(EXCHANGES)):
+        raise ConfigError(f"lost must be one fraction or {len(EXCHANGES)}, got {len(rates)}")
+    return Dropouts(masked=rates[0]) if len(rates) == 1 else Dropouts(*rates)

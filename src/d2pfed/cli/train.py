@@ -2,7 +2,6 @@
 
 import signal
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Self
@@ -16,7 +15,7 @@ from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.plan import Kind, Target, Turn, explain
 from d2pfed.randomness import digest
-from d2pfed.simulation import Dropouts, Fidelity
+from d2pfed.simulation import Fidelity
 from d2pfed.training import ServerStep
 
 if TYPE_CHECKING:
@@ -51,12 +50,22 @@ def train(
     partition: Annotated[str | None, typer.Option(help="iid, shards, dirichlet:ALPHA or owner.")] = None,
     optimiser: Annotated[str, typer.Option(help="The clients' optimiser: sgd, adam or rmsprop.")] = "sgd",
     rate: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.2,
+    momentum: Annotated[float, typer.Option(help="The clients' momentum.")] = 0.0,
     epochs: Annotated[int, typer.Option(help="The clients' passes over their data.")] = 3,
     batch: Annotated[int, typer.Option(help="The clients' batch size.")] = 10,
     server_rate: Annotated[float, typer.Option(help="The server's learning rate.")] = 0.8,
     server_momentum: Annotated[float, typer.Option(help="The server's momentum.")] = 0.5,
+    server_adam: Annotated[
+        float, typer.Option(help="Decay of Adam's second moment at the server; 0: no Adam.")
+    ] = 0.0,
+    server_decay: Annotated[
+        float, typer.Option(help="The server's rate shrinks by this factor each round.")
+    ] = 1.0,
     averaging: Annotated[float, typer.Option(help="Decay of the running average of models; 0: none.")] = 0.8,
-    lost: Annotated[float, typer.Option(help="Fraction of clients that drop out of each simulated round.")] = 0.0,
+    lost: Annotated[
+        str,
+        typer.Option(help="Fraction of clients lost in each simulated round, or four: one before each exchange."),
+    ] = "0",
     fidelity: Annotated[
         Fidelity, typer.Option(help="Of all rounds but the first, which is `protocol`.")
     ] = Fidelity.SUM,
@@ -101,10 +110,20 @@ def train(
         model=model,
         target=target,
         local=LocalTraining(
-            optimiser=options.one_of(Optimiser, optimiser), rate=rate, epochs=epochs, batch_size=batch
+            optimiser=options.one_of(Optimiser, optimiser),
+            rate=rate,
+            momentum=momentum,
+            epochs=epochs,
+            batch_size=batch,
         ),
-        step=ServerStep(rate=server_rate, momentum=server_momentum, averaging=averaging),
-        dropouts=Dropouts(masked=Fraction(lost).limit_denominator(10_000)),
+        step=ServerStep(
+            rate=server_rate,
+            momentum=server_momentum,
+            second_moment=server_adam,
+            decay=server_decay,
+            averaging=averaging,
+        ),
+        dropouts=options.dropouts_of(lost),
         fidelity=fidelity,
         seed=seed,
     )
