@@ -1,6 +1,7 @@
 """The dropout matrix of secure aggregation, cell by cell; `dropouts` runs it at any size and number of seeds."""
 
 import itertools
+import json
 import sys
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from d2pfed.errors import TooFewClients
 from d2pfed.randomness import Stream, digest
 from d2pfed.secagg import Consistency, Delivery, Session
 from federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
+from test_secagg_damage import damage
 
 AMOUNTS = ("none", "one", "10 %", "20 %", "30 %", "to the limit", "one below the limit")
 MOMENTS = ("before", "after", "half")
@@ -112,5 +114,11 @@ def dropouts(size: int, seeds: int) -> str:
     return f"{len(outcomes)} rounds of {size} clients: {sums} exact sums, {voids} void attempts, 0 wrong"
 
 
+def main(name: str, size: int, seed: str) -> None:
+    """Run a campaign: `dropouts` by cohort size, `damage` by number of messages; print what was counted."""
+    counted = dropouts(size, 1) if name == "dropouts" else damage(size)
+    print(json.dumps({"campaign": name, "seed": seed, "counted": counted}))
+
+
 if __name__ == "__main__":
-    print(dropouts(int(sys.argv[1]), int(sys.argv[2])))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[4])
