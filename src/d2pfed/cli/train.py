@@ -32,7 +32,7 @@ def train(
     epsilon: options.Epsilon = 1.0,
     delta: options.Delta = None,
     against: options.Against = "released",
-    rounds: options.Rounds = 50,
+    rounds: options.Rounds = 100,
     population: Annotated[
         int | None, typer.Option(help="Number of clients there are. [default: the task's]")
     ] = None,
