@@ -1,6 +1,7 @@
 """Simulated federations: the clients of a cohort in this process or on a cluster."""
 
+from d2pfed.simulation.crew import Crew, Hire, InProcess, Learn
 from d2pfed.simulation.dropouts import Dropouts
 from d2pfed.simulation.engine import Fidelity, Simulation, Updates
 
-__all__ = ["Dropouts", "Fidelity", "Simulation", "Updates"]
+__all__ = ["Crew", "Dropouts", "Fidelity", "Hire", "InProcess", "Learn", "Simulation", "Updates"]
