@@ -15,6 +15,15 @@ from d2pfed.wire import Subset, subset_of
 from federation import MODEL, Federation
 
 VICTIM = 0
+LOW_ORDER = [  # the points of small order on Curve25519, as any implementation must refuse them
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+]
 
 
 def secret_vectors(session: Session) -> dict[int, np.ndarray]:

@@ -89,13 +89,22 @@ def cohort_law(values, size, noise_of):
     return sum(noise_of(sum(values[i] for i in subset)) for subset in subsets) / len(subsets)
 
 
-def neighbours(population, size, noise_of, alternatives):
+def coin_law(values, rate, noise_of):
+    """The law of the sum over the clients whose own coin of probability `rate` came up."""
+    total = 0.0
+    for coins in product((0, 1), repeat=len(values)):
+        chance = np.prod([rate if coin else 1 - rate for coin in coins])
+        total = total + chance * noise_of(sum(np.multiply(coins, values)))
+    return total
+
+
+def neighbours(population, law_of, alternatives):
     """All ordered pairs of laws for data sets over {-1, 0, 1} that differ in the first client."""
     laws = {}
     for values in product((-1, 0, 1), repeat=population):
         key = tuple(sorted(values))
         if key not in laws:
-            laws[key] = cohort_law(key, size, noise_of)
+            laws[key] = law_of(key)
     pairs = {}
     for values in product((-1, 0, 1), repeat=population):
         for first in alternatives:

@@ -12,7 +12,7 @@ import oracle
 from d2pfed.accounting import curves
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.conversion import gaussian_delta, gaussian_epsilon, mironov, tight
-from d2pfed.accounting.pld import known_size, known_size_delta
+from d2pfed.accounting.pld import Law, hidden_size, known_size, known_size_delta
 from d2pfed.accounting.release import DiscreteGaussianSum
 from d2pfed.accounting.sampling import gaussian_moments, without_replacement
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
@@ -246,6 +246,39 @@ def test_the_grid_is_nowhere_below_the_profile(ratio, rate):
     assert losses.get_delta_for_epsilon(1.0) == pytest.approx(
         float(known_size_delta(np.array(1.0), ratio, rate)), rel=0.05, abs=1e-10
     )
+
+
+def coin_delta(first, second, rate, epsilon):
+    """Delta, by a plain sum over the plane, of a client that holds one point or another behind a secret coin."""
+    axis = np.linspace(-9, 9, 361)
+    x, y = np.meshgrid(axis, axis)
+
+    def density(point):
+        return np.exp(-((x - point[0]) ** 2 + (y - point[1]) ** 2) / 2) / (2 * math.pi)
+
+    p, q = ((1 - rate) * density((0, 0)) + rate * density(point) for point in (first, second))
+    return np.maximum(p - math.exp(epsilon) * q, 0).sum() * (axis[1] - axis[0]) ** 2
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4])
+def test_opposite_points_on_the_sphere_are_worst_behind_a_secret_coin(rate):
+    radius = 1.5
+    for epsilon in (0.0, 0.2, -0.1):
+        worst = coin_delta((radius, 0), (-radius, 0), rate, epsilon)
+        for length, angle in product((0.0, 0.5, 1.0), np.linspace(0, math.pi, 7)):
+            other = (radius * length * math.cos(angle), radius * length * math.sin(angle))
+            assert coin_delta((radius, 0), other, rate, epsilon) <= worst + 1e-9
+            assert coin_delta(other, (radius, 0), rate, epsilon) <= worst + 1e-9
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4])
+def test_losses_behind_a_secret_coin_equal_quadrature(rate):
+    radius = 1.5
+    for law, second in ((Law.HIDDEN_REPLACE, (-radius, 0)), (Law.HIDDEN_ZERO_OUT, (0, 0))):
+        losses = hidden_size(law, radius, rate, 1e-3, 1e-12)
+        for epsilon in (0.0, 0.1, 0.3):
+            both = (coin_delta((radius, 0), second, rate, epsilon), coin_delta(second, (radius, 0), rate, epsilon))
+            assert losses.get_delta_for_epsilon(epsilon) == pytest.approx(max(both), rel=1e-3, abs=1e-9)
 
 
 def test_binomial_noise_stays_below_its_theorem():

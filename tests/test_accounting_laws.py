@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product
@@ -88,6 +89,17 @@ def test_the_coarse_grid_is_above_the_fine_one_and_close():
         sampling = Sampling(Scheme.FIXED, population, 100)
         fine, coarse = (epsilon(z, sampling, rounds, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
         assert fine * (1 - 1e-5) <= coarse <= fine * 1.02 + 1e-6
+
+
+def test_secret_coins_are_resolved_alike_by_both_grids():
+    for z, rate, adjacency in product((0.7, 4.0, 60.0), (1e-5, 1e-3), Adjacency):
+        sampling = Sampling(Scheme.POISSON, 10**6, round(rate * 10**6))
+        fine, coarse = (epsilon(z, sampling, 300, adjacency, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
+        assert fine * (1 - 1e-3) <= coarse <= 1.1 * fine + 1e-6
+
+
+def test_secret_coins_with_next_to_no_loss_cost_next_to_nothing():
+    assert epsilon(1e6, Sampling(Scheme.POISSON, 100_000, 100), 5000, delta=0.1) == pytest.approx(0, abs=1e-4)
 
 
 def test_zero_out_behind_a_fixed_size_cohort_costs_the_same_noise_as_replace_one():
@@ -222,6 +234,20 @@ def test_noise_has_no_cost_in_a_way_of_counting_that_does_not_fit_it():
     for charge in (lambda: renyi_charge(binomial, 2, dense(8)), lambda: binomial_charge(skellam, 2, 1e-6)):
         with pytest.raises(ConfigError, match="own rule"):
             charge()
+
+
+def test_every_proof_and_every_check_that_is_named_exists():
+    root = Path(__file__).parent
+    theory = (root.parent / "docs" / "theory.md").read_text()
+    for path in sorted(Path(accounting.__file__).parent.glob("*.py")):
+        text = path.read_text()
+        for anchor in re.findall(r"theory\.md#([a-z-]+)", text):
+            assert f'<a id="{anchor}"></a>' in theory, (path.name, anchor)
+        for name in re.findall(r"test_\w+\.py", text):
+            assert (root / name).exists(), (path.name, name)
+    tests = "".join(path.read_text() for path in root.glob("test_*.py"))
+    for name in re.findall(r"`(?:test_\w+\.py::)?(test_\w+)`", theory):
+        assert f"def {name}(" in tests, name
 
 
 def test_costs_are_composed_in_one_line_of_the_package():

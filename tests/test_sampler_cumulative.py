@@ -1,6 +1,8 @@
 """The proof obligations of the tables: their integers enclose the exact law, and undecided draws are refined."""
 
 from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from math import comb, floor
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d2pfed.randomness import Entropy
-from d2pfed.sampler.bounds import exp_minus
+from d2pfed.sampler.bounds import Weights, exp_minus
 from d2pfed.sampler.cumulative import cumulative, refine
 from d2pfed.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
 from d2pfed.sampler.tables import tabulate
@@ -76,6 +78,32 @@ def test_table_entries_enclose_the_exact_law(law, exact, bits):
             assert entry <= value * 2**bits <= entry + 2
     assert table.entries[0] == 0
     assert table.entries[-1] >= 2**bits - 2
+
+
+@dataclass(frozen=True)
+class Blurred:
+    """A law that is enclosed too loosely below some precision."""
+
+    law: GaussianLaw
+    blur: Callable[[Weights], Weights]
+
+    def weights(self, precision, tail_bits):
+        exact = self.law.weights(precision, tail_bits)
+        return exact if precision > 200 else self.blur(exact)
+
+
+@pytest.mark.parametrize(
+    "blur",
+    [
+        lambda weights: replace(weights, upper=tuple(upper + (upper >> 60) for upper in weights.upper)),
+        lambda weights: replace(weights, left_tail=weights.upper[0] << 64),
+        lambda weights: replace(weights, right_tail=weights.upper[0] << 64),
+        lambda weights: replace(weights, lower=weights.lower[:1] * len(weights.lower)),
+    ],
+)
+def test_loose_enclosures_are_computed_again_with_more_precision(blur):
+    law = GaussianLaw(Fraction(1, 3), Fraction(4))
+    assert cumulative(Blurred(law, blur), 64) == cumulative(law, 64)
 
 
 @given(st.fractions(0, 200, max_denominator=10**6), st.integers(8, 300))

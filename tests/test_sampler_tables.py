@@ -8,7 +8,7 @@ import pytest
 from d2pfed.randomness import Entropy
 from d2pfed.sampler.cumulative import cumulative
 from d2pfed.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
-from d2pfed.sampler.tables import tabulate
+from d2pfed.sampler.tables import _fill, tabulate
 
 LAWS = [
     GaussianLaw(Fraction(0), Fraction(1, 100)),
@@ -84,6 +84,13 @@ def test_the_comparison_sees_a_damaged_table(damage):
     else:
         table.values[0, bucket, 1] -= 1
     assert disagreements(table, law, words) > 0
+
+
+def test_buckets_too_wide_for_a_law_are_refused():
+    wide = tabulate((GaussianLaw(Fraction(0), Fraction(1)),), 64).layout
+    fine = np.array(cumulative(GaussianLaw(Fraction(0), Fraction(900)), 64).entries, np.uint64)
+    with pytest.raises(AssertionError, match="wider"):
+        _fill(wide, fine, 64)
 
 
 @pytest.mark.parametrize(("sigma", "fraction_bits"), [(Fraction(2), 8), (Fraction(1, 3), 3), (Fraction(50), 2)])

@@ -26,6 +26,7 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.released import CAP_SHARE, cap_excess
 
 __all__ = [
     "Accountant",
@@ -41,6 +42,8 @@ __all__ = [
     "Spent",
     "spent",
     "upper_bound",
+    "cap_excess",
+    "CAP_SHARE",
     "Release",
     "Unit",
     "Adjacency",

@@ -30,7 +30,7 @@ from d2pfed.accounting.release import (
     Scheme,
     Unit,
 )
-from d2pfed.accounting.released import is_amplified, released_epsilon
+from d2pfed.accounting.released import capped_epsilon, is_amplified
 from d2pfed.errors import ConfigError
 
 
@@ -125,8 +125,10 @@ def _spent(releases: tuple[Release, ...], observer: Observer, delta: float, cap:
     exposed = _exposed(releases, known, delta, cap)
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
-        epsilon, accountant = min(exposed, released_epsilon(releases, delta, points))
-        return replace(result, epsilon=epsilon, accountant=accountant)
+        amplified = capped_epsilon(releases, delta, cap, points)
+        if amplified < exposed:
+            return replace(result, epsilon=amplified[0], accountant=amplified[1])
+        return replace(result, epsilon=exposed[0], accountant=exposed[1], sampling=_describe(releases, SERVER))
     epsilon, accountant = exposed
     return replace(result, epsilon=epsilon, accountant=accountant, realised=_realised(releases, known, delta, cap))
 

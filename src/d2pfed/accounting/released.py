@@ -22,6 +22,10 @@ from d2pfed.accounting.pld import Law, SampledGaussian, loss_costs
 from d2pfed.accounting.release import Adjacency, Noise, Release, Sampling, Scheme
 from d2pfed.errors import ConfigError
 
+CAP_SHARE = 0.01  # of delta: what a plan lets the cap on participations cost
+_CAP_SHARES = (CAP_SHARE, 0.5)
+_LARGEST_EXPONENT = 700.0  # of a float
+
 
 @dataclass(frozen=True, slots=True)
 class _Exposure:
@@ -44,8 +48,28 @@ def cap_excess(sampling: Sampling, rounds: int, cap: int) -> float:
     sends zeros, so the amplified number holds up to (1 + e^epsilon) times this probability, added to delta.
     Proof: theory.md#caps.
     """
+    if cap >= rounds:
+        return 0.0
     rate = sampling.cohort / sampling.population
     return min(1.0, sampling.population * float(bdtrc(cap, rounds, rate)))
+
+
+def capped_epsilon(releases: Sequence[Release], delta: float, cap: int, points: int) -> tuple[float, str]:
+    """Return epsilon against an observer of all released sums, where each client stops contributing at its cap.
+
+    Guarantee: as `released_epsilon`, with (1 + e^epsilon) times the chance that a cap binds taken out of delta;
+    infinite where delta does not cover that. Proof: theory.md#caps.
+    Checked: test_observers.py::test_a_cap_that_may_bind_is_charged_to_delta.
+    """
+    sampled = {release.sampling for release in releases if is_amplified(release.sampling)}
+    excess = max((cap_excess(sampling, len(releases), cap) for sampling in sampled), default=0.0)
+    if excess == 0:
+        return released_epsilon(releases, delta, points)
+    for share in _CAP_SHARES:
+        epsilon, accountant = released_epsilon(releases, delta * (1 - share), points)
+        if (1 + math.exp(min(epsilon, _LARGEST_EXPONENT))) * excess <= delta * share:
+            return epsilon, accountant
+    return math.inf, "none"
 
 
 def released_epsilon(releases: Sequence[Release], delta: float, points: int) -> tuple[float, str]:

@@ -28,7 +28,7 @@ def smoothing_gap(width: float, smoothing: float) -> float:
     `smoothing` around it. Infinite where the bound says nothing.
 
     Guarantee: holds in both directions for any real centre. Proof: theory.md#smoothing.
-    Checked: test_accounting_surrogate.py by exact sums.
+    Checked: test_accounting_curves.py by exact sums.
     """
     if not 0 < smoothing < width:
         return math.inf

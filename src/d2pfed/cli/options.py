@@ -30,7 +30,7 @@ Neighbours = Annotated[Adjacency, typer.Option("--adjacency", help="Which two wo
 DropoutRate = Annotated[float, typer.Option("--dropouts", help="Fraction of a cohort that may be missing.")]
 Colluders = Annotated[int, typer.Option(help="Clients that tell the server their noise.")]
 Participations = Annotated[
-    int | None, typer.Option(help="Cap on one client's contributions. [default: loses 1 %]")
+    int | None, typer.Option(help="Cap on one client's contributions. [default: hardly ever binds]")
 ]
 Clip = Annotated[float, typer.Option(help="L2 bound on one client's update.")]
 Bits = Annotated[int | None, typer.Option(help="Bits a coordinate. [default: as few as serve]")]

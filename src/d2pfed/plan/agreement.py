@@ -161,13 +161,14 @@ def promises(plan: Plan) -> tuple[Spent, ...]:
 def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int) -> float:
     """Bound the chance that any coordinate of a sum over the cohort falls outside of [-m/2, m/2).
 
-    After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding adds at most
-    1/4 a client, and the noise its variance; a union bound over the coordinates (docs/theory.md, wrapping).
+    After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding, where there is
+    one, adds at most 1/4 a client, and the noise its variance; a union bound over the coordinates does the rest.
     Skellam noise has heavier tails than that, so its own moment generating function takes the Gaussian's place.
     """
     noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
     signal = (cohort * float(codec.radius)) ** 2 / codec.length
-    proxy = signal + cohort / 4 + variance(noise)
+    rounding = 0 if isinstance(mechanism, Independent) else cohort / 4
+    proxy = signal + rounding + variance(noise)
     slope, excess = reach / proxy, 0.0
     if isinstance(noise, SkellamSum):
         slope = min(slope, 1.0)  # Chernoff's bound holds at any slope, and beyond 1 the excess explodes

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 from scipy.special import bdtrc
 
-from d2pfed.accounting import RELEASED, Adjacency, Observer, Scheme
+from d2pfed.accounting import CAP_SHARE, RELEASED, Adjacency, Observer, Sampling, Scheme, cap_excess
 from d2pfed.errors import ConfigError
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
@@ -48,7 +48,7 @@ class Target:
     adjacency: Adjacency = Adjacency.REPLACE_ONE
     dropouts: float = 0.0  # the fraction of a cohort that may be missing from the sum
     colluders: int = 0
-    participations: int | None = None  # None: as few as lose at most 1 % of contributions
+    participations: int | None = None  # None: the least cap that costs next to nothing
     attempts: int = 3
     clip_norm: float = 1.0
     bits: int | None = None  # None: as few as serve
@@ -106,14 +106,23 @@ class Target:
 
     @property
     def cap(self) -> int:
-        """How often one client may contribute: as given, or the least that loses at most 1 % of contributions."""
+        """How often one client may contribute: as given, or the least that costs next to nothing.
+
+        An amplified promise pays for the chance that a cap binds, so there it is one that hardly ever does; elsewhere
+        at most 1 % of all contributions are lost to it.
+        """
         if self.participations is not None:
             return self.participations
         if self.scheme is Scheme.ONCE:
             return 1
         if self.scheme is Scheme.NONE:
             return self.rounds
-        return _least_cap(self.rounds, self.cohort / self.population)
+        if self.against != RELEASED:
+            return _least_cap(self.rounds, self.cohort / self.population)
+        sampling = Sampling(self.scheme, self.population, self.cohort)
+        allowed = CAP_SHARE / 4 * self.spent_delta / (1 + math.exp(min(self.epsilon, 700)))  # retries add draws
+        caps = range(1, self.rounds + 1)
+        return next(cap for cap in caps if cap_excess(sampling, self.rounds, cap) <= allowed)
 
 
 def _least_cap(rounds: int, rate: float) -> int:

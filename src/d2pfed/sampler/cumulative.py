@@ -79,15 +79,13 @@ def _enclose(weights: Weights, bits: int) -> Cumulative | None:
         if most_below << bits > (entry + 2) * (most_below + above):
             return None
         entries.append(entry)
-    if weights.left_tail << bits > 2 * left_lower[-1]:
-        return None
-    return _trim(weights.first - 1, [0, *entries], top)  # one step before the first, F is at most the left tail
+    covers = weights.left_tail << bits <= 2 * left_lower[-1] and entries[-1] == top
+    # one step before the first weight, F is at most the left tail
+    return _trim(weights.first - 1, [0, *entries], top) if covers else None
 
 
-def _trim(first: int, entries: list[int], top: int) -> Cumulative | None:
+def _trim(first: int, entries: list[int], top: int) -> Cumulative:
     """Keep the last zero, the first entry that reaches the top, and what is between."""
-    if entries[-1] < top:
-        return None
     start = bisect_right(entries, 0) - 1
     stop = next(index for index, entry in enumerate(entries) if entry >= top)
     return Cumulative(first + start, tuple(entries[start : stop + 1]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
-from typing import Protocol
+from typing import Protocol, cast
 
 from d2pfed.sampler.bounds import Enclosure, Walk, Weights, ceil_divide, exp_minus, join, multiply, walk
 
@@ -102,7 +102,4 @@ def _geometric(first: Enclosure, factor: Enclosure, precision: int) -> Iterator[
 
 
 def _walk_endless(ratios: Iterator[Enclosure], precision: int, tail_bits: int) -> Walk:
-    done = walk(ratios, precision, tail_bits)
-    if done is None:
-        raise AssertionError("ratios without end ended")
-    return done
+    return cast("Walk", walk(ratios, precision, tail_bits))  # None is for ratios that end
