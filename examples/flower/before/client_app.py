@@ -1,10 +1,11 @@
 """A client that trains on its own digits."""
 
 import torch
-from digits.task import Net, load_data
-from digits.task import train as train_fn
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+
+from digits.task import Net, load_data
+from digits.task import train as train_fn
 
 app = ClientApp()
 
