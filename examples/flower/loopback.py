@@ -89,6 +89,22 @@ class Federation:
         )
         wait_for_port(self.port, self.superlink)
 
+    def start_simulation(self) -> None:
+        """Start Flower's own simulation in place of the SuperLink: its clients have no keys and no homes."""
+        (self.directory / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
+            f"insecure = true\noptions.num-supernodes = {self.clients}\n"
+            "options.backend.client-resources.num-cpus = 1\n"
+        )
+        self.environment = {"D2PFED_SIMULATION": str(self.directory / "simulated")} | dict(self.environment)
+        self.superlink = self._start(
+            "superlink",
+            "flower-superlink",
+            *("--insecure", "--simulation", "--disable-runtime-dependency-installation"),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+        )
+        wait_for_port(self.port, self.superlink)
+
     def start_supernode(self, client: int, certificate: Path | None = None, name: str = "supernode") -> None:
         """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given."""
         config = f'd2pfed-home="{self.home(client)}" partition-id={client} num-partitions={self.clients}'
