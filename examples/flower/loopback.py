@@ -57,6 +57,7 @@ class Federation:
 
     def __enter__(self) -> Self:
         self._ended = ExitStack()
+        self._started: list[subprocess.Popen[bytes]] = []
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -71,6 +72,9 @@ class Federation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for process in self._started:  # all at once, so that they end side by side
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         self._ended.close()
 
     def home(self, client: int) -> Path:
@@ -174,6 +178,7 @@ class Federation:
             start_new_session=True,  # so that it can be ended with all that it has started itself
         )
         self._ended.callback(end, process)
+        self._started.append(process)
         return process
 
     def _environment(self) -> dict[str, str]:
