@@ -10,14 +10,18 @@ pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
 import ray
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
+from safetensors.numpy import load_file
 
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.learning import Learner, LocalTraining, Optimiser, build_model, load_task
+from d2pfed.ledger import read_rows
 from d2pfed.plan import Kind, Target, calibrate
 from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, session_of
+from d2pfed.run import Job, Settings
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, Simulation
-from d2pfed.simulation.ray_engine import RayWorkers
+from d2pfed.simulation.ray_engine import RayWorkers, on_ray
+from d2pfed.training import ServerStep
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
@@ -158,6 +162,33 @@ def test_trained_updates_agree_with_the_in_process_engine(cluster):
         there = list(crew.updates(params, 5)(clients))
     assert max(np.abs(a - b).max() for a, b in zip(here, there, strict=True)) <= 1e-5
     assert max(np.abs(a).max() for a in here) > 1e-3
+
+
+def test_a_run_goes_on_with_another_crew_and_the_same_ledger(cluster, tmp_path):
+    task = load_task("digits", population=40)
+    model = build_model("logistic", task, seed=0)
+    settings = Settings(
+        task="digits",
+        data="digits",
+        model="logistic",
+        target=Target(dimension=model.dimension, population=40, cohort=20, rounds=3, epsilon=30.0, delta=1e-3),
+        local=LocalTraining(rate=0.5, epochs=1, batch_size=10),
+        step=ServerStep(),
+        dropouts=Dropouts(),
+        fidelity=Fidelity.SUM,
+        seed=7,
+    )
+    job = Job.of(settings, task, model)
+    paths = tmp_path / "mixed" / "run", tmp_path / "alone" / "run"
+    first = job.execute(paths[0], paths[0] / "l.sqlite", lambda progress: progress.round < 2, on_ray(2, None))
+    assert (first.rounds, first.stopped) == (2, "interrupted")
+    job.execute(paths[0], paths[0] / "l.sqlite", lambda progress: True)
+    job.execute(paths[1], paths[1] / "l.sqlite", lambda progress: True)
+    bodies = [[row.body for row in read_rows(path / "l.sqlite") if row.key is not None] for path in paths]
+    assert bodies[0] == bodies[1]
+    mixed, alone = (load_file(path / "model.safetensors")["params"] for path in paths)
+    # Updates that differ by rounding may round to another lattice point now and then.
+    assert np.abs(mixed - alone).max() < 5 * job.plan.codec.granularity
 
 
 def test_there_must_be_a_worker():

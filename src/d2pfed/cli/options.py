@@ -9,6 +9,7 @@ import typer
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind, Turn
+from d2pfed.simulation import Hire
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -66,3 +67,12 @@ def one_of(kind: type[Choice], name: str) -> Choice:
         return kind(name)
     except ValueError:
         raise ConfigError(f"{kind.__name__.lower()} must be {', '.join(kind)}, got {name}") from None
+
+
+def on_ray(workers: int, address: str | None) -> Hire:
+    """Return how to hire Ray workers, or say what to install."""
+    try:
+        from d2pfed.simulation.ray_engine import on_ray as hire_on_ray  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        raise ConfigError("the Ray engine needs Ray: pip install 'd2pfed[ray]'") from None
+    return hire_on_ray(workers, address)

@@ -15,10 +15,9 @@ from d2pfed import canonical
 from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
-from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind, Target, Turn, explain
 from d2pfed.randomness import digest
-from d2pfed.simulation import Dropouts, Fidelity, Hire, InProcess
+from d2pfed.simulation import Dropouts, Fidelity, InProcess
 from d2pfed.training import ServerStep
 
 if TYPE_CHECKING:
@@ -128,21 +127,13 @@ def train(
     console.print(chosen.description)
     for warning in explain(target, job.plan).warnings:
         console.print(f"Warning: {warning}")
-    hire = InProcess if engine is Engine.PROCESS else _on_ray(workers, address)
+    hire = InProcess if engine is Engine.PROCESS else options.on_ray(workers, address)
     with _Watcher.start(rounds) as watcher:
         summary = job.execute(directory, ledger or directory / "ledger.sqlite", watcher, hire)
     if json:
         print_json(plain(summary))
     else:
         _print(summary)
-
-
-def _on_ray(workers: int, address: str | None) -> Hire:
-    try:
-        from d2pfed.simulation.ray_engine import on_ray  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError:
-        raise ConfigError("--engine ray needs Ray: pip install 'd2pfed[ray]'") from None
-    return on_ray(workers, address)
 
 
 @dataclass
