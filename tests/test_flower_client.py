@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from typer.testing import CliRunner
 
 from d2pfed import canonical
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client import private
+from d2pfed.flower.enrol import app as enrol_app
+from d2pfed.flower.enrol import read_roster
 from d2pfed.flower.envelope import EXCHANGE, Introduction, Request
 from d2pfed.flower.home import SIMULATION_VARIABLE, Home, read_home
 from d2pfed.flower.layout import Layout
@@ -386,3 +389,23 @@ def test_the_whole_run_works_without_a_roster_where_everyone_says_so(tmp_path, m
     grid.apps = {node: (app, make_context(node - 100, None)) for node, (app, _) in grid.apps.items()}
     params = start(make_strategy(make_plan(rounds=1), tmp_path, None), grid)
     assert (params[:5] > 0.1).all()
+
+
+def test_the_commands_of_enrolment_make_a_home_that_can_be_read(tmp_path):
+    def enrolled(*arguments) -> str:
+        done = CliRunner().invoke(enrol_app, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+        return done.output.strip()
+
+    authority = enrolled("authority", tmp_path / "authority.key")
+    clients = [enrolled("client", tmp_path / f"c{number}", number, authority) for number in (4, 9)]
+    enrolled("roster", tmp_path / "authority.key", tmp_path / "roster", *clients)
+    (tmp_path / "c9" / "roster").write_bytes((tmp_path / "roster").read_bytes())
+    home = read_home(tmp_path / "c9")
+    assert home.client == 9
+    assert home.consistency is Consistency.SIGNED
+    assert home.policy.least_cohort == 10
+    assert set(read_roster(tmp_path / "roster", authority).keys) == {4, 9}
+    again = CliRunner().invoke(enrol_app, ["authority", str(tmp_path / "authority.key")])
+    assert isinstance(again.exception, ConfigError)
+    assert "holds a key already" in str(again.exception)

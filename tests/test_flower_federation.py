@@ -28,18 +28,33 @@ ROOT = Path(__file__).resolve().parent.parent
 KILLED, SLOW, WRONG_CERTIFICATE, UNREGISTERED = 2, 3, 5, 6
 
 
+ENCODE = """
+import numpy as np
+import d2pfed.flower.client
+from local_grid import make_plan
+from d2pfed.mechanism import Share
+from d2pfed.randomness import Entropy
+plan = make_plan()
+centres = plan.codec.prepare(np.ones(16, np.float32), bytes(32))
+plan.ring.wrap(plan.mechanism.encode(centres, Share(rank=0, holders=5, bearer=0, group=None), Entropy.system()))
+"""
+
+
 def seconds_to_start() -> float:
-    """How long a client's process takes to load on this machine as busy as it is."""
-    start = time.monotonic()
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    subprocess.run([sys.executable, "-c", "import d2pfed.flower.client"], env=environment, check=True)
+    """How long a client's process takes on this machine as busy as it is, once its kernels are compiled."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
+    for _ in range(2):
+        start = time.monotonic()
+        subprocess.run([sys.executable, "-c", ENCODE], env=environment, check=True)
     return time.monotonic() - start
 
 
 def wait_for(path: Path, federation: Federation, seconds: float) -> None:
     until = time.monotonic() + seconds
     while not path.exists():
-        assert time.monotonic() < until, f"{path} is missing:\n{federation.log('superlink')[-3000:]}"
+        over = "Finished task" in federation.log("superlink") and not path.exists()
+        late = over or time.monotonic() > until
+        assert not late, f"{path} is missing:\n{federation.log('superlink')[-3000:]}"
         time.sleep(0.2)
 
 
@@ -47,9 +62,11 @@ def wait_for(path: Path, federation: Federation, seconds: float) -> None:
 def story(tmp_path_factory):
     """Run the federation once; what is left of it is what the tests look at."""
     directory = tmp_path_factory.mktemp("flower")
-    deadline = max(15.0, 6 * seconds_to_start())
+    deadline = max(15.0, 8 * seconds_to_start())
     signals = directory / "signals"
     signals.mkdir()
+    planted = f"planted-{os.urandom(8).hex()}"
+    (signals / "planted").write_text(planted)
     (signals / f"delay-{KILLED}-1").write_text("3600")
     (signals / f"delay-{SLOW}-2").write_text(str(1.5 * deadline))
     with Federation(directory / "federation", 5, environment={"PYTHONPATH": str(ROOT / "src")}) as federation:
@@ -75,7 +92,7 @@ def story(tmp_path_factory):
         wait_for(marker, federation, 30 * deadline)
         end(federation.nodes[KILLED], with_signal=signal.SIGKILL)
         wait_for(directory / "run" / "models.json", federation, 30 * deadline)
-        yield SimpleNamespace(federation=federation, directory=directory, handshake=handshake)
+        yield SimpleNamespace(federation=federation, directory=directory, handshake=handshake, planted=planted)
 
 
 def federation_handshake(federation: Federation) -> SimpleNamespace:
@@ -129,7 +146,11 @@ def test_the_sums_are_those_of_the_survivors(story):
 
 def test_the_ledger_has_the_realised_survivors(story):
     rows = [row for row in read_rows(story.directory / "run" / "ledger.sqlite") if row.key is not None]
-    assert [row.kind for row in rows] == [Kind.RESERVE, Kind.COMMIT] * 2
+    # On a busy machine an attempt may be void and another follow; each has its end in the ledger all the same.
+    ends = [row.kind for row in rows[1::2]]
+    assert [row.kind for row in rows[::2]] == [Kind.RESERVE] * len(ends)
+    assert ends.count(Kind.COMMIT) == 2
+    assert set(ends) <= {Kind.COMMIT, Kind.VOID}
     assert [row.release.participants for row in rows if row.kind is Kind.COMMIT] == [(0, 1, 3, 4), (0, 1, 4)]
     metrics = [json.loads(line) for line in (story.directory / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["survivors"] for line in metrics] == [4, 3]
@@ -139,16 +160,17 @@ def test_the_ledger_has_the_realised_survivors(story):
 def test_each_client_has_its_own_ledger_and_no_secrets_left(story):
     home = story.federation.home(0)
     own = [row for row in read_rows(home / "ledger-client-replace-one.sqlite") if row.kind is Kind.RESERVE]
-    assert [row.key.round for row in own] == [0, 1]
+    assert {row.key.round for row in own} == {0, 1}
     assert list((home / "states").iterdir()) == []
     secret = [path for path in home.rglob("*") if path.is_file() and path.name not in ("client.toml", "roster")]
     assert all(path.stat().st_mode & 0o077 == 0 for path in secret if path.suffix != ".lock")
 
 
-def test_nothing_but_frames_is_kept_by_the_superlink(story):
-    stored = (story.federation.directory / "superlink.db").read_bytes()
-    assert b"num-examples" not in stored
-    assert (424242).to_bytes(8, "little") not in stored
+def test_what_clients_report_beside_their_arrays_never_reaches_the_superlink(story):
+    files = [path for path in story.federation.directory.iterdir() if path.name.startswith("superlink")]
+    stored = b"".join(path.read_bytes() for path in files)
+    assert b"num-examples" in stored  # the app's own source is there, so what is searched for could be found
+    assert story.planted.encode() not in stored
 
 
 def test_a_node_does_not_join_a_superlink_with_another_certificate(story):

@@ -57,6 +57,7 @@ class Federation:
 
     def __enter__(self) -> Self:
         self._ended = ExitStack()
+        self._started: list[subprocess.Popen[bytes]] = []
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
@@ -71,6 +72,9 @@ class Federation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for process in self._started:  # all at once, so that they end side by side
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         self._ended.close()
 
     def home(self, client: int) -> Path:
@@ -86,6 +90,22 @@ class Federation:
             *(part for name, file in files.items() for part in (f"--ssl-{name}", str(file))),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
             *("--database", str(self.directory / "superlink.db"), "--host", "127.0.0.1", "--port", str(self.port)),
+        )
+        wait_for_port(self.port, self.superlink)
+
+    def start_simulation(self) -> None:
+        """Start Flower's own simulation in place of the SuperLink: its clients have no keys and no homes."""
+        (self.directory / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
+            f"insecure = true\noptions.num-supernodes = {self.clients}\n"
+            "options.backend.client-resources.num-cpus = 1\n"
+        )
+        self.environment = {"D2PFED_SIMULATION": str(self.directory / "simulated")} | dict(self.environment)
+        self.superlink = self._start(
+            "superlink",
+            "flower-superlink",
+            *("--insecure", "--simulation", "--disable-runtime-dependency-installation"),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
         )
         wait_for_port(self.port, self.superlink)
 
@@ -158,6 +178,7 @@ class Federation:
             start_new_session=True,  # so that it can be ended with all that it has started itself
         )
         self._ended.callback(end, process)
+        self._started.append(process)
         return process
 
     def _environment(self) -> dict[str, str]:

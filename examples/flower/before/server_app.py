@@ -1,9 +1,10 @@
 """A server that averages what its clients have learned."""
 
-from digits.task import Net, load_test_data, test
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+
+from digits.task import Net, load_test_data, test
 
 app = ServerApp()
 

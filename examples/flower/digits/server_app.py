@@ -39,16 +39,18 @@ def main(grid: Grid, context: Context) -> None:
 def make_plan(config: UserConfig) -> Plan:
     """Return the least noise that keeps the wish; every client checks the plan against its own policy."""
     population, cohort = int(config["population"]), int(config["cohort"])
+    rounds = int(config["num-server-rounds"])
     return calibrate(
         Target(
             dimension=sum(parameter.numel() for parameter in Net().parameters()),
             population=population,
             cohort=cohort,
-            rounds=int(config["num-server-rounds"]),
+            rounds=rounds,
             epsilon=float(config["epsilon"]),
             against=SERVER,
             scheme=Scheme.NONE if cohort == population else Scheme.FIXED,
             dropouts=float(config["dropouts"]),
+            participations=2 * rounds,  # a client counts each vector that it sends, also in attempts that fail
         )
     )
 

@@ -12,7 +12,7 @@ from d2pfed.bench.arithmetic import DIMENSIONS, THREADS, arithmetic
 from d2pfed.bench.encode import encode_memory, prepare_encode
 from d2pfed.bench.growth import plot_growth
 from d2pfed.bench.secagg import ALONE, BESIDE_FLOWER, GROWTH, bench_secagg
-from d2pfed.cli.options import AsJson
+from d2pfed.cli.options import AsJson, on_ray
 from d2pfed.cli.show import err, out, print_json
 
 bench = typer.Typer(help="Measure speed against peers and limits in one run.", no_args_is_help=True)
@@ -116,4 +116,26 @@ def secagg_command(
             f"{row.upload_bytes:,}",
             f"{row.server_peak_mib:.0f}",
         )
+    out().print(table)
+
+
+@bench.command("engines")
+def engines_command(
+    clients: Annotated[int, typer.Option(help="Clients in the cohort.")] = 1000,
+    workers: Annotated[int, typer.Option(help="Ray workers.")] = 2,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster's address. [default: this machine]")] = None,
+    json: AsJson = False,
+) -> None:
+    """Time a simulated round in this process and on Ray workers."""
+    from d2pfed.bench.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
+
+    rows = list(bench_engines(clients, {f"ray, {workers} workers": on_ray(workers, address)}))
+    if json:
+        print_json({"rows": [asdict(row) for row in rows]})
+        return
+    table = Table(title=f"One simulated round of {clients:,} clients; seconds")
+    for name in ("engine", "start and first round", "round"):
+        table.add_column(name, justify="left" if name == "engine" else "right")
+    for row in rows:
+        table.add_row(row.engine, f"{row.start_seconds:.2f}", f"{row.round_seconds:.2f}")
     out().print(table)

@@ -10,7 +10,7 @@ import typer
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind, Turn
-from d2pfed.simulation import EXCHANGES, Dropouts
+from d2pfed.simulation import EXCHANGES, Dropouts, Hire
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -79,3 +79,12 @@ def dropouts_of(text: str) -> Dropouts:
     if len(rates) not in (1, len(EXCHANGES)):
         raise ConfigError(f"lost must be one fraction or {len(EXCHANGES)}, got {len(rates)}")
     return Dropouts(masked=rates[0]) if len(rates) == 1 else Dropouts(*rates)
+
+
+def on_ray(workers: int, address: str | None) -> Hire:
+    """Return how to hire Ray workers, or say what to install."""
+    try:
+        from d2pfed.simulation.ray_engine import on_ray as hire_on_ray  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError:
+        raise ConfigError("the Ray engine needs Ray: pip install 'd2pfed[ray]'") from None
+    return hire_on_ray(workers, address)

@@ -2,6 +2,7 @@
 
 import signal
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Self
@@ -15,12 +16,19 @@ from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.plan import Kind, Target, Turn, explain
 from d2pfed.randomness import digest
-from d2pfed.simulation import Fidelity
+from d2pfed.simulation import Fidelity, InProcess
 from d2pfed.training import ServerStep
 
 if TYPE_CHECKING:
     from d2pfed.run import Progress as Advance
     from d2pfed.run import Summary
+
+
+class Engine(StrEnum):
+    """Where the clients of a simulation are trained and encoded."""
+
+    PROCESS = "process"  # in this process
+    RAY = "ray"  # by workers on one machine or many
 
 
 def train(
@@ -75,6 +83,11 @@ def train(
     data: options.DataDirectory = None,
     name: Annotated[str | None, typer.Option(help="The run's name. [default: task and a digest]")] = None,
     ledger: Annotated[Path | None, typer.Option(help="A ledger that other runs over these clients share.")] = None,
+    engine: Annotated[Engine, typer.Option(help="Where clients are trained and encoded.")] = Engine.PROCESS,
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster's address, for --engine ray. [default: this machine]")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Ray workers, for --engine ray.")] = 2,
     json: options.AsJson = False,
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
@@ -133,8 +146,9 @@ def train(
     console.print(chosen.description)
     for warning in explain(target, job.plan).warnings:
         console.print(f"Warning: {warning}")
+    hire = InProcess if engine is Engine.PROCESS else options.on_ray(workers, address)
     with _Watcher.start(rounds) as watcher:
-        summary = job.execute(directory, ledger or directory / "ledger.sqlite", watcher)
+        summary = job.execute(directory, ledger or directory / "ledger.sqlite", watcher, hire)
     if json:
         print_json(plain(summary))
     else:

@@ -20,7 +20,7 @@ from d2pfed.plan import Plan, Target, calibrate, observers
 from d2pfed.randomness import Entropy, digest
 from d2pfed.report import read_story, write_report
 from d2pfed.round import Attempt, Outcome, aggregate
-from d2pfed.simulation import Dropouts, Fidelity, Simulation
+from d2pfed.simulation import Crew, Dropouts, Fidelity, Hire, InProcess, Simulation
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
 
@@ -88,20 +88,26 @@ class Job:
         """Plan a run."""
         return Job(settings, task, model, calibrate(settings.target))
 
-    def execute(self, path: Path, ledger: Path, listen: Listener) -> Summary:
-        """Carry the run on from where it is to its end, its budget's end, or the listener's wish."""
+    def execute(self, path: Path, ledger: Path, listen: Listener, hire: Hire = InProcess) -> Summary:
+        """Carry the run on from where it is to its end, its budget's end, or the listener's wish.
+
+        `hire` says who trains the clients; a run may go on with another crew than it began with.
+        """
+        learner = Learner(self.model, self.task.clients, self.settings.local)
         with RunDirectory.open(path, canonical.encode(self.settings)) as directory:
             directory.replace("plan.json", canonical.encode(self.plan).encode())
-            with open_ledger(ledger, self.plan) as book:
-                state, stopped = self._rounds(directory, book, listen)
+            with open_ledger(ledger, self.plan) as book, hire(learner) as crew:
+                state, stopped = self._rounds(directory, book, listen, crew)
                 return self._conclude(directory, book, state, stopped)
 
-    def _rounds(self, directory: RunDirectory, book: Ledger, listen: Listener) -> tuple[ServerState, str]:
+    def _rounds(
+        self, directory: RunDirectory, book: Ledger, listen: Listener, crew: Crew
+    ) -> tuple[ServerState, str]:
         state = self._resume(directory, book)
         name = directory.path.name
         start = time.monotonic()
         try:
-            for record in train(state, self.settings.step, self.plan.rounds, self._aggregate(book, name)):
+            for record in train(state, self.settings.step, self.plan.rounds, self._aggregate(book, name, crew)):
                 state = record.state
                 progress = self._progress(record, book.spent(), time.monotonic() - start)
                 directory.append(asdict(progress))
@@ -123,10 +129,9 @@ class Job:
         directory.keep_metrics(checkpoint.state.rounds)
         return checkpoint.state
 
-    def _aggregate(self, book: Ledger, run: str) -> Callable[[int, FloatVector], Outcome]:
+    def _aggregate(self, book: Ledger, run: str, crew: Crew) -> Callable[[int, FloatVector], Outcome]:
         seed = self.settings.seed
         entropy = Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
-        learner = Learner(self.model, self.task.clients, self.settings.local)
         cohorts = Cohorts(self.plan.sampling, entropy.child("cohorts"))
 
         def once(round_number: int, params: FloatVector) -> Outcome:
@@ -134,7 +139,8 @@ class Job:
             simulation = Simulation(
                 plan=self.plan,
                 model=params.tobytes(),
-                updates=lambda clients: learner(params, clients, shuffle),
+                updates=crew.updates(params, shuffle),
+                encode=crew.encode(params, shuffle),
                 dropouts=self.settings.dropouts,
                 entropy=entropy.child("clients"),
                 taken=Counter(client for release in book.releases() for client in release.participants),

@@ -16,7 +16,7 @@ from d2pfed.secagg import Client, Delivery, Session, carried, group_seed_of, req
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.wire import subset_of
 
-Updates = Callable[[Sequence[int]], Iterator[FloatVector]]  # of these clients, in their order
+Updates = Callable[[Sequence[int]], Iterator[FloatVector | None]]  # of these clients, in their order; None: lost
 
 
 class Fidelity(StrEnum):
@@ -27,8 +27,28 @@ class Fidelity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What it takes to encode the clients of a session, beside their updates."""
+
+    plan: Plan
+    session: Session
+    group: bytes | None = field(repr=False)
+    entropy: Entropy
+    taken: Mapping[int, int]
+
+    def contribute(self, client: int, update: FloatVector) -> RingVector:
+        """Return a client's ring vector, by the client's own encoder."""
+        own = _participant(self.plan, client, self.entropy, self.taken)
+        return own.contribute(self.session, update, self.group)
+
+
+# Yields sums of ring vectors, each with the clients that are in it; who is in none was lost.
+Encode = Callable[[Work, Sequence[int]], Iterator[tuple[tuple[int, ...], RingVector]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """A federation in this process. `taken` counts each client's earlier contributions."""
+    """A federation on this machine's word. `taken` counts each client's earlier contributions."""
 
     plan: Plan
     model: bytes = field(repr=False)
@@ -36,18 +56,14 @@ class Simulation:
     dropouts: Dropouts
     entropy: Entropy
     taken: Mapping[int, int]
+    encode: Encode | None = None  # None: in this process
 
     def collect(self, session: Session, fidelity: Fidelity) -> Collected:
         """Gather the cohort's vectors; raises TooFewClients where the protocol would."""
         return self._by_protocol(session) if fidelity is Fidelity.PROTOCOL else self._by_sum(session)
 
     def _participant(self, client: int) -> Participant:
-        return Participant(
-            plan=self.plan,
-            client=client,
-            entropy=self.entropy.child("client", client),
-            taken=self.taken.get(client, 0),
-        )
+        return _participant(self.plan, client, self.entropy, self.taken)
 
     def _by_sum(self, session: Session) -> Collected:
         present = session.cohort
@@ -56,12 +72,26 @@ class Simulation:
             ranks = carried(session, subset_of(len(session.cohort), [session.rank(client) for client in answered]))
             present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
         survivors = self._left(session, present, "masked")
-        require_enough(session, subset_of(len(session.cohort), [session.rank(client) for client in survivors]))
-        total = np.zeros(session.dimension, np.uint32)
-        group = self._group(session)
-        for client, update in zip(survivors, self.updates(survivors), strict=True):
-            session.ring.add_into(total, self._participant(client).contribute(session, update, group))
+        _require_enough(session, survivors)
+        work = Work(
+            plan=self.plan,
+            session=session,
+            group=self._group(session),
+            entropy=self.entropy,
+            taken={client: self.taken.get(client, 0) for client in survivors},
+        )
+        total, arrived = np.zeros(session.dimension, np.uint32), set[int]()
+        for clients, vector in (self.encode or self._encode)(work, survivors):
+            session.ring.add_into(total, vector)
+            arrived.update(clients)
+        survivors = tuple(client for client in survivors if client in arrived)
+        _require_enough(session, survivors)
         return Summed(session, present, survivors, self._left(session, survivors, "unmask"), total)
+
+    def _encode(self, work: Work, clients: Sequence[int]) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+        for client, update in zip(clients, self.updates(clients), strict=True):
+            if update is not None:
+                yield (client,), work.contribute(client, update)
 
     def _by_protocol(self, session: Session) -> Masked:
         return gather(session, self.model, _Loopback(self, session).exchange)
@@ -73,6 +103,16 @@ class Simulation:
         if session.delivery is not Delivery.EVERYONE:
             return None
         return group_seed_of(session, {client: self._participant(client).entropy for client in session.cohort})
+
+
+def _participant(plan: Plan, client: int, entropy: Entropy, taken: Mapping[int, int]) -> Participant:
+    return Participant(
+        plan=plan, client=client, entropy=entropy.child("client", client), taken=taken.get(client, 0)
+    )
+
+
+def _require_enough(session: Session, clients: Sequence[int]) -> None:
+    require_enough(session, subset_of(len(session.cohort), [session.rank(client) for client in clients]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +143,24 @@ class _Loopback:
         self._session = session
         self._clients: dict[int, Client] = {}
         self._exchanges = iter(EXCHANGES)
-        self._updates: Iterator[FloatVector] = iter(())
+        self._update: FloatVector = np.empty(0, np.float32)  # of the client that is about to answer
 
     def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """Hand each request to its client and yield the answers of those who are not lost."""
         name = next(self._exchanges)
         answering = self._simulation._left(self._session, tuple(requests), name)  # noqa: SLF001 - one module
-        if name == "masked":  # a whole cohort is trained at once, in the order in which it answers
-            self._updates = self._simulation.updates(answering)
-        for client in answering:
+        for client in self._trained(answering) if name == "masked" else answering:
             yield client, self._machine(client).receive(requests[client])
+
+    def _trained(self, clients: tuple[int, ...]) -> Iterator[int]:
+        """Train a whole cohort at once and yield those who were not lost, in the order in which they answer."""
+        for client, update in zip(clients, self._simulation.updates(clients), strict=True):
+            if update is not None:
+                self._update = update
+                yield client
 
     def _machine(self, client: int) -> Client:
         if client not in self._clients:
             participant = self._simulation._participant(client)  # noqa: SLF001 - one module
-            self._clients[client] = participant.join(self._session, lambda _model: next(self._updates))
+            self._clients[client] = participant.join(self._session, lambda _model: self._update)
         return self._clients[client]

@@ -20,7 +20,11 @@ def train(msg: Message, context: Context) -> Message:
     delay = signals / f"delay-{client}-{number}"
     if delay.exists():
         time.sleep(float(delay.read_text()))
+    planted = (signals / "planted").read_text()
     params = msg.content["arrays"]["params"].numpy().copy()
     params[client] += 1.0
-    content = {"arrays": ArrayRecord({"params": Array(params)}), "metrics": MetricRecord({"num-examples": 424242})}
+    content = {
+        "arrays": ArrayRecord({"params": Array(params)}),
+        "metrics": MetricRecord({planted: 1.0, "num-examples": 7}),
+    }
     return Message(RecordDict(content), reply_to=msg)

@@ -34,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
             epsilon=5000.0,
             delta=1e-5,
             dropouts=float(config["dropouts"]),
-            clip_norm=1.0,
+            participations=3 * rounds,  # a client counts each vector that it sends, also in attempts that fail
         )
     )
     roster = str(config["roster"])

@@ -1,0 +1,155 @@
+"""The Ray engine: a cohort is trained and encoded by workers, each a process, on one machine or many."""
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import ray
+from ray.exceptions import ObjectLostError, RayActorError
+
+from d2pfed.codec import FloatVector
+from d2pfed.errors import ConfigError
+from d2pfed.ring import RingVector
+from d2pfed.simulation.crew import Hire, Learn
+from d2pfed.simulation.engine import Encode, Updates, Work
+
+_PIECES = 4  # of a cohort for each worker: what a dying worker takes with it is one piece
+
+_KNOCK_SECONDS = 10.0
+
+
+class RayWorkers:
+    """A crew of Ray actors. The clients that a worker had in hand when it died have dropped out; the rest go on.
+
+    Guarantee: from the same updates the sum is bit for bit that of the in-process engine, since workers run the same
+    encoder on the same tree of entropy. Checked: test_ray_engine.py::test_sums_are_those_of_the_in_process_engine.
+    """
+
+    def __init__(self, learn: Learn, workers: int, address: str | None) -> None:
+        if workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {workers}")
+        self._started = not ray.is_initialized()
+        if self._started:
+            _connect(address, workers)
+        learner = ray.put(learn)
+        remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+        self._workers: list[Any] = [remote.remote(learner) for _ in range(workers)]
+        self.processes()  # a worker that cannot even start is no dropout: the error comes out here
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, and leave the cluster if this crew has joined it."""
+        for worker in self._workers:
+            ray.kill(worker)
+        self._workers = []
+        if self._started:
+            ray.shutdown()
+
+    def processes(self) -> dict[int, str]:
+        """Return the process of each worker that lives, and the node that it is on."""
+        return dict(ray.get([worker.whereabouts.remote() for worker in self._workers]))
+
+    def updates(self, params: FloatVector, seed: int) -> Updates:
+        """Return the function that trains clients of this round on the workers."""
+        shared = ray.put(params)
+
+        def train(clients: Sequence[int]) -> Iterator[FloatVector | None]:
+            found: dict[int, FloatVector] = {}
+            pieces = self._spread(clients, lambda worker, piece: worker.updates.remote(shared, piece, seed))
+            for piece, answer in pieces:
+                found.update(zip(piece, answer, strict=True))
+            for client in clients:
+                yield found.pop(client, None)
+
+        return train
+
+    def encode(self, params: FloatVector, seed: int) -> Encode:
+        """Return the function that trains and encodes clients of this round on the workers."""
+        shared = ray.put(params)
+
+        def encode(work: Work, clients: Sequence[int]) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+            described = ray.put(work)
+            return self._spread(clients, lambda worker, piece: worker.total.remote(described, shared, piece, seed))
+
+        return encode
+
+    def _spread(
+        self,
+        clients: Sequence[int],
+        ask: Callable[[Any, tuple[int, ...]], Any],  # Ray's handles have no types
+    ) -> Iterator[tuple[tuple[int, ...], Any]]:
+        """Yield each piece of the clients with its answer, as they come; pieces of dead workers are left out."""
+        queue = deque(_pieces(clients, _PIECES * len(self._workers)))
+        idle = list(self._workers)
+        waiting: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        while waiting or (queue and idle):
+            while queue and idle:
+                worker, piece = idle.pop(), queue.popleft()
+                waiting[ask(worker, piece)] = worker, piece
+            (done, *_), _ = ray.wait(list(waiting))
+            worker, piece = waiting.pop(done)
+            try:
+                answer = ray.get(done)
+            except (RayActorError, ObjectLostError):
+                self._workers.remove(worker)
+                continue
+            idle.append(worker)
+            yield piece, answer
+
+
+class _Worker:
+    """One process with the learner: trains, encodes and adds up the clients that it is given."""
+
+    def __init__(self, learn: Learn) -> None:
+        self._learn = learn
+
+    def whereabouts(self) -> tuple[int, str]:
+        """Return this process and the node that it is on."""
+        return os.getpid(), str(ray.get_runtime_context().get_node_id())
+
+    def updates(self, params: FloatVector, clients: tuple[int, ...], seed: int) -> list[FloatVector]:
+        """Return the clients' updates."""
+        return list(self._learn(params, clients, seed))
+
+    def total(self, work: Work, params: FloatVector, clients: tuple[int, ...], seed: int) -> RingVector:
+        """Return the sum of the clients' ring vectors."""
+        total = np.zeros(work.session.dimension, np.uint32)
+        for client, update in zip(clients, self._learn(params, clients, seed), strict=True):
+            work.session.ring.add_into(total, work.contribute(client, update))
+        return total
+
+
+def on_ray(workers: int, address: str | None) -> Hire:
+    """Return how to hire so many workers: on the cluster at an address, or on this machine."""
+    return lambda learn: RayWorkers(learn, workers, address)
+
+
+def _connect(address: str | None, workers: int) -> None:
+    if address is None:
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
+        return
+    host, _, port = address.partition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"a cluster's address must be HOST:PORT, got {address}")
+    try:  # Ray itself would try for minutes
+        socket.create_connection((host, int(port)), _KNOCK_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
+    ray.init(address=address, log_to_driver=False)
+
+
+def _pieces(clients: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Split clients into so many pieces of nearly equal size, none of them empty."""
+    parts = np.array_split(np.asarray(clients, np.int64), max(1, min(count, len(clients))))
+    return [tuple(part.tolist()) for part in parts if len(part)]

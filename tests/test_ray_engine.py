@@ -1,0 +1,221 @@
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
+
+import ray
+from ray import cloudpickle
+from ray.cluster_utils import Cluster
+from safetensors.numpy import load_file
+
+from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.learning import Learner, LocalTraining, Optimiser, build_model, load_task
+from d2pfed.ledger import read_rows
+from d2pfed.plan import Kind, Target, calibrate
+from d2pfed.randomness import Entropy
+from d2pfed.round import Attempt, session_of
+from d2pfed.run import Job, Settings
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, Simulation
+from d2pfed.simulation.ray_engine import RayWorkers, on_ray
+from d2pfed.training import ServerStep
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
+DIMENSION, SEED = 24, 11
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not have the tests on their path
+PARAMS = np.linspace(-1, 1, DIMENSION).astype(np.float32)
+
+
+def known(params, clients, seed):
+    """Updates that depend on nothing but their client and the seed."""
+    for client in clients:
+        yield (np.cos(np.arange(DIMENSION) * (client + 1) + seed) / 8).astype(np.float32)
+
+
+def deadly(params, clients, seed):
+    """The same, by a worker that dies with client 7."""
+    if 7 in clients:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return known(params, clients, seed)
+
+
+def without(lost):
+    """The same in this process, without those who were lost."""
+
+    def learn(params, clients, seed):
+        for client, update in zip(clients, known(params, clients, seed), strict=True):
+            yield None if client in lost else update
+
+    return learn
+
+
+def make_plan(cohort=40, **changes):
+    wish = {
+        "dimension": DIMENSION,
+        "population": 4 * cohort,
+        "cohort": cohort,
+        "rounds": 2,
+        "epsilon": 20.0,
+        "dropouts": 0.4,
+    }
+    return calibrate(Target(**(wish | changes)))
+
+
+def simulate(plan, crew, fidelity, taken=None):
+    simulation = Simulation(
+        plan=plan,
+        model=PARAMS.tobytes(),
+        updates=crew.updates(PARAMS, SEED),
+        encode=crew.encode(PARAMS, SEED),
+        dropouts=Dropouts(),
+        entropy=Entropy.replay(b"ray"),
+        taken=taken or {},
+    )
+    session = session_of(plan, Attempt("ray", 0, 0), tuple(range(plan.cohort)))
+    return simulation.collect(session, fidelity)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("mechanism", [Kind.INDEPENDENT, Kind.SHARED])
+@pytest.mark.parametrize("fidelity", list(Fidelity))
+def test_sums_are_those_of_the_in_process_engine(cluster, mechanism, fidelity):
+    plan = make_plan(mechanism=mechanism, dropouts=0.0 if mechanism is Kind.SHARED else 0.4)
+    taken = {3: plan.participations}  # at its cap: zero and its noise, wherever it is encoded
+    here = simulate(plan, InProcess(known), fidelity, taken)
+    with RayWorkers(known, 2, None) as crew:
+        there = simulate(plan, crew, fidelity, taken)
+        assert there.survivors == here.survivors == tuple(range(40))
+        assert np.array_equal(there.unmask(), here.unmask())
+
+
+def test_another_tree_of_entropy_gives_another_sum(cluster):
+    plan = make_plan()
+    here = simulate(plan, InProcess(known), Fidelity.SUM).unmask()
+    with RayWorkers(lambda params, clients, seed: known(params, clients, seed + 1), 2, None) as crew:
+        assert not np.array_equal(simulate(plan, crew, Fidelity.SUM).unmask(), here)
+
+
+@pytest.mark.parametrize("fidelity", list(Fidelity))
+def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(cluster, fidelity):
+    plan = make_plan()
+    with RayWorkers(deadly, 2, None) as crew:
+        collected = simulate(plan, crew, fidelity)
+        lost = set(range(40)) - set(collected.survivors)
+        assert 7 in lost
+        assert len(lost) == 5  # one piece of eight
+        total = collected.unmask()
+        assert len(crew.processes()) == 1
+    alone = InProcess(without(lost))
+    assert np.array_equal(simulate(plan, alone, fidelity).unmask(), total)
+
+
+def test_without_any_worker_left_the_attempt_is_void(cluster):
+    plan = make_plan()
+    with RayWorkers(deadly, 1, None) as crew:
+        with pytest.raises(TooFewClients):
+            simulate(plan, crew, Fidelity.SUM)
+        with pytest.raises(TooFewClients):
+            simulate(plan, crew, Fidelity.SUM)
+
+
+def test_an_error_in_training_is_no_dropout(cluster):
+    def broken(params, clients, seed):
+        raise ArithmeticError("a bug")
+
+    with RayWorkers(broken, 1, None) as crew, pytest.raises(ArithmeticError, match="a bug"):
+        simulate(make_plan(), crew, Fidelity.SUM)
+
+
+def test_a_thousand_clients_on_two_workers_with_one_killed(cluster):
+    plan = make_plan(cohort=1000, dropouts=0.3)
+    with RayWorkers(known, 2, None) as crew:
+        first, *_ = crew.processes()
+        os.kill(first, signal.SIGKILL)
+        collected = simulate(plan, crew, Fidelity.SUM)
+        assert len(collected.survivors) == 875  # one piece of eight is lost with its worker
+        assert len(crew.processes()) == 1
+    alone = InProcess(without(set(range(1000)) - set(collected.survivors)))
+    assert np.array_equal(simulate(plan, alone, Fidelity.SUM).unmask(), collected.unmask())
+
+
+def test_trained_updates_agree_with_the_in_process_engine(cluster):
+    task = load_task("digits")
+    model = build_model("mlp", task, seed=0)
+    learner = Learner(
+        model, task.clients, LocalTraining(optimiser=Optimiser.SGD, rate=0.1, epochs=1, batch_size=10)
+    )
+    params = model.initial()
+    clients = tuple(range(0, 30, 2))
+    here = list(learner(params, clients, 5))
+    with RayWorkers(learner, 2, None) as crew:
+        there = list(crew.updates(params, 5)(clients))
+    assert max(np.abs(a - b).max() for a, b in zip(here, there, strict=True)) <= 1e-5
+    assert max(np.abs(a).max() for a in here) > 1e-3
+
+
+def test_a_run_goes_on_with_another_crew_and_the_same_ledger(cluster, tmp_path):
+    task = load_task("digits", population=40)
+    model = build_model("logistic", task, seed=0)
+    settings = Settings(
+        task="digits",
+        data="digits",
+        model="logistic",
+        target=Target(dimension=model.dimension, population=40, cohort=20, rounds=3, epsilon=30.0, delta=1e-3),
+        local=LocalTraining(rate=0.5, epochs=1, batch_size=10),
+        step=ServerStep(),
+        dropouts=Dropouts(),
+        fidelity=Fidelity.SUM,
+        seed=7,
+    )
+    job = Job.of(settings, task, model)
+    paths = tmp_path / "mixed" / "run", tmp_path / "alone" / "run"
+    first = job.execute(paths[0], paths[0] / "l.sqlite", lambda progress: progress.round < 2, on_ray(2, None))
+    assert (first.rounds, first.stopped) == (2, "interrupted")
+    job.execute(paths[0], paths[0] / "l.sqlite", lambda progress: True)
+    job.execute(paths[1], paths[1] / "l.sqlite", lambda progress: True)
+    bodies = [[row.body for row in read_rows(path / "l.sqlite") if row.key is not None] for path in paths]
+    assert bodies[0] == bodies[1]
+    mixed, alone = (load_file(path / "model.safetensors")["params"] for path in paths)
+    # Updates that differ by rounding may round to another lattice point now and then.
+    assert np.abs(mixed - alone).max() < 5 * job.plan.codec.granularity
+
+
+def test_there_must_be_a_worker():
+    with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
+        RayWorkers(known, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"), [("127.0.0.1:9", "there is no Ray cluster"), ("here", "HOST:PORT")]
+)
+def test_an_address_without_a_cluster_is_refused(address, complaint):
+    ray.shutdown()
+    with pytest.raises(ConfigError, match=complaint):
+        RayWorkers(known, 1, address)
+
+
+def test_workers_are_spread_over_the_nodes_of_a_cluster():
+    ray.shutdown()
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        nodes.add_node(num_cpus=1)
+        nodes.wait_for_nodes()
+        plan = make_plan()
+        with RayWorkers(known, 2, nodes.address) as crew:
+            assert len(set(crew.processes().values())) == 2
+            total = simulate(plan, crew, Fidelity.SUM).unmask()
+        assert np.array_equal(total, simulate(plan, InProcess(known), Fidelity.SUM).unmask())
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
