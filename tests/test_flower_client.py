@@ -336,7 +336,8 @@ def test_a_plan_beyond_the_clients_own_budget_is_refused(tmp_path, plan):
 def test_a_client_counts_each_vector_and_stops_at_its_cap(home, plan):
     account = Account(home, read_home(home).budget)
     counts = [
-        account.charge(plan, "a run", plan.release(number, 0, ())) for number in range(plan.participations + 2)
+        account.charge(plan, "a run", plan.release(number, 0, (), plan.quorum))
+        for number in range(plan.participations + 2)
     ]
     assert counts == [*range(plan.participations), plan.participations, plan.participations]
     assert account.charge(plan, "another run", plan.release(0, 0, (), plan.quorum)) == 0
@@ -409,3 +410,27 @@ def test_the_commands_of_enrolment_make_a_home_that_can_be_read(tmp_path):
     again = CliRunner().invoke(enrol_app, ["authority", str(tmp_path / "authority.key")])
     assert isinstance(again.exception, ConfigError)
     assert "holds a key already" in str(again.exception)
+
+
+def test_an_error_of_the_clients_own_tells_the_server_nothing_of_its_machine(tmp_path, caplog):
+    app, message = make_app(one_hot(0)), make_message(introduction(make_plan()).pack(), 100)
+    with pytest.raises(ConfigError, match="not set up; its own log says why") as failure:
+        app(message, make_context(0, tmp_path / "nowhere"))
+    assert str(tmp_path) not in str(failure.value)
+    assert str(tmp_path / "nowhere") in caplog.text
+
+
+def test_a_defect_tells_the_server_nothing_of_the_client(home, plan, caplog):
+    (home / "runs").rename(home / "gone")
+    (home / "runs").write_text("in the way")
+    with pytest.raises(PeerError, match="this client failed; its own log says why"):
+        ask(home, invitation(plan))
+    assert str(home) in caplog.text
+
+
+def test_a_new_attempt_forgets_the_secrets_of_the_one_before(home, plan):
+    ask(home, invitation(plan, attempt=0))
+    (before,) = (home / "states").iterdir()
+    ask(home, invitation(plan, attempt=1))
+    (after,) = (home / "states").iterdir()
+    assert before != after

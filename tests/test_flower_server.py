@@ -310,3 +310,19 @@ def test_no_wait_is_without_end(name):
 
 def test_messages_of_the_server_carry_their_time_to_live():
     assert make_message(RecordDict({}), 100, "x", 7.0).metadata.ttl == 7.0
+
+
+def test_a_node_that_failed_once_is_introduced_again_in_the_next_round(tmp_path):
+    plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path)
+    failed = []
+
+    def fail_once(client, reply):
+        if client == 4 and not failed:
+            failed.append(reply)
+            return unavailable(grid.sent[-1])
+        return reply
+
+    grid.coming = fail_once
+    hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
+    start(make_strategy(plan, tmp_path, roster, deadlines=hurry), grid)
+    assert committed(tmp_path) == [(0, 1, 2, 3), (0, 1, 2, 3, 4)]

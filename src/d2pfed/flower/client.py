@@ -33,15 +33,31 @@ def private(message: Message, context: Context, train: Train) -> Message:
     masked; its metrics, its counts and the text of its errors do not leave. Every other kind of message is refused.
     Checked: test_flower_client.py::test_nothing_of_the_training_leaves_in_clear.
     """
-    home = Home.of(context)
-    content = message.content
+    try:
+        return Message(_answer(message, context, train), reply_to=message)
+    except (PeerError, ConfigError):
+        raise
+    except Exception:  # noqa: BLE001 - whatever it was, Flower would send its text to the server
+        _log.exception("this client failed")
+        raise PeerError("this client failed; its own log says why") from None
+
+
+def _answer(message: Message, context: Context, train: Train) -> RecordDict:
+    home, content = _home(context), message.content
     if list(content) == [INTRODUCTION]:
-        answer = introduce(home, Introduction.unpack(content), message.metadata.dst_node_id)
-    elif list(content) == [EXCHANGE]:
-        answer = take_part(home, Request.unpack(content), _Training(message, context, train))
-    else:
-        raise PeerError(f"this client answers requests of d2pfed only, got a message with {sorted(content)}")
-    return Message(answer, reply_to=message)
+        return introduce(home, Introduction.unpack(content), message.metadata.dst_node_id)
+    if list(content) == [EXCHANGE]:
+        return take_part(home, Request.unpack(content), _Training(message, context, train))
+    raise PeerError(f"this client answers requests of d2pfed only, got a message with {sorted(content)}")
+
+
+def _home(context: Context) -> Home:
+    """Return this client's home; what is wrong with it, files and all, is for its own log."""
+    try:
+        return Home.of(context)
+    except (PeerError, ConfigError):
+        _log.exception("this client's home cannot be used")
+        raise ConfigError("this client is not set up; its own log says why") from None
 
 
 def introduce(home: Home, introduction: Introduction, node: int) -> RecordDict:
@@ -89,6 +105,7 @@ def _begin(home: Home, store: Store, request: Request) -> Saved:
     if session.digest != invited.binding:
         raise PeerError(f"run {invited.run} was agreed on with another plan, cohort rule or consistency")
     store.begin(invited.run, invited.round, invited.attempt)
+    store.forget(invited.run)
     entropy = Entropy.system().require_system()
     client = Client(session, home.client, _never, entropy, home.enrolment)
     now = time.time()

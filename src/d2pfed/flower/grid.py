@@ -30,7 +30,7 @@ class Deadlines:
 
     joining: float = 300.0  # for the clients of a cohort to appear
     keys: float = 120.0  # for each exchange in which nobody trains
-    training: float = 3600.0  # for the masked vectors
+    training: float = 3600.0  # for the masked vectors; `start` has its own
     poll: float = 0.5  # between two looks for answers
 
     def __post_init__(self) -> None:

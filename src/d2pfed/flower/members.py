@@ -33,6 +33,7 @@ class Members:
         self._roster = roster
         self._nodes: dict[ClientId, int] = {}
         self._told: set[int] = set()
+        self._failed: set[int] = set()
         self._waiting: dict[str, int] = {}
 
     @property
@@ -43,6 +44,8 @@ class Members:
     def seek(self, cohort: Sequence[ClientId], seconds: float) -> tuple[ClientId, ...]:
         """Wait until a whole cohort is there, but no longer than so many seconds; return those who are."""
         until = time.monotonic() + seconds
+        self._told -= self._failed  # once a round: a node that refuses is not asked all the time
+        self._failed.clear()
         self._look(seconds)
         while not self._nodes.keys() >= set(cohort) and self._mail.rest(until):
             self._look(seconds)
@@ -56,7 +59,9 @@ class Members:
                 self._waiting[reference] = node
         for reference, content in self._mail.look(self._waiting):
             node = self._waiting.pop(reference)
-            if content is not None:
+            if content is None:
+                self._failed.add(node)
+            else:
                 self._admit(node, content)
 
     def _admit(self, node: int, content: RecordDict) -> None:

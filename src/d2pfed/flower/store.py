@@ -15,6 +15,7 @@ from d2pfed.flower.layout import Layout
 from d2pfed.ledger import Budget, Ledger, read_budget, read_rows
 from d2pfed.plan import Plan, decode_plan
 from d2pfed.randomness import digest
+from d2pfed.secagg import decode_invitation
 from d2pfed.wire import Reader, pack_integer
 
 
@@ -90,12 +91,15 @@ class Store:
                 raise PeerError(f"round {number}, attempt {attempt} of run {run} is stale: {last} has begun here")
             _write(file, f"{number} {attempt}".encode())
 
-    def save(self, session: bytes, saved: Saved) -> None:
-        """Keep an attempt until its next request, and forget all older ones of which the time is over."""
-        now = time.time()
+    def forget(self, run: str) -> None:
+        """Remove the secrets of earlier attempts of a run, and of all attempts of which the time is over."""
         for file in (self._path / "states").glob("*.state"):
-            if now > file.stat().st_mtime + (saved.expires - saved.begun):
+            saved = Saved.decode(file.read_bytes())
+            if time.time() > saved.expires or decode_invitation(saved.invitation).run == run:
                 file.unlink(missing_ok=True)
+
+    def save(self, session: bytes, saved: Saved) -> None:
+        """Keep an attempt until its next request."""
         _write(self._state_file(session), saved.encode())
 
     def take(self, session: bytes) -> Saved:
