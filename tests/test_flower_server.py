@@ -15,6 +15,7 @@ from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.layout import Layout, decode_model, encode_model
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
+from d2pfed.plan import Kind as Mechanism
 from d2pfed.randomness import digest
 from d2pfed.secagg import Roster, crypto
 from d2pfed.secagg.messages import Kind
@@ -326,3 +327,9 @@ def test_a_node_that_failed_once_is_introduced_again_in_the_next_round(tmp_path)
     hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     start(make_strategy(plan, tmp_path, roster, deadlines=hurry), grid)
     assert committed(tmp_path) == [(0, 1, 2, 3), (0, 1, 2, 3, 4)]
+
+
+def test_secret_cohort_sizes_are_refused_where_messages_can_be_counted(tmp_path):
+    plan = make_plan(5, population=50, scheme=Scheme.POISSON, mechanism=Mechanism.BEARER, dropouts=0.0)
+    with pytest.raises(ConfigError, match="poisson sampling needs secret cohort sizes"):
+        make_strategy(plan, tmp_path, None)

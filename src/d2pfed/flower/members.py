@@ -21,7 +21,7 @@ class Members:
     """The clients that have shown themselves so far.
 
     Guarantee: with a roster, a node stands for a client only with that client's signature, made for this run, plan
-    and node. Checked: test_flower_members.py.
+    and node. Checked: test_flower_server.py::test_a_node_cannot_speak_for_a_client_whose_key_it_lacks.
     """
 
     def __init__(

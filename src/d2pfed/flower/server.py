@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result
 from safetensors.numpy import save
 
 from d2pfed import canonical
+from d2pfed.accounting import Scheme
 from d2pfed.codec import FloatVector
 from d2pfed.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.errors import ConfigError, TooFewClients
@@ -52,7 +53,7 @@ class PrivateFedAvg:
     `directory` keeps the run: started again with the same, it goes on after the last finished round.
 
     Guarantee: the ledger in `directory` has a row before masked vectors are asked for and the realised release
-    before they are unmasked. Checked: test_flower_federation.py.
+    before they are unmasked. Checked: test_flower_federation.py::test_the_ledger_has_the_realised_survivors.
     """
 
     plan: Plan
@@ -64,6 +65,10 @@ class PrivateFedAvg:
     make_letter: Letter = field(default=letter, repr=False)
 
     def __post_init__(self) -> None:
+        if self.plan.sampling.scheme is Scheme.POISSON:
+            raise ConfigError(
+                "poisson sampling needs secret cohort sizes, and whoever runs a SuperLink counts messages"
+            )
         if len(self.population) != self.plan.sampling.population:
             raise ConfigError(
                 f"the roster must have the {self.plan.sampling.population} clients of the plan's population, "
