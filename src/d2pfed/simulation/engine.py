@@ -1,8 +1,7 @@
 """The in-process engine: a cohort is trained, encoded and added up in this process, by either of two fidelities."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
@@ -21,9 +20,9 @@ from d2pfed.wire import subset_of
 
 Updates = Callable[[Sequence[int]], Iterator[FloatVector]]  # of these clients, in their order, each its own array
 
-_ENCODERS = 2  # threads; the encoder's kernels run side by side
-_TOGETHER = 4  # updates that a thread takes at once: handing over costs a tenth of encoding a small one
-_WAITING_BYTES = 1 << 22  # of updates that wait for a thread
+# Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
+_ENCODERS = 2  # threads; the kernels of encoding run side by side
+_TOGETHER = 16  # updates that the threads share: they bound memory, and handing over costs little beside them
 
 
 class Fidelity(StrEnum):
@@ -68,7 +67,7 @@ class Simulation:
         return Summed(session, present, survivors, self._left(session, survivors, "unmask"), total)
 
     def _sum(self, session: Session, survivors: Sequence[int]) -> RingVector:
-        """Encode on threads while the next updates are trained; in a ring the order of a sum does not matter."""
+        """Encode and add up on threads: in a ring the order of a sum does not matter."""
         group = self._group(session)
 
         def encode(pairs: Sequence[tuple[int, FloatVector]]) -> RingVector:
@@ -78,16 +77,11 @@ class Simulation:
             return part
 
         total = encode(())
-        waiting: deque[Future[RingVector]] = deque()
-        room = _WAITING_BYTES // (4 * _TOGETHER * session.dimension)
         trained = zip(survivors, self.updates(survivors), strict=True)
         with ThreadPoolExecutor(_ENCODERS) as pool:
             while pairs := tuple(islice(trained, _TOGETHER)):
-                waiting.append(pool.submit(encode, pairs))
-                if len(waiting) > _ENCODERS + room:
-                    session.ring.add_into(total, waiting.popleft().result())
-            for part in waiting:
-                session.ring.add_into(total, part.result())
+                for part in pool.map(encode, [pairs[first::_ENCODERS] for first in range(_ENCODERS)]):
+                    session.ring.add_into(total, part)
         return total
 
     def _by_protocol(self, session: Session) -> Masked:
