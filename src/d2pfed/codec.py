@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +81,7 @@ class Codec:
     @property
     def grid_radius(self) -> int:
         """The clip norm in grid units, rounded down."""
-        ratio = Fraction(self.clip_norm) / Fraction(self.granularity)
-        return math.floor(ratio * (1 << self.fraction_bits))
+        return _grid_radius(self.clip_norm, self.granularity, self.fraction_bits)
 
     @property
     def radius(self) -> Fraction:
@@ -133,6 +133,11 @@ class Codec:
     @property
     def _grid_per_unit(self) -> float:
         return (1 << self.fraction_bits) / self.granularity
+
+
+@lru_cache  # exact fractions are slow, and every encoding asks for it several times
+def _grid_radius(clip_norm: float, granularity: float, fraction_bits: int) -> int:
+    return math.floor(Fraction(clip_norm) / Fraction(granularity) * (1 << fraction_bits))
 
 
 def squared_norm(values: IntVector, radius: int) -> int:

@@ -133,8 +133,14 @@ class Job:
         seed = self.settings.seed
         entropy = Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
         cohorts = Cohorts(self.plan.sampling, entropy.child("cohorts"))
+        taken: Counter[int] = Counter()
+        counted = 0  # releases of earlier rounds, which change no more
 
         def once(round_number: int, params: FloatVector) -> Outcome:
+            nonlocal counted
+            releases = book.releases()
+            taken.update(client for release in releases[counted:] for client in release.participants)
+            counted = len(releases)
             shuffle = int.from_bytes(digest("shuffle", run, round_number)[:7], "little")
             simulation = Simulation(
                 plan=self.plan,
@@ -143,7 +149,7 @@ class Job:
                 encode=crew.encode(params, shuffle),
                 dropouts=self.settings.dropouts,
                 entropy=entropy.child("clients"),
-                taken=Counter(client for release in book.releases() for client in release.participants),
+                taken=taken,
             )
             # The first round goes through every message of the protocol; the others give the same sum without.
             fidelity = Fidelity.PROTOCOL if round_number == 0 else self.settings.fidelity

@@ -1,8 +1,10 @@
 """The in-process engine: a cohort is trained, encoded and added up in this process, by either of two fidelities."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
 import numpy as np
 
@@ -17,6 +19,10 @@ from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.wire import subset_of
 
 Updates = Callable[[Sequence[int]], Iterator[FloatVector | None]]  # of these clients, in their order; None: lost
+
+# Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
+_ENCODERS = 2  # threads; the kernels of encoding run side by side
+_TOGETHER = 16  # updates that the threads share: they bound memory, and handing over costs little beside them
 
 
 class Fidelity(StrEnum):
@@ -89,9 +95,19 @@ class Simulation:
         return Summed(session, present, survivors, self._left(session, survivors, "unmask"), total)
 
     def _encode(self, work: Work, clients: Sequence[int]) -> Iterator[tuple[tuple[int, ...], RingVector]]:
-        for client, update in zip(clients, self.updates(clients), strict=True):
-            if update is not None:
-                yield (client,), work.contribute(client, update)
+        """Encode on threads, each adding up its part: in a ring the order of a sum does not matter."""
+
+        def encode(pairs: Sequence[tuple[int, FloatVector]]) -> tuple[tuple[int, ...], RingVector]:
+            part = np.zeros(work.session.dimension, np.uint32)
+            for client, update in pairs:
+                work.session.ring.add_into(part, work.contribute(client, update))
+            return tuple(client for client, _ in pairs), part
+
+        updates = zip(clients, self.updates(clients), strict=True)
+        trained = ((client, update) for client, update in updates if update is not None)
+        with ThreadPoolExecutor(_ENCODERS) as pool:
+            while pairs := tuple(islice(trained, _TOGETHER)):
+                yield from pool.map(encode, [pairs[first::_ENCODERS] for first in range(_ENCODERS)])
 
     def _by_protocol(self, session: Session) -> Masked:
         return gather(session, self.model, _Loopback(self, session).exchange)
@@ -127,10 +143,11 @@ class Summed:
 
     def unmask(self) -> RingVector:
         """Return the sum if enough of each client's holders would have opened its secret."""
-        helping = {self.session.rank(client) for client in self.helpers}
+        ranks = [self.session.rank(client) for client in self.helpers]
+        helping = subset_of(len(self.session.cohort), ranks)
         for client in self.sharers:
             holders = self.session.graph.holders(self.session.rank(client))
-            if sum(int(rank) in helping for rank in holders) < self.session.threshold:
+            if np.count_nonzero(helping[holders]) < self.session.threshold:
                 raise TooFewClients(f"{self.session.threshold} shares must open a secret of client {client}")
         return self.total
 
