@@ -222,3 +222,9 @@ def test_a_subset_has_its_size_and_no_repeats(population, data):
 def test_subsets_that_do_not_exist_are_refused(population, size):
     with pytest.raises(ConfigError, match="subset"):
         Stream(bytes(32)).subset(population, size)
+
+
+@pytest.mark.parametrize("size", [0, 16, 24, 31, 33])
+def test_a_stream_takes_no_shorter_key(size):
+    with pytest.raises(ConfigError, match=f"32 bytes, got {size}"):
+        Stream(bytes(size))

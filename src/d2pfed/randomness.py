@@ -90,6 +90,8 @@ class Stream:
     """Random bits from AES-256-CTR under a single-use key, with exact uniform integers."""
 
     def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:  # the cipher would take shorter ones
+            raise ConfigError(f"a stream's key must have {KEY_BYTES} bytes, got {len(key)}")
         self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
     def fill(self, out: NDArray[np.generic]) -> None:

@@ -10,6 +10,8 @@ from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, out, plain, print_json
 from d2pfed.plan import Explanation, Kind, Target, Turn, calibrate, explain
+from d2pfed.round import Attempt, session_of
+from d2pfed.secagg import upload_bytes
 
 
 def plan(
@@ -54,13 +56,17 @@ def plan(
     )
     agreed = calibrate(target)
     price = explain(target, agreed)
+    session = session_of(agreed, Attempt("plan", 0, 0), tuple(range(agreed.cohort)))
+    upload = upload_bytes(session)  # keys and shares included
     if json:
         per_observer = {str(item.observer): plain(item.epsilon) for item in price.spent}
         wish = {"options": plain(target), "sizes": sizes}
-        print_json(asdict(price) | {"spent": price.spent, "epsilon": per_observer, "delta": agreed.delta} | wish)
+        bytes_sent = {"upload_bytes": upload, "vector_bytes": price.upload_bytes}
+        spent = {"spent": price.spent, "epsilon": per_observer, "delta": agreed.delta}
+        print_json(asdict(price) | bytes_sent | spent | wish)
         return
     console = out()
-    console.print(_table(price, dimension))
+    console.print(_table(price, upload, dimension))
     console.print(price.why_noise)
     console.print(price.why_bits)
     console.print(epsilons(price.spent))
@@ -68,13 +74,14 @@ def plan(
         console.print(f"Warning: {warning}")
 
 
-def _table(price: Explanation, dimension: int) -> Table:
+def _table(price: Explanation, upload: int, dimension: int) -> Table:
     table = Table(title="The plan", title_justify="left", show_header=False)
     for name, value in (
         ("noise on the sum (sigma)", f"{price.sigma:.5g}"),
         ("noise multiplier", f"{price.noise_multiplier:.4f}"),
         ("bits a coordinate", f"{price.bits}"),
-        ("upload a client and round", f"{price.upload_bytes:,} bytes for {dimension:,} parameters"),
+        ("vector a client and round", f"{price.upload_bytes:,} bytes for {dimension:,} parameters"),
+        ("upload with keys and shares", f"{upload:,} bytes"),
         ("chance that a sum wraps", f"{price.wrap_probability:.2g} a round"),
         ("error against a trusted server", f"{100 * (price.relative_error - 1):+.2f} %"),
         ("noise in the mean over the clip", f"{price.noise_to_clip:.3g}"),
