@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from d2pfed.accounting import SERVER, Scheme
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import read_rows
@@ -198,3 +199,14 @@ def test_kills_at_random_moments_lose_no_release_and_no_round(parts, tmp_path):
     assert summary.spent[0].epsilon <= 30
     lines = (path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(1, summary.rounds + 1))
+
+
+def test_a_resumed_partition_draws_no_client_twice(parts, tmp_path):
+    """Without a seed: the secret that draws cohorts is the run's, not the process's."""
+    wish = replace(settings(parts[1]).target, scheme=Scheme.ONCE, cohort=10, against=SERVER)
+    path = tmp_path / "run"
+    for rounds in (1, 2, 3, 4):
+        job(parts, target=wish, seed=None).execute(path, path / "ledger.sqlite", after(rounds))
+    committed = [row.release.participants for row in read_rows(path / "ledger.sqlite") if row.kind == "commit"]
+    assert sorted(client for cohort in committed for client in cohort) == list(range(40))
+    assert (path / "identity").stat().st_mode & 0o077 == 0

@@ -16,7 +16,10 @@ from safetensors.numpy import save
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Ledger, read_budget
 from d2pfed.plan import Plan
+from d2pfed.randomness import KEY_BYTES, Entropy
 from d2pfed.training import ServerState
+
+_NAME_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,14 @@ class Checkpoint:
 
     state: ServerState
     head: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A run's own name, and the secret from which its cohorts are drawn."""
+
+    name: str
+    cohorts: Entropy
 
 
 class RunDirectory:
@@ -77,6 +88,23 @@ class RunDirectory:
             raise ConfigError(
                 f"the run in {self.path} was begun with other settings: {changed}; choose another --name"
             )
+
+    def identity(self) -> Identity:
+        """Return what tells this run from all others and draws its cohorts: made once, and kept when it is resumed."""
+        file = self.path / "identity"
+        if not file.exists():
+            draft = self.path / ".identity.new"
+            draft.unlink(missing_ok=True)
+            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(Entropy.system().stream().bytes(_NAME_BYTES + KEY_BYTES))
+                opened.flush()
+                os.fsync(opened.fileno())
+            draft.replace(file)
+        content = file.read_bytes()
+        if len(content) != _NAME_BYTES + KEY_BYTES:
+            raise ConfigError(f"{file} must have {_NAME_BYTES + KEY_BYTES} bytes, got {len(content)}")
+        return Identity(content[:_NAME_BYTES].hex(), Entropy(content[_NAME_BYTES:], is_replayed=False))
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file so that a crash leaves the old one or the new one, never a part."""

@@ -1,7 +1,6 @@
 """The server's half in a ServerApp: an object that is started as Flower's strategies are, and trains privately."""
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from d2pfed.flower.layout import Layout, encode_model
 from d2pfed.flower.members import Members
 from d2pfed.ledger import Head, Ledger
 from d2pfed.plan import Plan
-from d2pfed.randomness import KEY_BYTES, Entropy
 from d2pfed.round import Attempt, Outcome, aggregate, gather
 from d2pfed.secagg import Consistency, Roster
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
@@ -30,7 +28,6 @@ from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _log = logging.getLogger("d2pfed.flower")
-_NAME_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +135,9 @@ class _Run:
         self._book = book
         self._layout = layout
         self._deadlines = strategy.deadlines
-        identity = _identity(directory.path)
-        self._name = f"{directory.path.name}-{identity[:_NAME_BYTES].hex()}"
-        self._cohorts = Cohorts(self._plan.sampling, Entropy(identity[_NAME_BYTES:], is_replayed=False))
+        identity = directory.identity()
+        self._name = f"{directory.path.name}-{identity.name}"
+        self._cohorts = Cohorts(self._plan.sampling, identity.cohorts)
         introduction = Introduction(self._name, canonical.encode(self._plan), layout.encode())
         self._members = Members(mail, introduction, self._population, self._roster)
         self._exchange = GridExchange(mail, self._members.nodes, self._deadlines)
@@ -214,21 +211,3 @@ class _Run:
         metrics = evaluate(state.rounds, self._layout.unflatten(state.average)) if evaluate else None
         if metrics is not None:
             result.evaluate_metrics_serverapp[state.rounds] = metrics
-
-
-def _identity(path: Path) -> bytes:
-    """Return what tells this run from all others, and the secret that its cohorts are drawn with: made once."""
-    file = path / "identity"
-    if not file.exists():
-        draft = path / ".identity.new"
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(Entropy.system().require_system().stream().bytes(_NAME_BYTES + KEY_BYTES))
-            opened.flush()
-            os.fsync(opened.fileno())
-        draft.replace(file)
-    identity = file.read_bytes()
-    if len(identity) != _NAME_BYTES + KEY_BYTES:
-        raise ConfigError(f"{file} must have {_NAME_BYTES + KEY_BYTES} bytes, got {len(identity)}")
-    return identity

@@ -104,10 +104,11 @@ class Job:
         self, directory: RunDirectory, book: Ledger, listen: Listener, crew: Crew
     ) -> tuple[ServerState, str]:
         state = self._resume(directory, book)
-        name = directory.path.name
         start = time.monotonic()
         try:
-            for record in train(state, self.settings.step, self.plan.rounds, self._aggregate(book, name, crew)):
+            for record in train(
+                state, self.settings.step, self.plan.rounds, self._aggregate(directory, book, crew)
+            ):
                 state = record.state
                 progress = self._progress(record, book.spent(), time.monotonic() - start)
                 directory.append(asdict(progress))
@@ -129,10 +130,14 @@ class Job:
         directory.keep_metrics(checkpoint.state.rounds)
         return checkpoint.state
 
-    def _aggregate(self, book: Ledger, run: str, crew: Crew) -> Callable[[int, FloatVector], Outcome]:
-        seed = self.settings.seed
+    def _aggregate(
+        self, directory: RunDirectory, book: Ledger, crew: Crew
+    ) -> Callable[[int, FloatVector], Outcome]:
+        seed, run = self.settings.seed, directory.path.name
         entropy = Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
-        cohorts = Cohorts(self.plan.sampling, entropy.child("cohorts"))
+        # A resumed run keeps its cohorts, or a client of a partition might be drawn in two rounds.
+        drawing = directory.identity().cohorts if seed is None else entropy.child("cohorts")
+        cohorts = Cohorts(self.plan.sampling, drawing)
         taken: Counter[int] = Counter()
         counted = 0  # releases of earlier rounds, which change no more
 
