@@ -79,7 +79,8 @@ def _apart(target: Callable[[Work, Connection], None], work: Work) -> Cost:
     """Run a peer in a process of its own, which logs to standard error, and take its best round but the first."""
     spawning = multiprocessing.get_context("spawn")
     here, there = spawning.Pipe()
-    process = spawning.Process(target=target, args=(work, there))
+    # pfl sets itself up in a process of this name only.
+    process = spawning.Process(target=target, args=(work, there), name="MainProcess")
     process.start()
     there.close()
     try:
