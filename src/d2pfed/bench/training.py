@@ -8,13 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
-from torch import nn
 
-from d2pfed.bench.training_peers import PEERS, Cost, Peer, Work, train_in_a_loop
+from d2pfed.bench.training_peers import PEERS, Cost, Peer, Work, one_hidden_layer, stored_clients, train_in_a_loop
 from d2pfed.codec import FloatVector
 from d2pfed.directory import open_ledger
-from d2pfed.learning import Examples, Learner, LocalTraining, Model, StoredClients, Task, build_model, load_task
+from d2pfed.learning import Learner, LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.plan import Plan, Target, calibrate
 from d2pfed.randomness import Entropy
@@ -166,21 +164,13 @@ def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ..
     for cohort in cohorts:
         yield _alone("growth in clients", learner, cohort, repeats)
     for width in widths:
-        layers = nn.Sequential(nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
-        yield _alone("growth in dimension", Learner(Model(layers), learner.clients, _LOCAL), 20, repeats)
+        yield _alone("growth in dimension", Learner(one_hidden_layer(width), learner.clients, _LOCAL), 20, repeats)
 
 
 def default_learner() -> Learner:
     """Return the learner of `d2pfed train` without options."""
     task = load_task("infimnist")
     return Learner(build_model("mlp", task, seed=0), task.clients, _LOCAL)
-
-
-def stored_clients(task: Task, count: int) -> StoredClients:
-    """Return clients with 100 digits each, made beforehand from those of the task's clients."""
-    made = [task.clients.examples(client) for client in range(2 * count)]
-    table = Examples(torch.cat([each.inputs for each in made]), torch.cat([each.labels for each in made]))
-    return StoredClients(table, tuple(np.arange(100 * count).reshape(count, 100)))
 
 
 def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[str, Cost]:

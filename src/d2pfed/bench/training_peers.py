@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from d2pfed.learning import Examples, LocalTraining
+from d2pfed.learning import Examples, LocalTraining, Model, StoredClients, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,18 @@ class Peer:
     def is_installed(self) -> bool:
         """Say whether it can be measured here."""
         return all(find_spec(name) is not None for name in self.needs)
+
+
+def stored_clients(task: Task, count: int) -> StoredClients:
+    """Return clients with 100 digits each, made beforehand from those of the task's clients."""
+    made = [task.clients.examples(client) for client in range(2 * count)]
+    table = Examples(torch.cat([each.inputs for each in made]), torch.cat([each.labels for each in made]))
+    return StoredClients(table, tuple(np.arange(100 * count).reshape(count, 100)))
+
+
+def one_hidden_layer(width: int) -> Model:
+    """Return a model of 28 x 28 digits whose dimension grows with the width."""
+    return Model(nn.Sequential(nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10)))
 
 
 def train_in_a_loop(work: Work) -> dict[str, torch.Tensor]:
