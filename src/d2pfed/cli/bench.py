@@ -139,3 +139,56 @@ def engines_command(
     for row in rows:
         table.add_row(row.engine, f"{row.start_seconds:.2f}", f"{row.round_seconds:.2f}")
     out().print(table)
+
+
+@bench.command("training")
+def training_command(
+    repeats: Annotated[int, typer.Option(min=1, max=40, help="Rounds to take the best of.")] = 5,
+    plot: PlotFile = None,
+    json: AsJson = False,
+) -> None:
+    """Time whole private rounds beside the same training without privacy, a plain loop, Flower and pfl."""
+    # Torch takes seconds to load, and the other benchmarks do without it.
+    from d2pfed.bench.training import bench_training, measure_growth  # noqa: PLC0415
+
+    rows = []
+    for row in bench_training(repeats):
+        rows.append(row)
+        err().print(
+            f"{row.what}: {row.seconds:.3f} s a round; {row.peer}: {row.peer_seconds or float('nan'):.3f} s"
+        )
+    if plot is not None:
+        grown = list(measure_growth(repeats, (25, 50, 100, 200, 400), (16, 64, 256, 1024)))
+        by_clients = [(row.clients, row.seconds) for row in grown if row.what == "growth in clients"]
+        by_length = [(row.dimension, row.seconds) for row in grown if row.what == "growth in dimension"]
+        series = {"in clients (51,370 parameters)": by_clients, "in parameters (20 clients)": by_length}
+        plot_growth(series, "size", "seconds a round", plot)
+        rows += grown
+    if json:
+        shown = [
+            asdict(row) | {"rounds_per_second": row.rounds_per_second, "ratio": row.ratio, "met": row.met}
+            for row in rows
+        ]
+        print_json({"rows": shown})
+        return
+    table = Table(title="One round of training, seconds by the clock")
+    for name in (
+        "what",
+        "clients",
+        "examples",
+        "epochs",
+        "parameters",
+        "seconds",
+        "peer",
+        "its",
+        "ratio",
+        "goal",
+        "met",
+    ):
+        table.add_column(name, justify="left" if name in ("what", "peer") else "right")
+    for row in rows:
+        sizes = [f"{size:,}" for size in (row.clients, row.examples, row.epochs, row.dimension)]
+        numbers = ["" if number is None else f"{number:.3g}" for number in (row.peer_seconds, row.ratio, row.goal)]
+        met = "" if row.met is None else "yes" if row.met else "no"
+        table.add_row(row.what, *sizes, f"{row.seconds:.3g}", row.peer, *numbers, met)
+    out().print(table)
