@@ -39,6 +39,11 @@ def child(work: Callable[[Path], None], directory: Path, *, limit: Callable[[], 
     return ended.stdout
 
 
+def own_folders(path: Path) -> list[Path]:
+    """The folders down to a test's own that pytest made for this user alone."""
+    return [folder for folder in (path, *path.parents) if any("pytest-of-" in part for part in folder.parts)]
+
+
 def charge_until_refused(directory: Path) -> None:
     """Charge until the ledger refuses, each release told outside only after its row; print why it refused."""
     try:
@@ -161,12 +166,12 @@ def test_a_read_only_ledger_refuses_to_open_and_can_still_be_verified(tmp_path):
         ledger.reserve("run", release(0))
     path.with_name("ledger.lock").unlink()
     path.chmod(0o444)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in own_folders(tmp_path):
         folder.chmod(0o555)
     try:
         printed = child(open_and_print, tmp_path, limit=lambda: None).splitlines()
     finally:
-        for folder in (tmp_path, *tmp_path.parents[:2]):
+        for folder in own_folders(tmp_path):
             folder.chmod(0o700)
     assert printed[0].startswith("open LedgerError")
     assert printed[1].startswith("verify Verification")
@@ -185,12 +190,12 @@ def test_a_ledger_is_never_read_without_its_log(tmp_path):
     path.with_name("ledger-shm").unlink()
     path.chmod(0o444)
     log.chmod(0o000)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in own_folders(tmp_path):
         folder.chmod(0o555)
     try:
         printed = child(open_and_print, tmp_path, limit=lambda: None).splitlines()
     finally:
-        for folder in (tmp_path, *tmp_path.parents[:2]):
+        for folder in own_folders(tmp_path):
             folder.chmod(0o700)
     assert [line.split("(")[0] for line in printed] == ["open LedgerError", "verify LedgerError"]
 
@@ -199,7 +204,7 @@ def test_rights_lost_in_the_middle_refuse_the_next_opening(tmp_path):
     path = tmp_path / "ledger"
     Ledger.create(path, BUDGET, additive).close()
     path.chmod(0o000)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in own_folders(tmp_path):
         folder.chmod(0o755)
     printed = child(open_and_print, tmp_path, limit=lambda: None).splitlines()
     assert [line.split("(")[0] for line in printed] == ["open LedgerError", "verify LedgerError"]

@@ -136,7 +136,9 @@ def explained(path: Path) -> Iterator[None]:
 
 def require_file(path: Path) -> None:
     """Refuse if there is no such file."""
-    if not path.is_file():
+    with explained(path):
+        exists = path.is_file()
+    if not exists:
         raise LedgerError(f"ledger {path}: there is no such file")
 
 
