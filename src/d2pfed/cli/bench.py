@@ -40,9 +40,10 @@ def arithmetic_command(
     memory = {size: encode_memory(size) for size in dimensions}
     if plot is not None:
         seconds = {
-            row.what: [(each.dimension, each.dimension / each.rate) for each in rows if each.what == row.what]
-            for row in rows
-            if row.threads == 1
+            what: sorted(
+                {(row.dimension, row.dimension / row.rate) for row in rows if (row.what, row.threads) == (what, 1)}
+            )
+            for what in dict.fromkeys(row.what for row in rows)
         }
         plot_growth(seconds, "coordinates", "seconds", plot)
     if json:
