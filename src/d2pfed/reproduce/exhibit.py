@@ -1,0 +1,111 @@
+"""What every figure and table of the paper comes to here: rows, a drawing, words, and a record of what was run."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from matplotlib import style
+from matplotlib.figure import Figure
+
+from d2pfed.errors import ConfigError
+
+Cell = str | int | float | None  # None: nothing to say, an empty cell
+Draw = Callable[[Figure], None]
+Listen = Callable[[str, float], None]  # what is being done, and which fraction of the exhibit is done
+
+_SIZE = (7.2, 4.2)  # inches
+
+
+class Size(StrEnum):
+    """How much of the paper's evaluation is run."""
+
+    FULL = "full"
+    QUICK = "quick"  # fewer rounds and points; every plot says what was reduced
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under named columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ConfigError(f"a row must have {len(self.columns)} cells, got {len(row)}")
+
+    def csv(self) -> str:
+        """Return the table as comma-separated text."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([self.columns, *self.rows])
+        return text.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhibit:
+    """One figure or table, finished."""
+
+    name: str
+    title: str
+    table: Table
+    words: tuple[str, ...]  # what is seen, also where it differs from the paper
+    ran: dict[str, object]  # settings and seeds of every run behind it
+    reduced: str = ""  # what was left out to be quick; drawn on the plot
+    draw: Draw | None = field(default=None, repr=False)  # None: a table alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where and how an exhibit is made."""
+
+    folder: Path  # runs are kept in it, so that the same command carries on where it was stopped
+    data: Path | None
+    size: Size
+    listen: Listen = field(repr=False)
+
+
+Make = Callable[[Place], Exhibit]
+
+
+def write(exhibit: Exhibit, folder: Path, command: str, date: str) -> list[Path]:
+    """Write NAME.csv, NAME.json and, of a drawing, NAME.png and NAME.svg; return what was written."""
+    record = {
+        "name": exhibit.name,
+        "title": exhibit.title,
+        "command": command,
+        "date": date,
+        "reduced": exhibit.reduced,
+        "words": exhibit.words,
+        "ran": exhibit.ran,
+        "columns": exhibit.table.columns,
+        "rows": exhibit.table.rows,
+    }
+    files = {"csv": exhibit.table.csv().encode(), "json": (json.dumps(record, indent=1) + "\n").encode()}
+    if exhibit.draw is not None:
+        files |= _drawn(exhibit, exhibit.draw)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for kind, content in files.items():
+        path = folder / f"{exhibit.name}.{kind}"
+        path.write_bytes(content)
+        written.append(path)
+    return written
+
+
+def _drawn(exhibit: Exhibit, draw: Draw) -> dict[str, bytes]:
+    fixed = {"svg.hashsalt": exhibit.name, "svg.fonttype": "none", "font.size": 9.0}
+    with style.context(["default", fixed]):  # whatever a user's own configuration says
+        figure = Figure(figsize=_SIZE, dpi=150, layout="constrained")
+        draw(figure)
+        if exhibit.reduced:
+            figure.supxlabel(f"Reduced: {exhibit.reduced}", fontsize=8, color="#b34700")
+        png, svg = io.BytesIO(), io.BytesIO()
+        figure.savefig(png, format="png", metadata={"Software": None})
+        figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return {"png": png.getvalue(), "svg": svg.getvalue()}
