@@ -172,7 +172,7 @@ def _words(rows: list[tuple[Cell, ...]]) -> tuple[str, str]:
     violated = (
         f"The simulated error of Algorithm 1 exceeds the theorem's upper bound in every setting, {min(steps):.3g} to "
         f"{max(steps):.3g} times if its sigma is read in lattice steps and {min(real):.3g} times or more if it is read "
-        "in real units; the corrected bound d s^2 / (4 N) + d sigma^2 / N^2 holds."
+        "in real units; the corrected bound d s^2 / (4 N) + d sigma^2 / N^2 holds, up to the standard error."
     )
     reason = (
         "The proof averages the clients' noise as if the draws were separate; all shares are of one draw, whose part "
