@@ -67,15 +67,16 @@ def _radius(root: int) -> Finding:
 
 def _authors_radius() -> Finding:
     padded, levels = Hadamard(INFIMNIST.dimension).padded, INFIMNIST.levels
+    worst = 2 * math.sqrt(attained_square(padded, levels))
     steps, sigma = (levels - 1) / 2, float(INFIMNIST.sigma_steps(levels))
     coupled = coupled_square(16, sigma=sigma, shift=2 * steps, dimension=padded) / steps**2
     return Finding(
         topic="sensitivity, levels of the experiments",
         claim="the sensitivity 4 D also enters the accounting of the experiments",
         where="Evaluation; k = 21 is in the authors' public code",
-        truth=f"with k = 21 and {padded} coordinates the theorem does not apply: the worst case is "
-        f"{2 * math.sqrt(attained_square(padded, levels)):.1f} D, the next row's bound "
-        f"{math.sqrt(coupled):.1f} D at order 16; a step so coarse needs rounding within a norm bound, or noise drawn around the vector itself",
+        truth=f"with k = 21 and {padded} coordinates the theorem does not apply: the worst case is {worst:.1f} D, the "
+        f"next row's bound {math.sqrt(coupled):.1f} D at order 16; so coarse a step needs rounding within a bound, "
+        "or noise drawn around the vector itself",
         how="the same dynamic programme; the same duality at sigma = 2.4 D",
     )
 
