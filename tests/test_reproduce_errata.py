@@ -28,6 +28,10 @@ def _entropy(name: str) -> Entropy:
     return Entropy.replay(b"errata tests").child(name)
 
 
+def _silent(folder, size: Size = Size.QUICK) -> Place:
+    return Place(folder=folder, data=None, size=size, listen=lambda _what, _done: None)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> dict[str, tuple[Exhibit, set[str]]]:
     """Every exhibit, quickly made and written, with the kinds of files that came of it."""
@@ -348,3 +352,24 @@ def test_the_ball_is_drawn(made):
     exhibit, kinds = made["fig2"]
     assert kinds == {".csv", ".json", ".png", ".svg"}
     assert len(exhibit.table.rows) == 1 + len(ball.ROOTS)
+
+
+def test_the_table_of_errors_shows_the_violation_in_every_row(tmp_path):
+    few = {"small": replace(SMALL_CASE, rounds=20), "tiny": replace(SMALL_CASE, dimension=64, rounds=20)}
+    table = error.compare(few, _silent(tmp_path)).table
+    for row in table.rows:
+        found = dict(zip(table.columns, row, strict=True))
+        assert found["simulated"] > 2 * max(found["paper, sigma real"], found["paper, sigma in steps"])
+        assert found["simulated"] < found["corrected"] + 5 * found["standard error"]
+    assert {case.levels % 2 for case in error.cases(Size.FULL).values()} == {1}
+
+
+@pytest.mark.parametrize(("size", "measured"), [(Size.QUICK, 2), (Size.FULL, 6)])
+def test_the_table_of_uploads_measures_more_than_it_needs(tmp_path, size, measured):
+    small = replace(INFIMNIST, dimension=500, cohort=12)
+    exhibit = communication.compare((small,), _silent(tmp_path, size))
+    rows = [dict(zip(exhibit.table.columns, row, strict=True)) for row in exhibit.table.rows]
+    sent = [row for row in rows if row["bytes measured, whole protocol"] is not None]
+    assert len(sent) == measured
+    assert all(row["bytes measured, whole protocol"] > row["bytes needed"] for row in sent)
+    assert bool(exhibit.reduced) == (size is Size.QUICK)

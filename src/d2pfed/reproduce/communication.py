@@ -149,8 +149,13 @@ def measure(session: Session) -> int:
 
 
 def make(place: Place) -> Exhibit:
+    """Compare uploads in both of the paper's settings."""
+    return compare((INFIMNIST, CIFAR10), place)
+
+
+def compare(settings: tuple[Setting, ...], place: Place) -> Exhibit:
     """Compare the upload of each system by the paper, as needed and as measured."""
-    pairs = [(setting, upload) for setting in (INFIMNIST, CIFAR10) for upload in uploads(setting)]
+    pairs = [(setting, upload) for setting in settings for upload in uploads(setting)]
     rows = []
     for number, (setting, upload) in enumerate(pairs):
         place.listen(f"uploads, {setting.name}: {upload.system}", number / len(pairs))

@@ -113,8 +113,12 @@ def cases(size: Size) -> dict[str, Case]:
 
 
 def make(place: Place) -> Exhibit:
-    """Compare the theorem's bound, the corrected one and the simulated error."""
-    compared = cases(place.size)
+    """Compare bounds and simulation in all settings."""
+    return compare(cases(place.size), place)
+
+
+def compare(compared: dict[str, Case], place: Place) -> Exhibit:
+    """Compare the theorem's bound, the corrected one and the simulated error of named cases."""
     rows = []
     for number, (name, case) in enumerate(compared.items()):
         place.listen(f"the error of the mean, {name}", number / len(compared))
