@@ -72,6 +72,24 @@ def test_both_learners_do_what_torch_optimisers_do(build, local):
         np.testing.assert_allclose(list(learner(model.initial(), [0, 1, 2], 5)), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("trained", [("4.*",), ("2.*", "4.bias"), ("0.bias",)])
+def test_layers_before_the_first_trained_one_are_gone_through_once_with_the_same_result(trained):
+    model, clients = Model(convolution(), trained), clients_of([9, 0, 4])
+    seen, forward = [], model._scoring[0].forward
+    model._scoring[0].forward = lambda inputs: (seen.append(len(inputs)), forward(inputs))[1]
+    for local in LOCALS:
+        updates = list(Learner(model, clients, local)(model.initial(), [0, 1, 2], 5))
+        wanted = list(LoopLearner(model, clients, local)(model.initial(), [0, 1, 2], 5))
+        np.testing.assert_allclose(updates, wanted, atol=1e-5)
+    assert seen == ([] if trained == ("0.bias",) else [9, 0, 4] * len(LOCALS))
+
+
+def test_a_front_that_acts_by_chance_stays_behind():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
+    assert Model(module).behind_front() is None
+    assert Model(dense()).behind_front() is None
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 13), min_size=1, max_size=6),

@@ -18,8 +18,10 @@ from d2pfed.learning import (
     Task,
     build_model,
     evaluate,
+    fitting,
 )
 from d2pfed.learning.dense import layers_of
+from d2pfed.learning.edges import OrientedEdges
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
 
@@ -196,6 +198,7 @@ def test_vectors_of_another_shape_or_type_are_refused(params):
     ("name", "shape", "dimension"),
     [
         ("logistic", (1, 8, 8), 650),
+        ("edges", (1, 28, 28), 19_354),
         ("mlp", (1, 28, 28), 51_370),
         ("cnn", (3, 24, 24), 996_298),
         ("small-cnn", (1, 28, 28), 20_490),
@@ -211,10 +214,31 @@ def test_models_have_the_sizes_of_their_descriptions(name, shape, dimension):
 
 
 def test_every_name_of_a_model_is_tested():
-    assert set(MODELS) == {"logistic", "mlp", "cnn", "small-cnn", "char"}
+    assert set(MODELS) == {"logistic", "edges", "mlp", "cnn", "small-cnn", "char"}
+
+
+@pytest.mark.parametrize(("shape", "name"), [((1, 8, 8), "edges"), ((3, 24, 24), "small-cnn"), ((32,), "char")])
+def test_each_kind_of_task_has_a_model_that_fits(shape, name):
+    assert fitting(task(shape)) == name
+
+
+def test_edges_are_of_one_length_and_blind_to_brightness_and_see_a_turn():
+    images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    images[3] = 0.5
+    front = OrientedEdges(28)
+    features = front(images)
+    np.testing.assert_allclose(features[:3].flatten(1).norm(dim=1), 3.0, rtol=1e-5)
+    np.testing.assert_allclose(front(images[:3] / 2), features[:3], atol=1e-4)
+    turned = front(images[:3].rot90(1, (2, 3)))
+    np.testing.assert_allclose(turned.rot90(-1, (2, 3)).roll(2, 1), features[:3], atol=1e-4)
+    assert (turned - features[:3]).abs().max() > 0.1
+    assert front(torch.zeros(1, 1, 28, 28)).abs().max() == 0
+    assert front(images[:0]).shape == (0, 8, 7, 7)
 
 
 def test_unknown_models_and_wrong_shapes_are_refused():
+    with pytest.raises(ConfigError, match="edges needs square grey images"):
+        build_model("edges", task((3, 8, 8)), seed=1)
     with pytest.raises(ConfigError, match="model must be one of logistic"):
         build_model("transformer", task((1, 8, 8)), seed=1)
     with pytest.raises(ConfigError, match="char needs inputs with 1 axes"):

@@ -36,7 +36,10 @@ def train(
     task: Annotated[
         str, typer.Option(help="infimnist, digits, mnist-writers, cifar10 or shakespeare.")
     ] = "infimnist",
-    model: Annotated[str, typer.Option(help="logistic, mlp, cnn, small-cnn or char.")] = "mlp",
+    model: Annotated[
+        str | None,
+        typer.Option(help="edges, mlp, logistic, cnn, small-cnn or char. [default: what serves the task]"),
+    ] = None,
     epsilon: options.Epsilon = 1.0,
     delta: options.Delta = None,
     against: options.Against = "released",
@@ -92,12 +95,20 @@ def train(
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
     # Torch takes seconds to load, and no other command needs it.
-    from d2pfed.learning import LocalTraining, Optimiser, build_model, load_task, parse_partition  # noqa: PLC0415
+    from d2pfed.learning import (  # noqa: PLC0415
+        LocalTraining,
+        Optimiser,
+        build_model,
+        fitting,
+        load_task,
+        parse_partition,
+    )
     from d2pfed.run import Job, Settings  # noqa: PLC0415
 
     chosen = load_task(
         task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
     )
+    model = model or fitting(chosen)
     network = build_model(model, chosen, seed=seed or 0)
     target = Target(
         dimension=network.dimension,

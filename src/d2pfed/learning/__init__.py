@@ -1,6 +1,6 @@
 """Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
 
-from d2pfed.learning.architectures import MODELS, build_model
+from d2pfed.learning.architectures import MODELS, build_model, fitting
 from d2pfed.learning.evaluation import Metrics, evaluate
 from d2pfed.learning.learner import Learner, LoopLearner
 from d2pfed.learning.local import LocalTraining, Optimiser
@@ -29,6 +29,7 @@ __all__ = [
     "Params",
     "MODELS",
     "build_model",
+    "fitting",
     "Optimiser",
     "LocalTraining",
     "Learner",

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from d2pfed.errors import ConfigError
+from d2pfed.learning.edges import CELLS, DIRECTIONS, OrientedEdges
 from d2pfed.learning.model import Model
 from d2pfed.learning.task import Task
 
@@ -15,6 +16,16 @@ Shape = tuple[int, ...]
 def logistic(shape: Shape, classes: int) -> nn.Module:
     """Build a linear classifier."""
     return nn.Sequential(nn.Flatten(), nn.Linear(_size(shape), classes))
+
+
+def edges(shape: Shape, classes: int) -> nn.Module:
+    """Build 48 units behind fixed edge features of grey images; 19,354 parameters, whatever the image's size."""
+    if shape[0] != 1 or shape[1] != shape[2]:
+        raise ConfigError(f"model edges needs square grey images, got inputs of shape {shape}")
+    return nn.Sequential(
+        *(OrientedEdges(shape[1]), nn.Flatten(), nn.Linear(DIRECTIONS * CELLS**2, 48)),
+        *(nn.ReLU(), nn.Linear(48, classes)),
+    )
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
@@ -56,12 +67,20 @@ def char(shape: Shape, classes: int) -> nn.Module:
 
 _BUILDERS: dict[str, tuple[int, Callable[[Shape, int], nn.Module]]] = {
     "logistic": (3, logistic),
+    "edges": (3, edges),
     "mlp": (3, mlp),
     "cnn": (3, cnn),
     "small-cnn": (3, small_cnn),
     "char": (1, char),
 }
 MODELS = tuple(_BUILDERS)
+
+
+def fitting(task: Task) -> str:
+    """Return the name of the model that serves a task well."""
+    if len(task.input_shape) == 1:
+        return "char"
+    return "edges" if task.input_shape[0] == 1 else "small-cnn"
 
 
 def build_model(name: str, task: Task, seed: int) -> Model:

@@ -62,7 +62,8 @@ class Learner:
     """Trains `chunk` clients at once; None picks what fits the cache and bounds memory.
 
     A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
-    the cohort or in its chunk (float rounding apart). Modules with convolutions, dropout, recurrence or batch
+    the cohort or in its chunk (float rounding apart). Layers before the first trained one are gone through once,
+    not at every step. Modules with convolutions, dropout, recurrence or batch
     statistics, and what vmap refuses, go through LoopLearner.
     """
 
@@ -77,6 +78,12 @@ class Learner:
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
+        if parts := self.model.behind_front():
+            front, rest = parts
+            yield from Learner(rest, _Seen(self.clients, front), self.local, self.chunk)(
+                params, clients, round_seed
+            )
+            return
         one_by_one = LoopLearner(self.model, self.clients, self.local)
         if self.model.has(*_ONE_BY_ONE):
             yield from one_by_one(params, clients, round_seed)
@@ -125,6 +132,25 @@ class Learner:
     def _by_hand(self) -> bool:
         plain = self.local.optimiser is Optimiser.SGD and not self.local.momentum
         return plain and layers_of(self.model) is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """Clients whose examples went through the untrained layers of a model."""
+
+    clients: Clients
+    front: torch.nn.Module
+
+    @property
+    def population(self) -> int:
+        """The number of clients."""
+        return self.clients.population
+
+    def examples(self, client: int) -> Examples:
+        """Return what the trained layers see of one client's examples."""
+        own = self.clients.examples(client)
+        with torch.no_grad():
+            return Examples(self.front(own.inputs), own.labels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

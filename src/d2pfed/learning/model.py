@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -104,6 +105,25 @@ class Model:
         """Tell whether a layer in training mode is of one of these kinds."""
         return any(isinstance(layer, kinds) and layer.training for layer in self._training.modules())
 
+    def behind_front(self) -> "tuple[torch.nn.Module, Model] | None":
+        """Return the layers before the first trained one, and the rest as a model of the same flat vector.
+
+        None if there are none. What a front makes of an example never changes while a client trains, so it is made
+        once. Layers that only flatten, and all from one that acts by chance or on a whole batch, count as rest.
+        """
+        layers = list(self._training.children()) if type(self._training) is torch.nn.Sequential else []
+        trained = {int(name.split(".")[0]) for name in self.names} if layers else set()
+        front = list(takewhile(lambda at: at not in trained and not _varies(layers[at]), range(len(layers))))
+        while front and type(layers[front[-1]]) is torch.nn.Flatten:
+            front.pop()
+        if not front:
+            return None
+        cut = len(front)
+        names = [name.split(".", 1) for name in self.names]
+        rest = tuple(f"{int(layer) - cut}.{name}" for layer, name in names)
+        behind = torch.nn.Sequential(*layers[cut:])
+        return torch.nn.Sequential(*list(self._scoring.children())[:cut]), Model(behind, rest, self.losses)
+
     def _check(self, params: Params) -> None:
         if params.shape != (self.dimension,) or params.dtype != np.float32:
             got = f"{params.dtype} of shape {params.shape}"
@@ -122,6 +142,11 @@ def _chosen(module: torch.nn.Module, patterns: tuple[str, ...]) -> tuple[str, ..
     if not chosen:
         raise ConfigError(f"at least one parameter must be trained, got trainable = {patterns}")
     return tuple(chosen)
+
+
+def _varies(layer: torch.nn.Module) -> bool:
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase)  # noqa: SLF001 - no other name
+    return any(isinstance(part, kinds) and part.training for part in layer.modules())
 
 
 def _running_statistics(layer: torch.nn.Module) -> bool:
