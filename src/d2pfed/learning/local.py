@@ -79,9 +79,7 @@ class Steps:
         memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
         return gradient / memory[0].sqrt().add_(_EPSILON)
 
-    def _adam(
-        self, value: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor
-    ) -> None:
+    def _adam(self, value: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
         """Take Adam's step with as few passes over memory as there are."""
         first, second = _ADAM_DECAYS
         mean.lerp_(gradient, 1 - first)

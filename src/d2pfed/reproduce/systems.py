@@ -87,6 +87,11 @@ class System:
     )  # from rounds to the printed epsilon
 
     @property
+    def promise(self) -> float:
+        """The true epsilon of the released models after the last round, as planned."""
+        return self.work.epsilon if isinstance(self.work, Plan) else self.target.epsilon
+
+    @property
     def upload_bytes(self) -> int:
         """What a client sends in a round: the vector alone, padding included, keys and shares not."""
         if isinstance(self.work, Plan):
