@@ -9,11 +9,11 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from d2pfed.report.plots import Ink
 
-_LEAST_EPSILON = 0.01  # where the axis begins; what costs less is drawn at its edge or not at all
+_LEAST_EPSILON = 1e-3  # where the axis begins; what costs less is drawn at its edge or not at all
 _PAPER_SIZE, _TEST_SIZE = 9.0, 7.0  # points
 
 
@@ -106,8 +106,9 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
     if panel.scale is Across.EPSILON:
         axes.set_xscale("log")
         axes.set_xlim(left=_LEAST_EPSILON)
+        axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
     for trace in panel.traces:
         _draw_trace(axes, trace, _LEAST_EPSILON if panel.scale is Across.EPSILON else -math.inf)
     for mark in panel.marks:

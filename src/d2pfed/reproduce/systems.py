@@ -25,7 +25,7 @@ _OUR_CLIP = 1.0
 _CLIPPED_COORDINATES = 1e-5  # chance that g_max changes any coordinate of a round
 
 _QUICK_ROUNDS = {"INFIMNIST": 20, "CIFAR10": 10}
-_QUICK_EPOCHS = 1
+_QUICK_EPOCHS = 2
 _QUICK_MODEL = {"CIFAR10": "small-cnn"}
 
 
@@ -62,7 +62,7 @@ def reductions(place: Place, *experiments: Experiment) -> str:
     if place.size is Size.FULL:
         return ""
     parts = [f"{_QUICK_ROUNDS[each.name]} rounds for {each.rounds} on {each.name}" for each in experiments]
-    parts.append(f"{_QUICK_EPOCHS} local epoch for {PAPER_LOCAL.epochs} in the paper's systems")
+    parts.append(f"{_QUICK_EPOCHS} local epochs for {PAPER_LOCAL.epochs} in the paper's systems")
     parts += [
         f"a model of 16,618 parameters for {each.dimension:,} on {each.name}"
         for each in experiments
