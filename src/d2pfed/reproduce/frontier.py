@@ -12,7 +12,7 @@ from d2pfed.reproduce.exhibit import Cell, Exhibit, Place, Size, Table
 from d2pfed.reproduce.published import INFIMNIST, MARGIN
 from d2pfed.reproduce.readings import records, significant
 from d2pfed.reproduce.runs import Curve, carry_out
-from d2pfed.reproduce.systems import Scene, System, central, planned, reductions
+from d2pfed.reproduce.systems import Scene, System, calmed, central, planned, reductions
 
 _EPSILONS = {Size.FULL: (0.05, 0.2, 1.0, 4.0), Size.QUICK: (0.05, 1.0)}
 _TWO_BYTES = 16
@@ -46,10 +46,12 @@ def make(place: Place) -> Exhibit:
     kinds = tuple(Kind) if place.size is Size.FULL else _QUICK_KINDS
     wished = [(epsilon, kind) for epsilon in _EPSILONS[place.size] for kind in (*kinds, None)]
     systems = [_system(scene, kind, epsilon) for epsilon, kind in wished]
-    curves = carry_out(systems, place)
+    # Where noise is great a smaller step may serve better: cpSGD gets the better of two, by validation accuracy.
+    second = [calmed(system) for system, (_, kind) in zip(systems, wished, strict=True) if kind is Kind.BINOMIAL]
+    curves = carry_out([*systems, *second], place)
     points = [
         Point(curve.system.label, epsilon, curve, *_price(scene, kind, epsilon, curve.system))
-        for (epsilon, kind), curve in zip(wished, curves, strict=True)
+        for (epsilon, kind), curve in zip(wished, _better(curves, len(systems)), strict=True)
     ]
     reduced = reductions(place, INFIMNIST)
     return Exhibit(
@@ -61,6 +63,15 @@ def make(place: Place) -> Exhibit:
         reduced=f"{reduced}; {len(kinds)} mechanisms of {len(Kind)}" if reduced else "",
         draw=partial(_draw, points=points),
     )
+
+
+def _better(curves: Sequence[Curve], first: int) -> list[Curve]:
+    """Return the first curves, or of those that were run again with another step the better run."""
+    again = {curve.system.name: curve for curve in curves[first:]}
+    return [
+        max(curve, again.get(curve.system.name, curve), key=lambda each: each.validation[-1])
+        for curve in curves[:first]
+    ]
 
 
 def _system(scene: Scene, kind: Kind | None, epsilon: float) -> System:
@@ -119,8 +130,8 @@ def _words(points: Sequence[Point]) -> tuple[str, str]:
     reached = "at least" if margins[best] >= MARGIN else "less than"
     first = (
         f"At equal true epsilon and two bytes or fewer a coordinate, {best.kind} is {margins[best]:.1f} points above "
-        f"cpSGD at epsilon {best.epsilon:g} ({best.curve.test:.1f} to {cpsgd[best.epsilon].curve.test:.1f} %), {reached} "
-        f"the paper's {MARGIN} points; the lead shrinks as epsilon grows and noise matters less."
+        f"cpSGD at epsilon {best.epsilon:g} ({best.curve.test:.1f} to {cpsgd[best.epsilon].curve.test:.1f} %), "
+        f"{reached} the paper's {MARGIN} points; the lead shrinks as epsilon grows and noise matters less."
     )
     second = (
         f"cpSGD's error is up to {loose.error:.1f} times that of a trusted server, by its theorem and composition and "

@@ -157,8 +157,8 @@ def _words_epsilon(runs: Runs) -> tuple[str, str]:
     )
     second = (
         f"Updates of norm 1, which the authors' code lets through, give {loud.test:.1f} % at a true epsilon of "
-        f"{loud.released[-1]:.3g}; ours gives {ours.test:.1f} % at {ours.released[-1]:.2g}, cpSGD {rival.test:.1f} % at "
-        f"{rival.released[-1]:.3g} (as published: {rival.published[-1]:.3g}), FedAvg without privacy "
+        f"{loud.released[-1]:.3g}; ours gives {ours.test:.1f} % at {ours.released[-1]:.2g}, cpSGD {rival.test:.1f} % "
+        f"at {rival.released[-1]:.3g} (as published: {rival.published[-1]:.3g}), FedAvg without privacy "
         f"{runs.fedavg.test:.1f} %."
     )
     return first, second

@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from d2pfed import canonical
 from d2pfed.accounting import (
     RELEASED,
@@ -24,7 +26,7 @@ from d2pfed.reproduce.exhibit import Place
 from d2pfed.reproduce.systems import System
 from d2pfed.round import Outcome
 from d2pfed.run import Job, Progress, Settings
-from d2pfed.simulation import Dropouts, Fidelity
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, Learn
 from d2pfed.simulation.trusted import gaussian_mean, plain_mean
 from d2pfed.training import Cohorts, train
 
@@ -99,7 +101,7 @@ def _carry_out(system: System, folder: Path, tell: Tell) -> Curve:
     if not _is_finished(path):
         if isinstance(system.work, Plan):
             job = Job(settings, system.scene.task, system.scene.model, system.work)
-            job.execute(path, path / "ledger.sqlite", _listener(tell))
+            job.execute(path, path / "ledger.sqlite", _listener(tell), lambda learn: InProcess(_finite(learn)))
         else:
             _run_trusted(system, path, canonical.encode(settings), tell)
     return _read(system, path)
@@ -135,6 +137,16 @@ def _listener(tell: Tell) -> Callable[[Progress], bool]:
     return listen
 
 
+def _finite(learn: Learn) -> Learn:
+    """Return the same training, where a client whose steps diverged sends zero: under great noise some do."""
+
+    def learned(params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
+        for update in learn(params, clients, seed):
+            yield update if np.isfinite(update).all() else np.zeros_like(update)
+
+    return learned
+
+
 def _run_trusted(system: System, path: Path, settings: str, tell: Tell) -> None:
     """Run FedAvg, or a trusted server's Gaussian: the same loop, without ledger and without secure aggregation."""
     scene, entropy = system.scene, Entropy.replay(str(SEED).encode())
@@ -156,12 +168,12 @@ def _run_trusted(system: System, path: Path, settings: str, tell: Tell) -> None:
 def _aggregate(system: System, run: str, entropy: Entropy) -> Callable[[int, FloatVector], Outcome]:
     scene, noise = system.scene, system.work
     cohorts = Cohorts(scene.experiment.sampling, entropy.child("cohorts"))
-    learner = Learner(scene.model, scene.task.clients, system.local)
+    learner = _finite(Learner(scene.model, scene.task.clients, system.local))
 
     def once(number: int, params: FloatVector) -> Outcome:
         cohort = cohorts.draw(number)
         shuffle = int.from_bytes(digest("shuffle", run, number)[:7], "little")
-        updates: Iterator[FloatVector] = learner(params, cohort, shuffle)
+        updates = learner(params, cohort, shuffle)
         if isinstance(noise, ContinuousGaussian):
             mean = gaussian_mean(updates, len(cohort), noise, entropy.child("noise", number).stream())
         else:

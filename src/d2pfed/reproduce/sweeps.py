@@ -74,8 +74,8 @@ def _words_sigma(widths: Sequence[Curve], ours: Sequence[Curve], norm_one: Curve
         f"epsilon of {norm_one.released[-1]:.3g})."
     )
     second = (
-        f"At the same true epsilons ours ends at {_listed([curve.test for curve in ours])} %: the noise over the clip is "
-        f"nearly the same, and a clip near the length of the updates, momentum and an averaged model make more of it."
+        f"At the same true epsilons ours ends at {_listed([curve.test for curve in ours])} %: the noise over the clip "
+        f"is nearly the same, and a clip near the updates' length, momentum and an averaged model make more of it."
     )
     return first, second
 
@@ -129,8 +129,8 @@ def _words_shards(theirs: Curve, binomial: Curve, plain: Curve, ours: Curve) -> 
     )
     second = (
         f"By the paper's accounting D2P-Fed's epsilon is {theirs.published[-1]:.3g}, truly it is "
-        f"{theirs.released[-1]:.2g} for who sees the models; cpSGD's is truly {binomial.released[-1]:.3g}, and ours ends "
-        f"at {ours.test:.1f} % at D2P-Fed's."
+        f"{theirs.released[-1]:.2g} for who sees the models; cpSGD's is truly {binomial.released[-1]:.3g}, and ours "
+        f"ends at {ours.test:.1f} % at D2P-Fed's."
     )
     return first, second
 
@@ -169,7 +169,7 @@ def _words_bits(curves: Sequence[Curve]) -> tuple[str, str]:
         f"shares the sum needs 13 bits, and all three groups hold it."
     )
     second = (
-        f"Below that sums wrap: 12 bits give {curves[3].test:.1f} %, 11 bits {curves[4].test:.1f} %; epsilon is the same "
-        f"throughout, since a wrap costs accuracy and never privacy."
+        f"Below that sums wrap: 12 bits give {curves[3].test:.1f} %, 11 bits {curves[4].test:.1f} %; epsilon is the "
+        f"same throughout, since a wrap costs accuracy and never privacy."
     )
     return first, second

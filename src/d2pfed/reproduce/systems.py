@@ -10,7 +10,7 @@ from d2pfed.codec import Codec
 from d2pfed.graph import Risk, complete
 from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, load_task, parse_partition
 from d2pfed.mechanism import CpSGD, Mechanism, Shared
-from d2pfed.plan import Kind, Plan, Target, calibrate, ideal_multiplier
+from d2pfed.plan import Kind, Plan, Target, calibrate, explain, ideal_multiplier
 from d2pfed.reproduce.exhibit import Place, Size
 from d2pfed.reproduce.published import DELTA, Experiment, binomial_epsilon, d2pfed_epsilon
 from d2pfed.ring import Ring
@@ -166,7 +166,7 @@ def planned(scene: Scene, kind: Kind, epsilon: float, *, bits: int | None = None
     """Return a mechanism of ours, calibrated to a true epsilon of the released models, trained as by default."""
     target = _wish(scene, mechanism=kind, epsilon=epsilon, clip_norm=_OUR_CLIP, bits=bits)
     return System(
-        name=f"{kind}-{epsilon:.4g}" + (f"-{bits}" if bits else ""),
+        name=f"{kind}-{epsilon:.4g}",
         label=label or str(kind),
         scene=scene,
         work=calibrate(target),
@@ -174,6 +174,14 @@ def planned(scene: Scene, kind: Kind, epsilon: float, *, bits: int | None = None
         local=OUR_LOCAL,
         step=OUR_STEP,
     )
+
+
+def calmed(system: System) -> System:
+    """Return the same with a server's rate that is smaller by as much as its noise exceeds a trusted server's."""
+    if not isinstance(system.work, Plan):
+        return system
+    rate = system.step.rate / explain(system.target, system.work).relative_error
+    return replace(system, step=replace(system.step, rate=float(f"{rate:.3g}")))
 
 
 def central(scene: Scene, epsilon: float) -> System:
