@@ -42,7 +42,11 @@ class Point:
 
 def make(place: Place) -> Exhibit:
     """Return the frontier of all mechanisms on INFIMNIST."""
-    scene = Scene.load(INFIMNIST, place)
+    return frontier(Scene.load(INFIMNIST, place), place)
+
+
+def frontier(scene: Scene, place: Place) -> Exhibit:
+    """Run every mechanism at every epsilon."""
     kinds = tuple(Kind) if place.size is Size.FULL else _QUICK_KINDS
     wished = [(epsilon, kind) for epsilon in _EPSILONS[place.size] for kind in (*kinds, None)]
     systems = [_system(scene, kind, epsilon) for epsilon, kind in wished]

@@ -1,5 +1,6 @@
 """Figure 1: accuracy against epsilon, and against megabytes, from the same runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,7 +53,21 @@ def beside(system: System) -> System:
 
 def make_fig1a(place: Place) -> Exhibit:
     """Return accuracy against epsilon."""
-    found = _run(place)
+    return fig1a(_scenes(place), place)
+
+
+def make_fig1b(place: Place) -> Exhibit:
+    """Return accuracy against megabytes, from the runs of fig1a."""
+    return fig1b(_scenes(place), place)
+
+
+def _scenes(place: Place) -> list[Scene]:
+    return [Scene.load(experiment, place) for experiment in (INFIMNIST, CIFAR10)]
+
+
+def fig1a(scenes: Sequence[Scene], place: Place) -> Exhibit:
+    """Run all systems in these scenes, and show them by epsilon."""
+    found = _run(scenes, place)
     return Exhibit(
         name="fig1a",
         title="Figure 1a: accuracy against epsilon",
@@ -64,9 +79,9 @@ def make_fig1a(place: Place) -> Exhibit:
     )
 
 
-def make_fig1b(place: Place) -> Exhibit:
-    """Return accuracy against megabytes, from the runs of fig1a."""
-    found = _run(place)
+def fig1b(scenes: Sequence[Scene], place: Place) -> Exhibit:
+    """Run all systems in these scenes, and show them by bytes."""
+    found = _run(scenes, place)
     return Exhibit(
         name="fig1b",
         title="Figure 1b: accuracy against communication",
@@ -78,8 +93,7 @@ def make_fig1b(place: Place) -> Exhibit:
     )
 
 
-def _run(place: Place) -> list[Runs]:
-    scenes = [Scene.load(experiment, place) for experiment in (INFIMNIST, CIFAR10)]
+def _run(scenes: Sequence[Scene], place: Place) -> list[Runs]:
     every = [systems(scene) for scene in scenes]
     curves = iter(carry_out([system for some in every for system in some], place))
     return [Runs(*(next(curves) for _ in some)) for some in every]

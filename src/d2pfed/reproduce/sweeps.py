@@ -27,7 +27,21 @@ _BITS = (16, 24, 32, 12, 11)
 
 def make_fig3(place: Place) -> Exhibit:
     """Return D2P-Fed under three widths of noise."""
-    scene = Scene.load(INFIMNIST, place)
+    return fig3(Scene.load(INFIMNIST, place), place)
+
+
+def make_fig4(place: Place) -> Exhibit:
+    """Return D2P-Fed and cpSGD over clients that mostly hold one class."""
+    return fig4(Scene.load(INFIMNIST, place, "shards"), place)
+
+
+def make_fig5(place: Place) -> Exhibit:
+    """Return D2P-Fed by the size of its group."""
+    return fig5(Scene.load(INFIMNIST, place), place)
+
+
+def fig3(scene: Scene, place: Place) -> Exhibit:
+    """Run each width of noise, and ours at the same true epsilon."""
     theirs = [d2pfed(scene, sigma=sigma) for sigma in _SIGMAS]
     others = [d2pfed(scene, clip=1.0, note=NORM_ONE), fedavg(scene)]
     curves = carry_out([*theirs, *(beside(system) for system in theirs), *others], place)
@@ -84,9 +98,8 @@ def _listed(values: Sequence[float]) -> str:
     return " / ".join(f"{value:.1f}" for value in values)
 
 
-def make_fig4(place: Place) -> Exhibit:
-    """Return D2P-Fed and cpSGD over clients that mostly hold one class."""
-    scene = Scene.load(INFIMNIST, place, "shards")
+def fig4(scene: Scene, place: Place) -> Exhibit:
+    """Run the paper's systems, and ours at D2P-Fed's true epsilon, over the scene's clients."""
     main = d2pfed(scene, sigma=_SHARDS_SIGMA)
     curves = carry_out([main, cpsgd(scene), fedavg(scene), beside(main)], place)
     theirs, binomial, plain, ours = curves
@@ -135,9 +148,8 @@ def _words_shards(theirs: Curve, binomial: Curve, plain: Curve, ours: Curve) -> 
     return first, second
 
 
-def make_fig5(place: Place) -> Exhibit:
-    """Return D2P-Fed by the size of its group: two, three and four bytes, and fewer bits until sums wrap."""
-    scene = Scene.load(INFIMNIST, place)
+def fig5(scene: Scene, place: Place) -> Exhibit:
+    """Run two, three and four bytes, and fewer bits until sums wrap."""
     systems = [d2pfed(scene, bits=bits, note=f", {bits} bits") for bits in _BITS]
     curves = carry_out([*systems, fedavg(scene)], place)
     hues = (Hue.D2PFED, Hue.FIFTH, Hue.SIXTH, Hue.NORM_ONE, Hue.CPSGD)
