@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,17 @@ from d2pfed.reproduce.page import page
 from d2pfed.reproduce.published import CIFAR10, INFIMNIST, binomial_epsilon, d2pfed_epsilon
 from d2pfed.reproduce.runs import carry_out
 from d2pfed.reproduce.sweeps import fig3, fig4, fig5
-from d2pfed.reproduce.systems import PAPER_LOCAL, Scene, calmed, central, cpsgd, d2pfed, fedavg, planned, reductions
+from d2pfed.reproduce.systems import (
+    PAPER_LOCAL,
+    Scene,
+    calmed,
+    central,
+    cpsgd,
+    d2pfed,
+    fedavg,
+    planned,
+    reductions,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,9 +44,7 @@ def scene() -> Scene:
     """The paper's experiment in small: 8 x 8 digits, a linear model, two rounds."""
     task = load_task("digits", population=600)
     model = build_model("logistic", task, seed=0)
-    small = replace(
-        INFIMNIST, task="digits", model="logistic", dimension=650, population=600, cohort=6, rounds=2
-    )
+    small = replace(INFIMNIST, task="digits", model="logistic", dimension=650, population=600, cohort=6, rounds=2)
     return Scene(small, task, model, "iid", replace(PAPER_LOCAL, epochs=1))
 
 
@@ -131,15 +140,12 @@ def test_reference_systems_go_through_the_loop(scene, place):
 
 @pytest.mark.parametrize("make", [fedavg, d2pfed], ids=["trusted", "private"])
 def test_a_stopped_run_carries_on_to_the_same_curve(scene, place, tmp_path, make):
-    class Stop(Exception):
-        pass
-
     def stop(_what: str, _fraction: float) -> None:
-        raise Stop
+        raise KeyboardInterrupt
 
     (whole,) = carry_out([make(scene)], place)
     stopped = replace(place, folder=tmp_path, listen=stop)
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         carry_out([make(scene)], stopped)
     assert not list(tmp_path.glob("runs/*/summary.json"))
     (rest,) = carry_out([make(scene)], replace(place, folder=tmp_path))
@@ -231,8 +237,6 @@ def test_a_full_exhibit_reduces_nothing(place):
 
 
 def test_every_name_of_the_catalogue_leads_to_a_function():
-    from importlib import import_module
-
     for entry in CATALOGUE.values():
         assert callable(getattr(import_module(f"d2pfed.reproduce.{entry.module}"), entry.function))
     assert chosen("all") == CATALOGUE

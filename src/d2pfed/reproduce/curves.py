@@ -13,8 +13,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from d2pfed.report.plots import Ink
 
-_LEAST_EPSILON = 1e-3  # where the axis begins; what costs less is drawn at its edge or not at all
-_PAPER_SIZE, _TEST_SIZE = 9.0, 7.0  # points
+_GREY = "#777777"
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-3, 1e3  # what the axis shows at most; the table has the rest
+_PAPER_SIZE, _TEST_SIZE, _SERVER_SIZE = 12.0, 7.0, 5.5  # points
 
 
 class Hue(StrEnum):
@@ -51,7 +52,7 @@ class Trace:
     ys: Sequence[float]
     dash: Dash = "-"
     test: float | None = None  # accuracy on the test data at the last point
-    note: str = ""  # written beside the last point
+    server: float | None = None  # epsilon against the server at the end, on an axis of epsilons
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +93,22 @@ def legend(figure: Figure, panels: Sequence[Panel]) -> None:
         entries["the paper's end point"] = _sign("*", _PAPER_SIZE)
     if any(trace.test is not None for trace in traces):
         entries["test accuracy at the end"] = _sign("o", _TEST_SIZE)
+    if any(trace.server is not None for trace in traces):
+        entries["the same, true epsilon against the server"] = _sign("D", _SERVER_SIZE)
     figure.legend(
         list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False, fontsize=7.5
     )
 
 
 def _sign(marker: str, size: float) -> Line2D:
-    return Line2D([], [], marker=marker, linestyle="none", markersize=size, color="#777777")
+    filled = "white" if marker == "D" else _GREY
+    return Line2D([], [], marker=marker, linestyle="none", markersize=size, color=_GREY, markerfacecolor=filled)
 
 
 def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draw one panel."""
     if panel.scale is Across.EPSILON:
         axes.set_xscale("log")
-        axes.set_xlim(left=_LEAST_EPSILON)
         axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -113,6 +116,8 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
         _draw_trace(axes, trace, _LEAST_EPSILON if panel.scale is Across.EPSILON else -math.inf)
     for mark in panel.marks:
         axes.plot(mark.x, mark.y, "*", color=mark.hue, markersize=_PAPER_SIZE, markeredgecolor="white", zorder=5)
+    if panel.scale is Across.EPSILON:
+        axes.set_xlim(_LEAST_EPSILON, min(axes.get_xlim()[1], _LARGEST_EPSILON))
     axes.set_ylim(0, 100)
     axes.set_title(panel.title, loc="left", fontsize=9.5, color=Ink.TEXT)
     axes.set_xlabel(panel.across, color=Ink.TEXT)
@@ -135,13 +140,7 @@ def _draw_trace(axes: Axes, trace: Trace, least: float) -> None:
     height = trace.ys[-1] if trace.test is None else trace.test
     if trace.test is not None:
         axes.plot(xs[-1], height, "o", color=trace.hue, markersize=_TEST_SIZE, markeredgecolor="white", zorder=4)
-    if trace.note:
-        axes.annotate(
-            trace.note,
-            (xs[-1], height),
-            (0, 6),
-            textcoords="offset points",
-            color=trace.hue,
-            fontsize=7.5,
-            ha="center",
+    if trace.server is not None:
+        axes.plot(
+            trace.server, height, "D", color=trace.hue, markersize=_SERVER_SIZE, markerfacecolor="white", zorder=4
         )

@@ -50,7 +50,9 @@ def published_trace(curve: Curve, hue: Hue, label: str) -> Trace:
 
 def true_trace(curve: Curve, hue: Hue, label: str) -> Trace:
     """Return the run under the epsilon that its released models truly cost."""
-    return Trace(label=label, hue=hue, xs=curve.released, ys=curve.validation, test=curve.test)
+    return Trace(
+        label=label, hue=hue, xs=curve.released, ys=curve.validation, test=curve.test, server=curve.server
+    )
 
 
 def level_trace(curve: Curve, hue: Hue, label: str) -> Trace:
