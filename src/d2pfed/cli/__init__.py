@@ -10,6 +10,7 @@ from d2pfed.cli.data import data
 from d2pfed.cli.ledger import ledger
 from d2pfed.cli.plan import plan
 from d2pfed.cli.report import report
+from d2pfed.cli.reproduce import reproduce
 from d2pfed.cli.train import train
 from d2pfed.errors import D2PFedError
 
@@ -19,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (plan, train, account, report):
+for command in (plan, train, account, report, reproduce):
     app.command()(command)
 for group, name in ((ledger, "ledger"), (bench, "bench"), (data, "data")):
     app.add_typer(group, name=name)

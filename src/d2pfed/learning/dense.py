@@ -1,8 +1,10 @@
-"""Plain SGD of multilayer perceptrons by hand: gradient and step in one product, twice as fast as vmap.
+"""Gradients of multilayer perceptrons by hand, and plain SGD with gradient and step in one product.
 
 With batches of ten the time goes into moving weights between memory and cache; adding a gradient to the weights in
-the product that makes it saves half of that.
+the product that makes it saves half of that, and is twice as fast as vmap.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -32,6 +34,32 @@ def sgd_step(
     values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, rate: float
 ) -> None:
     """Take one step of each client in place: values and inputs have the client as their first axis."""
+    for (weight, bias), slope, entering in _slopes(values, inputs, labels, weights):
+        weight.baddbmm_(slope.mT, entering, alpha=-rate)
+        bias.sub_(slope.sum(1), alpha=rate)
+
+
+def gradients(
+    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return each client's gradient of the weighted sum of its losses, in the order of values."""
+    found = [
+        (torch.bmm(slope.mT, entering), slope.sum(1))
+        for _, slope, entering in _slopes(values, inputs, labels, weights)
+    ]
+    return [gradient for layer in reversed(found) for gradient in layer]
+
+
+Layer = tuple[torch.Tensor, torch.Tensor]  # weight and bias
+
+
+def _slopes(
+    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> Iterator[tuple[Layer, torch.Tensor, torch.Tensor]]:
+    """Yield each layer, from the last to the first, with the loss's slope at its outputs, and its inputs.
+
+    A layer may be changed once it was yielded: nothing reads it again.
+    """
     tensors = list(values.values())
     layers = list(zip(tensors[::2], tensors[1::2], strict=True))
     entering = [inputs.flatten(2)]
@@ -43,6 +71,5 @@ def sgd_step(
     for at in reversed(range(len(layers))):
         weight, bias = layers[at]
         before = torch.bmm(slope, weight).mul_(entering[at] > 0) if at else slope
-        weight.baddbmm_(slope.mT, entering[at], alpha=-rate)
-        bias.sub_(slope.sum(1), alpha=rate)
+        yield (weight, bias), slope, entering[at]
         slope = before

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.dense import layers_of, sgd_step
+from d2pfed.learning.dense import gradients, layers_of, sgd_step
 from d2pfed.learning.local import LocalTraining, Optimiser, Steps
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Clients, Examples
@@ -111,27 +111,31 @@ class Learner:
         return [self.model.flatten(own) - params for own in trained]
 
     def _step(self, values: Tensors) -> Callable[[Tensors, "_Batch"], None]:
-        if self._by_hand:
+        plain = self.local.optimiser is Optimiser.SGD and not self.local.momentum
+        if self._by_hand and plain:
             return lambda own, batch: sgd_step(own, batch.inputs, batch.labels, batch.weights, self.local.rate)
-        fixed = self.model.fixed()
         steps = Steps(self.local, list(values.values()))
+        if self._by_hand:
+            return lambda own, batch: steps.take(
+                list(own.values()), gradients(own, batch.inputs, batch.labels, batch.weights)
+            )
+        fixed = self.model.fixed()
 
         def mean_loss(own: Tensors, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
             inputs, labels, weights = batch
             return (self.model.training_losses(own | fixed, inputs, labels) * weights).sum()
 
-        gradients = torch.func.vmap(torch.func.grad(mean_loss))
+        slopes = torch.func.vmap(torch.func.grad(mean_loss))
 
         def step(own: Tensors, batch: _Batch) -> None:
-            found = gradients(own, (batch.inputs, batch.labels, batch.weights))
+            found = slopes(own, (batch.inputs, batch.labels, batch.weights))
             steps.take(list(own.values()), [found[name] for name in own])
 
         return step
 
     @property
     def _by_hand(self) -> bool:
-        plain = self.local.optimiser is Optimiser.SGD and not self.local.momentum
-        return plain and layers_of(self.model) is not None
+        return layers_of(self.model) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

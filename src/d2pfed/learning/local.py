@@ -68,16 +68,21 @@ class Steps:
         self._taken += 1
         for at, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
             memory = [slot[at][: len(value)] if value.ndim else slot[at] for slot in self._memory]
-            value.sub_(self._direction(gradient, memory), alpha=self._local.rate)
+            if self._local.optimiser is Optimiser.ADAM:
+                self._adam(value, gradient, *memory)
+            else:
+                value.sub_(self._direction(gradient, memory), alpha=self._local.rate)
 
     def _direction(self, gradient: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
         if self._local.optimiser is Optimiser.SGD:
             return memory[0].mul_(self._local.momentum).add_(gradient) if memory else gradient
-        if self._local.optimiser is Optimiser.RMSPROP:
-            memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
-            return gradient / memory[0].sqrt().add_(_EPSILON)
+        memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
+        return gradient / memory[0].sqrt().add_(_EPSILON)
+
+    def _adam(self, value: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
+        """Take Adam's step with as few passes over memory as there are."""
         first, second = _ADAM_DECAYS
-        memory[0].mul_(first).add_(gradient, alpha=1 - first)
-        memory[1].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        scale = (memory[1] / (1 - second**self._taken)).sqrt_().add_(_EPSILON)
-        return memory[0] / scale / (1 - first**self._taken)
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        scale = square.sqrt().div_(math.sqrt(1 - second**self._taken)).add_(_EPSILON)
+        value.addcdiv_(mean, scale, value=-self._local.rate / (1 - first**self._taken))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -18,6 +19,7 @@ Draw = Callable[[Figure], None]
 Listen = Callable[[str, float], None]  # what is being done, and which fraction of the exhibit is done
 
 _SIZE = (7.2, 4.2)  # inches
+_LETTERS = 110  # of small print that fit in a line
 
 
 class Size(StrEnum):
@@ -104,7 +106,7 @@ def _drawn(exhibit: Exhibit, draw: Draw) -> dict[str, bytes]:
         figure = Figure(figsize=_SIZE, dpi=150, layout="constrained")
         draw(figure)
         if exhibit.reduced:
-            figure.supxlabel(f"Reduced: {exhibit.reduced}", fontsize=8, color="#b34700")
+            figure.supxlabel(fill(f"Reduced: {exhibit.reduced}", _LETTERS), fontsize=8, color="#b34700")
         png, svg = io.BytesIO(), io.BytesIO()
         figure.savefig(png, format="png", metadata={"Software": None})
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
