@@ -15,7 +15,7 @@ from d2pfed.reproduce.exhibit import Place, Size, write
 from d2pfed.reproduce.honest import COLUMNS, DELTA, EPSILON, SCALES, Scale, show
 
 SIDE = 24  # the paper's network has its size at this side alone
-SCALE = Scale(population=60, filters=2, stride=3, rounds=3, network_rounds=1)
+SCALE = Scale(population=60, filters=2, rounds=3, network_rounds=1)
 
 
 def striped(count: int, seed: int) -> Examples:

@@ -15,8 +15,8 @@ from d2pfed.learning.model import Model
 from d2pfed.learning.task import Examples, StoredClients, Task
 
 _MADE_UP = 2  # images for each feature, and some more: enough for a covariance that is evened out a little
-_PATCH = 5  # pixels
-_GRID = 3  # cells a side over which responses are averaged
+_PATCH = 4  # pixels
+_GRID = 2  # cells a side over which responses are averaged
 _THRESHOLD = 0.25
 _CONTRAST = 0.03  # added to a patch's variance: even patches stay small
 _WHITENING = 1.0  # added to the variances of patches, which are about 1
@@ -30,29 +30,26 @@ class PatchFeatures:
     """Turns images into vectors of one length: by convolution, pooling, mirroring and decorrelation."""
 
     filters: torch.Tensor = field(repr=False)
-    stride: int
     centre: torch.Tensor = field(repr=False)
     decorrelation: torch.Tensor = field(repr=False)
 
     @staticmethod
-    def made_up(count: int, side: int, stride: int, seed: int) -> "PatchFeatures":
+    def made_up(count: int, side: int, seed: int) -> "PatchFeatures":
         """Draw `count` filters for images of a side and fit all statistics to made-up images."""
         if count < 1:
             raise ConfigError(f"filters must be at least 1, got {count}")
-        if stride < 1:
-            raise ConfigError(f"stride must be at least 1, got {stride}")
         if side < _PATCH + _GRID - 1:
             raise ConfigError(f"images must have a side of at least {_PATCH + _GRID - 1} pixels, got {side}")
         images = dead_leaves(500 + _MADE_UP * width_of(count), side, seed)
         filters = _filters(images, count, torch.Generator().manual_seed(seed))
-        pooled = _pooled(images, filters, stride)
+        pooled = _pooled(images, filters)
         variances, axes = torch.linalg.eigh(torch.cov(pooled.T))
         decorrelation = axes * (variances + _DECORRELATION * variances.mean()).rsqrt()
-        return PatchFeatures(filters, stride, pooled.mean(dim=0), decorrelation)
+        return PatchFeatures(filters, pooled.mean(dim=0), decorrelation)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return one row of features an image."""
-        rows = (_pooled(images, self.filters, self.stride) - self.centre) @ self.decorrelation
+        rows = (_pooled(images, self.filters) - self.centre) @ self.decorrelation
         return nn.functional.normalize(rows) * _LENGTH
 
 
@@ -104,19 +101,19 @@ def _filters(images: torch.Tensor, count: int, generator: torch.Generator) -> to
     return (filters - filters.mean(dim=1, keepdim=True)).view(count, -1, _PATCH, _PATCH)
 
 
-def _pooled(images: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
+def _pooled(images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
     """Return the pooled responses to each image and its mirror image, averaged: what is left or right is not told."""
     found = []
     for part in torch.split(images, _CHUNK):
-        both = (_responses(seen, filters, stride) for seen in (part, part.flip(-1)))
+        both = (_responses(seen, filters) for seen in (part, part.flip(-1)))
         found.append(sum(both, start=torch.zeros(())) / 2)
     return torch.cat(found)
 
 
-def _responses(images: torch.Tensor, filters: torch.Tensor, stride: int) -> torch.Tensor:
+def _responses(images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
     window = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
-    mean, square = (nn.functional.conv2d(seen, window, stride=stride) for seen in (images, images**2))
+    mean, square = (nn.functional.conv2d(seen, window) for seen in (images, images**2))
     contrast = (square - mean**2).clamp(min=0).add_(_CONTRAST).sqrt_()
-    response = nn.functional.conv2d(images, filters, stride=stride) / contrast  # filters have no mean
+    response = nn.functional.conv2d(images, filters) / contrast  # filters have no mean
     halves = torch.cat([(response - _THRESHOLD).relu_(), (-response - _THRESHOLD).relu_()], dim=1)
     return nn.functional.adaptive_avg_pool2d(halves, _GRID).flatten(1)

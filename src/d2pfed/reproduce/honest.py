@@ -46,7 +46,6 @@ class Scale:
     population: int = 2_000
     side: int = 24  # of the images, in pixels
     filters: int
-    stride: int  # of the filters over an image
     rounds: int
     network_rounds: int  # that are run of the paper's 300; 0: its noise is computed only
     reduced: str = ""
@@ -59,13 +58,12 @@ class Scale:
 
 
 SCALES = {
-    Size.FULL: Scale(filters=200, stride=1, rounds=20, network_rounds=20),
+    Size.FULL: Scale(filters=256, rounds=20, network_rounds=20),
     Size.QUICK: Scale(
         filters=100,
-        stride=2,
         rounds=20,
         network_rounds=0,
-        reduced="100 filters in steps of 2 pixels in place of 200 in steps of 1; the paper's network is not run.",
+        reduced="100 filters in place of 256, and the paper's network is not run.",
     ),
 }
 
@@ -176,7 +174,7 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
         return task, build_model("cnn", task, SEED)
 
     def ours() -> tuple[Task, Model]:
-        features = PatchFeatures.made_up(scale.filters, scale.side, scale.stride, SEED)
+        features = PatchFeatures.made_up(scale.filters, scale.side, SEED)
         return over_features(load(), features), linear_model(width_of(scale.filters), CLASSES)
 
     def run(setting: Setting, model: str, local: LocalTraining) -> Settings:
@@ -194,7 +192,7 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
 
     # One step over all of a client's images, so long that all are clipped: only its direction counts.
     step = LocalTraining(rate=1.0, batch_size=1_000)
-    name = f"linear on {scale.filters} filters, stride {scale.stride}"
+    name = f"linear on {scale.filters} filters"
     first, last = settings[0], settings[-1]
     trials = [Trial(setting=last, what=run(last, name, step), parts=ours, rounds=scale.rounds)]
     if scale.network_rounds:
