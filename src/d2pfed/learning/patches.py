@@ -1,0 +1,119 @@
+"""Features of colour images that are fixed before any data is seen: random filters, pooled and decorrelated.
+
+After Coates and Ng (2011), but the statistics that theirs learn from the data come from made-up images (dead leaves),
+so the features cost no privacy and a linear model on them is all that is trained.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from d2pfed.errors import ConfigError
+from d2pfed.learning.leaves import dead_leaves
+from d2pfed.learning.model import Model
+from d2pfed.learning.task import Examples, StoredClients, Task
+
+_MADE_UP = 2  # images for each feature, and some more: enough for a covariance that is evened out a little
+_PATCH = 4  # pixels
+_GRID = 2  # cells a side over which responses are averaged
+_THRESHOLD = 0.25
+_CONTRAST = 0.03  # added to a patch's variance: even patches stay small
+_WHITENING = 1.0  # added to the variances of patches, which are about 1
+_DECORRELATION = 0.2  # added to the variances of features, in units of their mean
+_LENGTH = 40.0  # of every row, so that no image outweighs the others of its client, and a bias counts little
+_CHUNK = 500  # images at once, which bounds memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatchFeatures:
+    """Turns images into vectors of one length: by convolution, pooling, mirroring and decorrelation."""
+
+    filters: torch.Tensor = field(repr=False)
+    centre: torch.Tensor = field(repr=False)
+    decorrelation: torch.Tensor = field(repr=False)
+
+    @staticmethod
+    def made_up(count: int, side: int, seed: int) -> "PatchFeatures":
+        """Draw `count` filters for images of a side and fit all statistics to made-up images."""
+        if count < 1:
+            raise ConfigError(f"filters must be at least 1, got {count}")
+        if side < _PATCH + _GRID - 1:
+            raise ConfigError(f"images must have a side of at least {_PATCH + _GRID - 1} pixels, got {side}")
+        images = dead_leaves(500 + _MADE_UP * width_of(count), side, seed)
+        filters = _filters(images, count, torch.Generator().manual_seed(seed))
+        pooled = _pooled(images, filters)
+        variances, axes = torch.linalg.eigh(torch.cov(pooled.T))
+        decorrelation = axes * (variances + _DECORRELATION * variances.mean()).rsqrt()
+        return PatchFeatures(filters, pooled.mean(dim=0), decorrelation)
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Return one row of features an image."""
+        rows = (_pooled(images, self.filters) - self.centre) @ self.decorrelation
+        return nn.functional.normalize(rows) * _LENGTH
+
+
+def width_of(count: int) -> int:
+    """Return how many features `count` filters give."""
+    return 2 * count * _GRID**2
+
+
+def over_features(task: Task, features: PatchFeatures) -> Task:
+    """Return the task with every image replaced by its features; those of the clients are computed once, here."""
+    clients = [task.clients.examples(client) for client in range(task.clients.population)]
+    ends = torch.tensor([len(own) for own in clients]).cumsum(0)
+    images, labels = torch.cat([own.inputs for own in clients]), torch.cat([own.labels for own in clients])
+    rows = torch.arange(len(labels)).tensor_split(ends[:-1])
+    validation = features(task.validation.inputs)
+
+    def test() -> Examples:
+        examples = task.test()
+        return Examples(features(examples.inputs), examples.labels)
+
+    return Task(
+        name=task.name,
+        clients=StoredClients(Examples(features(images), labels), tuple(own.numpy() for own in rows)),
+        validation=Examples(validation, task.validation.labels),
+        test=test,
+        classes=task.classes,
+        input_shape=tuple(validation.shape[1:]),
+        description=f"{task.description} As {validation.shape[1]:,} fixed features of random patches.",
+    )
+
+
+def linear_model(width: int, classes: int) -> Model:
+    """Return a linear classifier that begins at zero, where a private start is as good as any."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(width, classes))
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    return Model(module)
+
+
+def _filters(images: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Return filters without a mean whose responses to patches of such images are about independent."""
+    at = (images.shape[-1] - _PATCH) // 2
+    patches = images[..., at : at + _PATCH, at : at + _PATCH].flatten(1)
+    patches = patches - patches.mean(dim=1, keepdim=True)
+    patches = patches / (patches.var(dim=1, keepdim=True) + _CONTRAST).sqrt()
+    variances, axes = torch.linalg.eigh(patches.T @ patches / len(patches))
+    directions = nn.functional.normalize(torch.randn(count, patches.shape[1], generator=generator))
+    filters: torch.Tensor = directions @ axes @ torch.diag((variances + _WHITENING).rsqrt()) @ axes.T
+    return (filters - filters.mean(dim=1, keepdim=True)).view(count, -1, _PATCH, _PATCH)
+
+
+def _pooled(images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    """Return the pooled responses to each image and its mirror image, averaged: what is left or right is not told."""
+    found = []
+    for part in torch.split(images, _CHUNK):
+        both = (_responses(seen, filters) for seen in (part, part.flip(-1)))
+        found.append(sum(both, start=torch.zeros(())) / 2)
+    return torch.cat(found)
+
+
+def _responses(images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+    window = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
+    mean, square = (nn.functional.conv2d(seen, window) for seen in (images, images**2))
+    contrast = (square - mean**2).clamp(min=0).add_(_CONTRAST).sqrt_()
+    response = nn.functional.conv2d(images, filters) / contrast  # filters have no mean
+    halves = torch.cat([(response - _THRESHOLD).relu_(), (-response - _THRESHOLD).relu_()], dim=1)
+    return nn.functional.adaptive_avg_pool2d(halves, _GRID).flatten(1)
