@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -226,6 +228,32 @@ def test_an_invitation_is_answered_once(home, plan):
     with pytest.raises(PeerError, match="round 2, attempt 7 of run a run is stale"):
         ask(home, invitation(plan, number=2, attempt=7))
     ask(home, invitation(plan, number=3, attempt=1))
+
+
+ANSWER = """
+import sys
+from pathlib import Path
+from local_grid import make_context, make_message
+from d2pfed.flower.client import private
+from d2pfed.flower.envelope import Request
+request = Request(bytes.fromhex(sys.argv[2]), 60.0, 300.0).pack()
+assert private(make_message(request, 100), make_context(0, Path(sys.argv[1])), None).has_content()
+print(sorted({"numba", "scipy", "dp_accounting", "mpmath", "torch", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_a_request_that_asks_for_no_vector_loads_nothing_slow(home, plan):
+    """Flower starts a process for each message, so what it loads is what most exchanges cost."""
+    frame = invitation(plan)[EXCHANGE]["frame"].hex()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    loaded = subprocess.run(
+        [sys.executable, "-c", ANSWER, str(home), frame],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout == "[]\n"
 
 
 def test_no_request_of_a_finished_round_is_answered_again(tmp_path, plan):
