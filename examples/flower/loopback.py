@@ -54,6 +54,9 @@ class Federation:
     least_cohort: int = 3
     least_quorum: int = 3
     environment: Mapping[str, str] = field(default_factory=dict)
+    database: str = (
+        ":flwr-in-memory:"  # a file outlives the SuperLink, but is locked when many nodes answer at once
+    )
 
     def __enter__(self) -> Self:
         self._ended = ExitStack()
@@ -89,7 +92,7 @@ class Federation:
             "flower-superlink",
             *(part for name, file in files.items() for part in (f"--ssl-{name}", str(file))),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-            *("--database", str(self.directory / "superlink.db"), "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--database", self.database, "--host", "127.0.0.1", "--port", str(self.port)),
         )
         wait_for_port(self.port, self.superlink)
 
