@@ -79,6 +79,9 @@ class Federation:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         self._ended.close()
+        for number in self._strays():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
 
     def home(self, client: int) -> Path:
         """Return a client's own directory."""
@@ -183,6 +186,16 @@ class Federation:
         self._ended.callback(end, process)
         self._started.append(process)
         return process
+
+    def _strays(self) -> list[int]:
+        """Return what is left of this federation: an app that is stopped in mid-run has left its process group."""
+        mark = f"FLWR_HOME={self.directory / 'home'}".encode()
+        left = []
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in file.read_bytes().split(b"\0"):
+                    left.append(int(file.parent.name))
+        return left
 
     def _environment(self) -> dict[str, str]:
         here = {
