@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +38,7 @@ from local_grid import (
     make_message,
     make_plan,
     make_strategy,
+    noise_bound,
     one_hot,
     start,
 )
@@ -154,6 +157,46 @@ def test_the_egress_check_finds_what_an_unmodified_app_sends(tmp_path):
     assert np.float32(PLANTED_WEIGHT).tobytes() in found
 
 
+FROZEN = 0.5772156649
+
+
+def with_frozen_arrays(client: int):
+    """A training function that returns a whole model, of which the server knows one array by name."""
+
+    def train(message, context):
+        params = message.content["arrays"]["params"].numpy().copy()
+        params[client] += 1.0
+        arrays = {
+            "backbone": Array(np.full(7, FROZEN, np.float32)),
+            "batches-seen": Array(np.array(12)),
+            "params": Array(params),
+        }
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+    return train
+
+
+def test_only_the_arrays_that_the_server_names_are_trained_and_leave(tmp_path):
+    plan, grid, roster = make_plan(rounds=1), make_grid(tmp_path, train=with_frozen_arrays), enrol(tmp_path, 5)
+    params = start(make_strategy(plan, tmp_path, roster), grid)
+    assert np.abs(params[:5] - 1 / 5).max() < noise_bound(plan, 5)
+    sent = b"".join(outgoing_bytes(message) for message in grid.received)
+    assert np.float32(FROZEN).tobytes() not in sent
+    assert b"backbone" not in sent
+
+
+def test_no_log_of_either_side_has_data_or_keys(tmp_path, caplog):
+    caplog.set_level(1)
+    grid, roster = make_grid(tmp_path, train=leaky), enrol(tmp_path, 5)
+    start(make_strategy(make_plan(rounds=1), tmp_path, roster), grid)
+    keys = [(tmp_path / f"home-{client}" / "key").read_bytes() for client in range(5)]
+    secrets = [PLANTED_TEXT, str(PLANTED_NUMBER), str(PLANTED_WEIGHT)]
+    for key in [*keys, np.float32(PLANTED_WEIGHT).tobytes(), np.float64(PLANTED_NUMBER).tobytes()]:
+        secrets += [key.hex(), str(key)[2:-1]]
+    assert "survivors" in caplog.text  # there is a log
+    assert [secret for secret in secrets if secret in caplog.text] == []
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_training_that_fails_contributes_zero_and_its_noise(tmp_path, value):
     def broken(client):
@@ -185,6 +228,32 @@ def test_an_invitation_is_answered_once(home, plan):
     with pytest.raises(PeerError, match="round 2, attempt 7 of run a run is stale"):
         ask(home, invitation(plan, number=2, attempt=7))
     ask(home, invitation(plan, number=3, attempt=1))
+
+
+ANSWER = """
+import sys
+from pathlib import Path
+from local_grid import make_context, make_message
+from d2pfed.flower.client import private
+from d2pfed.flower.envelope import Request
+request = Request(bytes.fromhex(sys.argv[2]), 60.0, 300.0).pack()
+assert private(make_message(request, 100), make_context(0, Path(sys.argv[1])), None).has_content()
+print(sorted({"numba", "scipy", "dp_accounting", "mpmath", "torch", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def test_a_request_that_asks_for_no_vector_loads_nothing_slow(home, plan):
+    """Flower starts a process for each message, so what it loads is what most exchanges cost."""
+    frame = invitation(plan)[EXCHANGE]["frame"].hex()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    loaded = subprocess.run(
+        [sys.executable, "-c", ANSWER, str(home), frame],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert loaded.stdout == "[]\n"
 
 
 def test_no_request_of_a_finished_round_is_answered_again(tmp_path, plan):

@@ -69,7 +69,10 @@ def story(tmp_path_factory):
     (signals / "planted").write_text(planted)
     (signals / f"delay-{KILLED}-1").write_text("3600")
     (signals / f"delay-{SLOW}-2").write_text(str(1.5 * deadline))
-    with Federation(directory / "federation", 5, environment={"PYTHONPATH": str(ROOT / "src")}) as federation:
+    place = directory / "federation"
+    with Federation(
+        place, 5, environment={"PYTHONPATH": str(ROOT / "src")}, database=str(place / "superlink.db")
+    ) as federation:
         federation.start_superlink()
         handshake = federation_handshake(federation)
         for client in range(5):

@@ -126,6 +126,59 @@ def test_an_answer_with_a_second_record_beside_the_frame_is_not_taken(tmp_path):
     assert committed(tmp_path) == [(0, 1, 2, 4)]
 
 
+PLANTED = b"planted-in-an-answer"
+
+
+@pytest.mark.parametrize(
+    "asked", [Kind.INVITATION, Kind.ADVERTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST]
+)
+def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(tmp_path, caplog, asked):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+
+    def damaged(client, reply):
+        if client == 3 and kind(grid.sent[-1]) is asked:
+            frame = reply.content[EXCHANGE]["frame"]
+            reply.content = pack_answer(frame + PLANTED)
+        return reply
+
+    grid.coming = damaged
+    start(make_strategy(plan, tmp_path, roster), grid)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith(f"{asked.name}: node 103 is refused: ")
+    assert "bytes was announced" in line
+    assert all(secret not in caplog.text for secret in (PLANTED.decode(), PLANTED.hex(), str(PLANTED)[2:-1]))
+
+
+def test_another_machines_words_stay_on_their_line_of_the_log(tmp_path, caplog):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    words = "oh\nround 7: 5 survivors\x1b[2J" + "!" * 1000
+    grid.coming = lambda client, reply: (
+        Message(Error(code=0, reason=words), reply_to=grid.sent[-1])
+        if client == 3 and kind(grid.sent[-1]) is Kind.ADVERTS
+        else reply
+    )
+    start(make_strategy(plan, tmp_path, roster), grid)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("ADVERTS: node 103 is refused: oh\\nround 7")
+    assert line.isprintable()
+    assert len(line) < 400
+
+
+def test_a_void_attempt_says_why(tmp_path, caplog):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    lost = []
+
+    def lose_three_once(client, reply):
+        if kind(grid.sent[-1]) is Kind.ADVERTS and len(lost) < 3:
+            lost.append(client)
+            return unavailable(grid.sent[-1])
+        return reply
+
+    grid.coming = lose_three_once
+    start(make_strategy(plan, tmp_path, roster), grid)
+    assert "round 1, attempt 0 is void: at least 3 clients must be left" in caplog.text
+
+
 def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
     plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path, clients=2)
     strategy = make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.01))
@@ -267,6 +320,8 @@ def test_layouts_come_back_and_refuse_what_is_no_parameter():
         Layout.of(ArrayRecord({"seen": Array(np.array(3))}))
     with pytest.raises(ConfigError, match="the arrays must be weight"):
         layout.flatten(ArrayRecord({"weight": Array(np.zeros(6, np.float32))}))
+    more = ArrayRecord({"seen": Array(np.array(3))} | dict(reversed(arrays.items())))
+    assert layout.flatten(more).tolist() == flat.tolist()
 
 
 def test_models_come_back_with_their_configuration_and_damaged_ones_are_refused():

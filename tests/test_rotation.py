@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.fft
 import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +170,11 @@ def test_the_check_rejects_a_transform_without_random_signs():
         return np.abs(np.fft.fft(vector, norm="ortho"))
 
     assert largest_coordinate(plain, np.ones(5137, np.float32)) > flatness_bound(5137, 20, 1e-6)
+
+
+@given(st.integers(1, 1 << 40))
+def test_random_phase_pads_to_what_scipy_calls_fast(dimension):
+    assert RandomPhase(dimension).padded == 2 * scipy.fft.next_fast_len((dimension + 1) // 2)
 
 
 def test_padding_is_to_a_power_of_two_or_by_a_few_per_cent():

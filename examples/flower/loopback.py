@@ -54,6 +54,9 @@ class Federation:
     least_cohort: int = 3
     least_quorum: int = 3
     environment: Mapping[str, str] = field(default_factory=dict)
+    database: str = (
+        ":flwr-in-memory:"  # a file outlives the SuperLink, but is locked when many nodes answer at once
+    )
 
     def __enter__(self) -> Self:
         self._ended = ExitStack()
@@ -76,6 +79,9 @@ class Federation:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         self._ended.close()
+        for number in self._strays():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
 
     def home(self, client: int) -> Path:
         """Return a client's own directory."""
@@ -89,7 +95,7 @@ class Federation:
             "flower-superlink",
             *(part for name, file in files.items() for part in (f"--ssl-{name}", str(file))),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-            *("--database", str(self.directory / "superlink.db"), "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--database", self.database, "--host", "127.0.0.1", "--port", str(self.port)),
         )
         wait_for_port(self.port, self.superlink)
 
@@ -180,6 +186,16 @@ class Federation:
         self._ended.callback(end, process)
         self._started.append(process)
         return process
+
+    def _strays(self) -> list[int]:
+        """Return what is left of this federation: an app that is stopped in mid-run has left its process group."""
+        mark = f"FLWR_HOME={self.directory / 'home'}".encode()
+        left = []
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in file.read_bytes().split(b"\0"):
+                    left.append(int(file.parent.name))
+        return left
 
     def _environment(self) -> dict[str, str]:
         here = {

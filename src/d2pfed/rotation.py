@@ -9,10 +9,10 @@ post-processing.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import scipy.fft
 from numpy.typing import NDArray
 
 from d2pfed.compiled import compiled
@@ -97,28 +97,44 @@ class RandomPhase:
     @property
     def padded(self) -> int:
         """Return the even length whose half has small prime factors only."""
-        return 2 * int(scipy.fft.next_fast_len((self.dimension + 1) // 2))
+        return 2 * _fast_length((self.dimension + 1) // 2, (11, 7, 5, 3))
 
     def forward(self, vector: Floats, seed: bytes) -> NDArray[np.float32]:
         """Pad with zeros and rotate."""
+        from scipy.fft import fft  # noqa: PLC0415 - slow to load
+
         _require_length(vector, self.dimension)
         values = np.zeros(self.padded, np.float32)
         values[: self.dimension] = vector
         _turn(values, self._turns(seed))
-        return _as_floats(scipy.fft.fft(values.view(np.complex64), norm="ortho", overwrite_x=True))
+        return _as_floats(fft(values.view(np.complex64), norm="ortho", overwrite_x=True))
 
     def inverse(self, values: Floats, seed: bytes) -> Floats:
         """Rotate back and drop the padding; float64 stays float64, all else becomes float32."""
+        from scipy.fft import ifft  # noqa: PLC0415 - slow to load
+
         _require_length(values, self.padded)
         working = np.ascontiguousarray(values, dtype=_working_type(values))
         pairs = working.view(np.complex128 if working.dtype == np.float64 else np.complex64)
-        result = _as_floats(scipy.fft.ifft(pairs, norm="ortho"))
+        result = _as_floats(ifft(pairs, norm="ortho"))
         _turn(result, _opposite(self._turns(seed)))
         return result[: self.dimension]
 
     def _turns(self, seed: bytes) -> NDArray[np.uint8]:
         """Return four quarter turns, of two bits each, in every byte."""
         return _seeded_bytes(seed, self.padded)
+
+
+@lru_cache
+def _fast_length(least: int, primes: tuple[int, ...]) -> int:
+    """Return the least number from `least` on with no prime factors but 2 and these: transforms of it are fast."""
+    if not primes:
+        return 1 << (least - 1).bit_length()
+    lengths, power = [], 1
+    while power < least:
+        lengths.append(power * _fast_length(-(-least // power), primes[1:]))
+        power *= primes[0]
+    return min([*lengths, power])
 
 
 def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -23,12 +23,14 @@ from d2pfed.secagg import (
     Enrolment,
     Exchange,
     Roster,
+    ServerPhase,
     Session,
     collect,
     decode_invitation,
 )
 
 Train = Callable[[bytes], NDArray[np.floating]]  # from the model's bytes to a client's update
+Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class Masked:
 
     confirming: Confirming
     exchange: Exchange
+    refused: Refused
 
     @property
     def survivors(self) -> tuple[int, ...]:
@@ -156,21 +159,32 @@ class Masked:
 
     def unmask(self) -> RingVector:
         """Ask the survivors to open the masks."""
-        collect(self.confirming, self.exchange)
+        _run(self.confirming, self.exchange, self.refused)
         unmasking = self.confirming.close()
-        collect(unmasking, self.exchange)
+        _run(unmasking, self.exchange, self.refused)
         return unmasking.close().vector
 
 
-def gather(session: Session, model: bytes, exchange: Exchange, roster: Roster | None = None) -> Masked:
+def ignore(_client: int, _error: PeerError) -> None:
+    """Count who answered badly as dropped out, and say no more."""
+
+
+def gather(
+    session: Session, model: bytes, exchange: Exchange, roster: Roster | None = None, refused: Refused = ignore
+) -> Masked:
     """Run the first three exchanges of the protocol; raises TooFewClients with those who are left."""
     advertising = Advertising(session, roster)
-    collect(advertising, exchange)
+    _run(advertising, exchange, refused)
     sharing = advertising.close()
-    collect(sharing, exchange)
+    _run(sharing, exchange, refused)
     masking = sharing.close(model)
-    collect(masking, exchange)
-    return Masked(masking.close(), exchange)
+    _run(masking, exchange, refused)
+    return Masked(masking.close(), exchange, refused)
+
+
+def _run(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
+    for client, error in collect(phase, exchange).items():
+        refused(client, error)
 
 
 class Book(Protocol):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
 
 from d2pfed.errors import ConfigError
 
@@ -46,6 +45,8 @@ def gaussian_delta(epsilon: npt.ArrayLike, ratio: float) -> FloatArray:
 
     Guarantee: the smallest delta at that epsilon. Proof: theory.md#gaussian.
     """
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load, and most requests to a client account for nothing
+
     wanted = np.asarray(epsilon, dtype=np.float64)
     upper = log_ndtr(ratio / 2 - wanted / ratio)
     lower = wanted + log_ndtr(-ratio / 2 - wanted / ratio)

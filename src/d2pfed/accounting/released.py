@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from scipy.special import bdtrc
-
 from d2pfed.accounting.charge import Charge, gaussian_charge, worst
 from d2pfed.accounting.cost import Additive, composed
 from d2pfed.accounting.methods import (
@@ -50,6 +48,8 @@ def cap_excess(sampling: Sampling, rounds: int, cap: int) -> float:
     """
     if cap >= rounds:
         return 0.0
+    from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
+
     rate = sampling.cohort / sampling.population
     return min(1.0, sampling.population * float(bdtrc(cap, rounds, rate)))
 

@@ -4,7 +4,6 @@ import math
 from decimal import Context, Decimal
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
 
 from d2pfed.accounting.conversion import FloatArray
 
@@ -66,6 +65,8 @@ def secret_coins(ratio: float, rate: float, top: int) -> FloatArray:
 
     Guarantee: both directions, hidden sizes. Proof: theory.md#renyi-sampling.
     """
+    from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load
+
     j = np.arange(top + 1, dtype=np.float64)
     weights = j * (j - 1) * (ratio * ratio / 2) + j * math.log(rate)
     alpha = j[:, None]
@@ -77,6 +78,8 @@ def secret_coins(ratio: float, rate: float, top: int) -> FloatArray:
 
 def _expand(weights: FloatArray) -> FloatArray:
     """Return ln(1 + sum_j C(alpha, j) exp(weights[j])) / (alpha - 1) for every alpha."""
+    from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load
+
     j = np.arange(len(weights))
     alpha = j[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):

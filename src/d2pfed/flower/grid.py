@@ -60,6 +60,13 @@ class Lap:
     received_bytes: int
 
 
+def refuse(exchange: str, node: int, reason: object) -> None:
+    """Log an answer that does not count: in which exchange, whose, by which rule; never what was in it."""
+    # Escaped, since a reason may be another machine's words: one line, and nothing that a terminal would obey.
+    text = str(reason).encode("unicode_escape").decode()
+    _log.warning("%s: node %d is refused: %.300s", exchange, node, text)
+
+
 class Mail:
     """Pushes messages to nodes and pulls the answers."""
 
@@ -78,19 +85,17 @@ class Mail:
         sent = list(self._grid.push_messages([self._make(content, node, group, seconds)]))
         return sent[0] if sent and sent[0] else None
 
-    def look(self, waiting: Mapping[str, int]) -> Iterator[tuple[str, RecordDict | None]]:
+    def look(self, exchange: str, waiting: Mapping[str, int]) -> Iterator[tuple[str, RecordDict | None]]:
         """Yield the answers that are there, by what they refer to; nothing in place of an error or a forgery."""
         for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
-            reference = reply.metadata.reply_to_message_id
+            reference, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if reference not in waiting:
-                _log.warning("an answer to a message that was not asked for: ignored")
+                refuse(exchange, node, "it was not asked")
             elif reply.has_error():
-                _log.warning("node %d failed: %.300s", waiting[reference], reply.error.reason)
+                refuse(exchange, waiting[reference], reply.error.reason)
                 yield reference, None
-            elif reply.metadata.src_node_id != waiting[reference]:
-                _log.warning(
-                    "node %d answers for node %d: ignored", reply.metadata.src_node_id, waiting[reference]
-                )
+            elif node != waiting[reference]:
+                refuse(exchange, node, f"it answers for node {waiting[reference]}")
                 yield reference, None
             else:
                 yield reference, reply.content
@@ -119,9 +124,9 @@ class GridExchange:
         waiting = {reference: self._nodes[client] for reference, client in clients.items()}
         until = time.monotonic() + lap.seconds  # counted from the last request, which had to wait for the others
         while waiting and self._mail.rest(until):
-            for reference, content in self._mail.look(waiting):
+            for reference, content in self._mail.look(lap.exchange, waiting):
                 del waiting[reference]
-                frame = _frame(content, clients[reference])
+                frame = None if content is None else self._frame(content, lap.exchange, clients[reference])
                 if frame is not None:
                     lap = replace(lap, answered=lap.answered + 1, received_bytes=lap.received_bytes + len(frame))
                     yield clients[reference], frame
@@ -143,10 +148,13 @@ class GridExchange:
                 lap = replace(lap, exchange=name, seconds=seconds, sent_bytes=lap.sent_bytes + len(frame))
         return lap, clients
 
+    def _frame(self, content: RecordDict, exchange: str, client: ClientId) -> bytes | None:
+        try:
+            return unpack_answer(content)
+        except PeerError as error:
+            refuse(exchange, self._nodes[client], error)
+            return None
 
-def _frame(content: RecordDict | None, client: ClientId) -> bytes | None:
-    try:
-        return None if content is None else unpack_answer(content)
-    except PeerError as error:
-        _log.warning("client %d answered badly: %s", client, error)
-        return None
+    def refused(self, client: ClientId, error: PeerError) -> None:
+        """Log why an answer to the last exchange does not count."""
+        refuse(self.laps[-1].exchange, self._nodes[client], error)

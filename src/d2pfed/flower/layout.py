@@ -34,6 +34,11 @@ class Entry:
         if any(length < 0 for length in self.shape):
             raise ConfigError(f"array {self.name!r} must have lengths of at least 0, got {self.shape}")
 
+    @staticmethod
+    def of(name: str, array: Array) -> "Entry":
+        """Return what a named array looks like."""
+        return Entry(name, tuple(array.shape), array.dtype)
+
     @property
     def size(self) -> int:
         """How many numbers it has."""
@@ -53,7 +58,7 @@ class Layout:
     @staticmethod
     def of(arrays: ArrayRecord) -> "Layout":
         """Return the layout of a model's arrays."""
-        return Layout(tuple(Entry(name, tuple(array.shape), array.dtype) for name, array in arrays.items()))
+        return Layout(tuple(Entry.of(name, array) for name, array in arrays.items()))
 
     @staticmethod
     def decode(text: str) -> "Layout":
@@ -73,11 +78,15 @@ class Layout:
         return sum(entry.size for entry in self.entries)
 
     def flatten(self, arrays: ArrayRecord) -> FloatVector:
-        """Return the parameters as one vector; refuse arrays of another layout."""
-        found = Layout.of(arrays)
-        if found != self:
-            raise ConfigError(f"the arrays must be {_names(self)}, got {_names(found)}")
-        return np.concatenate([array.numpy().ravel().astype(np.float32) for array in arrays.values()])
+        """Return the layout's parameters as one vector; refuse arrays that lack one or have it in another shape.
+
+        Arrays of other names are left out: what a client freezes, or counts, stays with it.
+        """
+        named = {entry.name: arrays[entry.name] for entry in self.entries if entry.name in arrays}
+        found = tuple(Entry.of(name, array) for name, array in named.items())
+        if found != self.entries:
+            raise ConfigError(f"the arrays must be {_names(self.entries)}, got {_names(found)}")
+        return np.concatenate([array.numpy().ravel().astype(np.float32) for array in named.values()])
 
     def unflatten(self, params: FloatVector) -> ArrayRecord:
         """Return the named arrays of a flat vector."""
@@ -112,5 +121,5 @@ def decode_model(data: bytes, layout: Layout) -> tuple[FloatVector, ConfigRecord
     return np.frombuffer(params, _PARAMS).astype(np.float32), config
 
 
-def _names(layout: Layout) -> str:
-    return ", ".join(f"{entry.name} {entry.shape} {entry.type}" for entry in layout.entries)
+def _names(entries: tuple[Entry, ...]) -> str:
+    return ", ".join(f"{entry.name} {entry.shape} {entry.type}" for entry in entries) or "none of them"

@@ -1,6 +1,5 @@
 """Which of Flower's nodes speaks for which client: every node is told of the run once, and answers with its client."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -9,12 +8,12 @@ from flwr.app import RecordDict
 
 from d2pfed.errors import PeerError
 from d2pfed.flower.envelope import Introduced, Introduction
-from d2pfed.flower.grid import Mail
+from d2pfed.flower.grid import Mail, refuse
 from d2pfed.secagg import Roster
 from d2pfed.secagg.crypto import require_signature
 from d2pfed.wire import ClientId
 
-_log = logging.getLogger("d2pfed.flower")
+_EXCHANGE = "INTRODUCTION"
 
 
 class Members:
@@ -53,11 +52,11 @@ class Members:
 
     def _look(self, seconds: float) -> None:
         for node in sorted(self._mail.nodes() - self._told):
-            reference = self._mail.send(self._introduction.pack(), node, "INTRODUCTION", seconds)
+            reference = self._mail.send(self._introduction.pack(), node, _EXCHANGE, seconds)
             if reference is not None:
                 self._told.add(node)
                 self._waiting[reference] = node
-        for reference, content in self._mail.look(self._waiting):
+        for reference, content in self._mail.look(_EXCHANGE, self._waiting):
             node = self._waiting.pop(reference)
             if content is None:
                 self._failed.add(node)
@@ -68,7 +67,7 @@ class Members:
         try:
             client = self._checked(node, Introduced.unpack(content))
         except PeerError as error:
-            _log.warning("node %d is refused: %s", node, error)
+            refuse(_EXCHANGE, node, error)
         else:
             self._nodes[client] = node  # a client that comes back through another node is found there
 

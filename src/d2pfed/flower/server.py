@@ -21,8 +21,8 @@ from d2pfed.flower.layout import Layout, encode_model
 from d2pfed.flower.members import Members
 from d2pfed.ledger import Head, Ledger
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Outcome, aggregate, gather
-from d2pfed.secagg import Consistency, Roster
+from d2pfed.round import Attempt, Masked, Outcome, aggregate, gather
+from d2pfed.secagg import Consistency, Roster, Session
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -175,10 +175,17 @@ class _Run:
             self._plan,
             Attempt(self._name, number, self._book.next_attempt(self._name, number)),
             cohort,
-            lambda session: gather(session, model, self._exchange, self._roster),
+            lambda session: self._gather(session, model),
             self._book,
             consistency=Consistency.ASSUMED if self._roster is None else Consistency.SIGNED,
         )
+
+    def _gather(self, session: Session, model: bytes) -> Masked:
+        try:
+            return gather(session, model, self._exchange, self._roster, self._exchange.refused)
+        except TooFewClients as lack:
+            _log.warning("round %d, attempt %d is void: %s", session.round + 1, session.attempt, lack)
+            raise
 
     def _resume(self, initial: FloatVector) -> ServerState:
         checkpoint = self._directory.load()

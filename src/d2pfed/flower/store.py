@@ -61,13 +61,13 @@ class Store:
         """Keep what a run is about when it is new and passes the check; refuse a known run with another plan."""
         file = self._run_file(introduction.run, "agreed")
         text = f"{introduction.plan}\n{introduction.layout}"
-        if file.exists():
-            if file.read_text() != text:
-                raise PeerError(f"run {introduction.run} was introduced with another plan or layout before")
-            return _agreed(introduction)
         agreed = _agreed(introduction)
-        check(agreed)
-        _write(file, text.encode())
+        with _locked(file):
+            if not file.exists():
+                check(agreed)
+                _write(file, text.encode())
+            elif file.read_text() != text:
+                raise PeerError(f"run {introduction.run} was introduced with another plan or layout before")
         return agreed
 
     def agreed(self, run: str) -> Agreed:

@@ -6,7 +6,6 @@ from enum import StrEnum
 from fractions import Fraction
 
 import numpy as np
-from scipy.special import bdtrc
 
 from d2pfed.accounting import CAP_SHARE, RELEASED, Adjacency, Observer, Sampling, Scheme, cap_excess
 from d2pfed.errors import ConfigError
@@ -127,6 +126,8 @@ class Target:
 
 def _least_cap(rounds: int, rate: float) -> int:
     """Return the least m for which a client's contributions beyond the first m are at most 1 % of all."""
+    from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
+
     kept = np.cumsum(
         bdtrc(np.arange(rounds), rounds, rate)
     )  # the mean of min(Bin(rounds, rate), m), m = 1, 2, ...

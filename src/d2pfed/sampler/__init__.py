@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +12,9 @@ from d2pfed.randomness import Stream
 from d2pfed.ring import IntVector
 from d2pfed.sampler.laws import BinomialLaw, GaussianLaw, Law, SkellamLaw
 from d2pfed.sampler.reference import discrete_gaussian
-from d2pfed.sampler.tables import WORD_BITS, Table, tabulate
+
+if TYPE_CHECKING:
+    from d2pfed.sampler.tables import Table
 
 __all__ = ["CentredDiscreteGaussian", "DiscreteGaussian", "Skellam", "Binomial", "discrete_gaussian"]
 
@@ -99,15 +102,21 @@ def _draw(law: Law, count: int, stream: Stream) -> IntVector:
 
 
 @lru_cache(maxsize=16)
-def _table(law: Law) -> Table:
-    return tabulate((law,), WORD_BITS)
+def _table(law: Law) -> "Table":
+    return _tabulate((law,))
 
 
 @lru_cache(maxsize=4)
-def _centred_table(gaussian: CentredDiscreteGaussian) -> Table:
+def _centred_table(gaussian: CentredDiscreteGaussian) -> "Table":
     scale = 1 << gaussian.fraction_bits
     square = gaussian.sigma * gaussian.sigma
-    return tabulate(tuple(GaussianLaw(Fraction(part, scale), square) for part in range(scale)), WORD_BITS)
+    return _tabulate(tuple(GaussianLaw(Fraction(part, scale), square) for part in range(scale)))
+
+
+def _tabulate(laws: tuple[Law, ...]) -> "Table":
+    from d2pfed.sampler.tables import WORD_BITS, tabulate  # noqa: PLC0415 - loads the compiler, needed to draw only
+
+    return tabulate(laws, WORD_BITS)
 
 
 def _require_deviation(variance: Fraction, rows: int) -> None:

@@ -1,7 +1,7 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them."""
 
 from d2pfed.secagg.client import Client
-from d2pfed.secagg.exchange import Exchange, collect
+from d2pfed.secagg.exchange import Exchange, ServerPhase, collect
 from d2pfed.secagg.messages import Invitation, decode_invitation, upload_bytes
 from d2pfed.secagg.phases import Contribute, group_seed_of
 from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster
@@ -24,6 +24,7 @@ __all__ = [
     "Unmasking",
     "Sum",
     "Exchange",
+    "ServerPhase",
     "collect",
     "Roster",
     "Enrolment",
