@@ -27,6 +27,9 @@ def reproduce(
         typer.Argument(help="An exhibit (fig1a, fig3, ...), all, or page: docs/reproduce.md from its records."),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and points; the plots say so.")] = False,
+    only: Annotated[
+        str | None, typer.Option(help="Of figure 1 one task alone: infimnist or cifar10. [default: both]")
+    ] = None,
     data: options.DataDirectory = None,
     folder: Annotated[
         Path | None,
@@ -38,6 +41,8 @@ def reproduce(
     if name == "page":
         _write_page(folder or _PUBLISHED)
         return
+    if only not in (None, "infimnist", "cifar10"):
+        raise ConfigError(f"only must be infimnist or cifar10, got {only}")
     # Matplotlib takes a second to load, and no other command needs it.
     from d2pfed.reproduce.catalogue import chosen  # noqa: PLC0415
     from d2pfed.reproduce.exhibit import Place, Size, write  # noqa: PLC0415
@@ -47,9 +52,9 @@ def reproduce(
     with _Watcher.start(sum(entry.weight for entry in entries.values())) as watcher:
         for each, entry in entries.items():
             watcher.begin(each, entry.weight)
-            place = Place(folder=results, data=data, size=Size.QUICK if quick else Size.FULL, listen=watcher)
-            exhibit = entry.make(place)
-            command = f"d2pfed reproduce {each}{' --quick' * quick}"
+            size = Size.QUICK if quick else Size.FULL
+            exhibit = entry.make(Place(folder=results, data=data, size=size, only=only, listen=watcher))
+            command = f"d2pfed reproduce {each}{' --quick' * quick}{f' --only {only}' if only else ''}"
             write(exhibit, results, command, datetime.now(UTC).date().isoformat())
             made.append(exhibit)
     if json:

@@ -22,12 +22,17 @@ class Entry:
 
 
 CATALOGUE: dict[str, Entry] = {
+    "errata": Entry("errata", "make", 0.3),
     "fig1a": Entry("headline", "make_fig1a", 10),
     "fig1b": Entry("headline", "make_fig1b", 1),
+    "fig2": Entry("ball", "make", 0.1),
     "fig3": Entry("sweeps", "make_fig3", 6),
     "fig4": Entry("sweeps", "make_fig4", 4),
     "fig5": Entry("sweeps", "make_fig5", 5),
+    "table-mse": Entry("error", "make", 0.3),
+    "table-comm": Entry("communication", "make", 0.4),
     "frontier": Entry("frontier", "make", 8),
+    "cifar10-honest": Entry("honest", "make", 4),
 }
 
 

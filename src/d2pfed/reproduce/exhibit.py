@@ -69,6 +69,7 @@ class Place:
     folder: Path  # runs are kept in it, so that the same command carries on where it was stopped
     data: Path | None
     size: Size
+    only: str | None = None  # the one task that is wanted of a figure over several
     listen: Listen = field(repr=False)
 
 

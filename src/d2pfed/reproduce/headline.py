@@ -20,6 +20,7 @@ from d2pfed.reproduce.readings import level_trace, published_trace, records, tab
 from d2pfed.reproduce.runs import Curve, carry_out
 from d2pfed.reproduce.systems import Scene, System, cpsgd, d2pfed, fedavg, planned, reductions
 
+_BOTH = (INFIMNIST, CIFAR10)
 NORM_ONE = ", norm 1"  # the authors' code scales an update that is longer than D to norm 1, not to D
 
 
@@ -62,7 +63,15 @@ def make_fig1b(place: Place) -> Exhibit:
 
 
 def _scenes(place: Place) -> list[Scene]:
-    return [Scene.load(experiment, place) for experiment in (INFIMNIST, CIFAR10)]
+    return [Scene.load(experiment, place) for experiment in _BOTH if place.only in (None, experiment.task)]
+
+
+def _reduced(scenes: Sequence[Scene], place: Place) -> str:
+    shown = {scene.experiment.name for scene in scenes}
+    parts = [reductions(place, *(each for each in _BOTH if each.name in shown))]
+    return "; ".join(
+        [part for part in parts if part] + [f"no {each.name}" for each in _BOTH if each.name not in shown]
+    )
 
 
 def fig1a(scenes: Sequence[Scene], place: Place) -> Exhibit:
@@ -74,7 +83,7 @@ def fig1a(scenes: Sequence[Scene], place: Place) -> Exhibit:
         table=_table(found),
         words=tuple(sentence for runs in found for sentence in _words_epsilon(runs)),
         ran=records([curve for runs in found for curve in runs.all]),
-        reduced=reductions(place, INFIMNIST, CIFAR10),
+        reduced=_reduced(scenes, place),
         draw=partial(draw_panels, panels=[_epsilon_panel(runs) for runs in found]),
     )
 
@@ -88,7 +97,7 @@ def fig1b(scenes: Sequence[Scene], place: Place) -> Exhibit:
         table=_table(found),
         words=tuple(_words_bytes(runs) for runs in found),
         ran=records([curve for runs in found for curve in runs.all]),
-        reduced=reductions(place, INFIMNIST, CIFAR10),
+        reduced=_reduced(scenes, place),
         draw=partial(draw_panels, panels=[_megabyte_panel(runs) for runs in found]),
     )
 
