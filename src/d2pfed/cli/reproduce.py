@@ -26,6 +26,7 @@ def reproduce(
         str,
         typer.Argument(help="An exhibit (fig1a, fig3, ...), all, or page: docs/reproduce.md from its records."),
     ],
+    *,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and points; the plots say so.")] = False,
     only: Annotated[
         str | None, typer.Option(help="Of figure 1 one task alone: infimnist or cifar10. [default: both]")
