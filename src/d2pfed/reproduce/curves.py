@@ -121,13 +121,18 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
     axes.set_ylim(0, 100)
     axes.set_title(panel.title, loc="left", fontsize=9.5, color=Ink.TEXT)
     axes.set_xlabel(panel.across, color=Ink.TEXT)
+    axes.set_ylabel("accuracy, %", color=Ink.TEXT)
+    dress(axes)
+
+
+def dress(axes: Axes) -> None:
+    """Give axes their quiet grid and edges."""
     axes.grid(color=Ink.GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, colors=Ink.TEXT)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("bottom", "left"))
         spine.set_color(Ink.GRID)
-    axes.set_ylabel("accuracy, %", color=Ink.TEXT)
 
 
 def _draw_trace(axes: Axes, trace: Trace, least: float) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from d2pfed.plan import Kind, Plan, explain
-from d2pfed.reproduce.curves import Across, Hue, Panel, Trace, draw_axes, legend
+from d2pfed.report.plots import Ink
+from d2pfed.reproduce.curves import Across, Hue, Panel, Trace, draw_axes, dress, legend
 from d2pfed.reproduce.exhibit import Cell, Exhibit, Place, Size, Table
 from d2pfed.reproduce.published import INFIMNIST, MARGIN
 from d2pfed.reproduce.readings import records, significant
@@ -164,18 +166,28 @@ def _draw(figure: Figure, points: Sequence[Point]) -> None:
         scale=Across.EPSILON,
     )
     draw_axes(left, panel)
-    heights = [point.curve.test for point in points]
+    for trace in traces:
+        left.plot(trace.xs, trace.ys, "o", color=trace.hue, markersize=5, markeredgecolor="white")
+    epsilons, heights = [point.epsilon for point in points], [point.curve.test for point in points]
+    left.set_xlim(min(epsilons) / 1.6, max(epsilons) * 1.6)
     left.set_ylim(max(0, min(heights) - 5), 100)
     legend(figure, [panel])
-    for point in points:
-        right.plot(
-            point.least_bits, point.error, "o", color=_hue(point.kind), markersize=6, markeredgecolor="white"
+    _draw_errors(right, points)
+
+
+def _draw_errors(axes: Axes, points: Sequence[Point]) -> None:
+    """Draw how far each mechanism is from a trusted server, by the bits that its error takes."""
+    axes.axhline(1.0, color=Hue.PLAIN, linestyle="-.", linewidth=1.4)
+    distributed = [point for point in points if isinstance(point.curve.system.work, Plan)]
+    for point in distributed:
+        axes.plot(
+            point.least_bits, point.error, "o", color=_hue(point.kind), markersize=7, markeredgecolor="white"
         )
-    right.set_title("error against bits, all epsilons", loc="left", fontsize=9.5)
-    right.set_xlabel("fewest bits a coordinate")
-    right.set_ylabel("error of the mean, over a trusted server's")
-    right.grid(linewidth=0.6, color="#dde2e7")
-    right.set_ylim(bottom=0)
+    axes.set_title("error by bits, at all these epsilons", loc="left", fontsize=9.5, color=Ink.TEXT)
+    axes.set_xlabel("fewest bits a coordinate", color=Ink.TEXT)
+    axes.set_ylabel("error of the mean, over a trusted server's", color=Ink.TEXT)
+    axes.set_ylim(0, 1.1 * max(point.error for point in distributed))
+    dress(axes)
 
 
 def _hue(kind: str) -> Hue:
