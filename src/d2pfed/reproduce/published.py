@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of
+from d2pfed.reproduce import setting
+from d2pfed.reproduce.setting import CLAIMED_SENSITIVITY, DELTA, Setting
 
-DELTA = 1e-5
-_SENSITIVITY = 4  # clip norms: the paper's bound on how far one client moves the quantised sum
 _CPSGD_DELTA = 1e-6  # of one round; three times that is charged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One of the paper's experiments: what the text says, and from the authors' code what it leaves open."""
+    """One of the paper's experiments as it can be run: its numbers, a task and a model."""
 
     name: str
     task: str
@@ -32,34 +32,25 @@ class Experiment:
         return Sampling(Scheme.FIXED, self.population, self.cohort)
 
 
-INFIMNIST = Experiment(
-    name="INFIMNIST",
-    task="infimnist",
-    model="mlp",
-    dimension=51_370,
-    population=100_000,
-    cohort=100,
-    rounds=100,
-    clip=0.25,
-    levels=21,
-    sigma=0.6,
-    cpsgd_levels=601,
-    cpsgd_trials=3_642_525,
-)
-CIFAR10 = Experiment(
-    name="CIFAR10",
-    task="cifar10",
-    model="cnn",
-    dimension=996_298,
-    population=2_000,
-    cohort=10,
-    rounds=300,
-    clip=0.01,
-    levels=2_001,
-    sigma=0.03,
-    cpsgd_levels=401,
-    cpsgd_trials=7_285_851,
-)
+def _of(given: Setting, task: str, model: str) -> Experiment:
+    return Experiment(
+        name=given.name,
+        task=task,
+        model=model,
+        dimension=given.dimension,
+        population=given.population,
+        cohort=given.cohort,
+        rounds=given.rounds,
+        clip=float(given.clip_norm),
+        levels=given.levels,
+        sigma=float(given.sigma),
+        cpsgd_levels=given.binomial_levels,
+        cpsgd_trials=given.binomial_trials,
+    )
+
+
+INFIMNIST = _of(setting.INFIMNIST, "infimnist", "mlp")
+CIFAR10 = _of(setting.CIFAR10, "cifar10", "cnn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +78,7 @@ MARGIN = 4.7  # points of accuracy above cpSGD that the paper reports on INFIMNI
 def d2pfed_epsilon(experiment: Experiment, sigma: float, rounds: int) -> float:
     """Return epsilon as the paper plots it: Theorem 27 of Wang et al. with sensitivity 4 D, Mironov's conversion."""
     return epsilon_of(
-        sigma / (_SENSITIVITY * experiment.clip),
+        sigma / (CLAIMED_SENSITIVITY * experiment.clip),
         experiment.sampling,
         rounds,
         adjacency=Adjacency.REPLACE_ONE,

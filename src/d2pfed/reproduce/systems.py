@@ -12,7 +12,8 @@ from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, 
 from d2pfed.mechanism import CpSGD, Mechanism, Shared
 from d2pfed.plan import Kind, Plan, Target, calibrate, explain, ideal_multiplier
 from d2pfed.reproduce.exhibit import Place, Size
-from d2pfed.reproduce.published import DELTA, Experiment, binomial_epsilon, d2pfed_epsilon
+from d2pfed.reproduce.published import Experiment, binomial_epsilon, d2pfed_epsilon
+from d2pfed.reproduce.setting import DELTA
 from d2pfed.ring import Ring
 from d2pfed.rotation import Hadamard
 from d2pfed.training import ServerStep
