@@ -190,8 +190,8 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
             seed=SEED,
         )
 
-    # One step over all of a client's images, so long that all are clipped: only its direction counts.
-    step = LocalTraining(rate=1.0, batch_size=1_000)
+    # One step over all of a client's images (at most 23), so long that all are clipped: only its direction counts.
+    step = LocalTraining(rate=1.0, batch_size=25)
     name = f"linear on {scale.filters} filters"
     first, last = settings[0], settings[-1]
     trials = [Trial(setting=last, what=run(last, name, step), parts=ours, rounds=scale.rounds)]

@@ -39,8 +39,8 @@ class Picture:
         claim = f"the paper's {100 * self.published:.1f} %, at a published epsilon that does not hold"
         axes.axhline(100 * self.published, color=_PAPER, linestyle="--", linewidth=1, label=claim)
         axes.set(xlabel="round", ylabel="accuracy, %", ylim=(0, 80))
-        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-        axes.legend(loc="lower right", fontsize=8, frameon=False)
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=[1, 2, 5, 10]))
+        axes.legend(loc="center right", bbox_to_anchor=(1.0, 0.38), fontsize=8, frameon=False)
         _tidy(axes)
 
 
@@ -51,6 +51,7 @@ def _draw_bars(axes: Axes, bars: Sequence[tuple[str, float]]) -> None:
     axes.bar_label(drawn, [f"{height:.2g}" for height in heights], padding=3, fontsize=8)
     axes.axvline(1, color=_QUIET, linewidth=0.8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(min(0.1, min(heights) / 2), 4 * max(heights))
     axes.invert_yaxis()
     axes.set_xlabel("length of the noise in the mean, in lengths of the longest update", fontsize=8)
