@@ -16,7 +16,7 @@ from d2pfed.reproduce.readings import records, significant
 from d2pfed.reproduce.runs import Curve, carry_out
 from d2pfed.reproduce.systems import Scene, System, calmed, central, planned, reductions
 
-_EPSILONS = {Size.FULL: (0.05, 0.2, 1.0, 4.0), Size.QUICK: (0.05, 1.0)}
+_EPSILONS = (0.05, 1.0)
 _TWO_BYTES = 16
 _HUES = {
     "central Gaussian": Hue.PLAIN,
@@ -50,7 +50,7 @@ def make(place: Place) -> Exhibit:
 def frontier(scene: Scene, place: Place) -> Exhibit:
     """Run every mechanism at every epsilon."""
     kinds = tuple(Kind) if place.size is Size.FULL else _QUICK_KINDS
-    wished = [(epsilon, kind) for epsilon in _EPSILONS[place.size] for kind in (*kinds, None)]
+    wished = [(epsilon, kind) for epsilon in _EPSILONS for kind in (*kinds, None)]
     systems = [_system(scene, kind, epsilon) for epsilon, kind in wished]
     # Where noise is great a smaller step may serve better: cpSGD gets the better of two, by validation accuracy.
     second = [calmed(system) for system, (_, kind) in zip(systems, wished, strict=True) if kind is Kind.BINOMIAL]
