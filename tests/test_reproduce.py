@@ -183,7 +183,7 @@ def test_an_exhibit_is_a_picture_a_table_words_and_a_record(scene, place, name):
         "fig3": lambda: fig3(scene, place),
         "fig4": lambda: fig4(scene, place),
         "fig5": lambda: fig5(scene, place),
-        "frontier": lambda: frontier(scene, place),
+        "frontier": lambda: frontier(scene, place, [Kind.INDEPENDENT, Kind.SKELLAM, Kind.BINOMIAL], [1.0]),
     }
     exhibit = makes[name]()
     write(exhibit, place.folder, f"d2pfed reproduce {name} --quick", "2020-06-01")

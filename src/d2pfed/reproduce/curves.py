@@ -94,7 +94,7 @@ def legend(figure: Figure, panels: Sequence[Panel]) -> None:
     if any(trace.test is not None for trace in traces):
         entries["test accuracy at the end"] = _sign("o", _TEST_SIZE)
     if any(trace.server is not None for trace in traces):
-        entries["the same, true epsilon against the server"] = _sign("D", _SERVER_SIZE)
+        entries["the same, against the server"] = _sign("D", _SERVER_SIZE)
     figure.legend(
         list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False, fontsize=7.5
     )

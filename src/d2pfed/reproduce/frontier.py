@@ -44,13 +44,13 @@ class Point:
 
 def make(place: Place) -> Exhibit:
     """Return the frontier of all mechanisms on INFIMNIST."""
-    return frontier(Scene.load(INFIMNIST, place), place)
-
-
-def frontier(scene: Scene, place: Place) -> Exhibit:
-    """Run every mechanism at every epsilon."""
     kinds = tuple(Kind) if place.size is Size.FULL else _QUICK_KINDS
-    wished = [(epsilon, kind) for epsilon in _EPSILONS for kind in (*kinds, None)]
+    return frontier(Scene.load(INFIMNIST, place), place, kinds, _EPSILONS)
+
+
+def frontier(scene: Scene, place: Place, kinds: Sequence[Kind], epsilons: Sequence[float]) -> Exhibit:
+    """Run each mechanism, cpSGD among them, and a trusted server at each epsilon."""
+    wished = [(epsilon, kind) for epsilon in epsilons for kind in (*kinds, None)]
     systems = [_system(scene, kind, epsilon) for epsilon, kind in wished]
     # Where noise is great a smaller step may serve better: cpSGD gets the better of two, by validation accuracy.
     second = [calmed(system) for system, (_, kind) in zip(systems, wished, strict=True) if kind is Kind.BINOMIAL]

@@ -131,12 +131,12 @@ def _epsilon_panel(runs: Runs) -> Panel:
         across="epsilon (delta 1e-5)",
         scale=Across.EPSILON,
         traces=(
-            published_trace(runs.d2pfed, Hue.D2PFED, "D2P-Fed, epsilon as published"),
+            published_trace(runs.d2pfed, Hue.D2PFED, "D2P-Fed, as published"),
             true_trace(runs.d2pfed, Hue.D2PFED, "D2P-Fed, true epsilon"),
-            published_trace(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, updates of norm 1, as published"),
-            true_trace(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, updates of norm 1, true"),
+            published_trace(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, as published"),
+            true_trace(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, true epsilon"),
             published_trace(runs.cpsgd, Hue.CPSGD, "cpSGD, as published"),
-            true_trace(runs.cpsgd, Hue.CPSGD, "cpSGD, true"),
+            true_trace(runs.cpsgd, Hue.CPSGD, "cpSGD, true epsilon"),
             true_trace(runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
             level_trace(runs.fedavg, Hue.PLAIN, "not private"),
         ),
@@ -147,7 +147,7 @@ def _epsilon_panel(runs: Runs) -> Panel:
 def _megabyte_panel(runs: Runs) -> Panel:
     named = (
         (runs.d2pfed, Hue.D2PFED, "D2P-Fed, 2 bytes"),
-        (runs.norm_one, Hue.NORM_ONE, "D2P-Fed, updates of norm 1, 2 bytes"),
+        (runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, 2 bytes"),
         (runs.cpsgd, Hue.CPSGD, "cpSGD, 3 bytes"),
         (runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon, 1 byte"),
         (runs.fedavg, Hue.PLAIN, "not private, 4 bytes"),
