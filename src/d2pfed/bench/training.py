@@ -12,7 +12,7 @@ import numpy as np
 from d2pfed.bench.training_peers import PEERS, Cost, Peer, Work, one_hidden_layer, stored_clients, train_in_a_loop
 from d2pfed.codec import FloatVector
 from d2pfed.directory import open_ledger
-from d2pfed.learning import Learner, LocalTraining, build_model, load_task
+from d2pfed.learning import Learner, LocalTraining, build_model, fitting, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.plan import Plan, Target, calibrate
 from d2pfed.randomness import Entropy
@@ -170,7 +170,7 @@ def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ..
 def default_learner() -> Learner:
     """Return the learner of `d2pfed train` without options."""
     task = load_task("infimnist")
-    return Learner(build_model("mlp", task, seed=0), task.clients, _LOCAL)
+    return Learner(build_model(fitting(task), task, seed=0), task.clients, _LOCAL)
 
 
 def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[str, Cost]:
