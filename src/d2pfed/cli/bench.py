@@ -162,7 +162,10 @@ def training_command(
         grown = list(measure_growth(repeats, (25, 50, 100, 200, 400), (16, 64, 256, 1024)))
         by_clients = [(row.clients, row.seconds) for row in grown if row.what == "growth in clients"]
         by_length = [(row.dimension, row.seconds) for row in grown if row.what == "growth in dimension"]
-        series = {f"in clients ({grown[0].dimension:,} parameters)": by_clients, "in parameters (20 clients)": by_length}
+        series = {
+            f"in clients ({grown[0].dimension:,} parameters)": by_clients,
+            "in parameters (20 clients)": by_length,
+        }
         plot_growth(series, "size", "seconds a round", plot)
         rows += grown
     if json:
