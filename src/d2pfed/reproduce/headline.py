@@ -21,6 +21,7 @@ from d2pfed.reproduce.runs import Curve, carry_out
 from d2pfed.reproduce.systems import Scene, System, cpsgd, d2pfed, fedavg, planned, reductions
 
 _BOTH = (INFIMNIST, CIFAR10)
+_CHANCE = 1.0  # points of accuracy that two runs may differ by for no reason
 NORM_ONE = ", norm 1"  # the authors' code scales an update that is longer than D to norm 1, not to D
 
 
@@ -189,7 +190,14 @@ def _words_epsilon(runs: Runs) -> tuple[str, str]:
 
 
 def _words_bytes(runs: Runs) -> str:
-    holds = "holds" if runs.d2pfed.test > runs.cpsgd.test else "does not hold, at these settings"
+    lead = runs.d2pfed.test - runs.cpsgd.test
+    holds = (
+        "holds"
+        if lead > _CHANCE
+        else "does not hold here"
+        if lead < -_CHANCE
+        else "cannot be told from chance here"
+    )
     shown = ", ".join(
         f"{curve.megabytes[-1]:.3g} MB for {curve.test:.1f} % ({name})"
         for name, curve in (
