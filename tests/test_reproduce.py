@@ -17,7 +17,7 @@ from d2pfed.learning import build_model, load_task
 from d2pfed.mechanism import CpSGD, Shared
 from d2pfed.plan import Kind, Plan
 from d2pfed.reproduce.catalogue import CATALOGUE, chosen
-from d2pfed.reproduce.exhibit import Place, Size, write
+from d2pfed.reproduce.exhibit import Exhibit, Place, Size, write
 from d2pfed.reproduce.frontier import frontier
 from d2pfed.reproduce.headline import fig1a, fig1b
 from d2pfed.reproduce.page import page
@@ -53,8 +53,9 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("reproduced")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def place(folder) -> Place:
+    """Where runs are kept for all tests, since many share them."""
     return Place(folder=folder, data=None, size=Size.QUICK, listen=lambda _what, _fraction: None)
 
 
@@ -175,18 +176,25 @@ def test_clients_whose_training_diverges_send_zero(scene, place, tmp_path):
     assert np.isfinite(curve.validation).all()
 
 
-@pytest.mark.parametrize("name", ["fig1a", "fig1b", "fig3", "fig4", "fig5", "frontier"])
-def test_an_exhibit_is_a_picture_a_table_words_and_a_record(scene, place, name):
-    makes = {
-        "fig1a": lambda: fig1a([scene], place),
-        "fig1b": lambda: fig1b([scene], place),
-        "fig3": lambda: fig3(scene, place),
-        "fig4": lambda: fig4(scene, place),
-        "fig5": lambda: fig5(scene, place),
-        "frontier": lambda: frontier(scene, place, [Kind.INDEPENDENT, Kind.SKELLAM, Kind.BINOMIAL], [1.0]),
+@pytest.fixture(scope="module")
+def exhibits(scene, place) -> dict[str, Exhibit]:
+    """All figures in small, written to the place."""
+    made = {
+        "fig1a": fig1a([scene], place),
+        "fig1b": fig1b([scene], place),
+        "fig3": fig3(scene, place),
+        "fig4": fig4(scene, place),
+        "fig5": fig5(scene, place),
+        "frontier": frontier(scene, place, [Kind.INDEPENDENT, Kind.SKELLAM, Kind.BINOMIAL], [1.0]),
     }
-    exhibit = makes[name]()
-    write(exhibit, place.folder, f"d2pfed reproduce {name} --quick", "2020-06-01")
+    for name, exhibit in made.items():
+        write(exhibit, place.folder, f"d2pfed reproduce {name} --quick", "2020-06-01")
+    return made
+
+
+@pytest.mark.parametrize("name", ["fig1a", "fig1b", "fig3", "fig4", "fig5", "frontier"])
+def test_an_exhibit_is_a_picture_a_table_words_and_a_record(exhibits, place, name):
+    exhibit = exhibits[name]
     assert (place.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert (place.folder / f"{name}.svg").read_text().startswith("<?xml")
     lines = (place.folder / f"{name}.csv").read_text().splitlines()
@@ -200,12 +208,12 @@ def test_an_exhibit_is_a_picture_a_table_words_and_a_record(scene, place, name):
         assert len(run["validation_accuracy"]) == run["rounds"] == 2
 
 
-def test_figures_share_their_runs(place):
+def test_figures_share_their_runs(exhibits, place):
     names = [path.name.rsplit("-", 1)[0] for path in place.folder.glob("runs/*")]
     assert names.count("infimnist-d2pfed-0.6") == 6  # five group sizes, and updates of norm 1
 
 
-def test_the_page_has_every_exhibit_in_the_catalogues_order(place):
+def test_the_page_has_every_exhibit_in_the_catalogues_order(exhibits, place):
     text = page(place.folder, "there")
     titles = [line for line in text.splitlines() if line.startswith("## ")]
     assert [title.split(":")[0] for title in titles[:5]] == [
@@ -269,7 +277,7 @@ def test_missing_data_is_one_line(monkeypatch, capsys, tmp_path):
     assert "Traceback" not in text
 
 
-def test_the_command_writes_the_page_beside_its_folder(monkeypatch, capsys, place, tmp_path):
+def test_the_command_writes_the_page_beside_its_folder(monkeypatch, capsys, exhibits, place, tmp_path):
     folder = tmp_path / "exhibits"
     shutil.copytree(place.folder, folder, ignore=shutil.ignore_patterns("runs"))
     status, out, _ = command(monkeypatch, capsys, "page", "--out", str(folder))
