@@ -264,7 +264,7 @@ def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 def test_an_unknown_exhibit_is_one_line(monkeypatch, capsys):
     status, _, text = command(monkeypatch, capsys, "fig9")
     assert status == 2
-    assert text.startswith("d2pfed: an exhibit must be all, page or one of fig1a, ")
+    assert text.startswith("d2pfed: an exhibit must be all, page or one of errata, fig1a, ")
     assert text.count("\n") == 1
 
 
