@@ -9,7 +9,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from d2pfed.report.plots import Ink
 
@@ -118,6 +118,8 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
         axes.plot(mark.x, mark.y, "*", color=mark.hue, markersize=_PAPER_SIZE, markeredgecolor="white", zorder=5)
     if panel.scale is Across.EPSILON:
         axes.set_xlim(_LEAST_EPSILON, min(axes.get_xlim()[1], _LARGEST_EPSILON))
+    elif all(x == int(x) for trace in panel.traces for x in trace.xs):
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))  # there is no half a round
     axes.set_ylim(0, 100)
     axes.set_title(panel.title, loc="left", fontsize=9.5, color=Ink.TEXT)
     axes.set_xlabel(panel.across, color=Ink.TEXT)

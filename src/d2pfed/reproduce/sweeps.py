@@ -177,7 +177,7 @@ def fig5(scene: Scene, place: Place) -> Exhibit:
 def _words_bits(curves: Sequence[Curve]) -> tuple[str, str]:
     large = [curve.test for curve in curves[:3]]
     first = (
-        f"As in the paper, two, three or four bytes make no difference but chance ({_listed(large)} %): with integer "
+        f"As in the paper, two, three or four bytes differ by chance alone ({_listed(large)} %, one run each): with integer "
         f"shares the sum needs 13 bits, and all three groups hold it."
     )
     second = (
