@@ -177,8 +177,8 @@ def fig5(scene: Scene, place: Place) -> Exhibit:
 def _words_bits(curves: Sequence[Curve]) -> tuple[str, str]:
     large = [curve.test for curve in curves[:3]]
     first = (
-        f"As in the paper, two, three or four bytes differ by chance alone ({_listed(large)} %, one run each): with integer "
-        f"shares the sum needs 13 bits, and all three groups hold it."
+        f"As in the paper, two, three or four bytes differ by chance alone ({_listed(large)} %, one run each): with "
+        f"integer shares the sum needs 13 bits, and all three groups hold it."
     )
     second = (
         f"Below that sums wrap: 12 bits give {curves[3].test:.1f} %, 11 bits {curves[4].test:.1f} %; epsilon is the "
