@@ -177,11 +177,14 @@ def planned(scene: Scene, kind: Kind, epsilon: float, *, bits: int | None = None
     )
 
 
+def relative_error(system: System) -> float:
+    """Return the root mean square error of its mean over a trusted server's at the same epsilon."""
+    return explain(system.target, system.work).relative_error if isinstance(system.work, Plan) else 1.0
+
+
 def calmed(system: System) -> System:
     """Return the same with a server's rate that is smaller by as much as its noise exceeds a trusted server's."""
-    if not isinstance(system.work, Plan):
-        return system
-    rate = system.step.rate / explain(system.target, system.work).relative_error
+    rate = system.step.rate / relative_error(system)
     return replace(system, step=replace(system.step, rate=float(f"{rate:.3g}")))
 
 
