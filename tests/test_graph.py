@@ -29,6 +29,15 @@ def test_a_graph_is_regular_and_mutual(size_and_degree, seed):
         assert graph.holders(rank).tolist() == sorted([*neighbours, rank])
 
 
+@given(sizes, st.randoms(use_true_random=False))
+def test_neighbours_in_a_subset_are_counted(size_and_degree, chance):
+    size, degree = size_and_degree
+    graph = Graph(size, degree, digest("counted"))
+    present = np.array([chance.random() < 0.6 for _ in range(size)])
+    counts = [np.count_nonzero(present[graph.neighbours(rank)]) for rank in range(size)]
+    assert graph.count_neighbours(present).tolist() == counts
+
+
 @given(sizes)
 def test_a_graph_is_connected(size_and_degree):
     size, degree = size_and_degree

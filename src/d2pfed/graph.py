@@ -57,6 +57,15 @@ class Graph:
         neighbours = self.neighbours(rank)
         return np.insert(neighbours, np.searchsorted(neighbours, rank), rank)
 
+    def count_neighbours(self, present: NDArray[np.bool_]) -> Ranks:
+        """Return how many neighbours of each rank are in a subset."""
+        if self.is_complete:
+            return np.count_nonzero(present) - present.astype(np.int64)
+        reach, around = self.degree // 2, present[self._circle]
+        sums = np.cumsum(np.concatenate(([0], around[-reach:], around, around[:reach])))
+        windows: Ranks = sums[self.degree + 1 :] - sums[: self.cohort]  # itself included
+        return windows[self._position] - present
+
 
 def check_degree(cohort: int, degree: int) -> None:
     """Refuse a degree that no graph of this family has."""

@@ -14,7 +14,7 @@ import numpy as np
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.secagg import checks, keys, messages
 from d2pfed.secagg.exchange import Gate, Outbox
-from d2pfed.secagg.messages import Advert, Kind, peers_within
+from d2pfed.secagg.messages import Advert, Kind
 from d2pfed.secagg.roster import Roster
 from d2pfed.secagg.session import Consistency, Delivery, Session
 from d2pfed.secagg.unmask import Aggregate, RunJobs, Shares, Sum, unmask
@@ -207,10 +207,8 @@ class Unmasking:
 
 def carried(session: Session, present: Subset) -> Subset:
     """Return those of a subset whose secrets the others of it can open, or find that too few are left."""
-    least = session.least_neighbours
-    while short := [rank for rank in _ranks(present) if len(peers_within(session, rank, present)) < least]:
-        present = present.copy()
-        present[short] = False
+    while np.any(short := present & (session.graph.count_neighbours(present) < session.least_neighbours)):
+        present = present & ~short
     require_enough(session, present)
     return present
 

@@ -50,6 +50,7 @@ class Session:
     consistency: Consistency
     digest: bytes = field(init=False, repr=False)
     graph: Graph = field(init=False, repr=False, compare=False)
+    bearer: ClientId = field(init=False, repr=False, compare=False)  # of all noise under `Delivery.BEARER`
 
     def __post_init__(self) -> None:
         self._check_name()
@@ -58,17 +59,13 @@ class Session:
         object.__setattr__(
             self, "graph", Graph(len(self.cohort), self.degree, digest("d2pfed graph", self.digest))
         )
+        drawn = int.from_bytes(digest("d2pfed bearer", pack_ids(self.cohort)), "little")  # from the cohort alone
+        object.__setattr__(self, "bearer", self.cohort[drawn % len(self.cohort)])
 
     @property
     def ring(self) -> Ring:
         """Return the ring of the sum."""
         return Ring(self.bits)
-
-    @property
-    def bearer(self) -> ClientId:
-        """Return the client that bears all the noise under `Delivery.BEARER`: a function of the cohort alone."""
-        drawn = int.from_bytes(digest("d2pfed bearer", pack_ids(self.cohort)), "little")
-        return self.cohort[drawn % len(self.cohort)]
 
     @property
     def least_neighbours(self) -> int:

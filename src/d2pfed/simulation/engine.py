@@ -21,8 +21,7 @@ from d2pfed.wire import subset_of
 Updates = Callable[[Sequence[int]], Iterator[FloatVector | None]]  # of these clients, in their order; None: lost
 
 # Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
-_ENCODERS = 2  # threads; the kernels of encoding run side by side
-_TOGETHER = 16  # updates that the threads share: they bound memory, and handing over costs little beside them
+_TOGETHER = 16  # updates that two threads share: they bound memory, and handing over costs little beside them
 
 
 class Fidelity(StrEnum):
@@ -95,7 +94,7 @@ class Simulation:
         return Summed(session, present, survivors, self._left(session, survivors, "unmask"), total)
 
     def _encode(self, work: Work, clients: Sequence[int]) -> Iterator[tuple[tuple[int, ...], RingVector]]:
-        """Encode on threads, each adding up its part: in a ring the order of a sum does not matter."""
+        """Encode on this thread and another, each adding up its part: in a ring a sum's order does not matter."""
 
         def encode(pairs: Sequence[tuple[int, FloatVector]]) -> tuple[tuple[int, ...], RingVector]:
             part = np.zeros(work.session.dimension, np.uint32)
@@ -105,9 +104,11 @@ class Simulation:
 
         updates = zip(clients, self.updates(clients), strict=True)
         trained = ((client, update) for client, update in updates if update is not None)
-        with ThreadPoolExecutor(_ENCODERS) as pool:
+        with ThreadPoolExecutor(1) as pool:
             while pairs := tuple(islice(trained, _TOGETHER)):
-                yield from pool.map(encode, [pairs[first::_ENCODERS] for first in range(_ENCODERS)])
+                rest = pool.submit(encode, pairs[1::2])
+                yield encode(pairs[::2])
+                yield rest.result()
 
     def _by_protocol(self, session: Session) -> Masked:
         return gather(session, self.model, _Loopback(self, session).exchange)
@@ -145,9 +146,9 @@ class Summed:
         """Return the sum if enough of each client's holders would have opened its secret."""
         ranks = [self.session.rank(client) for client in self.helpers]
         helping = subset_of(len(self.session.cohort), ranks)
+        shares = self.session.graph.count_neighbours(helping) + helping  # a client holds one of its own
         for client in self.sharers:
-            holders = self.session.graph.holders(self.session.rank(client))
-            if np.count_nonzero(helping[holders]) < self.session.threshold:
+            if shares[self.session.rank(client)] < self.session.threshold:
                 raise TooFewClients(f"{self.session.threshold} shares must open a secret of client {client}")
         return self.total
 
