@@ -52,10 +52,14 @@ def test_rows_compare_with_the_same_training_without_privacy(learner):
 def test_a_peer_that_is_absent_is_named_and_not_measured():
     absent = Peer("nobody", ("no_such_module",), 2.0, lambda _: Cost(0.0, None))
     present = Peer("somebody", ("numpy",), 2.0, lambda work: Cost(float(len(work.table)), None))
-    loop, named, measured = compare_with_peers(4, 1, [absent, present])
+    rows = list(compare_with_peers(4, 1, [absent, present]))
+    assert [row.what for row in rows] == 3 * ["without privacy", "private, sum"]
+    loop, _, named, _, measured, private = rows
     assert loop.ratio is not None
     assert (named.peer, named.ratio, named.met) == ("nobody (not installed)", None, None)
     assert measured.ratio == pytest.approx(4 / measured.seconds)
+    assert measured.met is not None
+    assert private.met is None
 
 
 def test_the_first_turn_is_not_counted():

@@ -142,7 +142,11 @@ def _grid_radius(clip_norm: float, granularity: float, fraction_bits: int) -> in
 
 def squared_norm(values: IntVector, radius: int) -> int:
     """Return the exact squared norm, or more than radius squared when some entry alone exceeds the radius."""
-    high, low = _exact_square(values, radius)
+    return _whole(_exact_square(values, radius), radius)
+
+
+def _whole(square: tuple[int, int], radius: int) -> int:
+    high, low = square
     return radius**2 + 1 if high < 0 else (high << 32) + low
 
 
@@ -161,17 +165,10 @@ def _round_within(rotated: FloatVector, factor: float, limit: float, radius: int
     """Round the scaled vector to the grid, and shrink it until its exact norm is within the radius."""
     values = np.empty(len(rotated), np.int64)
     while True:
-        _round_scaled(rotated, factor, min(limit, radius), values)
-        square = squared_norm(values, radius)
+        square = _whole(_round_scaled(rotated, factor, min(limit, radius), radius, values), radius)
         if square <= radius**2:
             return values
         factor *= min(radius / math.sqrt(square), 1 - 2**-16)
-
-
-@compiled
-def _round_scaled(rotated: FloatVector, factor: float, limit: float, out: IntVector) -> None:
-    for i in range(len(rotated)):
-        out[i] = np.int64(np.rint(min(max(rotated[i] * factor, -limit), limit)))
 
 
 @compiled
@@ -185,6 +182,16 @@ def _exact_square(values: IntVector, radius: int) -> tuple[int, int]:
         high += square >> 32
         low += square & 0xFFFFFFFF
     return (-1, 0) if beyond else (high, low)
+
+
+@compiled
+def _round_scaled(
+    rotated: FloatVector, factor: float, limit: float, radius: int, out: IntVector
+) -> tuple[int, int]:
+    """Round to the grid, no entry beyond the limit, and return the exact square."""
+    for i in range(len(rotated)):
+        out[i] = np.int64(np.rint(min(max(rotated[i] * factor, -limit), limit)))
+    return _exact_square(out, radius)
 
 
 def stochastic_round(centres: Centres, stream: Stream) -> IntVector:

@@ -63,9 +63,8 @@ class Hadamard:
     def forward(self, vector: Floats, seed: bytes) -> NDArray[np.float32]:
         """Pad with zeros and rotate."""
         _require_length(vector, self.dimension)
-        values = np.zeros(self.padded, np.float32)
-        _flip(vector, _seeded_bytes(seed, self.dimension), np.float32(self.padded**-0.5), values[: self.dimension])
-        _transform(values)
+        values = np.empty(self.padded, np.float32)
+        _rotate(vector, _seeded_bytes(seed, self.dimension), np.float32(self.padded**-0.5), values)
         return values
 
     def inverse(self, values: Floats, seed: bytes) -> Floats:
@@ -140,6 +139,15 @@ def _fast_length(least: int, primes: tuple[int, ...]) -> int:
 def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the turns back: 1 and 3 change places."""
     return turns ^ ((turns & np.uint8(0x55)) << np.uint8(1))
+
+
+# What a client goes through is compiled in large pieces: each return to the interpreter may wait for another thread.
+@compiled
+def _rotate(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
+    """Flip signs, pad with zeros and transform."""
+    _flip(vector, bits, scale, out[: vector.size])
+    out[vector.size :] = 0
+    _transform(out)
 
 
 @compiled

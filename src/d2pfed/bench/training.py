@@ -146,16 +146,21 @@ def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iter
     with Federation.open(Learner(model, clients, _ONE_EPOCH), cohort, _EPSILON_OF_ALL) as federation:
         costs = measure(
             {
-                "private": lambda number: federation.private(number, Fidelity.SUM),
+                "without privacy": federation.plain,
+                "private, sum": lambda number: federation.private(number, Fidelity.SUM),
                 "loop": lambda _: train_in_a_loop(work),
             },
             repeats,
         )
-        yield _row("private, sum", federation, costs["private"], ("a plain torch loop", costs["loop"], None))
+        loop = costs.pop("loop")
+        for what, cost in costs.items():
+            yield _row(what, federation, cost, ("a plain torch loop", loop, None))
         for peer in peers:
-            cost = peer.measure(work) if peer.is_installed else None
+            theirs = peer.measure(work) if peer.is_installed else None
             name = peer.name if peer.is_installed else f"{peer.name} (not installed)"
-            yield _row("private, sum", federation, costs["private"], (name, cost, peer.goal))
+            for what, cost in costs.items():  # peers are not private, so the goal is like against like
+                goal = peer.goal if what == "without privacy" else None
+                yield _row(what, federation, cost, (name, theirs, goal))
 
 
 def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ...]) -> Iterator[Row]:

@@ -144,7 +144,7 @@ def engines_command(
 
 @bench.command("training")
 def training_command(
-    repeats: Annotated[int, typer.Option(min=1, max=40, help="Rounds to take the best of.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, max=40, help="Rounds to take the best of.")] = 10,
     plot: PlotFile = None,
     json: AsJson = False,
 ) -> None:

@@ -107,8 +107,9 @@ class Learner:
         step = self._step(values)
         for batch in chunk.batches():
             step({name: value[: len(batch.labels)] for name, value in values.items()}, batch)
-        trained = ({name: value[place] for name, value in values.items()} for place in chunk.places)
-        return [self.model.flatten(own) - params for own in trained]
+        trained = torch.cat([values[name].flatten(1).float() for name in self.model.names], dim=1).numpy()
+        trained -= params
+        return [trained[place] for place in chunk.places]
 
     def _step(self, values: Tensors) -> Callable[[Tensors, "_Batch"], None]:
         plain = self.local.optimiser is Optimiser.SGD and not self.local.momentum
@@ -188,15 +189,17 @@ class _Chunk:
     def batches(self) -> Iterator[_Batch]:
         """Yield step after step of the clients that still have one."""
         lengths = np.array([len(schedule) for schedule in self.schedules])
-        inputs = torch.nn.utils.rnn.pad_sequence([examples.inputs for examples in self.table], batch_first=True)
-        labels = torch.nn.utils.rnn.pad_sequence([examples.labels for examples in self.table], batch_first=True)
+        inputs = torch.cat([examples.inputs for examples in self.table])
+        labels = torch.cat([examples.labels for examples in self.table])
+        starts = torch.tensor([0, *(len(examples) for examples in self.table)]).cumsum(0)[:, None]
         for step in range(max(lengths)):
             rows = torch.from_numpy(
                 np.stack([schedule[step] for schedule in self.schedules[: sum(lengths > step)]])
             )
             real = rows >= 0
-            at = torch.arange(len(rows))[:, None], rows.clamp(min=0)
-            yield _Batch(inputs[at], labels[at], real / real.sum(dim=1, keepdim=True))
+            at = rows.clamp(min=0) + starts[: len(rows)]
+            taken = inputs.index_select(0, at.flatten()).view(*at.shape, *inputs.shape[1:])
+            yield _Batch(taken, labels[at], real / real.sum(dim=1, keepdim=True))
 
 
 def _generator(round_seed: int, client: int) -> np.random.Generator:

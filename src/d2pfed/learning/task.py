@@ -57,7 +57,7 @@ class StoredClients:
 
     table: Examples
     rows: tuple[IntVector, ...] = field(repr=False)
-    prepare: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone
+    prepare: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
 
     def __post_init__(self) -> None:
         if not self.rows:

@@ -21,7 +21,7 @@ from d2pfed.wire import subset_of
 Updates = Callable[[Sequence[int]], Iterator[FloatVector | None]]  # of these clients, in their order; None: lost
 
 # Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
-_TOGETHER = 16  # updates that two threads share: they bound memory, and handing over costs little beside them
+_TOGETHER_BYTES = 1 << 26  # of the updates that two threads share: it bounds memory; to change over costs time
 
 
 class Fidelity(StrEnum):
@@ -104,8 +104,9 @@ class Simulation:
 
         updates = zip(clients, self.updates(clients), strict=True)
         trained = ((client, update) for client, update in updates if update is not None)
+        together = max(2, _TOGETHER_BYTES // (4 * work.session.dimension))
         with ThreadPoolExecutor(1) as pool:
-            while pairs := tuple(islice(trained, _TOGETHER)):
+            while pairs := tuple(islice(trained, together)):
                 rest = pool.submit(encode, pairs[1::2])
                 yield encode(pairs[::2])
                 yield rest.result()
