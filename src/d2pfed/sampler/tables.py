@@ -28,7 +28,9 @@ WORD_BITS = 64
 Words = NDArray[np.uint64]
 
 _OCTAVES = 64
-_BLOCK = 1 << 16  # words per call: few calls, since after each a thread may wait for another; they fit a second cache
+_BLOCK = (
+    1 << 16
+)  # words per call: few calls, since after each a thread may wait for another; they fit a second cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
