@@ -18,7 +18,7 @@ from d2pfed.mechanism import CpSGD, Shared
 from d2pfed.plan import Kind, Plan
 from d2pfed.reproduce.catalogue import CATALOGUE, chosen
 from d2pfed.reproduce.exhibit import Exhibit, Place, Size, write
-from d2pfed.reproduce.frontier import frontier
+from d2pfed.reproduce.frontier import _QUICK_KINDS, frontier
 from d2pfed.reproduce.headline import fig1a, fig1b
 from d2pfed.reproduce.page import page
 from d2pfed.reproduce.published import CIFAR10, INFIMNIST, binomial_epsilon, d2pfed_epsilon
@@ -185,7 +185,7 @@ def exhibits(scene, place) -> dict[str, Exhibit]:
         "fig3": fig3(scene, place),
         "fig4": fig4(scene, place),
         "fig5": fig5(scene, place),
-        "frontier": frontier(scene, place, [Kind.INDEPENDENT, Kind.SKELLAM, Kind.BINOMIAL], [1.0]),
+        "frontier": frontier(scene, place, [*_QUICK_KINDS], [1.0]),
     }
     for name, exhibit in made.items():
         write(exhibit, place.folder, f"d2pfed reproduce {name} --quick", "2020-06-01")

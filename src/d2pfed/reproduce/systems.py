@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+import torch
+from torch import nn
+
 from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, spent
 from d2pfed.codec import Codec
 from d2pfed.graph import Risk, complete
@@ -56,6 +59,20 @@ class Scene:
         )
         model = build_model(experiment.model, task, seed=0)
         return Scene(replace(experiment, dimension=model.dimension), task, model, partition, local)
+
+    def with_raw_pixels(self) -> "Scene":
+        """Return the same with pixels as the authors' code takes them; the model must be a sequence of layers."""
+        model = Model(nn.Sequential(_RawPixels(), *self.model.module.children()))
+        name = f"{self.experiment.model} on raw pixels"
+        return replace(self, experiment=replace(self.experiment, model=name), model=model)
+
+
+class _RawPixels(nn.Module):
+    """What the authors' code feeds its network: bytes, standardised as if they were fractions."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Turn fractions into that."""
+        return (255 * images - 0.1307) / 0.3081
 
 
 def reductions(place: Place, *experiments: Experiment) -> str:
