@@ -58,10 +58,10 @@ class Scale:
 
 
 SCALES = {
-    Size.FULL: Scale(filters=256, rounds=20, network_rounds=20),
+    Size.FULL: Scale(filters=256, rounds=30, network_rounds=20),
     Size.QUICK: Scale(
         filters=100,
-        rounds=20,
+        rounds=30,
         network_rounds=0,
         reduced="100 filters in place of 256, and the paper's network is not run.",
     ),
@@ -177,14 +177,14 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
         features = PatchFeatures.made_up(scale.filters, scale.side, SEED)
         return over_features(load(), features), linear_model(width_of(scale.filters), CLASSES)
 
-    def run(setting: Setting, model: str, local: LocalTraining) -> Settings:
+    def run(setting: Setting, model: str, local: LocalTraining, server: ServerStep) -> Settings:
         return Settings(
             task="cifar10",
             data=f"{scale.population:,} clients with a fair share of the images each",
             model=model,
             target=setting.target,
             local=local,
-            step=ServerStep(),
+            step=server,
             dropouts=Dropouts(),
             fidelity=Fidelity.SUM,
             seed=SEED,
@@ -192,12 +192,13 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
 
     # One step over all of a client's images (at most 23), so long that all are clipped: only its direction counts.
     step = LocalTraining(rate=1.0, batch_size=25)
+    server = ServerStep(rate=0.5, momentum=0.5, decay=0.97)  # chosen by validation accuracy, like the rounds
     name = f"linear on {scale.filters} filters"
     first, last = settings[0], settings[-1]
-    trials = [Trial(setting=last, what=run(last, name, step), parts=ours, rounds=scale.rounds)]
+    trials = [Trial(setting=last, what=run(last, name, step, server), parts=ours, rounds=scale.rounds)]
     if scale.network_rounds:
         paper = LocalTraining(optimiser=Optimiser.ADAM, rate=1e-3, epochs=5, batch_size=10)
-        what = run(first, "cnn", paper)
+        what = run(first, "cnn", paper, ServerStep())
         trials.append(Trial(setting=first, what=what, parts=network, rounds=scale.network_rounds))
     return trials
 
