@@ -57,7 +57,7 @@ def frontier(scene: Scene, place: Place, kinds: Sequence[Kind], epsilons: Sequen
     wished = [(epsilon, kind) for epsilon in epsilons for kind in (*kinds, None)]
     systems = [_system(scene, kind, epsilon) for epsilon, kind in wished]
     # Where a mechanism's noise is great a smaller step may serve better: the better of two counts, by validation.
-    second = [calmed(system) for system in systems if relative_error(system) > _GREAT]
+    second = [calmed(system, relative_error(system)) for system in systems if relative_error(system) > _GREAT]
     curves = carry_out([*systems, *second], place)
     points = [
         Point(curve.system.label, epsilon, curve, *_price(scene, kind, epsilon, curve.system))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from d2pfed.plan import Kind
 from d2pfed.reproduce.curves import Across, Hue, Panel, PaperMark, Trace, draw_panels
 from d2pfed.reproduce.exhibit import Exhibit, Place, Table
 from d2pfed.reproduce.published import (
@@ -18,7 +17,7 @@ from d2pfed.reproduce.published import (
 )
 from d2pfed.reproduce.readings import level_trace, published_trace, records, table_of, true_trace
 from d2pfed.reproduce.runs import Curve, carry_out
-from d2pfed.reproduce.systems import Scene, System, cpsgd, d2pfed, fedavg, planned, reductions
+from d2pfed.reproduce.systems import Scene, System, beside, cpsgd, d2pfed, fedavg, reductions
 
 _BOTH = (INFIMNIST, CIFAR10)
 _CHANCE = 1.0  # points of accuracy that two runs may differ by for no reason
@@ -45,12 +44,6 @@ def systems(scene: Scene) -> tuple[System, ...]:
     """Return what the figure runs of one experiment."""
     main = d2pfed(scene)
     return main, d2pfed(scene, clip=1.0, note=NORM_ONE), cpsgd(scene), fedavg(scene), beside(main)
-
-
-def beside(system: System) -> System:
-    """Return ours at the true epsilon that the system's released models cost."""
-    epsilon = float(f"{system.promise:.3g}")
-    return planned(system.scene, Kind.INDEPENDENT, epsilon, label=f"ours, true epsilon {epsilon:g}")
 
 
 def make_fig1a(place: Place) -> Exhibit:

@@ -199,10 +199,18 @@ def relative_error(system: System) -> float:
     return explain(system.target, system.work).relative_error if isinstance(system.work, Plan) else 1.0
 
 
-def calmed(system: System) -> System:
-    """Return the same with a server's rate that is smaller by as much as its noise exceeds a trusted server's."""
-    rate = system.step.rate / relative_error(system)
+def calmed(system: System, by: float) -> System:
+    """Return the same with the server's rate divided by a number, if that is above 1: for greater noise."""
+    rate = system.step.rate / max(1.0, by)
     return replace(system, step=replace(system.step, rate=float(f"{rate:.3g}")))
+
+
+def beside(system: System) -> System:
+    """Return ours at the true epsilon of the system's released models, where no more noise enters than at epsilon 1."""
+    epsilon = float(f"{system.promise:.3g}")
+    ours = planned(system.scene, Kind.INDEPENDENT, epsilon, label=f"ours, true epsilon {epsilon:g}")
+    usual = ideal_multiplier(_wish(system.scene, clip_norm=_OUR_CLIP))
+    return calmed(ours, ideal_multiplier(ours.target) / usual)
 
 
 def central(scene: Scene, epsilon: float) -> System:
