@@ -16,7 +16,7 @@ from d2pfed.reproduce.readings import records, significant
 from d2pfed.reproduce.runs import Curve, carry_out
 from d2pfed.reproduce.systems import Scene, System, calmed, central, planned, reductions, relative_error
 
-_EPSILONS = (0.05, 0.25, 1.0, 4.0)
+_EPSILONS = (0.05, 1.0, 4.0)
 _QUICK_EPSILONS = (0.05, 1.0)
 _TWO_BYTES = 16
 _GREAT = 1.2  # an error over a trusted server's from which on a smaller step is tried too
