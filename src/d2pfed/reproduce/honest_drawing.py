@@ -34,7 +34,7 @@ class Picture:
                 axes.plot(len(percents), 100 * self.test, "o", color=colour)
                 note = f"test {100 * self.test:.1f} %"
                 axes.annotate(
-                    note, (len(percents), 100 * self.test), (-4, 6), textcoords="offset points", ha="right"
+                    note, (len(percents), 100 * self.test), (-6, -15), textcoords="offset points", ha="right"
                 )
         claim = f"the paper's {100 * self.published:.1f} %, at a published epsilon that does not hold"
         axes.axhline(100 * self.published, color=_PAPER, linestyle="--", linewidth=1, label=claim)
