@@ -187,10 +187,10 @@ def _words_bits(curves: Sequence[Curve]) -> tuple[str, str]:
     large = [curve.test for curve in curves[:3]]
     first = (
         f"As in the paper, two, three or four bytes differ by chance alone ({_listed(large)} %, one run each): with "
-        f"integer shares the sum needs 13 bits, and all three groups hold it."
+        f"integer shares the sum hardly ever needs more than 12 bits, and all three groups hold it."
     )
     second = (
-        f"Below that sums wrap: 12 bits give {curves[3].test:.1f} %, 11 bits {curves[4].test:.1f} %; epsilon is the "
-        f"same throughout, since a wrap costs accuracy and never privacy."
+        f"12 bits give {curves[3].test:.1f} %, and 11, where sums do wrap, {curves[4].test:.1f} %; epsilon is the same "
+        f"throughout, since a wrap costs accuracy and never privacy."
     )
     return first, second
