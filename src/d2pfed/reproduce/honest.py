@@ -63,7 +63,7 @@ SCALES = {
         filters=100,
         rounds=30,
         network_rounds=0,
-        reduced="100 filters in place of 256, and the paper's network is not run.",
+        reduced="100 filters in place of 256, and the paper's network is not run",
     ),
 }
 
