@@ -39,9 +39,21 @@ def convolution(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 3))
 
 
+class Scaled(nn.Module):
+    """One number that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.scale * inputs
+
+
 def normalised(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 3, bias=False))
+    middle = nn.LayerNorm(7), nn.Tanh(), Scaled()
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 7), *middle, nn.Linear(7, 3, bias=False))
 
 
 def torch_update(model: Model, examples: Examples, local: LocalTraining, lines: np.ndarray) -> np.ndarray:

@@ -107,7 +107,8 @@ class Learner:
         step = self._step(values)
         for batch in chunk.batches():
             step({name: value[: len(batch.labels)] for name, value in values.items()}, batch)
-        trained = torch.cat([values[name].flatten(1).float() for name in self.model.names], dim=1).numpy()
+        flat = [values[name].reshape(len(clients), -1).float() for name in self.model.names]
+        trained = torch.cat(flat, dim=1).numpy()
         trained -= params
         return [trained[place] for place in chunk.places]
 

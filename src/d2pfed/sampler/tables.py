@@ -28,9 +28,8 @@ WORD_BITS = 64
 Words = NDArray[np.uint64]
 
 _OCTAVES = 64
-_BLOCK = (
-    1 << 16
-)  # words per call: few calls, since after each a thread may wait for another; they fit a second cache
+# Words per call: they fit a second cache, and fewer calls keep threads from waiting for each other.
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
