@@ -279,6 +279,14 @@ def test_missing_data_is_one_line(monkeypatch, capsys, tmp_path):
     assert "Traceback" not in text
 
 
+def test_a_folder_that_is_a_file_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "taken").touch()
+    status, _, text = command(monkeypatch, capsys, "fig2", "--quick", "--out", str(tmp_path / "taken"))
+    assert status == 2
+    assert "d2pfed: [Errno 17] File exists: " in text
+    assert "Traceback" not in text
+
+
 def test_the_command_writes_the_page_beside_its_folder(monkeypatch, capsys, exhibits, place, tmp_path):
     folder = tmp_path / "exhibits"
     shutil.copytree(place.folder, folder, ignore=shutil.ignore_patterns("runs"))

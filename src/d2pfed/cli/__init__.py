@@ -32,7 +32,7 @@ def main() -> None:
         app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.Abort:
         sys.exit(130)
-    except D2PFedError as error:
+    except (D2PFedError, OSError) as error:  # the latter: a folder that is a file, a full disk
         _fail(str(error))
     except Exception as error:
         # The parser's complaints know how to name the option; they have no common public type.

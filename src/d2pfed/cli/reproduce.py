@@ -69,12 +69,8 @@ def reproduce(
 def _write_page(folder: Path) -> None:
     from d2pfed.reproduce.page import page  # noqa: PLC0415 - matplotlib, as above
 
-    text = page(folder, folder.name)
     target = folder.with_suffix(".md")
-    try:
-        target.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+    target.write_text(page(folder, folder.name))
     out().print(f"Wrote {target}.", soft_wrap=True)
 
 

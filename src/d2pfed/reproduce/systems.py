@@ -5,13 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-import torch
-from torch import nn
-
 from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, spent
 from d2pfed.codec import Codec
 from d2pfed.graph import Risk, complete
 from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, load_task, parse_partition
+from d2pfed.learning.architectures import on_raw_pixels
 from d2pfed.mechanism import CpSGD, Mechanism, Shared
 from d2pfed.plan import Kind, Plan, Target, calibrate, explain, ideal_multiplier
 from d2pfed.reproduce.exhibit import Place, Size
@@ -61,18 +59,9 @@ class Scene:
         return Scene(replace(experiment, dimension=model.dimension), task, model, partition, local)
 
     def with_raw_pixels(self) -> "Scene":
-        """Return the same with pixels as the authors' code takes them; the model must be a sequence of layers."""
-        model = Model(nn.Sequential(_RawPixels(), *self.model.module.children()))
+        """Return the same with pixels as the authors' code takes them."""
         name = f"{self.experiment.model} on raw pixels"
-        return replace(self, experiment=replace(self.experiment, model=name), model=model)
-
-
-class _RawPixels(nn.Module):
-    """What the authors' code feeds its network: bytes, standardised as if they were fractions."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Turn fractions into that."""
-        return (255 * images - 0.1307) / 0.3081
+        return replace(self, experiment=replace(self.experiment, model=name), model=on_raw_pixels(self.model))
 
 
 def reductions(place: Place, *experiments: Experiment) -> str:
