@@ -37,7 +37,7 @@ def points(count: int) -> tuple[RoundPoint, ...]:
     )
 
 
-def story(rounds: int, kind: Kind = Kind.INDEPENDENT, scheme: Scheme = Scheme.FIXED) -> Story:
+def story(rounds: int, kind: Kind = Kind.CENTERED, scheme: Scheme = Scheme.FIXED) -> Story:
     plan, explanation = planned(kind, scheme)
     return Story(
         title="digits, logistic",

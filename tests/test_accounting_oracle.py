@@ -263,7 +263,7 @@ def test_the_games_reject_rounds_that_are_not_composed(truths):
 
 
 def check_coins(claimed):
-    """Play the replace-one games behind secret coins, where one bearer adds the whole noise."""
+    """Play the replace-one games behind secret coins, where one designated adds the whole noise."""
     for population, rate, width in ((2, 0.5, 1.0), (3, 1 / 3, 1.5)):
         reach = int(population * RADIUS + 8 * width * RADIUS)
 

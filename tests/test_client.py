@@ -27,7 +27,7 @@ from federation import MODEL, PHASES, Federation, enrolment_secret, make_roster,
 SHAPES = {
     "plain": {},
     "sparse": {"degree": 4, "threshold": 3, "quorum": 6},
-    "bearer": {"delivery": Delivery.BEARER},
+    "designated": {"delivery": Delivery.DESIGNATED},
     "everyone": {"delivery": Delivery.EVERYONE, "quorum": 8},
     "signed": {"consistency": Consistency.SIGNED},
 }

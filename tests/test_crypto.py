@@ -34,18 +34,18 @@ def test_points_of_low_order_are_refused(point):
         crypto.Agreement(KEY).agree(bytes.fromhex(point))
 
 
-def test_stretch_is_hkdf_as_written_in_rfc_5869():
+def test_hkdf_is_as_written_in_rfc_5869():
     extracted = hmac.digest(bytes(32), KEY, hashlib.sha256)
     expanded = hmac.digest(extracted, encode_path("purpose", 7) + b"\x01", hashlib.sha256)
-    assert crypto.stretch(KEY, "purpose", 7) == expanded
+    assert crypto.hkdf(KEY, "purpose", 7) == expanded
 
 
 @given(st.lists(st.one_of(st.text(max_size=5), st.integers(0, 99), st.binary(max_size=5)), min_size=1, max_size=4))
 def test_any_change_of_a_path_changes_the_key(path):
-    key = crypto.stretch(KEY, *path)
-    assert crypto.stretch(KEY, *path, 0) != key
-    assert crypto.stretch(KEY, *path[:-1], f"{path[-1]}x") != key
-    assert crypto.stretch(bytes(32), *path) != key
+    key = crypto.hkdf(KEY, *path)
+    assert crypto.hkdf(KEY, *path, 0) != key
+    assert crypto.hkdf(KEY, *path[:-1], f"{path[-1]}x") != key
+    assert crypto.hkdf(bytes(32), *path) != key
 
 
 @given(st.binary(max_size=100), st.data())

@@ -36,7 +36,7 @@ from d2pfed.mechanism import Share
 from d2pfed.randomness import Entropy
 plan = make_plan()
 centres = plan.codec.prepare(np.ones(16, np.float32), bytes(32))
-plan.ring.wrap(plan.mechanism.encode(centres, Share(rank=0, holders=5, bearer=0, group=None), Entropy.system()))
+plan.ring.wrap(plan.mechanism.encode(centres, Share(rank=0, holders=5, designated=0, group=None), Entropy.system()))
 """
 
 

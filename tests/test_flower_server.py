@@ -387,6 +387,6 @@ def test_a_node_that_failed_once_is_introduced_again_in_the_next_round(tmp_path)
 
 
 def test_secret_cohort_sizes_are_refused_where_messages_can_be_counted(tmp_path):
-    plan = make_plan(5, population=50, scheme=Scheme.POISSON, mechanism=Mechanism.BEARER, dropouts=0.0)
+    plan = make_plan(5, population=50, scheme=Scheme.POISSON, mechanism=Mechanism.DESIGNATED, dropouts=0.0)
     with pytest.raises(ConfigError, match="poisson sampling needs secret cohort sizes"):
         make_strategy(plan, tmp_path, None)

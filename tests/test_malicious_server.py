@@ -101,14 +101,14 @@ def surrounded_from(phase: str) -> Callable[[Evil], np.ndarray]:
     return script
 
 
-def without_bearer_from(phase: str) -> Callable[[Evil], np.ndarray]:
-    """Lose the bearer: the sum of the others has no noise at all."""
+def without_designated_from(phase: str) -> Callable[[Evil], np.ndarray]:
+    """Lose the designated: the sum of the others has no noise at all."""
 
     def script(evil: Evil) -> np.ndarray:
-        bearer = evil.session.rank(evil.session.bearer)
-        assert bearer != VICTIM
-        assert bearer not in evil.colluders
-        left = evil.subset(set(evil.everyone) - {bearer})
+        designated = evil.session.rank(evil.session.designated)
+        assert designated != VICTIM
+        assert designated not in evil.colluders
+        left = evil.subset(set(evil.everyone) - {designated})
         everyone = evil.subset(evil.everyone)
         joined = left if phase == "share" else everyone
         sharers = left if phase in ("share", "mask") else everyone
@@ -493,10 +493,10 @@ class Attack:
 
 COHORT_BORNE_BY_AN_HONEST_CLIENT = tuple(range(0 + 8))
 FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
-PLAIN, GROUP, BEARER = (
+PLAIN, GROUP, DESIGNATED = (
     small(),
     small(delivery=Delivery.EVERYONE, quorum=8),
-    small(delivery=Delivery.BEARER, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
+    small(delivery=Delivery.DESIGNATED, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
 )
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
 NEAR = tuple(int(rank) for rank in SPARSE.graph.neighbours(VICTIM)[:3])
@@ -528,11 +528,11 @@ ATTACKS = [
     ),
     *(
         Attack(
-            f"no bearer from {phase} on",
-            BEARER,
+            f"no designated from {phase} on",
+            DESIGNATED,
             FEW,
-            without_bearer_from(phase),
-            CHECKS + "require_bearer",
+            without_designated_from(phase),
+            CHECKS + "require_designated",
             nothing,
         )
         for phase in ("share", "mask", "unmask")

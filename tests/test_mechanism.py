@@ -14,14 +14,14 @@ from d2pfed.accounting import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.codec import Centres, Codec, rounded_radius, stochastic_round
 from d2pfed.errors import ConfigError
 from d2pfed.mechanism import (
-    Bearer,
-    CpSGD,
+    BinomialNoise,
+    Centered,
     DDGauss,
-    DistributedSkellam,
-    Independent,
+    Designated,
     Rounded,
     Share,
     Shared,
+    SkellamNoise,
     l1_radius,
 )
 from d2pfed.randomness import Entropy
@@ -33,15 +33,15 @@ MILLION = 10**6
 VECTORS = Path(__file__).parent / "vectors" / "v1"
 
 MECHANISMS = {
-    "independent": Independent(Fraction(5, 2)),
+    "centered": Centered(Fraction(5, 2)),
     "shared": Shared(Fraction(9, 2)),
-    "bearer": Bearer(Fraction(9, 2)),
+    "designated": Designated(Fraction(9, 2)),
     "ddgauss": DDGauss(Fraction(3)),
-    "skellam": DistributedSkellam(Fraction(10)),
-    "binomial": CpSGD(50),
+    "skellam": SkellamNoise(Fraction(10)),
+    "binomial": BinomialNoise(50),
 }
-ALONE = ("independent", "ddgauss", "skellam", "binomial")  # each client's vector has noise of its own
-TOGETHER = ("shared", "bearer")  # one noise for the whole cohort
+ALONE = ("centered", "ddgauss", "skellam", "binomial")  # each client's vector has noise of its own
+TOGETHER = ("shared", "designated")  # one noise for the whole cohort
 
 GRID = 256  # grid units in a lattice step
 CENTRES = (77, -300, 20, 211)  # the coordinates of the four clients; none is half-way between two lattice points
@@ -118,18 +118,18 @@ def exact(name):
     mechanism = MECHANISMS[name]
     rounded = [rounding(centre) for centre in CENTRES]
     match mechanism:
-        case Independent():
+        case Centered():
             parts = [
                 (c // GRID + low, p)
                 for c in CENTRES
                 for low, p in [gaussian(mechanism.sigma, Fraction(c % GRID, GRID))]
             ]
             return convolved(*parts)
-        case Shared() | Bearer():
+        case Shared() | Designated():
             return convolved(*rounded, gaussian(mechanism.sigma))
         case DDGauss():
             return convolved(*rounded, *[gaussian(mechanism.sigma)] * len(CENTRES))
-        case DistributedSkellam():
+        case SkellamNoise():
             return convolved(*rounded, *[skellam(mechanism.variance)] * len(CENTRES))
     return convolved(*rounded, *[binomial(mechanism.trials)] * len(CENTRES))
 
@@ -148,10 +148,10 @@ def test_the_sum_over_a_cohort_has_exactly_the_convolved_law(name):
 def narrower(mechanism):
     """Return the mechanism with a width that is one per cent too small."""
     match mechanism:
-        case DistributedSkellam():
+        case SkellamNoise():
             return replace(mechanism, variance=mechanism.variance * Fraction(99, 100) ** 2)
-        case CpSGD():
-            return CpSGD(mechanism.trials - 2)  # the nearest: four per cent of the variance
+        case BinomialNoise():
+            return BinomialNoise(mechanism.trials - 2)  # the nearest: four per cent of the variance
     return replace(mechanism, sigma=mechanism.sigma * Fraction(99, 100))
 
 
@@ -169,9 +169,9 @@ def wrong_sums(name):
     if name == "shared":
         yield "one share is missing", without_the_first_noise(name)
         yield "shares without rank", summed(MECHANISMS[name], [replace(share, rank=0) for share in shares])
-    if name == "bearer":
-        yield "nobody bears", summed(MECHANISMS[name], [replace(s, bearer=(s.rank + 1) % 4) for s in shares])
-        yield "two bear", summed(MECHANISMS[name], [shares[0], replace(shares[1], bearer=1), *shares[2:]])
+    if name == "designated":
+        yield "nobody bears", summed(MECHANISMS[name], [replace(s, designated=(s.rank + 1) % 4) for s in shares])
+        yield "two bear", summed(MECHANISMS[name], [shares[0], replace(shares[1], designated=1), *shares[2:]])
 
 
 def fits(name, values):
@@ -222,7 +222,7 @@ def variance_of(noise):
 
 def rounding_variance(name, centres):
     fractions = np.asarray(centres) % GRID / GRID
-    return 0.0 if name == "independent" else float(np.sum(fractions * (1 - fractions)))
+    return 0.0 if name == "centered" else float(np.sum(fractions * (1 - fractions)))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -243,7 +243,7 @@ def test_the_stated_noise_counts_whose_noise_is_in_the_sum(name, survivors):
     noise = MECHANISMS[name].noise(codec, survivors)
     assert noise.contributors == (1 if name in TOGETHER else survivors)
     assert noise.dimension == codec.length == 1024
-    assert noise.radius == (codec.radius if name == "independent" else Rounded().radius(codec))
+    assert noise.radius == (codec.radius if name == "centered" else Rounded().radius(codec))
 
 
 @pytest.mark.parametrize("rotation", [Hadamard, RandomPhase])
@@ -270,7 +270,7 @@ def test_the_mean_has_the_error_of_the_formula(name, rotation):
     assert rounded <= clients / 4
     with pytest.raises(AssertionError, match="mean is off"):
         check_mean(squares, step**2 * noise * (1 - 1 / clients) + step**2 * rounded, FALSE_ALARM)
-    if name == "independent":
+    if name == "centered":
         with pytest.raises(AssertionError, match="mean is off"):
             check_mean(squares, step**2 * (noise + clients / 4), FALSE_ALARM)
 
@@ -330,8 +330,8 @@ def test_noise_of_two_clients_is_independent(name):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_same_entropy_replays_and_another_does_not(name):
-    mechanism, bearer = MECHANISMS[name], cohort(3)[1]
-    first, again, other = (mechanism.encode(constant(77, 1000), bearer, own(i)) for i in (0, 0, 1))
+    mechanism, designated = MECHANISMS[name], cohort(3)[1]
+    first, again, other = (mechanism.encode(constant(77, 1000), designated, own(i)) for i in (0, 0, 1))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -347,11 +347,11 @@ def test_all_clients_of_a_group_share_one_noise_and_another_group_has_another():
     assert not np.array_equal(one, two)
 
 
-def test_only_the_bearer_adds_noise():
-    bearer, centres = Bearer(Fraction(9, 2)), constant(512, 1000)
+def test_only_the_designated_adds_noise():
+    designated, centres = Designated(Fraction(9, 2)), constant(512, 1000)
     for share in cohort(5):
-        is_plain = np.array_equal(bearer.encode(centres, share, own(share.rank)), np.full(1000, 2))
-        assert is_plain == (share.rank != share.bearer)
+        is_plain = np.array_equal(designated.encode(centres, share, own(share.rank)), np.full(1000, 2))
+        assert is_plain == (share.rank != share.designated)
 
 
 @pytest.mark.parametrize(
@@ -359,11 +359,11 @@ def test_only_the_bearer_adds_noise():
     [
         (lambda: Share(3, 3, 0), r"rank must be in \[0, 3\), got 3"),
         (lambda: Share(-1, 3, 0), r"rank must be in \[0, 3\), got -1"),
-        (lambda: Share(0, 3, 3), r"bearer must be in \[0, 3\), got 3"),
+        (lambda: Share(0, 3, 3), r"designated must be in \[0, 3\), got 3"),
         (lambda: Share(0, 0, 0), r"rank must be in \[0, 0\), got 0"),
-        (lambda: Independent(Fraction(199, 100)), "at least 2 steps, got 1.99"),
-        (lambda: CpSGD(7), "even and at least 2, got 7"),
-        (lambda: CpSGD(0), "even and at least 2, got 0"),
+        (lambda: Centered(Fraction(199, 100)), "at least 2 steps, got 1.99"),
+        (lambda: BinomialNoise(7), "even and at least 2, got 7"),
+        (lambda: BinomialNoise(0), "even and at least 2, got 0"),
         (lambda: Shared(Fraction(3)).encode(constant(0, 4), Share(0, 3, 0), own(0)), "group's secret, got none"),
     ],
 )
@@ -373,7 +373,7 @@ def test_what_makes_no_sense_is_refused(make, rule):
 
 
 def test_the_least_width_is_allowed():
-    assert Independent(Fraction(2)).sigma == 2
+    assert Centered(Fraction(2)).sigma == 2
 
 
 integer_vectors = st.lists(st.integers(-(2**20), 2**20), min_size=1, max_size=40)
@@ -420,7 +420,7 @@ def test_the_uninflated_clip_and_unconditional_rounding_are_exceeded():
     assert codec.grid_radius == halves.radius
     for name, mechanism in MECHANISMS.items():
         stated = mechanism.noise(codec, 3).radius
-        assert (stated == codec.radius) == (name == "independent")
+        assert (stated == codec.radius) == (name == "centered")
     squares = [int(np.sum(Rounded().encode(halves, own(i)) ** 2)) for i in range(2000)]
     assert codec.radius**2 < max(squares) <= Rounded().radius(codec) ** 2
     careless = [int(np.sum(stochastic_round(halves, own(i).stream()) ** 2)) for i in range(2000)]
@@ -429,8 +429,8 @@ def test_the_uninflated_clip_and_unconditional_rounding_are_exceeded():
 
 def test_the_binomial_states_the_largest_coordinate_of_a_rounded_vector():
     wide, narrow = codec_for(100, 20), replace(codec_for(100, 20), box=0.1)
-    assert CpSGD(50).noise(wide, 3).linf_radius == 20
-    assert CpSGD(50).noise(narrow, 3).linf_radius == 2
+    assert BinomialNoise(50).noise(wide, 3).linf_radius == 20
+    assert BinomialNoise(50).noise(narrow, 3).linf_radius == 2
     centres = narrow.prepare(np.eye(1, 100)[0], bytes(32))
     rounded = np.stack([Rounded().encode(centres, own(i)) for i in range(100)])
     assert np.abs(rounded).max() <= 2
@@ -442,5 +442,5 @@ def test_known_answers(name):
     root = Entropy.replay(known["seed"].encode())
     centres = Centres(np.array(known["centres"]), known["radius"], known["fraction_bits"])
     for rank, vector in enumerate(known["vectors"][name]):
-        share = Share(rank, known["holders"], known["bearer"], root.child("group"))
+        share = Share(rank, known["holders"], known["designated"], root.child("group"))
         assert MECHANISMS[name].encode(centres, share, root.child("client", rank)).tolist() == vector

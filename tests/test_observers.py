@@ -39,11 +39,11 @@ POISSON = Sampling(Scheme.POISSON, 100_000, 100)
 ONCE = Sampling(Scheme.ONCE, 10_000, 100)
 NONE = Sampling(Scheme.NONE, 100, 100)
 INDEPENDENT = DiscreteGaussianSum(Fraction(2), 100, Fraction(8), 51_370)
-BEARER = DiscreteGaussianSum(Fraction(20), 1, Fraction(8), 51_370)
+DESIGNATED = DiscreteGaussianSum(Fraction(20), 1, Fraction(8), 51_370)
 TRUSTED = ContinuousGaussian(20.0, 8.0)
 SKELLAM = SkellamSum(Fraction(4), 100, Fraction(8), Fraction(64), 51_370)
 BINOMIAL = BinomialSum(400_000, 100, Fraction(300), Fraction(60_000), Fraction(30), 51_370)
-EVERY_NOISE = (INDEPENDENT, BEARER, TRUSTED, SKELLAM, BINOMIAL)
+EVERY_NOISE = (INDEPENDENT, DESIGNATED, TRUSTED, SKELLAM, BINOMIAL)
 EVERY_OBSERVER = (RELEASED, SERVER, CLIENT, colluding(10), ALONE)
 
 
@@ -126,10 +126,10 @@ def test_known_shares_of_the_noise_count_as_absent(noise):
 
 def test_noise_that_one_client_knows_is_none_against_it():
     for observer in (CLIENT, colluding(1), ALONE):
-        result = spent(rows(3, BEARER), observer, delta=1e-5, cap=1)
+        result = spent(rows(3, DESIGNATED), observer, delta=1e-5, cap=1)
         assert result.epsilon == math.inf
         assert "no noise" in result.reason
-    assert epsilon(rows(3, BEARER), SERVER) < math.inf
+    assert epsilon(rows(3, DESIGNATED), SERVER) < math.inf
 
 
 def test_noise_that_the_server_adds_is_none_against_it():
@@ -160,7 +160,9 @@ def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
     for adjacency in Adjacency:
         secret = epsilon(rows(50, TRUSTED, POISSON, adjacency), RELEASED, cap=50)
         assert secret < epsilon(rows(50, TRUSTED, FIXED, adjacency), RELEASED, cap=50)
-        assert epsilon(rows(50, BEARER, POISSON, adjacency), RELEASED, cap=50) == pytest.approx(secret, rel=0.01)
+        assert epsilon(rows(50, DESIGNATED, POISSON, adjacency), RELEASED, cap=50) == pytest.approx(
+            secret, rel=0.01
+        )
     for noise in (INDEPENDENT, SKELLAM, BINOMIAL):
         with pytest.raises(ConfigError, match="secret cohort size"):
             epsilon(rows(5, noise, POISSON), RELEASED)

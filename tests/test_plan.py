@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from d2pfed import canonical
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding, spent
 from d2pfed.errors import ConfigError
-from d2pfed.mechanism import CpSGD, DistributedSkellam, Independent, Share
+from d2pfed.mechanism import BinomialNoise, Centered, Share, SkellamNoise
 from d2pfed.plan import Kind, Plan, Policy, Target, Turn, calibrate, explain, ideal_multiplier, observers, promises
 from d2pfed.plan.agreement import TYPES, largest_cohort, variance, wrap_probability
 from d2pfed.randomness import Entropy
@@ -24,7 +24,7 @@ from d2pfed.sampler import MAX_TABLE_SIGMA
 
 SMALL = Target(dimension=100, population=2000, cohort=20, rounds=10, epsilon=2.0)
 GOLDEN = Target(dimension=51_370, population=100_000, cohort=100, rounds=100, epsilon=1.0, delta=1e-5)
-HIDES_THE_SIZE = (Kind.SHARED, Kind.BEARER)
+HIDES_THE_SIZE = (Kind.SHARED, Kind.DESIGNATED)
 
 planned = cache(calibrate)
 
@@ -86,7 +86,7 @@ wishes = st.builds(
     epsilon=st.floats(0.2, 20),
     delta=st.sampled_from([None, 1e-8, 1e-3]),
     against=st.sampled_from([RELEASED, SERVER]),
-    mechanism=st.sampled_from([Kind.INDEPENDENT, Kind.DDGAUSS, Kind.SKELLAM, Kind.BINOMIAL]),
+    mechanism=st.sampled_from([Kind.CENTERED, Kind.DDGAUSS, Kind.SKELLAM, Kind.BINOMIAL]),
     scheme=st.sampled_from([Scheme.FIXED, Scheme.NONE]),
     adjacency=st.sampled_from(Adjacency),
     dropouts=st.sampled_from([0.0, 0.1, 0.25]),
@@ -176,11 +176,11 @@ def test_the_heavy_tail_of_skellam_noise_is_within_the_bound(noise, bits):
     reach, mean = 1 << (bits - 1), 2 * mpmath.mpf(noise.numerator) / noise.denominator
     terms = range(reach, min(reach + 60, 700))
     beyond = 2 * mpmath.fsum(mpmath.exp(-mean) * mpmath.besseli(k, mean) for k in terms)
-    assert wrap_probability(codec, DistributedSkellam(noise), Ring(bits), 2) >= beyond
+    assert wrap_probability(codec, SkellamNoise(noise), Ring(bits), 2) >= beyond
 
 
 def test_a_secret_cohort_gets_room_for_more_than_expected():
-    plan = planned(replace(SMALL, scheme=Scheme.POISSON, mechanism=Kind.BEARER))
+    plan = planned(replace(SMALL, scheme=Scheme.POISSON, mechanism=Kind.DESIGNATED))
     largest = largest_cohort(plan.sampling)
     above = [
         mpmath.fsum(
@@ -262,9 +262,12 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"bits": 3, "mechanism": Kind.DDGAUSS}, "3 bits are too few for ddgauss with 20 clients"),
         ({"scheme": Scheme.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
         ({"scheme": Scheme.ONCE, "participations": 2}, "one participation, got 2"),
-        ({"scheme": Scheme.POISSON}, "mechanism shared or bearer, got independent"),
+        ({"scheme": Scheme.POISSON}, "mechanism shared or designated, got independent"),
         ({"mechanism": Kind.SHARED, "colluders": 1}, "colluders must be 0 with the mechanism shared.* got 1"),
-        ({"mechanism": Kind.BEARER, "colluders": 2}, "colluders must be 0 with the mechanism bearer.* got 2"),
+        (
+            {"mechanism": Kind.DESIGNATED, "colluders": 2},
+            "colluders must be 0 with the mechanism designated.* got 2",
+        ),
         ({"mechanism": Kind.SHARED, "against": CLIENT}, "shared keeps any epsilon: .* unknown to client"),
         ({"against": colluding(20)}, r"independent keeps any epsilon: .* unknown to colluding\(20\)"),
         (
@@ -382,7 +385,7 @@ def test_a_policy_counts_the_noise_that_colluders_do_not_know():
     with pytest.raises(ConfigError, match="noise multiplier"):
         Policy().check(plan)
     with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0\.3, the plan has 0"):
-        Policy().check(replace(planned(replace(SMALL, delta=1e-5, mechanism=Kind.BEARER)), colluders=1))
+        Policy().check(replace(planned(replace(SMALL, delta=1e-5, mechanism=Kind.DESIGNATED)), colluders=1))
 
 
 # Digest and text
@@ -578,6 +581,6 @@ def test_no_mechanism_needs_less_than_the_ideal():
 
 def test_a_client_draws_no_narrower_than_two_steps():
     plan = planned(SMALL)
-    assert plan.mechanism == Independent(Fraction(2))
-    assert isinstance(planned(replace(SMALL, mechanism=Kind.BINOMIAL)).mechanism, CpSGD)
+    assert plan.mechanism == Centered(Fraction(2))
+    assert isinstance(planned(replace(SMALL, mechanism=Kind.BINOMIAL)).mechanism, BinomialNoise)
     assert plan.against == Observer(RELEASED.view)

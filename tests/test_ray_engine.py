@@ -87,7 +87,7 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.parametrize("mechanism", [Kind.INDEPENDENT, Kind.SHARED])
+@pytest.mark.parametrize("mechanism", [Kind.CENTERED, Kind.SHARED])
 @pytest.mark.parametrize("fidelity", list(Fidelity))
 def test_sums_are_those_of_the_in_process_engine(cluster, mechanism, fidelity):
     plan = make_plan(mechanism=mechanism, dropouts=0.0 if mechanism is Kind.SHARED else 0.4)

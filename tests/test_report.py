@@ -238,19 +238,19 @@ def leaked(directory) -> set[str]:
 
 
 def test_secret_sizes_leave_out_whatever_would_tell_them(tmp_path):
-    html = written(planted(Kind.BEARER, Scheme.POISSON), tmp_path)
+    html = written(planted(Kind.DESIGNATED, Scheme.POISSON), tmp_path)
     assert leaked(tmp_path) == set()
     assert not list(tmp_path.glob("plots/survivors*"))
     assert "Survivors by round are left out" in html
 
 
 def test_the_same_search_finds_what_known_sizes_may_show(tmp_path):
-    written(planted(Kind.INDEPENDENT, Scheme.FIXED), tmp_path)
+    written(planted(Kind.CENTERED, Scheme.FIXED), tmp_path)
     assert leaked(tmp_path) == {"survivors", "seconds", "retried"}
 
 
 def test_who_took_part_most_is_told_only_where_nothing_rests_on_it(tmp_path):
-    told = planted(Kind.INDEPENDENT, Scheme.FIXED)
+    told = planted(Kind.CENTERED, Scheme.FIXED)
     open_cohorts = replace(told.plan.sampling, scheme=Scheme.NONE)
     html = render(replace(told, plan=replace(told.plan, sampling=open_cohorts)), [])
     (tmp_path / "report.html").write_text(html)
@@ -279,7 +279,7 @@ def test_noise_in_a_round_shrinks_with_the_clients_that_are_missing():
 
 
 def test_noise_that_one_client_adds_does_not_depend_on_survivors():
-    told = story(2, Kind.BEARER)
+    told = story(2, Kind.DESIGNATED)
     assert told.noise_in(replace(told.rounds[0], survivors=5)) == told.noise_norm
 
 

@@ -53,7 +53,7 @@ def job(kind: Kind, scheme: Scheme, rounds: int) -> Job:
 def finished(tmp_path_factory) -> tuple[Path, bytes]:
     """Return a real run of two rounds, and the report that it left when it was interrupted after one."""
     path = tmp_path_factory.mktemp("runs") / "real"
-    work = job(Kind.INDEPENDENT, Scheme.FIXED, 2)
+    work = job(Kind.CENTERED, Scheme.FIXED, 2)
     work.execute(path, path / "ledger.sqlite", lambda _: False)
     first = (path / "report.html").read_bytes()
     work.execute(path, path / "ledger.sqlite", lambda _: True)
@@ -89,7 +89,9 @@ def test_the_story_has_the_numbers_that_the_run_wrote(run):
 
 
 def test_a_run_of_secret_sizes_logs_nothing_that_tells_them(finished, tmp_path):
-    job(Kind.BEARER, Scheme.POISSON, 1).execute(tmp_path / "secret", tmp_path / "ledger.sqlite", lambda _: True)
+    job(Kind.DESIGNATED, Scheme.POISSON, 1).execute(
+        tmp_path / "secret", tmp_path / "ledger.sqlite", lambda _: True
+    )
     told, known = (read_story(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
     assert (told.survivors, told.attempt, told.seconds) == (None, None, None)
     assert None not in (known.survivors, known.attempt, known.seconds)

@@ -14,7 +14,7 @@ from d2pfed.accounting import ContinuousGaussian
 from d2pfed.cli import main
 from d2pfed.errors import ConfigError
 from d2pfed.learning import build_model, load_task
-from d2pfed.mechanism import CpSGD, Shared
+from d2pfed.mechanism import BinomialNoise, Shared
 from d2pfed.plan import Kind, Plan
 from d2pfed.reproduce.catalogue import CATALOGUE, chosen
 from d2pfed.reproduce.exhibit import Exhibit, Place, Size, write
@@ -101,7 +101,7 @@ def test_where_the_levels_are_fine_no_coordinate_is_bounded(scene):
 def test_cpsgd_has_the_papers_levels_and_coins(scene):
     plan = cpsgd(scene).work
     assert isinstance(plan, Plan)
-    assert isinstance(plan.mechanism, CpSGD)
+    assert isinstance(plan.mechanism, BinomialNoise)
     assert 0 <= plan.mechanism.trials * plan.cohort - 3_642_525 < 2 * plan.cohort
     assert float(plan.codec.radius) == pytest.approx(300, abs=0.01)
     assert plan.ring.bits == 24
@@ -116,13 +116,13 @@ def test_a_plan_by_hand_promises_what_it_costs_and_longer_updates_cost_more(scen
 
 
 def test_a_calmed_system_moves_less_the_more_noise_it_has(scene):
-    noisy, quiet = planned(scene, Kind.BINOMIAL, 1.0), planned(scene, Kind.INDEPENDENT, 1.0)
+    noisy, quiet = planned(scene, Kind.BINOMIAL, 1.0), planned(scene, Kind.CENTERED, 1.0)
     rates = [calmed(system, relative_error(system)).step.rate for system in (noisy, quiet)]
     assert rates[0] < rates[1] <= quiet.step.rate
     assert calmed(fedavg(scene), 0.5) == fedavg(scene)
 
 
-@pytest.mark.parametrize("kind", [Kind.BEARER, Kind.DDGAUSS])
+@pytest.mark.parametrize("kind", [Kind.DESIGNATED, Kind.DDGAUSS])
 def test_mechanisms_of_no_figure_go_through_the_loop_too(scene, place, kind):
     (curve,) = carry_out([planned(scene, kind, 5.0)], place)
     assert len(curve.validation) == 2

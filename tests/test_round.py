@@ -37,7 +37,7 @@ class Diary:
         self.events.append(("void", attempt))
 
 
-def make_plan(kind: Kind = Kind.INDEPENDENT, **changes) -> Plan:
+def make_plan(kind: Kind = Kind.CENTERED, **changes) -> Plan:
     wish = {"dimension": D, "population": 100, "cohort": len(COHORT), "rounds": 2, "epsilon": 20.0, "delta": 1e-3}
     return calibrate(Target(**(wish | {"mechanism": kind} | changes)))
 
@@ -196,7 +196,7 @@ def test_a_client_joins_only_what_its_policy_allows():
     assert accept(plan, lenient, invitation, Consistency.ASSUMED).digest == session.digest
     with pytest.raises(ConfigError, match="policy: epsilon must be at most 10, the plan has 20"):
         accept(plan, Policy(least_noise_multiplier=0.1), invitation, Consistency.ASSUMED)
-    few = session_of(make_plan(Kind.BEARER), FIRST, COHORT[:3])
+    few = session_of(make_plan(Kind.DESIGNATED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):
         accept(plan, lenient, Advertising(few).outbox()[10], Consistency.ASSUMED)
 

@@ -17,11 +17,11 @@ def test_the_matrix_sees_both_outcomes():
 
 
 @pytest.mark.parametrize("phase", ["advertise", "share", "mask"])
-def test_without_its_bearer_an_attempt_is_void(phase):
-    cell = Cell(phase, "one", "before", "complete", Delivery.BEARER)
+def test_without_its_designated_an_attempt_is_void(phase):
+    cell = Cell(phase, "one", "before", "complete", Delivery.DESIGNATED)
     session = session_of(cell, 20)
-    with pytest.raises(TooFewClients, match="bearer"):
-        run_round(Federation(session), loss_of(cell, {session.bearer}))
+    with pytest.raises(TooFewClients, match="designated"):
+        run_round(Federation(session), loss_of(cell, {session.designated}))
 
 
 @pytest.mark.parametrize("phase", ["advertise", "share", "mask"])

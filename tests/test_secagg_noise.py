@@ -61,11 +61,11 @@ def shares_of_group_noise(session, vectors=None):
     return contribution
 
 
-def all_noise_by_the_bearer(session):
+def all_noise_by_the_designated(session):
     def contribution(client):
         def contribute(model, group_seed):
             value = levels(client, session.dimension)
-            if client == session.bearer:
+            if client == session.designated:
                 value = value + DiscreteGaussian(SIGMA).draw(session.dimension, Stream(digest("own", client)))
             return session.ring.wrap(value)
 
@@ -110,17 +110,17 @@ def fixed_group(session):
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_the_bearers_noise_is_the_discrete_gaussian_whoever_else_drops_out(lost):
-    session = make_session(7, delivery=Delivery.BEARER, quorum=4, dimension=DIMENSION, bits=12)
-    others = [client for client in session.cohort if client != session.bearer]
-    noise = noise_in_the_sum(session, all_noise_by_the_bearer(session), set(others[:lost]))
+def test_the_designated_noise_is_the_discrete_gaussian_whoever_else_drops_out(lost):
+    session = make_session(7, delivery=Delivery.DESIGNATED, quorum=4, dimension=DIMENSION, bits=12)
+    others = [client for client in session.cohort if client != session.designated]
+    noise = noise_in_the_sum(session, all_noise_by_the_designated(session), set(others[:lost]))
     check_fits(noise, gaussian_pmf, false_alarm=1e-6)
 
 
-def test_without_the_bearer_there_is_no_sum():
-    session = make_session(7, delivery=Delivery.BEARER, quorum=4, dimension=DIMENSION, bits=12)
+def test_without_the_designated_there_is_no_sum():
+    session = make_session(7, delivery=Delivery.DESIGNATED, quorum=4, dimension=DIMENSION, bits=12)
     with pytest.raises(TooFewClients):
-        noise_in_the_sum(session, all_noise_by_the_bearer(session), {session.bearer})
+        noise_in_the_sum(session, all_noise_by_the_designated(session), {session.designated})
 
 
 def uniformity(values, modulus):

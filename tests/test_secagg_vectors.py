@@ -45,7 +45,7 @@ def child(key, *parts):
     return hmac.digest(key, path(*parts) + b"\x01", "sha256")
 
 
-def stretch(secret, *parts):
+def hkdf(secret, *parts):
     return child(hmac.digest(bytes(32), secret, "sha256"), *parts)
 
 
@@ -144,7 +144,7 @@ class Second:
 
     def box(self, sender, receiver):
         shared = x25519(self.secrets(sender)["seal"], x25519(self.secrets(receiver)["seal"]))
-        key = stretch(shared, "d2pfed box", self.digest, sender, receiver)
+        key = hkdf(shared, "d2pfed box", self.digest, sender, receiver)
         return AESGCM(key).encrypt(bytes(12), self.plain(sender, receiver), None)
 
     @property
@@ -158,13 +158,13 @@ class Second:
             contributions = [child(self.secrets(other)["shares"], "group") for other in self.cohort]
             group = digest("d2pfed group hash", digest("d2pfed group seed", self.digest, *contributions))
         values = list(self.v["vectors"][str(client)])
-        terms = [(1, stretch(own["self"], "d2pfed self mask", self.context, client))]
+        terms = [(1, hkdf(own["self"], "d2pfed self mask", self.context, client))]
         for rank in self.holders[self.cohort.index(client)]:
             other = self.cohort[rank]
             if other != client:
                 shared = x25519(own["mask"], x25519(self.secrets(other)["mask"]))
                 low, high = min(client, other), max(client, other)
-                key = stretch(shared, "d2pfed pair mask", self.context, low, high, group)
+                key = hkdf(shared, "d2pfed pair mask", self.context, low, high, group)
                 terms.append((1 if client == low else -1, key))
         for sign, key in terms:
             values = [

@@ -358,7 +358,7 @@ def test_a_session_without_sense_is_refused(change):
         {"bits": 9},
         {"threshold": 4, "quorum": 4},
         {"quorum": 4},
-        {"delivery": Delivery.BEARER},
+        {"delivery": Delivery.DESIGNATED},
         {"consistency": SIGNED},
     ],
     ids=str,
@@ -368,11 +368,13 @@ def test_any_change_of_a_session_changes_its_digest(change):
     assert replace(session, **change).digest != session.digest
 
 
-def test_the_bearer_depends_on_the_cohort_alone():
-    session = make_session(20, delivery=Delivery.BEARER)
-    assert replace(session, attempt=1, round=8, run="b").bearer == session.bearer
-    bearers = {make_session(20, cohort=tuple(range(start, start + 20))).bearer - start for start in range(60)}
-    assert len(bearers) > 10
+def test_the_designated_depends_on_the_cohort_alone():
+    session = make_session(20, delivery=Delivery.DESIGNATED)
+    assert replace(session, attempt=1, round=8, run="b").designated == session.designated
+    designated = {
+        make_session(20, cohort=tuple(range(start, start + 20))).designated - start for start in range(60)
+    }
+    assert len(designated) > 10
 
 
 def test_enrolment_secrets_are_not_shown():

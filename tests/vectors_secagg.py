@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "vectors" / f"v{VERSION}"
 ROUNDS = {
     "complete": ({"threshold": 3, "quorum": 3}, {10}),
     "sparse": ({"cohort": (2, 3, 5, 7, 11, 2**64 - 1), "degree": 4, "threshold": 3, "quorum": 5, "bits": 13}, {7}),
-    "bearer": ({"delivery": Delivery.BEARER, "quorum": 3}, {7}),
+    "designated": ({"delivery": Delivery.DESIGNATED, "quorum": 3}, {7}),
     "everyone": ({"delivery": Delivery.EVERYONE, "quorum": 4}, set()),
     "signed": ({"consistency": Consistency.SIGNED, "quorum": 3}, {13}),
 }
@@ -60,7 +60,7 @@ def make_round(name):
             "consistency": session.consistency.value,
         },
         "digest": session.digest.hex(),
-        "bearer": session.bearer,
+        "designated": session.designated,
         "neighbours": {
             str(c): [session.cohort[r] for r in session.graph.neighbours(session.rank(c))] for c in session.cohort
         },

@@ -21,11 +21,11 @@ class Share:
 
     rank: int
     holders: int
-    bearer: int  # the rank of the one client that adds the whole noise under `bearer`
+    designated: int  # the rank of the one client that adds the whole noise under `designated`
     group: Entropy | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rank", "bearer"):
+        for name in ("rank", "designated"):
             if not 0 <= getattr(self, name) < self.holders:
                 raise ConfigError(f"{name} must be in [0, {self.holders}), got {getattr(self, name)}")
 
@@ -52,7 +52,7 @@ class Mechanism(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Independent:
+class Centered:
     """Each client draws from a discrete Gaussian centred at its real vector: rounding and noise in one step.
 
     Guarantee: docs/theory.md, real-centred sums. `sigma` is a client's own width in steps.
@@ -115,16 +115,16 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Bearer:
+class Designated:
     """One client, a public function of the cohort, adds the whole discrete Gaussian from its own entropy."""
 
     sigma: Fraction
     rounded: Rounded = Rounded()
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
-        """Return the rounded vector, plus all of the noise if this client is the bearer."""
+        """Return the rounded vector, plus all of the noise if this client is the designated."""
         rounded = self.rounded.encode(centres, entropy)
-        if share.rank != share.bearer:
+        if share.rank != share.designated:
             return rounded
         return rounded + DiscreteGaussian(self.sigma).draw(len(rounded), entropy.child("noise").stream())
 
@@ -151,7 +151,7 @@ class DDGauss:
 
 
 @dataclass(frozen=True, slots=True)
-class DistributedSkellam:
+class SkellamNoise:
     """Conditional rounding plus an independent Skellam variable of each client (Agarwal, Kairouz and Liu 2021)."""
 
     variance: Fraction
@@ -169,7 +169,7 @@ class DistributedSkellam:
 
 
 @dataclass(frozen=True, slots=True)
-class CpSGD:
+class BinomialNoise:
     """Conditional rounding plus a centred binomial of each client (Agarwal et al. 2018, fair coins)."""
 
     trials: int

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from d2pfed.accounting import Release
 from d2pfed.codec import FloatVector
 from d2pfed.errors import PeerError, TooFewClients
-from d2pfed.mechanism import Bearer, Share, Shared
+from d2pfed.mechanism import Designated, Share, Shared
 from d2pfed.plan import Plan, Policy
 from d2pfed.randomness import Entropy, digest
 from d2pfed.ring import RingVector
@@ -74,8 +74,8 @@ def delivery_of(plan: Plan) -> Delivery:
     match plan.mechanism:
         case Shared():
             return Delivery.EVERYONE
-        case Bearer():
-            return Delivery.BEARER
+        case Designated():
+            return Delivery.DESIGNATED
     return Delivery.QUORUM
 
 
@@ -103,7 +103,7 @@ class Participant:
         share = Share(
             rank=session.rank(self.client),
             holders=len(session.cohort),
-            bearer=session.rank(session.bearer),
+            designated=session.rank(session.designated),
             group=None if group is None else Entropy(group, self.entropy.is_replayed),
         )
         centres = self.plan.codec.prepare(own, rotation_seed(session))
@@ -226,7 +226,7 @@ def aggregate(
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
 
-    Where every vector counts (`shared`, `bearer`), a further attempt goes on with those who were left.
+    Where every vector counts (`shared`, `designated`), a further attempt goes on with those who were left.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request. Checked: test_round.py::test_charges_come_before_what_they_pay_for.

@@ -187,7 +187,7 @@ def _left(noise: Noise, observer: Observer) -> Noise | None:
         # The server adds this noise itself, so whoever sees what the server sees knows it.
         return noise if observer.view in {View.RELEASED, View.CLIENT} else None
     if observer.view is View.ALONE:
-        # A single contributor may be another client: the bearer, or a seed that all share.
+        # A single contributor may be another client: the designated, or a seed that all share.
         return noise.without(max(1, noise.contributors - 1))
     known = {View.CLIENT: 1, View.COLLUDING: observer.colluders}.get(observer.view, 0)
     return noise.without(known)

@@ -53,7 +53,7 @@ class DiscreteGaussianSum:
     """The sum of `contributors` independent discrete Gaussians on the integers, around any real centre.
 
     `sigma` is each contributor's width and `radius` bounds a client's L2 norm, both in lattice steps. A single
-    contributor is the whole noise of `shared` and `bearer`.
+    contributor is the whole noise of `shared` and `designated`.
     """
 
     sigma: Fraction

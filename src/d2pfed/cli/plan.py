@@ -23,7 +23,7 @@ def plan(
     population: options.Population = 100_000,
     cohort: options.CohortSize = 100,
     dimension: Annotated[int, typer.Option(help="Number of parameters that are trained.")] = 51_370,
-    mechanism: options.Mechanism = Kind.INDEPENDENT,
+    mechanism: options.Mechanism = Kind.CENTERED,
     sampling: options.SamplingScheme = Scheme.FIXED,
     sizes: options.Sizes = "known",
     adjacency: options.Neighbours = Adjacency.REPLACE_ONE,

@@ -48,7 +48,7 @@ def train(
         int | None, typer.Option(help="Number of clients there are. [default: the task's]")
     ] = None,
     cohort: options.CohortSize = 100,
-    mechanism: options.Mechanism = Kind.INDEPENDENT,
+    mechanism: options.Mechanism = Kind.CENTERED,
     sampling: options.SamplingScheme = Scheme.FIXED,
     sizes: options.Sizes = "known",
     adjacency: options.Neighbours = Adjacency.REPLACE_ONE,

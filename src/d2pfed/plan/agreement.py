@@ -28,14 +28,14 @@ from d2pfed.accounting import (
 from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError
 from d2pfed.mechanism import (
-    Bearer,
-    CpSGD,
+    BinomialNoise,
+    Centered,
     DDGauss,
-    DistributedSkellam,
-    Independent,
+    Designated,
     Mechanism,
     Rounded,
     Shared,
+    SkellamNoise,
 )
 from d2pfed.randomness import digest
 from d2pfed.ring import Ring
@@ -131,7 +131,7 @@ TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(Plan, Adjacency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
-        *(Independent, Shared, Bearer, DDGauss, DistributedSkellam, CpSGD),
+        *(Centered, Shared, Designated, DDGauss, SkellamNoise, BinomialNoise),
     )
 }
 
@@ -167,7 +167,7 @@ def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int
     """
     noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
     signal = (cohort * float(codec.radius)) ** 2 / codec.length
-    rounding = 0 if isinstance(mechanism, Independent) else cohort / 4
+    rounding = 0 if isinstance(mechanism, Centered) else cohort / 4
     proxy = signal + rounding + variance(noise)
     slope, excess = reach / proxy, 0.0
     if isinstance(noise, SkellamSum):

@@ -13,14 +13,14 @@ from d2pfed.errors import ConfigError
 from d2pfed.graph import Neighbourhood, Risk, choose, complete
 from d2pfed.mechanism import (
     LEAST_WIDTH,
-    Bearer,
-    CpSGD,
+    BinomialNoise,
+    Centered,
     DDGauss,
-    DistributedSkellam,
-    Independent,
+    Designated,
     Mechanism,
     Rounded,
     Shared,
+    SkellamNoise,
 )
 from d2pfed.plan.agreement import Plan, largest_cohort, variance, wrap_probability
 from d2pfed.plan.target import Kind, Target, Turn
@@ -45,10 +45,10 @@ def calibrate(target: Target) -> Plan:
     Guarantee: `rounds` releases with the noise of a quorum less the colluders spend at most epsilon against the
     wished observer. Checked: test_plan.py::test_a_plan_keeps_its_promise.
     """
-    if target.mechanism in (Kind.SHARED, Kind.BEARER) and target.colluders:
+    if target.mechanism in (Kind.SHARED, Kind.DESIGNATED) and target.colluders:
         raise ConfigError(
             f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
-            f"got {target.colluders}; independent withstands them"
+            f"got {target.colluders}; centered withstands them"
         )
     risk = Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders)
     # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
@@ -56,7 +56,7 @@ def calibrate(target: Target) -> Plan:
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, _finest(target, ideal))
     plan = draft.search(ideal)
-    if target.bits is not None and target.mechanism is not Kind.INDEPENDENT:
+    if target.bits is not None and target.mechanism is not Kind.CENTERED:
         multiplier = plan.noise_multiplier * target.adjacency.radii / 2 * (1 + 4 * _PRECISION)
         draft = replace(draft, steps=_finest_within(Ring(target.bits), target, multiplier))
         plan = draft.search(ideal)
@@ -104,8 +104,8 @@ class _Draft:
         """Return the member whose noise is `multiplier` times twice a client's radius."""
         target = self.target
         contributors = target.quorum - target.colluders
-        if target.mechanism is Kind.INDEPENDENT:
-            codec, mechanism = _independent(target, multiplier, contributors)
+        if target.mechanism is Kind.CENTERED:
+            codec, mechanism = _centered(target, multiplier, contributors)
         else:
             codec = _codec(target, self.steps, _FRACTION_BITS)
             mechanism = _mechanism(target.mechanism, codec, multiplier, contributors)
@@ -146,7 +146,7 @@ class _Draft:
 
 def _require_drawable(plan: Plan) -> None:
     """Refuse noise that is too wide for a sampler's table, which has a row for each fraction of a step it rounds."""
-    rows = 1 << plan.codec.fraction_bits if isinstance(plan.mechanism, Independent) else 1
+    rows = 1 << plan.codec.fraction_bits if isinstance(plan.mechanism, Centered) else 1
     width, most = math.sqrt(variance(plan.noise(1))), MAX_TABLE_SIGMA // rows
     if width > most:
         raise ConfigError(
@@ -189,7 +189,7 @@ def _least(within: Callable[[float], bool], start: float, target: Target) -> flo
     return high
 
 
-def _independent(target: Target, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
+def _centered(target: Target, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
     """Return a lattice on which each client's noise is as narrow as it may be, which takes the fewest bits.
 
     The grid must be fine beside a vector's coordinates, or rounding to it would swallow them; where its table would
@@ -200,7 +200,7 @@ def _independent(target: Target, multiplier: float, contributors: int) -> tuple[
     wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
     finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
     codec = _codec(target, steps * finer, min(max(wanted, _FRACTION_BITS), _FINEST_FRACTION_BITS))
-    return codec, Independent(Fraction(LEAST_WIDTH * finer))
+    return codec, Centered(Fraction(LEAST_WIDTH * finer))
 
 
 def _rotation(target: Target) -> Hadamard | RandomPhase:
@@ -229,14 +229,14 @@ def _mechanism(kind: Kind, codec: Codec, multiplier: float, contributors: int) -
     match kind:
         case Kind.SHARED:
             return Shared(_rounded_up(total))
-        case Kind.BEARER:
-            return Bearer(_rounded_up(total))
+        case Kind.DESIGNATED:
+            return Designated(_rounded_up(total))
         case Kind.DDGAUSS:
             return DDGauss(_rounded_up(total / math.sqrt(contributors)))
         case Kind.SKELLAM:
-            return DistributedSkellam(_rounded_up(total**2 / contributors))
+            return SkellamNoise(_rounded_up(total**2 / contributors))
         case Kind.BINOMIAL:
-            return CpSGD(2 * math.ceil(2 * total**2 / contributors))
+            return BinomialNoise(2 * math.ceil(2 * total**2 / contributors))
         case _:
             raise ConfigError(f"the mechanism {kind} does not round")
 
@@ -247,7 +247,7 @@ def _rounded_up(value: float) -> Fraction:
 
 def _finest(target: Target, multiplier: float) -> float:
     """Return the fewest steps to the clip for which rounding costs little; 1 where nothing is rounded."""
-    if target.mechanism is Kind.INDEPENDENT:
+    if target.mechanism is Kind.CENTERED:
         return 1.0
     for exponent in range(16 * 8):
         steps = 2 ** (exponent / 8)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from d2pfed.accounting import Spent
-from d2pfed.mechanism import Independent
+from d2pfed.mechanism import Centered
 from d2pfed.plan.agreement import Plan, promises, variance
 from d2pfed.plan.calibrate import SAFE_WRAP_PROBABILITY, ideal_multiplier
 from d2pfed.plan.target import Target
@@ -52,7 +52,7 @@ def explain(target: Target, plan: Plan) -> Explanation:
 
 def _error(plan: Plan) -> float:
     """Return the root mean square error per coordinate of the mean over a full cohort, rounding included."""
-    rounding = 0.0 if isinstance(plan.mechanism, Independent) else plan.cohort / 4
+    rounding = 0.0 if isinstance(plan.mechanism, Centered) else plan.cohort / 4
     return math.sqrt(variance(plan.noise(plan.cohort)) + rounding) * plan.codec.granularity / plan.cohort
 
 

@@ -16,9 +16,9 @@ LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participat
 class Kind(StrEnum):
     """The mechanisms by name."""
 
-    INDEPENDENT = "independent"
+    CENTERED = "centered"
     SHARED = "shared"
-    BEARER = "bearer"
+    DESIGNATED = "designated"
     DDGAUSS = "ddgauss"
     SKELLAM = "skellam"
     BINOMIAL = "binomial"
@@ -42,7 +42,7 @@ class Target:
     epsilon: float = 1.0
     delta: float | None = None  # None: population^-1.1
     against: Observer = RELEASED
-    mechanism: Kind = Kind.INDEPENDENT
+    mechanism: Kind = Kind.CENTERED
     scheme: Scheme = Scheme.FIXED
     adjacency: Adjacency = Adjacency.REPLACE_ONE
     dropouts: float = 0.0  # the fraction of a cohort that may be missing from the sum
@@ -86,10 +86,10 @@ class Target:
             )
         if self.scheme is Scheme.ONCE and self.participations not in (None, 1):
             raise ConfigError(f"sampling `once` means one participation, got {self.participations}")
-        if self.scheme is Scheme.POISSON and self.mechanism not in (Kind.SHARED, Kind.BEARER):
+        if self.scheme is Scheme.POISSON and self.mechanism not in (Kind.SHARED, Kind.DESIGNATED):
             raise ConfigError(
                 f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
-                f"mechanism shared or bearer, got {self.mechanism}"
+                f"mechanism shared or designated, got {self.mechanism}"
             )
 
     @property

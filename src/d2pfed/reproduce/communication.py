@@ -9,7 +9,7 @@ import numpy as np
 
 from d2pfed.codec import Codec
 from d2pfed.graph import Risk, choose
-from d2pfed.mechanism import LEAST_WIDTH, Independent
+from d2pfed.mechanism import LEAST_WIDTH, Centered
 from d2pfed.plan.agreement import wrap_probability
 from d2pfed.randomness import Entropy, digest
 from d2pfed.reproduce.exhibit import Cell, Exhibit, Place, Size, Table
@@ -58,16 +58,14 @@ def literal_bits(setting: Setting, levels: int) -> float:
     return math.log2(setting.cohort * sum_range(setting, levels))
 
 
-def independent_bits(setting: Setting, rotation: Hadamard | RandomPhase) -> int:
+def centered_bits(setting: Setting, rotation: Hadamard | RandomPhase) -> int:
     """Return the bits for clients that each draw around their own vector, with the same noise on the sum."""
     width = Fraction(LEAST_WIDTH)
     granularity = float(setting.sigma) / (float(width) * math.sqrt(setting.cohort))
     codec = Codec(rotation=rotation, clip_norm=float(setting.clip_norm), granularity=granularity, fraction_bits=14)
     rings = (Ring(bits) for bits in range(1, MAX_BITS + 1))
     return next(
-        ring.bits
-        for ring in rings
-        if wrap_probability(codec, Independent(width), ring, setting.cohort) <= OVERFLOW
+        ring.bits for ring in rings if wrap_probability(codec, Centered(width), ring, setting.cohort) <= OVERFLOW
     )
 
 
@@ -103,11 +101,11 @@ def uploads(setting: Setting) -> Iterator[Upload]:
         ("random phases", RandomPhase(setting.dimension)),
     ):
         yield Upload(
-            system=f"ours: independent, {name}",
+            system=f"ours: centered, {name}",
             levels=None,
             coordinates=rotation.padded,
             paper_bits=None,
-            bits=float(independent_bits(setting, rotation)),
+            bits=float(centered_bits(setting, rotation)),
             basis="least ring that hardly ever wraps, the same noise on the sum",
         )
 
@@ -227,7 +225,7 @@ def _row(setting: Setting, upload: Upload, measured: int | None) -> tuple[Cell, 
 
 def _words() -> tuple[str, str]:
     literal, whole = (math.ceil(bits(INFIMNIST, INFIMNIST.levels)) for bits in (literal_bits, integer_bits))
-    ours = independent_bits(INFIMNIST, Hadamard(INFIMNIST.dimension))
+    ours = centered_bits(INFIMNIST, Hadamard(INFIMNIST.dimension))
     shares = (
         f"Shares nu / N as printed lie on a lattice N times finer than L, so that on INFIMNIST (k = 21) a coordinate "
         f"needs {literal} bits, more than the figures' two bytes; the same noise in integer shares needs {whole}, "

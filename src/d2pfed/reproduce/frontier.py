@@ -22,16 +22,16 @@ _TWO_BYTES = 16
 _GREAT = 1.2  # an error over a trusted server's from which on a smaller step is tried too
 _HUES = {
     "central Gaussian": Hue.PLAIN,
-    Kind.INDEPENDENT: Hue.OURS,
+    Kind.CENTERED: Hue.OURS,
     Kind.SHARED: Hue.D2PFED,
-    Kind.BEARER: Hue.NORM_ONE,
+    Kind.DESIGNATED: Hue.NORM_ONE,
     Kind.DDGAUSS: Hue.FIFTH,
     Kind.SKELLAM: Hue.SIXTH,
     Kind.BINOMIAL: Hue.CPSGD,
 }
-_QUICK_KINDS = (Kind.INDEPENDENT, Kind.SHARED, Kind.SKELLAM, Kind.BINOMIAL)
+_QUICK_KINDS = (Kind.CENTERED, Kind.SHARED, Kind.SKELLAM, Kind.BINOMIAL)
 _NAMES = {Kind.SHARED: "shared (D2P-Fed)", Kind.BINOMIAL: "binomial (cpSGD)"}
-_ROUNDING = (_NAMES[Kind.SHARED], Kind.BEARER, Kind.DDGAUSS)  # whose error comes near a trusted server's
+_ROUNDING = (_NAMES[Kind.SHARED], Kind.DESIGNATED, Kind.DDGAUSS)  # whose error comes near a trusted server's
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _system(scene: Scene, kind: Kind | None, epsilon: float) -> System:
     if kind is None:
         return central(scene, epsilon)
     # Ours takes as few bits as serve; the others take the two bytes that they can make use of.
-    bits = None if kind is Kind.INDEPENDENT else _TWO_BYTES
+    bits = None if kind is Kind.CENTERED else _TWO_BYTES
     return planned(scene, kind, epsilon, bits=bits, label=_NAMES.get(kind, str(kind)))
 
 
@@ -132,7 +132,7 @@ def _cpsgd(points: Sequence[Point]) -> dict[float, Point]:
 def _words(points: Sequence[Point]) -> tuple[str, str]:
     cpsgd = _cpsgd(points)
     loose = max(cpsgd.values(), key=lambda point: point.error)
-    ours, theirs = (_leads(points, kind) for kind in (str(Kind.INDEPENDENT), _NAMES[Kind.SHARED]))
+    ours, theirs = (_leads(points, kind) for kind in (str(Kind.CENTERED), _NAMES[Kind.SHARED]))
     shrinks = "; the lead shrinks as epsilon grows and noise matters less" if ours == sorted(ours)[::-1] else ""
     first = (
         f"At equal true epsilons of {_listed(cpsgd)}, with two bytes a coordinate for cpSGD and D2P-Fed's shared noise "

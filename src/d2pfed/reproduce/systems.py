@@ -10,7 +10,7 @@ from d2pfed.codec import Codec
 from d2pfed.graph import Risk, complete
 from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, load_task, parse_partition
 from d2pfed.learning.architectures import on_raw_pixels
-from d2pfed.mechanism import CpSGD, Mechanism, Shared
+from d2pfed.mechanism import BinomialNoise, Mechanism, Shared
 from d2pfed.plan import Kind, Plan, Target, calibrate, explain, ideal_multiplier
 from d2pfed.reproduce.exhibit import Place, Size
 from d2pfed.reproduce.published import Experiment, binomial_epsilon, d2pfed_epsilon
@@ -143,7 +143,7 @@ def cpsgd(scene: Scene, *, bits: int = 24) -> System:
     experiment = scene.experiment
     granularity = 2 * experiment.clip / (experiment.cpsgd_levels - 1)
     codec = Codec(rotation=Hadamard(scene.model.dimension), clip_norm=experiment.clip, granularity=granularity)
-    mechanism = CpSGD(2 * math.ceil(experiment.cpsgd_trials / experiment.cohort / 2))
+    mechanism = BinomialNoise(2 * math.ceil(experiment.cpsgd_trials / experiment.cohort / 2))
     return System(
         name="cpsgd",
         label="cpSGD",
@@ -197,7 +197,7 @@ def calmed(system: System, by: float) -> System:
 def beside(system: System) -> System:
     """Return ours at the true epsilon of the system's released models, where no more noise enters than at epsilon 1."""
     epsilon = float(f"{system.promise:.3g}")
-    ours = planned(system.scene, Kind.INDEPENDENT, epsilon, label=f"ours, true epsilon {epsilon:g}")
+    ours = planned(system.scene, Kind.CENTERED, epsilon, label=f"ours, true epsilon {epsilon:g}")
     usual = ideal_multiplier(_wish(system.scene, clip_norm=_OUR_CLIP))
     return calmed(ours, ideal_multiplier(ours.target) / usual)
 
@@ -219,7 +219,7 @@ def central(scene: Scene, epsilon: float) -> System:
 def _wish(
     scene: Scene,
     *,
-    mechanism: Kind = Kind.INDEPENDENT,
+    mechanism: Kind = Kind.CENTERED,
     epsilon: float = 1.0,
     clip_norm: float = _OUR_CLIP,
     bits: int | None = None,

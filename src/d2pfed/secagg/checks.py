@@ -42,10 +42,10 @@ def require_neighbours(session: Session, rank: int, present: Subset) -> None:
         raise PeerError(f"at least {session.least_neighbours} neighbours must be left, got {count}")
 
 
-def require_bearer(session: Session, present: Subset) -> None:
+def require_designated(session: Session, present: Subset) -> None:
     """Refuse a set without the client that bears the noise: its sum would carry none."""
-    if session.delivery is Delivery.BEARER and not present[session.rank(session.bearer)]:
-        raise PeerError(f"the bearer, client {session.bearer}, must be left")
+    if session.delivery is Delivery.DESIGNATED and not present[session.rank(session.designated)]:
+        raise PeerError(f"the designated, client {session.designated}, must be left")
 
 
 def require_own_advert(echoed: Advert, own: Advert) -> None:

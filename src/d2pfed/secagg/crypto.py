@@ -36,7 +36,7 @@ class Agreement:
             raise PeerError("a public key must not have low order") from None
 
 
-def stretch(shared: bytes, *path: PathPart) -> bytes:
+def hkdf(shared: bytes, *path: PathPart) -> bytes:
     """Derive the 32-byte key for one purpose from an agreed secret (HKDF with SHA-256).
 
     Guarantee: keys of different paths are independent.

@@ -25,7 +25,7 @@ def advert_statement(session: Session, client: ClientId, advert: Advert) -> byte
 
 def box_key(session: Session, shared: bytes, sender: ClientId, receiver: ClientId) -> bytes:
     """Return the key of the one box from a sender to a receiver; the way back has another."""
-    return crypto.stretch(shared, "d2pfed box", session.digest, sender, receiver)
+    return crypto.hkdf(shared, "d2pfed box", session.digest, sender, receiver)
 
 
 def group_seed(session: Session, contributions: Sequence[bytes]) -> bytes:
@@ -49,12 +49,12 @@ def context(session: Session, model: bytes, sharers: Subset) -> bytes:
 
 def pair_mask_key(shared: bytes, context: bytes, pair: tuple[ClientId, ClientId], group: bytes) -> bytes:
     """Return the key of the mask that the lower client of a pair adds and the higher one subtracts."""
-    return crypto.stretch(shared, "d2pfed pair mask", context, min(pair), max(pair), group)
+    return crypto.hkdf(shared, "d2pfed pair mask", context, min(pair), max(pair), group)
 
 
 def self_mask_key(seed: bytes, context: bytes, client: ClientId) -> bytes:
     """Return the key of the mask that a client adds for itself."""
-    return crypto.stretch(seed, "d2pfed self mask", context, client)
+    return crypto.hkdf(seed, "d2pfed self mask", context, client)
 
 
 def survivors_statement(context: bytes, survivors: Subset) -> bytes:

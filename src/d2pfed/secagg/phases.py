@@ -260,7 +260,7 @@ def _check_left(desk: Desk, present: Subset) -> None:
     checks.require_self(desk.rank, present)
     checks.require_quorum(desk.session, present)
     checks.require_neighbours(desk.session, desk.rank, present)
-    checks.require_bearer(desk.session, present)
+    checks.require_designated(desk.session, present)
 
 
 def _checked(session: Session, vector: RingVector) -> RingVector:

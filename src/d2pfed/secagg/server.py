@@ -214,12 +214,12 @@ def carried(session: Session, present: Subset) -> Subset:
 
 
 def require_enough(session: Session, present: Subset) -> None:
-    """Find an attempt void if the quorum, or the bearer, is not left."""
+    """Find an attempt void if the quorum, or the designated, is not left."""
     left = tuple(session.cohort[rank] for rank in _ranks(present))
     if len(left) < session.quorum:
         raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left)
-    if session.delivery is Delivery.BEARER and not present[session.rank(session.bearer)]:
-        raise TooFewClients(f"the bearer, client {session.bearer}, must be left", left)
+    if session.delivery is Delivery.DESIGNATED and not present[session.rank(session.designated)]:
+        raise TooFewClients(f"the designated, client {session.designated}, must be left", left)
 
 
 def _ranks(present: Subset) -> list[int]:

@@ -18,7 +18,7 @@ class Delivery(Enum):
 
     QUORUM = "quorum"  # any `quorum` clients
     EVERYONE = "everyone"  # the whole cohort, which also agrees on a group seed that the server does not know
-    BEARER = "bearer"  # any `quorum` clients, among them the bearer
+    DESIGNATED = "designated"  # any `quorum` clients, among them the designated
 
 
 class Consistency(Enum):
@@ -50,7 +50,7 @@ class Session:
     consistency: Consistency
     digest: bytes = field(init=False, repr=False)
     graph: Graph = field(init=False, repr=False, compare=False)
-    bearer: ClientId = field(init=False, repr=False, compare=False)  # of all noise under `Delivery.BEARER`
+    designated: ClientId = field(init=False, repr=False, compare=False)  # of all noise under `Delivery.DESIGNATED`
 
     def __post_init__(self) -> None:
         self._check_name()
@@ -59,8 +59,10 @@ class Session:
         object.__setattr__(
             self, "graph", Graph(len(self.cohort), self.degree, digest("d2pfed graph", self.digest))
         )
-        drawn = int.from_bytes(digest("d2pfed bearer", pack_ids(self.cohort)), "little")  # from the cohort alone
-        object.__setattr__(self, "bearer", self.cohort[drawn % len(self.cohort)])
+        drawn = int.from_bytes(
+            digest("d2pfed designated", pack_ids(self.cohort)), "little"
+        )  # from the cohort alone
+        object.__setattr__(self, "designated", self.cohort[drawn % len(self.cohort)])
 
     @property
     def ring(self) -> Ring:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from d2pfed.randomness import Entropy
 from d2pfed.report.plots import Ink
-from d2pfed.reproduce.communication import independent_bits, integer_bits, literal_bits
+from d2pfed.reproduce.communication import centered_bits, integer_bits, literal_bits
 from d2pfed.reproduce.errata import identities, observers, practice, sensitivity, shares
 from d2pfed.reproduce.errata.finding import COLUMNS, Finding
 from d2pfed.reproduce.error import Case, corrected_bound, published_bound, shared_noise, simulate
@@ -83,7 +83,7 @@ def _error(case: Case, entropy: Entropy) -> Finding:
 
 def _bits(levels: int) -> Finding:
     literal, whole = (bits(INFIMNIST, levels) for bits in (literal_bits, integer_bits))
-    ours = independent_bits(INFIMNIST, Hadamard(INFIMNIST.dimension))
+    ours = centered_bits(INFIMNIST, Hadamard(INFIMNIST.dimension))
     return Finding(
         topic=f"bits a coordinate, k = {levels}",
         claim="two bytes (figures); n (d log(n q + 1) + O(1)) bits, q a client's range, but the group in Algorithm 1",
