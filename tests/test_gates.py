@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,20 @@ def test_a_module_outside_of_the_layers_is_refused(copy):
 def test_the_copy_itself_passes(copy):
     assert gate(copy, "lint-imports", "--no-cache").returncode == 0
     assert gate(copy, "ruff", "check", "--no-cache", "src").returncode == 0
+
+
+def unchecked_pins(text: str) -> list[str]:
+    """The pinned packages of a constraints file that are installed without a hash."""
+    entries = [entry for entry in text.replace("\\\n", " ").splitlines() if entry and not entry.startswith("#")]
+    return [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry or "==" not in entry]
+
+
+def test_every_installed_file_is_pinned_by_hash():
+    text = (ROOT / "constraints.txt").read_text()
+    assert unchecked_pins(text) == []
+    assert unchecked_pins(text + "requests==2.0\n") == ["requests==2.0"]
+
+
+def test_the_build_backend_is_the_pinned_one():
+    (backend,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert f"\n{backend} \\" in (ROOT / "constraints.txt").read_text()
