@@ -14,7 +14,7 @@ from d2pfed.secagg.adverts import Advert, Joined
 from d2pfed.secagg.blame import Disputes
 from d2pfed.secagg.crypto import Agreement
 from d2pfed.secagg.session import Session
-from d2pfed.secagg.shamir import SECRET_BYTES, Opener, correct
+from d2pfed.secagg.shamir import SECRET_BYTES, Opener
 from d2pfed.wire import ClientId, Subset
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
