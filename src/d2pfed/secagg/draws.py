@@ -98,12 +98,15 @@ def require_path(root: bytes, depth: int, draw: int, opening: Opening) -> None:
         raise PeerError(f"the seed of draw {draw} is not the one that the server has committed to")
 
 
-def draw_cohort(
-    roster_digest: bytes, clients: Sequence[ClientId], sampling: Sampling, draw: int, block: int, seed: bytes
-) -> tuple[ClientId, ...]:
+def draw_key(roster_digest: bytes, draw: int, seed: bytes) -> bytes:
+    """Return the key of a draw: nothing in it is left to choose once the roster is signed."""
+    return digest("d2pfed draw", roster_digest, draw, seed)
+
+
+def draw_cohort(key: bytes, clients: Sequence[ClientId], sampling: Sampling, block: int) -> tuple[ClientId, ...]:
     """Return the cohort of a draw among all enrolled clients, increasing; `block` is a part of it under `once`.
 
-    Guarantee: uniform, and fixed before the nonce in the roster was drawn; see `require_path`.
+    Guarantee: uniform, and fixed before the nonce in the roster was drawn; see `draw_key` and `require_path`.
     Checked: test_draws.py::test_cohorts_are_uniform.
     """
     population, size = sampling.population, sampling.cohort
@@ -113,7 +116,7 @@ def draw_cohort(
         )
     if not 0 <= block * size <= (population - size if sampling.scheme is Scheme.ONCE else 0):
         raise PeerError(f"there is no block {block} of {size} clients among {population}")
-    words = Stream(digest("d2pfed draw", roster_digest, draw, seed)).words(population)
+    words = Stream(key).words(population)
     ordered = sorted(clients)
     return tuple(ordered[position] for position in _positions(sampling, words, block).tolist())
 
