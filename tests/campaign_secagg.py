@@ -104,7 +104,7 @@ def must_be_void(cell: Cell, session: Session, dropped: set[int]) -> bool:
 
 
 def _answering(session: Session, rank: int, dropped: set[int]) -> int:
-    return sum(session.cohort[holder] not in dropped for holder in session.graph.holders(rank))
+    return sum(session.cohort[holder] not in dropped for holder in session.fixed_graph.holders(rank))
 
 
 def dropouts(size: int, seeds: int) -> str:

@@ -20,23 +20,21 @@ from d2pfed.secagg import (
     messages,
     upload_bytes,
 )
+from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.shamir import PRIME
 from d2pfed.wire import frame, subset_of
-from federation import MODEL, Federation, enrolment_secret, expected_sum, make_session, run_round
+from federation import (
+    MODEL,
+    TASK,
+    Federation,
+    enrolment_secret,
+    expected_sum,
+    make_session,
+    run_round,
+    until_unmasking,
+)
 
 SIGNED = Consistency.SIGNED
-
-
-def until_unmasking(federation, lose=lambda phase, client, answer: answer):
-    advertising = Advertising(federation.session, federation.roster)
-    collect(advertising, federation.exchange("advertise", lose))
-    sharing = advertising.close()
-    collect(sharing, federation.exchange("share", lose))
-    masking = sharing.close(MODEL)
-    collect(masking, federation.exchange("mask", lose))
-    confirming = masking.close()
-    collect(confirming, federation.exchange("confirm", lose))
-    return confirming.close()
 
 
 @settings(max_examples=25)
@@ -207,7 +205,7 @@ def test_shares_of_a_number_that_is_no_secret_open_nothing():
 
 def test_a_client_whose_neighbours_are_gone_voids_the_attempt_before_any_vector_is_asked_for():
     session = make_session(12, degree=4, threshold=3, quorum=5)
-    lost = {session.cohort[rank] for rank in session.graph.partners(0)[:2]}
+    lost = {session.cohort[rank] for rank in session.fixed_graph.partners(0)[:2]}
     for phase in ("advertise", "share"):
         cell = Cell(phase, "one", "before", "sparse", Delivery.QUORUM)
         federation = Federation(session)
@@ -248,7 +246,7 @@ def test_a_vector_masked_for_another_model_is_refused_by_the_server():
     collect(advertising, federation.exchange("advertise", other_model))
     sharing = advertising.close()
     collect(sharing, federation.exchange("share", other_model))
-    masking, elsewhere = sharing.close(MODEL), sharing.close(b"another model")
+    masking, elsewhere = sharing.close(TASK, MODEL), sharing.close(TASK, b"another model")
     first = session.cohort[0]
     with pytest.raises(PeerError, match="another model"):
         masking.receive(first, federation.clients[first].receive(elsewhere.outbox()[first]))
@@ -389,6 +387,6 @@ def test_a_frame_of_a_client_machine_names_the_client():
     first, second = session.cohort[:2]
     machine = Federation(session).clients[first]
     assert isinstance(machine, Client)
-    request = frame(messages.Kind.INVITATION, session.digest, second, messages.encode_invitation(session, 0)[72:])
+    request = frame(messages.Kind.INVITATION, session.digest, second, encode_invitation(session, 0)[72:])
     with pytest.raises(PeerError):
         machine.receive(request)

@@ -199,7 +199,7 @@ class Shared:
         context = keys.context(joined, request.task, request.model, request.sharers)
         vector = _checked(session, desk.contribute(request.task, request.model, group))
         hashed = keys.NO_GROUP if group is None else keys.group_hash(group)
-        self._mask(desk, vector, context, hashed, joined.partners(desk.rank, request.sharers))
+        self._mask(desk, vector, context, hashed, self._partners(desk, request.sharers, opened))
         seed_shares = {rank: content.seed_share for rank, content in opened.items()}
         key_shares = {rank: content.key_share for rank, content in opened.items()}
         seed_shares[desk.rank] = self.own_seed_share
@@ -217,6 +217,10 @@ class Shared:
             if content.claim is not None and desk.history is not None:
                 checks.require_peer_position(desk.enrolled, desk.history, desk.client, content.claim)
         return opened
+
+    def _partners(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> list[int]:  # noqa: ARG002
+        """Return with whom masks are shared, whoever's box opened: a server could spoil boxes to have fewer masks."""
+        return self.joined.partners(desk.rank, sharers)
 
     def _group_seed(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> bytes | None:
         if desk.session.delivery is not Delivery.EVERYONE:
