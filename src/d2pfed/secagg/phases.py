@@ -232,14 +232,13 @@ class Shared:
         return keys.group_seed(desk.session, [everyone[rank] for rank in sorted(everyone)])
 
     def _mask(self, desk: Desk, vector: RingVector, context: bytes, group: bytes, partners: list[int]) -> None:
-        session, ring, client = desk.session, desk.session.ring, desk.client
-        own = Stream(keys.self_mask_key(self.seed, context, client))
-        ring.add_into(vector, ring.uniform(own, session.dimension))
+        ring, client = desk.session.ring, desk.client
+        ring.add_mask_into(vector, Stream(keys.self_mask_key(self.seed, context, client)))
         for rank in partners:
-            pair = client, session.cohort[rank]
-            stream = Stream(keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group))
-            apply = ring.add_into if desk.rank < rank else ring.subtract_into
-            apply(vector, ring.uniform(stream, session.dimension))
+            pair = client, desk.session.cohort[rank]
+            key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group)
+            apply = ring.add_mask_into if desk.rank < rank else ring.subtract_mask_into
+            apply(vector, Stream(key))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
