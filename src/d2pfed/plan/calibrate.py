@@ -216,6 +216,7 @@ def _too_wide(epsilon: float, against: Observer, most: int, width: float) -> Con
 def _account(account: Account, target: Target, noise: Noise) -> Spent:
     """Return what the whole run costs with this noise in every round."""
     release = Release(
+        run="",
         round=0,
         attempt=0,
         unit=Unit.CLIENT,
