@@ -87,7 +87,9 @@ def _from_plain(plain: Any, types: Mapping[str, type], depth: int) -> object:  #
     match name:
         case "float":
             if len(plain["is"]) > _FLOAT_CHARACTERS:
-                raise ValueError(f"a float has {len(plain['is'])} characters, at most {_FLOAT_CHARACTERS} are read")
+                raise ValueError(
+                    f"a float has {len(plain['is'])} characters, at most {_FLOAT_CHARACTERS} are read"
+                )
             return float.fromhex(plain["is"])
         case "Fraction":
             # Not Fraction's own reader, which would write 1e999999999 out.

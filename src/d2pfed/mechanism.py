@@ -7,7 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from d2pfed.accounting.release import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.codec import Centres, Codec, conditional_round, rounded_radius
-from d2pfed.errors import ConfigError, shown
+from d2pfed.errors import ConfigError
+from d2pfed.figures import shown
 from d2pfed.randomness import Entropy
 from d2pfed.ring import IntVector
 from d2pfed.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam
@@ -212,7 +213,9 @@ def _require_width(value: Fraction, least: int, most: int) -> None:
     if max(abs(value.numerator), value.denominator) > _MOST_TERM:
         raise ConfigError("a noise's width must be a fraction of at most 2^128 over 2^128, got a longer one")
     if not (value > 0 and least <= value <= most):
-        raise ConfigError(f"a client's noise must be at least {least} steps wide and at most {most}, got {float(value):.6g}")
+        raise ConfigError(
+            f"a client's noise must be at least {least} steps wide and at most {most}, got {float(value):.6g}"
+        )
 
 
 def l1_radius(radius: Fraction, length: int) -> Fraction:

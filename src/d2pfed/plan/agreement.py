@@ -10,15 +10,11 @@ from d2pfed.accounting import (
     RELEASED,
     SERVER,
     Adjacency,
-    BinomialSum,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
     Noise,
     Observer,
     Release,
     Sampling,
     Scheme,
-    SkellamSum,
     Spent,
     Unit,
     View,
@@ -48,10 +44,10 @@ from d2pfed.plan.bounds import (
     check_range,
 )
 from d2pfed.plan.collusion import require_honest_majority
+from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
 from d2pfed.randomness import digest
 from d2pfed.ring import Ring
 from d2pfed.rotation import Hadamard, RandomPhase
-from d2pfed.sampler import MAX_TABLE_SIGMA
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
 
@@ -180,7 +176,21 @@ class Plan:
 TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Plan, Adjacency, Consistency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
+        *(
+            Plan,
+            Adjacency,
+            Consistency,
+            Sampling,
+            Scheme,
+            Unit,
+            Observer,
+            View,
+            Codec,
+            Ring,
+            Hadamard,
+            RandomPhase,
+            Rounded,
+        ),
         *(Centered, Shared, Designated, DDGauss, SkellamNoise, BinomialNoise),
     )
 }
@@ -206,118 +216,3 @@ def promises(plan: Plan) -> tuple[Spent, ...]:
     return tuple(
         spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
     )
-
-
-def wrap_probability(self) -> float:
-        """Bound on the chance that some coordinate of a round's sum leaves the ring's range."""
-        return wrap_probability(self.codec, self.mechanism, self.ring, largest_cohort(self.sampling))
-
-    @property
-    def digest(self) -> bytes:
-        """Hash of everything agreed."""
-        return digest("d2pfed plan", canonical.encode(self))
-
-    def noise(self, survivors: int) -> Noise:
-        """Return the law of the noise in a sum over so many clients."""
-        return self.mechanism.noise(self.codec, survivors)
-
-    def release(
-        self, run: str, number: int, attempt: int, participants: tuple[int, ...], survivors: int
-    ) -> Release:
-        """Describe what unmasking a sum over so many clients reveals, who are among the participants.
-
-        A server that keeps clients out of the sum it opens (`cut_off`) has their noise in none of it, so only that of
-        the others counts. A plan itself names no run: "" there.
-        """
-        return Release(
-            run=run,
-            round=number,
-            attempt=attempt,
-            unit=self.unit,
-            adjacency=self.adjacency,
-            sampling=self.sampling,
-            noise=self.noise(survivors - self.cut_off),
-            participants=participants,
-        )
-
-
-TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(Plan, Adjacency, Consistency, Sampling, Scheme, Unit, Observer, View, Codec, Ring, Hadamard, RandomPhase, Rounded),
-        *(Centered, Shared, Designated, DDGauss, SkellamNoise, BinomialNoise),
-    )
-}
-
-
-def decode_plan(text: str) -> Plan:
-    """Return the plan that has exactly this canonical text."""
-    plan = canonical.decode(text, TYPES, most=MOST_CHARACTERS)
-    if not isinstance(plan, Plan):
-        raise ConfigError(f"the text of a plan was expected, got that of a {type(plan).__name__}")
-    return plan
-
-
-def observers(plan: Plan) -> tuple[Observer, ...]:
-    """Return those for whom an epsilon is always printed, together."""
-    colluders = (colluding(plan.colluders),) if plan.colluders else ()
-    return (RELEASED, SERVER, CLIENT, *colluders, ALONE)
-
-
-def promises(plan: Plan) -> tuple[Spent, ...]:
-    """Return what the whole plan spends against each observer, if every round has a quorum and no more."""
-    releases = [plan.release(number, 0, (), plan.quorum) for number in range(plan.rounds)]
-    return tuple(
-        spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
-    )
-
-
-def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int) -> float:
-    """Bound the chance that any coordinate of a sum over the cohort falls outside of [-m/2, m/2).
-
-    After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding, where there is
-    one, adds at most 1/4 a client, and the noise its variance; a union bound over the coordinates does the rest.
-    Skellam noise has heavier tails than that, so its own moment generating function takes the Gaussian's place.
-    """
-    noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
-    signal = (cohort * float(codec.radius)) ** 2 / codec.length
-    rounding = 0 if isinstance(mechanism, Centered) else cohort / 4
-    proxy = signal + rounding + variance(noise)
-    slope, excess = reach / proxy, 0.0
-    if isinstance(noise, SkellamSum):
-        slope = min(slope, 1.0)  # Chernoff's bound holds at any slope, and beyond 1 the excess explodes
-        excess = variance(noise) * (math.cosh(slope) - 1 - slope**2 / 2)
-    return min(1.0, 2 * codec.length * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
-
-
-def variance(noise: Noise) -> float:
-    """Return the variance of a noise per coordinate, in squared steps."""
-    match noise:
-        case DiscreteGaussianSum():
-            return float(noise.sigma**2 * noise.contributors)
-        case SkellamSum():
-            return float(noise.variance * noise.contributors)
-        case BinomialSum():
-            return noise.trials * noise.contributors / 4
-        case ContinuousGaussian():
-            return noise.sigma**2
-
-
-def noise_width(plan: Plan) -> float:
-    """Return the standard deviation of one client's own noise, in steps; of the whole noise where one adds it all."""
-    return math.sqrt(variance(plan.noise(1)))
-
-
-def widest(plan: Plan) -> int:
-    """Return the widest noise that a sampler's table holds: it has a row for each fraction of a step it rounds."""
-    rows = 1 << plan.codec.fraction_bits if isinstance(plan.mechanism, Centered) else 1
-    return MAX_TABLE_SIGMA // rows
-
-
-def largest_cohort(sampling: Sampling) -> int:
-    """Return the cohort that the ring must hold: of secret size, one that is exceeded once in a million rounds."""
-    if sampling.scheme is not Scheme.POISSON:
-        return sampling.cohort
-    from scipy.stats import binom  # noqa: PLC0415 - slow to load, and only secret cohorts need it
-
-    return int(binom.isf(1e-6, sampling.population, sampling.cohort / sampling.population))

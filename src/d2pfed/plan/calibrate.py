@@ -23,8 +23,9 @@ from d2pfed.mechanism import (
     Shared,
     SkellamNoise,
 )
-from d2pfed.plan.agreement import Plan, largest_cohort, noise_width, variance, widest, wrap_probability
+from d2pfed.plan.agreement import Plan
 from d2pfed.plan.target import Kind, Target, Turn
+from d2pfed.plan.widths import largest_cohort, noise_width, variance, widest, wrap_probability
 from d2pfed.ring import MAX_BITS, Ring
 from d2pfed.rotation import Hadamard, RandomPhase
 from d2pfed.sampler import MAX_TABLE_SIGMA
@@ -71,7 +72,7 @@ def _require_honest_majority(target: Target) -> None:
     if 2 * quorum > cohort + colluders:
         return
     missing = cohort - (cohort + colluders) // 2 - 1
-    hints = [f"at most {missing} dropouts"] if missing >= 0 else []
+    hints = [f"at most {missing} dropouts"] if missing >= 0 and cohort >= colluders + 2 else []
     hints += [f"at most {2 * quorum - cohort - 1} colluders in a cohort"] if 2 * quorum > cohort else []
     hints += [f"a cohort of {larger}"] if (larger := _larger_cohort(target)) else []
     raise ConfigError(
@@ -202,8 +203,9 @@ class _Draft:
 
 def _require_drawable(plan: Plan) -> None:
     """Refuse noise that is too wide for a sampler's table."""
-    if noise_width(plan) > widest(plan):
-        raise _too_wide(plan.epsilon, plan.against, widest(plan), noise_width(plan))
+    width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
+    if width > most:
+        raise _too_wide(plan.epsilon, plan.against, most, width)
 
 
 def _too_wide(epsilon: float, against: Observer, most: int, width: float) -> ConfigError:

@@ -8,9 +8,10 @@ from d2pfed.accounting import Noise, Sampling, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 from d2pfed.mechanism import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
-from d2pfed.plan.agreement import Plan, noise_width, variance, widest
+from d2pfed.plan.agreement import Plan
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.target import Kind
+from d2pfed.plan.widths import noise_width, variance, widest
 
 _MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
 _KINDS: dict[type, Kind] = {
@@ -79,7 +80,9 @@ class Policy:
         self._check_mechanism(plan)
         expected = Consistency.ASSUMED if enrolled is None else Consistency.SIGNED
         if plan.consistency is not expected:
-            raise ConfigError(f"this client's policy: consistency must be {expected.value}, the plan has {plan.consistency.value}")
+            raise ConfigError(
+                f"this client's policy: consistency must be {expected.value}, the plan has {plan.consistency.value}"
+            )
         colluders = self._colluders(plan, enrolled)
         _check_graph(plan, colluders)
         self._check_epsilon(plan, colluders)
@@ -102,7 +105,8 @@ class Policy:
         if kind not in self.mechanisms:
             allowed = ", ".join(self.mechanisms)
             raise ConfigError(f"this client's policy: the mechanism must be one of {allowed}, the plan has {kind}")
-        _check_at_most("width of a client's noise", noise_width(plan), widest(plan))
+        width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
+        _check_at_most("width of a client's noise", width, most)
 
     def _colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
         """Return how many of a cohort this client wants to be safe from."""
