@@ -59,8 +59,6 @@ def epsilons(spent: tuple[Spent, ...]) -> Table:
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
-        if item.realised is not None and item.realised != item.epsilon:
-            scope += f" (worst so far {item.realised:.4g})"
         table.add_row(
             f"{item.observer}: {OBSERVED[item.observer.view]}", value, f"{item.delta:.2g}", item.reason or scope
         )
