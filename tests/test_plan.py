@@ -8,7 +8,7 @@ from itertools import pairwise
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from d2pfed import canonical
@@ -118,7 +118,11 @@ wishes = st.builds(
 def test_any_plan_that_is_made_keeps_its_promise(target):
     assume(2 * target.quorum > target.cohort + target.cohort_colluders)
     assume(target.quorum - target.cohort_colluders >= 2)
-    plan = calibrate(target)
+    try:
+        plan = calibrate(target)
+    except ConfigError as refusal:
+        assert "for none" in str(refusal)  # so rarely drawn that delta alone keeps the promise
+        reject()
     assert keeps_its_promise(plan)
     assert plan.wrap_probability <= 1e-2
     assert canonical.decode(canonical.encode(plan), TYPES) == plan
@@ -410,7 +414,7 @@ def changed(value):
 
 @pytest.mark.parametrize("kind", Kind)
 def test_the_digest_changes_with_every_field(kind):
-    plan = planned(replace(SMALL, mechanism=kind, dropouts=0.1, scheme=Scheme.NONE, participations=20))
+    plan = planned(replace(SMALL, mechanism=kind, dropouts=0.1, scheme=Scheme.NONE, participations=8))
     plan = replace(plan, neighbours=17, threshold=10, codec=replace(plan.codec, box=2 * plan.codec.granularity))
     found = dict(changed(plan)) | {"colluding": replace(plan, against=colluding(3))}
     found["another colluding"] = replace(plan, against=colluding(4))

@@ -9,8 +9,7 @@ from fractions import Fraction
 from rich.console import Console
 from rich.table import Table
 
-from d2pfed.accounting import Observer, Spent
-from d2pfed.figures import rounded_up
+from d2pfed.accounting import Observer, Spent, round_up
 
 OBSERVED = {
     "released": "who sees only the models",
@@ -60,12 +59,10 @@ def epsilons(spent: tuple[Spent, ...]) -> Table:
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
-        if item.realised is not None and item.realised != item.epsilon:
-            scope += f" (worst so far {rounded_up(item.realised)})"
         table.add_row(
             f"{item.observer}: {OBSERVED[item.observer.view]}",
             value,
-            rounded_up(item.delta, 2),
+            round_up(item.delta, 2),
             item.reason or scope,
         )
     return table

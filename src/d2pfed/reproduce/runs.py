@@ -223,6 +223,6 @@ def _read(system: System, path: Path) -> Curve:
         validation=tuple(100 * line["accuracy"] for line in lines),
         released=tuple(found) if None not in found else (),
         test=100 * summary["test_accuracy"],
-        server=server[0]["realised"] if server else None,
+        server=server[0]["epsilon"] if server else None,
         folder=f"runs/{path.name}",
     )
