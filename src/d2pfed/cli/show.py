@@ -55,7 +55,7 @@ def epsilons(spent: tuple[Spent, ...]) -> Table:
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left")
     for item in spent:
-        value = rounded_up(item.epsilon) if math.isfinite(item.epsilon) else "infinite"
+        value = round_up(item.epsilon, 4)
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
