@@ -76,7 +76,7 @@ def promise(story: Story, item: Spent) -> Promise:
         exact=repr(item.epsilon),
         epsilon=upward(item.epsilon, 4),
         sentence=f"{_sight(item)} {_limit(item)}",
-        scope=_scope(story, item),
+        scope=_scope(item),
         planned="" if whole is None or whole == item.epsilon else upward(whole, 4),
     )
 
@@ -109,13 +109,10 @@ def _limit(item: Spent) -> str:
     return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
 
 
-def _scope(story: Story, item: Spent) -> str:
+def _scope(item: Spent) -> str:
     parts = [
         f"Per {item.unit}, {item.adjacency}",
         f"cohorts {item.sampling}",
         f"each client contributes at most {times(item.participations)}",
     ]
-    # Who took part most is a fact about the cohorts, and amplification rests on nobody learning any.
-    if item.realised is not None and item.realised != item.epsilon and not story.amplified:
-        parts.append(f"for the client that took part most {upward(item.realised, 4)} so far")
     return "; ".join(parts) + "."

@@ -194,6 +194,7 @@ class _Charge:
         if not isinstance(noise, ContinuousGaussian):
             return None
         release = Release(
+            run="",
             round=0,
             attempt=0,
             unit=Unit.CLIENT,
@@ -222,6 +223,6 @@ def _read(system: System, path: Path) -> Curve:
         validation=tuple(100 * line["accuracy"] for line in lines),
         released=tuple(found) if None not in found else (),
         test=100 * summary["test_accuracy"],
-        server=server[0]["realised"] if server else None,
+        server=server[0]["epsilon"] if server else None,
         folder=f"runs/{path.name}",
     )
