@@ -79,8 +79,8 @@ def _session(
 ) -> Session:
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort
-    if not planned and delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
-        raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
+    if delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
+        require_planned_size(plan, size)
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
     quorum = plan.quorum
     if delivery is Delivery.EVERYONE:
@@ -105,6 +105,12 @@ def _session(
         delivery=delivery,
         consistency=plan.consistency,
     )
+
+
+def require_planned_size(plan: Plan, size: int) -> None:
+    """Refuse a cohort of another size: in a larger one the quorum would be a smaller part, and have two views."""
+    if size != plan.cohort:
+        raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
 
 
 def delivery_of(plan: Plan) -> Delivery:
