@@ -130,11 +130,9 @@ def sessions(count: int, first: int = 0) -> str:
 
 def main(name: str, size: int, seed: str) -> None:
     """Run a campaign: `dropouts` by cohort size, `damage` and `sessions` by their number; print what was counted."""
-    counted = {
-        "dropouts": lambda: dropouts(size, 1),
-        "damage": lambda: damage(size),
-        "sessions": lambda: sessions(size),
-    }[name]()
+    first = Stream(digest("sessions", seed)).below(1 << 62)
+    campaigns = {"dropouts": lambda: dropouts(size, 1), "damage": lambda: damage(size)}
+    counted = (campaigns | {"sessions": lambda: sessions(size, first)})[name]()
     print(json.dumps({"campaign": name, "seed": seed, "counted": counted}))
 
 

@@ -28,7 +28,7 @@ LOW_ORDER = [  # the points of small order on Curve25519, as any implementation 
 ]
 
 
-class TooFewShares(Exception):
+class TooFewShares(Exception):  # noqa: N818 - the name of the event
     """The server cannot open what it is after."""
 
 

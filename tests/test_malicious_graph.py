@@ -7,7 +7,7 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.graph import Circle, Consistency
-from d2pfed.randomness import Stream, digest
+from d2pfed.randomness import digest
 from d2pfed.secagg import Session, crypto, keys
 from d2pfed.secagg.adverts import Joined, leaf
 from evil import VICTIM, Evil
@@ -49,7 +49,7 @@ ARC = 4
 
 def cut_an_arc(evil: Evil) -> np.ndarray:
     """Open the sum of four neighbours on the circle alone: beside them a colluder, then two that "drop out"."""
-    session, everyone = evil.session, evil.subset(evil.everyone)
+    everyone = evil.subset(evil.everyone)
     evil.advertise(evil.everyone)
     evil.share(evil.everyone, everyone)
     circle = evil.joined[VICTIM].graph._circle
