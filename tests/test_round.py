@@ -69,7 +69,7 @@ def run(plan, fidelity, book, first=FIRST, **changes):
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BINOMIAL])
 @pytest.mark.parametrize("lost", [0, Fraction(1, 12)])
 def test_sum_and_protocol_agree_bit_for_bit(kind, lost):
-    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts=8)
+    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts_per_round=8)
     dropouts = Dropouts(lost, lost, lost, lost)
     diaries = Diary(), Diary()
     outcomes = [
@@ -121,21 +121,21 @@ def test_the_commitment_names_the_survivors_and_their_noise():
 
 
 def test_a_round_below_quorum_is_void_and_tried_again_until_attempts_end():
-    plan, diary = make_plan(attempts=3), Diary()
+    plan, diary = make_plan(attempts_per_round=3), Diary()
     with pytest.raises(TooFewClients, match="failed in all of its 3 attempts"):
         run(plan, Fidelity.SUM, diary, dropouts=Dropouts(share=Fraction(1, 2)))
     assert diary.events == [(kind, attempt) for attempt in range(3) for kind in ("reserve", "void")]
 
 
 def test_an_attempt_that_fails_after_the_commitment_stays_charged():
-    plan, diary = make_plan(attempts=2), Diary()
+    plan, diary = make_plan(attempts_per_round=2), Diary()
     with pytest.raises(TooFewClients):
         run(plan, Fidelity.PROTOCOL, diary, dropouts=Dropouts(unmask=Fraction(1)))
     assert [event[0] for event in diary.events] == ["reserve", "commit"] * 2
 
 
 def test_a_shared_noise_goes_on_with_those_who_were_left():
-    plan, diary = make_plan(Kind.SHARED, attempts=12), Diary()
+    plan, diary = make_plan(Kind.SHARED, attempts_per_round=12), Diary()
     outcome = run(plan, Fidelity.SUM, diary, dropouts=Dropouts(masked=Fraction(1, 10)))
     assert outcome.survivors < len(COHORT)
     assert ("void", 0) in diary.events
