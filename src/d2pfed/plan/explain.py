@@ -119,8 +119,8 @@ def _why_colluders(target: Target, plan: Plan) -> str:
         return f"Cohorts not verified: the server may put {plan.colluders} colluders into one, {among}."
     simulated = plan.consistency is Consistency.ASSUMED
     text = (
-        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders in each "
-        f"except with chance 2^-40, {among}"
+        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders in "
+        f"each except with chance 2^-40, {among}"
     )
     if simulated:
         return f"{text}; a simulation verifies no draw."

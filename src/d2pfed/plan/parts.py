@@ -133,6 +133,7 @@ def _rounded_up(value: float) -> Fraction:
 
 
 def too_wide(epsilon: float, against: Observer, most: int, width: float) -> ConfigError:
+    """Return the refusal of noise that no sampler's table holds."""
     return ConfigError(
         f"one client's noise must be at most {most} lattice steps wide, and epsilon {epsilon:g} against "
         f"`{against}` needs about {width:.4g} with this mechanism, cohort and dimension"

@@ -42,7 +42,7 @@ def _require_honest_majority(target: Target) -> None:
 
 
 def _larger_cohort(target: Target) -> int | None:
-    """Return a larger cohort, in steps of a quarter, in which the same shares of dropouts and colluders are few enough."""
+    """Return a larger cohort, in steps of a quarter, that has few enough dropouts and colluders at the same shares."""
     most = min(target.population // (target.rounds if target.scheme is Scheme.ONCE else 1), SIGNED_UP_TO)
     size = target.cohort
     while (size := size + max(1, size // 4)) <= most:

@@ -171,8 +171,9 @@ def _default_cap(target: Target) -> int:
     if target.against != RELEASED:
         return _least_cap(attempts, target.cohort / target.population)
     allowed = CAP_SHARE * target.spent_delta
+    # The excess falls with the cap.
     return 1 + bisect_left(
-        range(1, attempts + 1), True, key=lambda cap: cap_excess(target.sampling, attempts, cap) <= allowed
+        range(1, attempts + 1), -allowed, key=lambda cap: -cap_excess(target.sampling, attempts, cap)
     )
 
 
