@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from d2pfed import canonical
 from d2pfed.accounting import RELEASED, Observer, Release, View, spent, upper_bound
 from d2pfed.accounting.release import ContinuousGaussian, Noise
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.text import RELEASE_TYPES
+
+Value = TypeVar("Value")
 
 LARGEST = 2**63 - 1  # of SQLite's integers
 MOST_ATTEMPTS = 1 << 31  # of one run
@@ -161,7 +164,7 @@ def _brief(budget: Budget) -> str:
 _TYPES = RELEASE_TYPES | {kind.__name__: kind for kind in (Budget, RunPlan, Begun, Observer, View)}
 
 
-def _decoded[Value](text: str, kind: type[Value]) -> Value:
+def _decoded(text: str, kind: type[Value]) -> Value:
     name = kind.__name__.lower()
     try:
         value = canonical.decode(text, _TYPES)

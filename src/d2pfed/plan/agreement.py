@@ -50,7 +50,8 @@ class Plan:
     adjacency: Adjacency
     sampling: Sampling
     rounds: int
-    attempts: int  # how often one round may be tried
+    attempts_per_round: int  # how often one round may be tried
+    max_attempts: int  # how many attempts of the whole run may be charged: the promise is for so many releases
     participations: int  # how often one client may contribute before it sends zero plus noise
     epsilon: float  # the promise, for the observer `against`
     delta: float
@@ -66,8 +67,9 @@ class Plan:
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort
         _check_range("rounds", self.rounds, 1, 1 << 31)
-        _check_range("attempts", self.attempts, 1, 1 << 16)
-        _check_range("participations", self.participations, 1, self.rounds * self.attempts)
+        _check_range("attempts_per_round", self.attempts_per_round, 1, 1 << 16)
+        _check_range("max_attempts", self.max_attempts, self.rounds, 1 << 31)
+        _check_range("participations", self.participations, 1, self.max_attempts)
         _check_range("quorum", self.quorum, 1, cohort)
         _check_range("colluders", self.colluders, 0, self.quorum - 1)
         _check_range("neighbours", self.neighbours, min(1, cohort - 1), cohort - 1)
@@ -114,10 +116,12 @@ class Plan:
         """Return the law of the noise in a sum over so many clients."""
         return self.mechanism.noise(self.codec, survivors)
 
-    def release(self, number: int, attempt: int, participants: tuple[int, ...], survivors: int) -> Release:
+    def release(
+        self, run: str, number: int, attempt: int, participants: tuple[int, ...], survivors: int
+    ) -> Release:
         """Describe what unmasking a sum over so many clients reveals, who are among the participants."""
         return Release(
-            run="",
+            run=run,
             round=number,
             attempt=attempt,
             unit=self.unit,
@@ -153,7 +157,7 @@ def observers(plan: Plan) -> tuple[Observer, ...]:
 
 def promises(plan: Plan) -> tuple[Spent, ...]:
     """Return what the whole plan spends against each observer, if every round has a quorum and no more."""
-    releases = [plan.release(number, 0, (), plan.quorum) for number in range(plan.rounds)]
+    releases = [plan.release("", number, 0, (), plan.quorum) for number in range(plan.max_attempts)]
     return tuple(
         spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
     )

@@ -69,7 +69,7 @@ def ideal_multiplier(target: Target) -> float:
     No mechanism needs less; what each needs more is its price for having no trusted server.
     """
     if target.against.view is not View.RELEASED:
-        target = replace(target, scheme=Scheme.NONE, rounds=min(target.cap, target.rounds), against=RELEASED)
+        target = replace(target, scheme=Scheme.NONE, rounds=min(target.cap, target.max_attempts), spare=0, against=RELEASED)
 
     def within(multiplier: float) -> bool:
         return _account(coarse, target, ContinuousGaussian(2 * multiplier, 1.0)).epsilon <= target.epsilon
@@ -114,7 +114,8 @@ class _Draft:
             adjacency=target.adjacency,
             sampling=Sampling(target.scheme, target.population, target.cohort),
             rounds=target.rounds,
-            attempts=target.attempts,
+            attempts_per_round=target.attempts_per_round,
+            max_attempts=target.max_attempts,
             participations=target.cap,
             epsilon=target.epsilon,
             delta=target.spent_delta,
@@ -167,7 +168,7 @@ def _account(account: Account, target: Target, noise: Noise) -> Spent:
         noise=noise,
         participants=(),
     )
-    return account([release] * target.rounds, target.against, delta=target.spent_delta, cap=target.cap)
+    return account([release] * target.max_attempts, target.against, delta=target.spent_delta, cap=target.cap)
 
 
 def _least(within: Callable[[float], bool], start: float, target: Target) -> float:

@@ -48,13 +48,14 @@ class Target:
     dropouts: float = 0.0  # the fraction of a cohort that may be missing from the sum
     colluders: int = 0
     participations: int | None = None  # None: the least cap that costs next to nothing
-    attempts: int = 3
+    attempts_per_round: int = 3
+    spare: int | None = None  # attempts beyond one a round that the run may take; None: a tenth of the rounds
     clip_norm: float = 1.0
     bits: int | None = None  # None: as few as serve
     rotation: Turn = Turn.HADAMARD
 
     def __post_init__(self) -> None:
-        for name in ("dimension", "population", "cohort", "rounds", "attempts"):
+        for name in ("dimension", "population", "cohort", "rounds", "attempts_per_round"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.cohort > self.population:
@@ -79,9 +80,9 @@ class Target:
                 f"sampling `once` needs rounds x cohort <= population: "
                 f"{self.rounds} x {self.cohort} > {self.population}; at most {self.population // self.cohort} rounds"
             )
-        if self.participations is not None and not 1 <= self.participations <= self.rounds * self.attempts:
+        if self.participations is not None and not 1 <= self.participations <= self.max_attempts:
             raise ConfigError(
-                f"participations must be in [1, rounds x attempts = {self.rounds * self.attempts}], "
+                f"participations must be in [1, max_attempts = {self.max_attempts}], "
                 f"got {self.participations}"
             )
         if self.scheme is Scheme.ONCE and self.participations not in (None, 1):
@@ -91,6 +92,16 @@ class Target:
                 f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
                 f"mechanism shared or designated, got {self.mechanism}"
             )
+
+    @property
+    def max_attempts(self) -> int:
+        """How many attempts of the whole run may be charged."""
+        if self.spare is not None:
+            return self.rounds + self.spare
+        tenth = -(-self.rounds // 10)
+        if self.scheme is Scheme.ONCE:
+            return min(self.rounds + tenth, self.population // self.cohort)
+        return self.rounds + tenth
 
     @property
     def quorum(self) -> int:
@@ -115,13 +126,13 @@ class Target:
         if self.scheme is Scheme.ONCE:
             return 1
         if self.scheme is Scheme.NONE:
-            return self.rounds
+            return self.max_attempts
         if self.against != RELEASED:
-            return _least_cap(self.rounds, self.cohort / self.population)
+            return _least_cap(self.max_attempts, self.cohort / self.population)
         sampling = Sampling(self.scheme, self.population, self.cohort)
         allowed = CAP_SHARE / 4 * self.spent_delta / (1 + math.exp(min(self.epsilon, 700)))  # retries add draws
-        caps = range(1, self.rounds + 1)
-        return next(cap for cap in caps if cap_excess(sampling, self.rounds, cap) <= allowed)
+        caps = range(1, self.max_attempts + 1)
+        return next(cap for cap in caps if cap_excess(sampling, self.max_attempts, cap) <= allowed)
 
 
 def _least_cap(rounds: int, rate: float) -> int:

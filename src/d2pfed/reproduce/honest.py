@@ -217,7 +217,7 @@ def _exhibit(
                 "run": stories[trial.setting.name].run,
                 "settings": json.loads(canonical.encode(trial.what)),
                 "plan": json.loads(canonical.encode(trial.setting.plan)),
-                "spent": [asdict(spent) for spent in stories[trial.setting.name].spent],
+                "promised": [asdict(item) for item in stories[trial.setting.name].explanation.spent],
             }
             for trial in trials
         },

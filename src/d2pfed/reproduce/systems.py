@@ -253,7 +253,8 @@ def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: i
         adjacency=Adjacency.REPLACE_ONE,
         sampling=experiment.sampling,
         rounds=experiment.rounds,
-        attempts=1,
+        attempts_per_round=1,
+        max_attempts=experiment.rounds,
         participations=experiment.rounds,
         epsilon=1.0,
         delta=DELTA,
@@ -266,5 +267,5 @@ def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: i
         mechanism=mechanism,
         ring=Ring(bits),
     )
-    releases = [plan.release(number, 0, (), plan.quorum) for number in range(plan.rounds)]
+    releases = [plan.release("", number, 0, (), plan.quorum) for number in range(plan.rounds)]
     return replace(plan, epsilon=spent(releases, RELEASED, delta=DELTA, cap=plan.participations).epsilon)
