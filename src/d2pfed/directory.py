@@ -210,14 +210,14 @@ def open_run(directory: RunDirectory, plan: Plan, run: str, shared: Path | None,
     if path.exists():
         budget = read_budget(path)
         budget.require_like(charge)
-        book = Ledger.open(path, budget.measure)
+        book = Ledger.open(path)
     elif shared is not None:
         raise ConfigError(f"there is no ledger at {path}: `d2pfed ledger create` makes one")
     elif seen is not None or last is not None:
         raise LedgerError(f"the ledger of the run in {directory.path} is gone, and what was spent with it")
     else:
         budget = charge.budget
-        book = Ledger.create(path, budget, budget.measure)
+        book = Ledger.create(path, budget)
     with ExitStack() as undo:
         undo.callback(book.close)
         if last is not None:

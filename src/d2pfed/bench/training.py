@@ -85,10 +85,10 @@ class Federation:
         budget = replace(charge.budget, epsilon=10 * epsilon)  # a run of each fidelity
         with (
             TemporaryDirectory() as directory,
-            Ledger.create(Path(directory) / "ledger.sqlite", budget, budget.measure) as book,
+            Ledger.create(Path(directory) / "ledger.sqlite", budget) as book,
         ):
             for fidelity in Fidelity:
-                book.begin(fidelity.value, "bench", charge)
+                book.begin(fidelity.value, fidelity.value, charge)
             yield Federation(learner, plan, book)
 
     def private(self, number: int, fidelity: Fidelity) -> FloatVector:

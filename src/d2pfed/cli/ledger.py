@@ -48,7 +48,7 @@ def show(
 def verify_command(path: File, json: options.AsJson = False) -> None:
     """Recompute everything from the rows alone: chain, order, servers, attempts, and every epsilon."""
     file = _file(path)
-    found = verify(file, read_budget(file).measure)
+    found = verify(file)
     if json:
         print_json(found)
         return
@@ -80,7 +80,7 @@ def create(
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
     budget = Budget(epsilon, delta, options.observer_named(against), participations, declared)
     try:
-        Ledger.create(path, budget, budget.measure).close()
+        Ledger.create(path, budget).close()
     except BudgetExceeded as error:
         raise ConfigError(str(error)) from error
 

@@ -1,7 +1,7 @@
 """What the rows add up to: the rules of the ledger as a fold over its rows, the same for writing and verifying."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting.release import Release
@@ -24,13 +24,11 @@ class Book:
 
     def __init__(self, first: Row) -> None:
         _check_chain(first, 0, ROOT)
-        if (first.kind, first.epoch, first.key) != (Kind.CREATE, 0, None):
-            raise LedgerError("row 0: it must create the ledger, in epoch 0")
+        if (first.kind, first.epoch, first.key, first.epsilon) != (Kind.CREATE, 0, None, 0.0):
+            raise LedgerError("row 0: it must create the ledger, in epoch 0 and at epsilon 0")
         self.budget = Budget.decode(first.body)
-        if (first.epsilon > 0 and not self.budget.declared) or first.epsilon > self.budget.epsilon:
-            raise LedgerError(f"row 0: epsilon {first.epsilon} is not that of the runs declared within the budget")
         self.epoch = 0
-        self.epsilon = first.epsilon
+        self.epsilon = 0.0
         self.runs: dict[str, Begun] = {}  # in the order of their beginning
         self.attempts: dict[Key, Attempt] = {}  # in the order of their reservations
         self.charged: Counter[str] = Counter()  # attempts of each run that are not void
@@ -47,17 +45,9 @@ class Book:
         """Return what may have been released: all that was committed, and all that was reserved and is not void."""
         return tuple(attempt.release for attempt in self.attempts.values() if attempt.kind is not Kind.VOID)
 
-    def plans(self, further: Iterable[RunPlan] = ()) -> tuple[RunPlan, ...]:
-        """Return the runs that are charged: those declared, and those begun (and any further) beyond these."""
-        left = Counter(self.budget.declared)
-        begun = [*(each.plan for each in self.runs.values()), *further]
-        undeclared = []
-        for plan in begun:
-            if left[plan]:
-                left[plan] -= 1
-            else:
-                undeclared.append(plan)
-        return (*self.budget.declared, *undeclared)
+    def plans(self) -> tuple[RunPlan, ...]:
+        """Return what was charged, in the order in which the runs began."""
+        return tuple(begun.plan for begun in self.runs.values())
 
     def add(self, row: Row) -> None:
         """Take the next row, or refuse it by number."""
@@ -79,6 +69,8 @@ class Book:
         """Refuse a run that has begun, or whose promise is not of the budget's kind."""
         if begun.run in self.runs:
             raise LedgerError(f"run {begun.run} has begun already")
+        if other := next((each.run for each in self.runs.values() if each.owner == begun.owner), None):
+            raise LedgerError(f"run {begun.run}: its directory has begun run {other} here")
         self.budget.require_like(begun.plan)
 
     def step(self, kind: Kind, key: Key, release: Release | None) -> Attempt:
@@ -113,8 +105,6 @@ class Book:
             raise LedgerError("a run's first row names no attempt")
         begun = Begun.decode(row.body)
         self.check_begin(begun)
-        if row.epsilon > self.budget.epsilon:
-            raise LedgerError(f"epsilon {row.epsilon} is over the budget of {self.budget.epsilon}")
         self.runs[begun.run] = begun
 
     def _add_step(self, row: Row) -> None:

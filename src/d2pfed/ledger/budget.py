@@ -1,4 +1,4 @@
-"""What may be spent and what a run is charged: wholly, when it begins."""
+"""What may be spent, and what a run is charged: wholly, when it begins."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from d2pfed import canonical
-from d2pfed.accounting import RELEASED, Observer, Release, View, spent, upper_bound
+from d2pfed.accounting import RELEASED, Observer, Release, View
+from d2pfed.accounting.filters import Charged, Filter, PlanCost
 from d2pfed.accounting.release import ContinuousGaussian, Noise
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.text import RELEASE_TYPES
@@ -46,16 +47,17 @@ class RunPlan:
         """What the run may spend by itself, whatever else its ledger would still allow."""
         return Budget(self.epsilon, self.delta, self.observer, self.participations)
 
-    def releases(self, run: str) -> tuple[Release, ...]:
-        """Return all that the run may release at its worst."""
-        return tuple(replace(self.release, run=run, round=number) for number in range(self.max_attempts))
+    @property
+    def cost(self) -> PlanCost:
+        """All that the run may release, as it is accounted for."""
+        return PlanCost(self.release, self.max_attempts, self.participations)
 
     def require_promise(self) -> None:
         """Refuse a run whose attempts, all of them charged, would spend more than it promises by itself."""
-        epsilon = self.budget.measure((self,))
-        if epsilon > self.epsilon:
+        charged = price(self.budget, (self,))
+        if not charged.admitted:
             raise BudgetExceeded(
-                f"a run of {self.max_attempts} attempts spends epsilon {epsilon}, and it promises {self.epsilon}"
+                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed}, and it promises {self.epsilon}"
             )
 
 
@@ -63,8 +65,7 @@ class RunPlan:
 class Budget:
     """What all releases of a population may cost together, for which observer, at which cap of participations.
 
-    `declared` are the runs that were fixed before any output was seen: they are charged with the budget itself, and
-    composed exactly.
+    `declared` are runs that were fixed before any output was seen: they are composed exactly.
     """
 
     epsilon: float
@@ -98,13 +99,14 @@ class Budget:
         """Return the budget that has exactly this text."""
         return _decoded(text, Budget)
 
-    def measure(self, plans: Sequence[RunPlan]) -> float:
-        """Return epsilon of whole runs for this observer: a quick bound, or the certified one near the end."""
-        releases = [release for number, plan in enumerate(plans) for release in plan.releases(f"{number}")]
-        quick = upper_bound(releases, self.observer, delta=self.delta, cap=self.participations).epsilon
-        if quick <= self.epsilon:
-            return quick
-        return spent(releases, self.observer, delta=self.delta, cap=self.participations).epsilon
+
+def price(budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+    """Return whether whole runs, in the order in which they began, are within a budget, and what they cost.
+
+    Guarantee: the budget holds whatever runs and stops were chosen from earlier outputs. Proof: theory.md#filters.
+    """
+    declared = tuple(plan.cost for plan in budget.declared)
+    return Filter(budget.epsilon, budget.delta, budget.observer, declared).charge([plan.cost for plan in plans])
 
 
 @dataclass(frozen=True, slots=True)

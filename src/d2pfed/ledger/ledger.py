@@ -7,29 +7,32 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from d2pfed.accounting.filters import Charged
 from d2pfed.accounting.release import Release
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger.book import Book, replay
-from d2pfed.ledger.budget import Begun, Budget, RunPlan
+from d2pfed.ledger.budget import Begun, Budget, RunPlan, price
 from d2pfed.ledger.lock import Lock
 from d2pfed.ledger.rows import Head, Key, Kind, Row, chained_row, first_row
 from d2pfed.ledger.store import Store, require_file
 from d2pfed.ledger.text import encode_release
 
-# Epsilon of whole runs, in the order in which they were charged, for the budget's observer and delta; errs upwards.
-Meter = Callable[[Sequence[RunPlan]], float]
+# Whether whole runs, in the order in which they began, are within a budget, and what they cost; errs upwards.
+Meter = Callable[[Budget, Sequence[RunPlan]], Charged]
 
 ROUNDING = (
     1e-6  # relative: meters are pure functions, and only the rounding of another machine's libraries differs
 )
 
 
-def measure(meter: Meter, plans: Sequence[RunPlan]) -> float:
-    """Return epsilon of the runs; refuses a meter that answers with nan or a negative number."""
-    epsilon = float(meter(plans)) if plans else 0.0
-    if math.isnan(epsilon) or epsilon < 0:
-        raise LedgerError(f"the meter must return an epsilon of at least 0, got {epsilon}")
-    return epsilon
+def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+    """Return what the runs cost; refuses a meter that answers with nan or a negative number."""
+    if not plans:
+        return Charged(admitted=True, units=(), of=0, composed=0.0)
+    charged = meter(budget, plans)
+    if math.isnan(charged.composed) or charged.composed < 0:
+        raise LedgerError(f"the meter must return an epsilon of at least 0, got {charged.composed}")
+    return charged
 
 
 class Ledger:
@@ -48,30 +51,30 @@ class Ledger:
         self._closing: ExitStack | None = closing
 
     @staticmethod
-    def create(path: Path, budget: Budget, meter: Meter) -> "Ledger":
+    def create(path: Path, budget: Budget, meter: Meter = price) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
         path = path.resolve()
-        epsilon = measure(meter, budget.declared)
-        if epsilon > budget.epsilon:
-            raise BudgetExceeded(f"the declared runs cost epsilon {epsilon}, the budget is {budget.epsilon}")
+        charged = measure(meter, budget, budget.declared)
+        if not charged.admitted:
+            raise BudgetExceeded(f"the declared runs: {_refusal(charged, budget)}")
         with ExitStack() as undo:
             undo.callback((lock := Lock.take(path)).close)
-            Store.create(path, first_row(budget, epsilon))
+            Store.create(path, first_row(budget))
             undo.pop_all()
         return _opened(path, meter, lock)
 
     @staticmethod
-    def open(path: Path, meter: Meter) -> "Ledger":
+    def open(path: Path, meter: Meter = price) -> "Ledger":
         """Open a ledger; refuses at once if another server has it open."""
         return _opened(path.resolve(), meter, Lock.take(_existing(path)))
 
     @staticmethod
-    def open_in_turn(path: Path, meter: Meter) -> "Ledger":
+    def open_in_turn(path: Path, meter: Meter = price) -> "Ledger":
         """Open a ledger as soon as no other server has it open."""
         return _opened(path.resolve(), meter, Lock.wait(_existing(path)))
 
     @staticmethod
-    def take_over(path: Path, meter: Meter) -> "Ledger":
+    def take_over(path: Path, meter: Meter = price) -> "Ledger":
         """Open a ledger although another server has it open, and shut that one out.
 
         Guarantee: the other server, even if it was only asleep, commits nothing more.
@@ -111,12 +114,10 @@ class Ledger:
             _require_same(found, begun)
             return
         self._book.check_begin(begun)
-        plans = self._book.plans([plan])
-        # A declared run was charged when the ledger was made.
-        epsilon = self.spent() if plans == self._book.plans() else measure(self._meter, plans)
-        if epsilon > self.budget.epsilon:
-            raise BudgetExceeded(f"run {run}: epsilon would be {epsilon}, the budget is {self.budget.epsilon}")
-        self._append(Kind.BEGIN, None, begun.encode(), epsilon)
+        charged = measure(self._meter, self.budget, (*self._book.plans(), plan))
+        if not charged.admitted:
+            raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
+        self._append(Kind.BEGIN, None, begun.encode(), charged.composed)
 
     def reserve(self, release: Release) -> Row:
         """Record an attempt at its worst, before the first masked vector is asked for.
@@ -142,7 +143,7 @@ class Ledger:
         return self._book.releases()
 
     def spent(self) -> float:
-        """Return epsilon of all runs that are charged, each with all attempts that it may take."""
+        """Return epsilon of all runs that are charged, each with all attempts that it may take, composed."""
         return self._book.epsilon
 
     def charged(self, run: str) -> int:
@@ -216,6 +217,10 @@ def _require_same(found: Begun, begun: Begun) -> None:
         raise LedgerError(f"run {found.run} was begun with another plan: choose another name")
 
 
+def _refusal(charged: Charged, budget: Budget) -> str:
+    return charged.reason or f"epsilon would be {charged.composed}, the budget is {budget.epsilon}"
+
+
 def _existing(path: Path) -> Path:
     require_file(path)  # before the lock, which would leave a file beside a ledger that is not there
     return path.resolve()
@@ -226,7 +231,7 @@ def _opened(path: Path, meter: Meter, lock: Lock) -> Ledger:
         undo.callback(lock.close)
         undo.callback((store := Store.open(path)).close)
         book = replay(store.rows())
-        epsilon = measure(meter, book.plans())
+        epsilon = measure(meter, book.budget, book.plans()).composed
         if epsilon < book.epsilon * (1 - ROUNDING):
             raise LedgerError(
                 f"the meter says {epsilon}, recorded is {book.epsilon}: it is not this budget's meter"

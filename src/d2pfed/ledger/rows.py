@@ -71,7 +71,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the ledger; `epsilon` is what all runs that are charged cost together once this row is there."""
+    """One line of the ledger; `epsilon` is that of all runs charged so far, composed: what they cost together
+    if none of them was chosen from what was seen. The budget holds in any case."""
 
     seq: int
     epoch: int
@@ -111,9 +112,9 @@ class Row:
         return digest("d2pfed ledger row", previous, text)
 
 
-def first_row(budget: Budget, epsilon: float = 0.0) -> Row:
-    """Return the row that creates a ledger and charges the runs that were declared with it."""
-    row = Row(seq=0, epoch=0, kind=Kind.CREATE, key=None, body=budget.encode(), epsilon=epsilon, hash=ROOT)
+def first_row(budget: Budget) -> Row:
+    """Return the row that creates a ledger."""
+    row = Row(seq=0, epoch=0, kind=Kind.CREATE, key=None, body=budget.encode(), epsilon=0.0, hash=ROOT)
     return replace(row, hash=row.chained(ROOT))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.book import Book, replay
 from d2pfed.ledger.ledger import ROUNDING, Meter, measure
-from d2pfed.ledger.budget import Begun, Budget
+from d2pfed.ledger.budget import Begun, Budget, price
 from d2pfed.ledger.rows import Head, Kind, Row
 from d2pfed.ledger.store import Store
 
@@ -24,7 +24,7 @@ class Verification:
     unfinished: int  # reserved and neither committed nor void: they count as charged
     runs: tuple[Begun, ...]  # in the order of their beginning
     charged: dict[str, int]  # attempts of each run that may have been opened
-    spent: float  # epsilon of all runs that are charged, each with all attempts it may take, measured anew
+    spent: float  # epsilon of all runs that are charged, each with all attempts it may take, composed anew
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
@@ -39,7 +39,7 @@ def read_budget(path: Path) -> Budget:
     return replay(_rows(path)).budget
 
 
-def verify(path: Path, meter: Meter) -> Verification:
+def verify(path: Path, meter: Meter = price) -> Verification:
     """Check a ledger from its rows alone; refuses the first row that is wrong, by number.
 
     Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules, no
@@ -50,19 +50,20 @@ def verify(path: Path, meter: Meter) -> Verification:
     """
     rows = _rows(path)
     book = replay(rows[:1])
-    spent = _checked(rows[0], measure(meter, book.plans()))
+    spent = 0.0
     for row in rows[1:]:
         book.add(row)
         # Attempts price nothing, and the rules have held their rows to the epsilon before.
         if row.kind in (Kind.OPEN, Kind.BEGIN):
-            spent = _checked(row, measure(meter, book.plans()))
+            charged = measure(meter, book.budget, book.plans())
+            spent = charged.composed
+            if abs(row.epsilon - spent) > ROUNDING * spent:
+                raise LedgerError(
+                    f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost {spent}"
+                )
+            if not charged.admitted:
+                raise LedgerError(f"row {row.seq}: the runs begun so far are over the budget")
     return _summary(book, spent)
-
-
-def _checked(row: Row, spent: float) -> float:
-    if abs(row.epsilon - spent) > ROUNDING * spent:
-        raise LedgerError(f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost {spent}")
-    return spent
 
 
 def _rows(path: Path) -> tuple[Row, ...]:

@@ -107,7 +107,7 @@ class Trial:
         path = folder / f"honest-{digest(canonical.encode(self.what)).hex()[:8]}"
         if not (path / "summary.json").exists():  # it is written last
             job = Job(self.what, *self.parts(), self.setting.plan)
-            job.execute(path, path / "ledger.sqlite", self._listener(tell))
+            job.execute(path, None, self._listener(tell))
         return read_story(path)
 
     def _listener(self, tell: Callable[[Progress], None]) -> Callable[[Progress], bool]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ class Curve:
     validation: tuple[float, ...]  # after each round
     released: tuple[float, ...]  # true epsilon of the released models after each round; empty if not private
     test: float  # of the last model; the test data was opened for it once
-    server: float | None  # true epsilon against the server, of the client that took part most; None: not private
+    server: float | None  # true epsilon against the server; None: not private
     folder: str
 
     @property
