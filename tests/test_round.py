@@ -9,7 +9,7 @@ from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.plan import Kind, Plan, Policy, Target, calibrate
 from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, Participant, accept, aggregate, gather, private_sum, session_of
-from d2pfed.secagg import Advertising, Consistency
+from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 
 COHORT = tuple(range(10, 22))
@@ -179,22 +179,22 @@ def test_an_update_that_is_not_finite_never_leaves_the_client(poison):
     engine = simulation(plan)
     session = session_of(plan, FIRST, COHORT)
     bad = np.full(D, poison, np.float32)
-    client = engine._participant(10).join(session, lambda _model: bad)
+    client = engine._participant(10).join(session, lambda _task, _model: bad)
     with pytest.raises(ConfigError, match="finite"):
-        client._desk.contribute(b"", None)
+        client._desk.contribute(b"", b"", None)
 
 
 def test_a_client_joins_only_what_its_policy_allows():
     plan = make_plan()
     session = session_of(plan, FIRST, COHORT)
     invitation = Advertising(session).outbox()[10]
-    lenient = Policy(most_epsilon=100, most_delta=1e-2, least_noise_multiplier=0.01)
-    assert accept(plan, lenient, invitation, Consistency.ASSUMED).digest == session.digest
-    with pytest.raises(ConfigError, match="policy: epsilon must be at most 10, the plan has 20"):
-        accept(plan, Policy(least_noise_multiplier=0.1), invitation, Consistency.ASSUMED)
+    lenient = Policy(most_epsilon=100, most_delta=1e-2, least_noise_multiplier=0.01, least_colluders=0.0)
+    assert accept(plan, lenient, invitation).digest == session.digest
+    with pytest.raises(ConfigError, match="policy: delta must be at most 0.0001, the plan has 0.001"):
+        accept(plan, Policy(), invitation)
     few = session_of(make_plan(Kind.DESIGNATED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):
-        accept(plan, lenient, Advertising(few).outbox()[10], Consistency.ASSUMED)
+        accept(plan, lenient, Advertising(few).outbox()[10])
 
 
 def test_a_private_sum_needs_no_training():
@@ -211,7 +211,7 @@ def test_gather_counts_a_bad_answer_as_a_dropout():
     plan = make_plan(dropouts=0.25)
     session = session_of(plan, FIRST, COHORT)
     engine = simulation(plan)
-    machines = {c: engine._participant(c).join(session, lambda _model, c=c: update_of(c)) for c in COHORT}
+    machines = {c: engine._participant(c).join(session, lambda _task, _model, c=c: update_of(c)) for c in COHORT}
 
     def exchange(requests):
         for client, request in requests.items():

@@ -14,7 +14,7 @@ from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.ledger import RunPlan
 from d2pfed.mechanism import Designated, Share, Shared
-from d2pfed.plan import Plan, Policy
+from d2pfed.plan import Enrolled, Plan, Policy
 from d2pfed.randomness import Entropy, digest
 from d2pfed.ring import RingVector
 from d2pfed.secagg import (
@@ -35,7 +35,7 @@ from d2pfed.secagg import (
     collect,
     decode_invitation,
 )
-from d2pfed.secagg.draws import Opening, draw_cohort, require_path
+from d2pfed.secagg.draws import Opening, draw_cohort, draw_key, require_path
 from d2pfed.secagg.session import NO_ROSTER
 
 Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update
@@ -44,6 +44,8 @@ _FEWEST = 2  # clients of a cohort that one can hide among
 
 Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
 Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
+
+ROSTERS = 4  # that an authority may issue over one population: each has draws of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +71,34 @@ def session_of(
     A cohort of another size than planned is a complete graph. There is one where sizes are secret, and where an
     earlier attempt left fewer although all must deliver; where any quorum will do, the cohort has the planned size.
     """
+    return _session(plan, attempt, cohort, NO_ROSTER if roster is None else roster.digest, draw, block)
+
+
+def sketch_of(plan: Plan) -> Session:
+    """Return a session of the plan with clients that do not exist, for its sizes alone."""
+    roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
+    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort)), roster, 0, 0)
+
+
+def _session(
+    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], roster_digest: bytes, draw: int, block: int
+) -> Session:
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort
     if not planned and delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
         raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
-    least = threshold if roster is None else (size + plan.colluders) // 2 + 1
-    if planned or delivery is Delivery.QUORUM:
-        least = plan.quorum
+    quorum = plan.quorum
+    if delivery is Delivery.EVERYONE:
+        quorum = size
+    elif delivery is Delivery.DESIGNATED and not planned:
+        quorum = threshold if plan.consistency is Consistency.ASSUMED else (size + plan.colluders) // 2 + 1
     return Session(
         plan_digest=plan.digest,
         run=attempt.run,
         round=attempt.round,
         attempt=attempt.number,
-        roster_digest=NO_ROSTER if roster is None else roster.digest,
+        roster_digest=roster_digest,
         draw=draw,
         block=block,
         cohort=cohort,
@@ -90,7 +106,7 @@ def session_of(
         bits=plan.ring.bits,
         degree=plan.neighbours if planned else size - 1,
         threshold=threshold,
-        quorum=size if delivery is Delivery.EVERYONE else least,
+        quorum=quorum,
         colluders=plan.colluders,
         delivery=delivery,
         consistency=plan.consistency,
@@ -164,10 +180,10 @@ def accept(
     An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
     computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
     """
-    policy.check(plan)
-    require_agreed_consistency(plan, roster)
-    invited = decode_invitation(invitation, None if roster is None else roster.depth)
-    cohort = _listed(plan, invited) if roster is None or roster.depth is None else _drawn(plan, invited, roster, first_draw)
+    policy.check(plan, enrolled_in(roster))
+    is_drawn = roster is not None and roster.depth is not None
+    invited = decode_invitation(invitation, roster.depth if roster is not None else None)
+    cohort = _drawn(plan, invited, roster, first_draw) if roster is not None and is_drawn else _listed(invited)
     if len(cohort) < policy.least_cohort:
         raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
@@ -177,14 +193,14 @@ def accept(
     return session
 
 
-def require_agreed_consistency(plan: Plan, roster: Roster | None) -> None:
-    """Refuse a plan that does not trust the server as this client does: an enrolled client never assumes."""
-    own = Consistency.ASSUMED if roster is None else Consistency.SIGNED
-    if plan.consistency is not own:
-        raise PeerError(f"this client's consistency is {own.value}, the plan's is {plan.consistency.value}")
+def enrolled_in(roster: Roster | None) -> Enrolled | None:
+    """Return what a roster says of the others; four of its kind are expected while a population lasts."""
+    if roster is None:
+        return None
+    return Enrolled(len(roster.keys), 0 if roster.depth is None else ROSTERS << roster.depth)
 
 
-def _listed(plan: Plan, invited: Invitation) -> tuple[int, ...]:
+def _listed(invited: Invitation) -> tuple[int, ...]:
     """Return the cohort as the server lists it; that it may choose its members is part of what is promised then."""
     if invited.draw or invited.block:
         raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
@@ -197,9 +213,8 @@ def _drawn(plan: Plan, invited: Invitation, roster: Roster, first_draw: int) -> 
         raise PeerError("a drawn cohort needs the opening of its draw")
     require_path(roster.root, roster.depth, invited.draw, invited.opening)
     require_draw_by_number(plan, invited, first_draw)
-    cohort = draw_cohort(
-        roster.digest, roster.clients, plan.sampling, invited.draw, invited.block, invited.opening.seed
-    )
+    key = draw_key(roster.digest, invited.draw, invited.opening.seed)
+    cohort = draw_cohort(key, roster.clients, plan.sampling, invited.block)
     require_in_cohort(invited.client, cohort)
     return cohort
 

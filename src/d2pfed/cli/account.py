@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of
+from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of, round_up
 from d2pfed.cli.options import AsJson, CohortSize, Neighbours, Population, Rounds, SamplingScheme
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
@@ -80,6 +80,6 @@ def account(
         print_json(result)
     else:
         out().print(
-            f"epsilon {epsilon:.6f} at delta {delta:g} by {accountant}: {rounds} rounds of {cohort} in {population} "
-            f"clients, {sampling}, {adjacency}, one client"
+            f"epsilon {round_up(epsilon, 7)} at delta {round_up(delta, 6)} by {accountant}: {rounds} rounds of {cohort} in "
+            f"{population} clients, {sampling}, {adjacency}, one client"
         )
