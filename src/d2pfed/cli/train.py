@@ -16,6 +16,7 @@ from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.plan import Kind, Plan, Target, Turn, explain
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND
 from d2pfed.randomness import digest
 from d2pfed.simulation import Fidelity, InProcess
 from d2pfed.training import ServerStep
@@ -144,7 +145,8 @@ def train(
         rotation=rotation,
     )
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
-    target = replace(target, attempts_per_round=target.attempts_per_round + target.max_attempts - rounds)
+    tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - rounds)
+    target = replace(target, attempts_per_round=tries)
     settings = Settings(
         task=task,
         data=chosen.description,
