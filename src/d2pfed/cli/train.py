@@ -16,7 +16,7 @@ from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.plan import Kind, Plan, Target, Turn, explain
-from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.randomness import digest
 from d2pfed.simulation import Fidelity, InProcess
 from d2pfed.training import ServerStep
@@ -120,6 +120,8 @@ def train(
     )
     from d2pfed.run import Job, Settings  # noqa: PLC0415
 
+    if seed is not None:
+        check_range("seed", seed, 0, 2**63 - 1)
     chosen = load_task(
         task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
     )
