@@ -25,7 +25,7 @@ class Disk:
         if self.count - 1 in self.skipped:
             return
         status = os.fstat(descriptor)
-        place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
         if stat.S_ISDIR(status.st_mode):
             self.folders[status.st_ino] = {entry.name: entry.inode() for entry in os.scandir(place)}
         else:
@@ -39,7 +39,7 @@ class Disk:
     def _rebuild(self, inode: int, target: Path) -> None:
         target.mkdir()
         for name, child in self.folders.get(inode, {}).items():
-            if child in self.folders or child not in self.files and (self.root / name).is_dir():
+            if child in self.folders or (child not in self.files and (self.root / name).is_dir()):
                 self._rebuild(child, target / name)
             else:
                 (target / name).write_bytes(self.files.get(child, b""))

@@ -99,7 +99,13 @@ def cases():
     ):
         for option, values in options.items():
             yield line, option, tuple(dict.fromkeys(values))
-    for command in ("ledger show", "ledger verify", "report", "ledger create --epsilon 1 --delta 0.1", "data where"):
+    for command in (
+        "ledger show",
+        "ledger verify",
+        "report",
+        "ledger create --epsilon 1 --delta 0.1",
+        "data where",
+    ):
         yield command, None, FILE
     yield "data fetch", None, ("", "x")
 

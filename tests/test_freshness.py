@@ -25,9 +25,7 @@ from d2pfed.training import Cohorts
 
 D, CLIENTS = 5, 6
 PLAN = calibrate(
-    Target(
-        dimension=D, population=40, cohort=CLIENTS, rounds=2, epsilon=50.0, delta=1e-3, against=SERVER, spare=4
-    )
+    Target(dimension=D, population=40, cohort=CLIENTS, rounds=2, epsilon=50.0, delta=1e-3, against=SERVER, spare=4)
 )
 SESSIONS = 2 * 2 * 2  # runs, rounds, attempts
 DERIVE, HKDF = randomness.derive, crypto.hkdf
@@ -75,7 +73,9 @@ def recorded(tmp_path, monkeypatch, *, drawn=None) -> Record:
 
     derive, hkdf = randomness.derive, crypto.hkdf  # planted bugs, if any, are in place already
     monkeypatch.setattr(randomness, "derive", lambda key, *path: record.note(path[0], derive(key, *path)))
-    monkeypatch.setattr(crypto, "hkdf", lambda shared, label, *path: record.note(label, hkdf(shared, label, *path)))
+    monkeypatch.setattr(
+        crypto, "hkdf", lambda shared, label, *path: record.note(label, hkdf(shared, label, *path))
+    )
     monkeypatch.setattr(Codec, "prepare", noted_prepare)
     monkeypatch.setattr(rounds, "session_of", noted_session)
     monkeypatch.setattr("test_freshness.CURRENT", record, raising=False)
@@ -219,7 +219,9 @@ def test_noise_that_two_clients_share_is_caught(tmp_path, monkeypatch):
     contribute = Participant.contribute
 
     def same(self, session, update, group):
-        return contribute(replace(self, client=session.cohort[0], entropy=Entropy.replay(b"all")), session, update, group)
+        return contribute(
+            replace(self, client=session.cohort[0], entropy=Entropy.replay(b"all")), session, update, group
+        )
 
     monkeypatch.setattr(Participant, "contribute", same)
     assert broken(recorded(tmp_path, monkeypatch)) == {noise_is_fresh}
@@ -251,7 +253,9 @@ def test_masks_and_boxes_that_are_bound_to_nothing_are_caught_by_themselves(tmp_
 def test_a_cohort_that_two_attempts_share_is_caught_by_itself(tmp_path, monkeypatch, kept):
     cohorts = Cohorts(PLAN.sampling, Entropy.replay(b"cohorts"))
     assert PLAN.sampling.scheme is Scheme.FIXED
-    record = recorded(tmp_path, monkeypatch, drawn=lambda number, attempt, _block: cohorts.draw(*kept(number, attempt), 0))
+    record = recorded(
+        tmp_path, monkeypatch, drawn=lambda number, attempt, _block: cohorts.draw(*kept(number, attempt), 0)
+    )
     assert broken(record) == {cohorts_are_fresh}
 
 

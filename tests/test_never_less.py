@@ -111,9 +111,13 @@ def test_a_client_at_its_cap_is_in_no_further_sum_of_any_run(tmp_path):
     a_client_at_its_cap_is_in_no_further_sum(tmp_path)
 
 
-@pytest.mark.parametrize("counted", [lambda *_: 0, lambda book, client: book._book.taken[client] * (len(book._book.runs) < 2)])
+@pytest.mark.parametrize(
+    "counted", [lambda *_: 0, lambda book, client: book._book.taken[client] * (len(book._book.runs) < 2)]
+)
 def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch, counted):
-    monkeypatch.setattr(Ledger, "taken", lambda self, clients: {client: counted(self, client) for client in clients})
+    monkeypatch.setattr(
+        Ledger, "taken", lambda self, clients: {client: counted(self, client) for client in clients}
+    )
     with pytest.raises(AssertionError):
         a_client_at_its_cap_is_in_no_further_sum(tmp_path)
 
@@ -199,7 +203,9 @@ def test_a_partition_goes_on_with_its_next_block(tmp_path):
 
 
 def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="`once` uses each client once, and client [0-9]+ has contributed already"):
+    with pytest.raises(
+        ConfigError, match=r"`once` uses each client once, and client [0-9]+ has contributed already"
+    ):
         a_partition_goes_on_with_its_next_block(tmp_path, lambda _book: 0)
     monkeypatch.setattr(rounds, "_standing", lambda _plan, cohort, book: (cohort, dict(book.taken(cohort))))
     (tmp_path / "again").mkdir()
@@ -220,7 +226,11 @@ def test_a_void_attempt_may_keep_its_block(tmp_path):
 
     with book_of(tmp_path, plan, "run") as book:
         aggregate(
-            plan, Attempt("run", 0, 0), lambda attempt: cohorts.draw(0, attempt, book.charged("run")), collect, book
+            plan,
+            Attempt("run", 0, 0),
+            lambda attempt: cohorts.draw(0, attempt, book.charged("run")),
+            collect,
+            book,
         )
     assert asked[0] == asked[1]
 
@@ -252,7 +262,9 @@ def test_runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path):
 def test_releases_under_another_runs_name_are_caught(tmp_path, monkeypatch):
     step = Book.step
     monkeypatch.setattr(
-        Book, "step", lambda self, kind, key, release: step(self, kind, replace(key, run="a"), replace(release, run="a"))
+        Book,
+        "step",
+        lambda self, kind, key, release: step(self, kind, replace(key, run="a"), replace(release, run="a")),
     )
     with pytest.raises((AssertionError, LedgerError)):
         runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path)
@@ -292,7 +304,7 @@ def test_small_secret_cohorts_are_refused_before_the_run():
 def printed_bounds_are_bounds():
     template = run_plan(plan_of())
     item = spent([template.release], SERVER, delta=1e-3, cap=1)
-    for value in np.random.default_rng(0).uniform(0.01, 30, 300):
+    for value in np.geomspace(0.0101, 29.7, 300):
         table = show.epsilons((replace(item, epsilon=float(value), delta=float(value) * 1e-6),))
         for column, true in ((1, value), (2, value * 1e-6)):
             (cell,) = table.columns[column].cells

@@ -175,7 +175,9 @@ def test_fixed_cohorts_of_two_rounds_are_independent():
 @given(st.integers(1, 200), st.data())
 def test_a_fixed_cohort_is_sorted_and_of_its_size(population, data):
     cohort = data.draw(st.integers(1, population))
-    drawn = cohorts(Scheme.FIXED, population, cohort).draw(data.draw(st.integers(0, 10**9)), data.draw(st.integers(0, 9)), 0)
+    drawn = cohorts(Scheme.FIXED, population, cohort).draw(
+        data.draw(st.integers(0, 10**9)), data.draw(st.integers(0, 9)), 0
+    )
     assert list(drawn) == sorted(set(drawn))
     assert len(drawn) == cohort
     assert set(drawn) <= set(range(population))
@@ -191,7 +193,11 @@ def test_once_is_a_partition(rounds, cohort, left_over):
 
 def test_once_gives_each_client_each_round_alike():
     drawn = [
-        next(number for number in range(3) if 4 in cohorts(Scheme.ONCE, 6, 2, f"partition {seed}").draw(0, 0, number))
+        next(
+            number
+            for number in range(3)
+            if 4 in cohorts(Scheme.ONCE, 6, 2, f"partition {seed}").draw(0, 0, number)
+        )
         for seed in range(5000)
     ]
     check_fits(np.array(drawn), uniform(3), FALSE_ALARM)
@@ -253,7 +259,9 @@ def test_the_cohorts_of_two_attempts_at_a_round_are_independent():
     source = cohorts(Scheme.FIXED, 4, 1)
     pairs = [4 * source.draw(number, 0, 0)[0] + source.draw(number, 1, 0)[0] for number in range(10_000)]
     check_fits(np.array(pairs), uniform(16), FALSE_ALARM)
-    same = [5 * source.draw(number, 0, 0)[0] for number in range(10_000)]  # the planted bug: a retry keeps its cohort
+    same = [
+        5 * source.draw(number, 0, 0)[0] for number in range(10_000)
+    ]  # the planted bug: a retry keeps its cohort
     with pytest.raises(AssertionError, match="chi-square"):
         check_fits(np.array(same), uniform(16), FALSE_ALARM)
 

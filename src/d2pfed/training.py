@@ -11,7 +11,6 @@ from d2pfed.errors import ConfigError
 from d2pfed.randomness import Entropy, Stream
 from d2pfed.round import Outcome
 
-
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
 
 

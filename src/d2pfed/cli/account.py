@@ -12,7 +12,6 @@ from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
 
-
 MOST_DIMENSION, MOST_TRIALS, MOST_LEVELS = 1 << 31, 1 << 53, 1 << 31
 LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-3, 1e6
 
@@ -101,6 +100,6 @@ def account(
         print_json(result)
     else:
         out().print(
-            f"epsilon {round_up(epsilon, 7)} at delta {round_up(delta, 6)} by {accountant}: {rounds} rounds of {cohort} in "
-            f"{population} clients, {sampling}, {adjacency}, one client"
+            f"epsilon {round_up(epsilon, 7)} at delta {round_up(delta, 6)} by {accountant}: {rounds} rounds of "
+            f"{cohort} in {population} clients, {sampling}, {adjacency}, one client"
         )

@@ -101,7 +101,9 @@ def train(
     ] = None,
     stop_is_blind: Annotated[
         bool,
-        typer.Option("--stop-is-blind", help="Nobody will stop the run for what it has shown: say what was spent."),
+        typer.Option(
+            "--stop-is-blind", help="Nobody will stop the run for what it has shown: say what was spent."
+        ),
     ] = False,
     engine: Annotated[Engine, typer.Option(help="Where clients are trained and encoded.")] = Engine.PROCESS,
     address: Annotated[
@@ -125,7 +127,9 @@ def train(
     if seed is not None:
         check_range("seed", seed, 0, 2**63 - 1)
     if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
-        raise ConfigError(f"a run's name must be one of a folder, of at most {LONGEST_NAME} characters, got {name!r}")
+        raise ConfigError(
+            f"a run's name must be one of a folder, of at most {LONGEST_NAME} characters, got {name!r}"
+        )
     chosen = load_task(
         task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
     )
