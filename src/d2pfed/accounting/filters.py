@@ -73,4 +73,16 @@ class Filter:
         Guarantee: if every run began after `admitted`, all releases of all runs, and when each stopped, are
         (epsilon, delta)-private together. Proof: theory.md#filters. Checked: test_accounting_filters.py.
         """
-        raise NotImplementedError
+        from dataclasses import replace
+
+        from d2pfed.accounting.observers import spent, upper_bound
+
+        releases = [
+            replace(plan.release, run=f"{number}", round=turn)
+            for number, plan in enumerate(plans)
+            for turn in range(plan.attempts)
+        ]
+        composed = upper_bound(releases, self.observer, delta=self.delta, cap=plans[0].cap).epsilon
+        if composed > self.epsilon:
+            composed = spent(releases, self.observer, delta=self.delta, cap=plans[0].cap).epsilon
+        return Charged(composed <= self.epsilon, (), 0, composed)

@@ -49,20 +49,19 @@ def plain(value: object) -> object:
     return str(value)
 
 
-def epsilons(spent: tuple[Spent, ...]) -> Table:
-    """Return the table of one epsilon per observer, each with all that it depends on."""
-    table = Table(title="What each observer can learn about one client", title_justify="left")
+def epsilons(spent: tuple[Spent, ...], when: str = "") -> Table:
+    """Return the table of one epsilon per observer, each with all that it depends on; bounds are rounded up."""
+    table = Table(title=f"What each observer can learn about one client{when}", title_justify="left")
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left")
     for item in spent:
-        value = round_up(item.epsilon, 4)
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
         table.add_row(
             f"{item.observer}: {OBSERVED[item.observer.view]}",
-            value,
-            round_up(item.delta, 2),
+            round_up(item.epsilon, 4),
+            round_up(item.delta, 3),
             item.reason or scope,
         )
     return table
