@@ -87,11 +87,11 @@ def estimate_flower(clients: int, dimension: int, dropouts: int) -> FlowerCost:
     with client_clock.running():
         publics = {"0": list(module._setup(state, limits).values())} | publics  # noqa: SLF001
         shared = module._share_keys(state, publics)  # noqa: SLF001
-    share = state.rd_seed_share_dict[0]  # all are of this size
+    shares = state.rd_seed_share_dict[0], state.sk1_share_dict[0]  # all are of these sizes
     concat, encrypt = module.share_keys_plaintext_concat, module.encrypt
     inbox = {
         "srcs": list(range(1, clients)),
-        "ctxts": [encrypt(state.ss2_dict[name], concat(name, 0, share, share)) for name in range(1, clients)],
+        "ctxts": [encrypt(state.ss2_dict[name], concat(name, 0, *shares)) for name in range(1, clients)],
     }
     parameters = import_module("flwr.common").ndarrays_to_parameters([np.zeros(dimension, np.float32)])
     survivors, lost = list(range(clients - dropouts)), list(range(clients - dropouts, clients))
