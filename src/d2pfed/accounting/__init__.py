@@ -2,6 +2,7 @@
 
 from d2pfed.accounting.accountants import Accountant, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
+from d2pfed.accounting.client import client_epsilon
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -11,6 +12,7 @@ from d2pfed.accounting.observers import (
     Spent,
     View,
     colluding,
+    realised_epsilon,
     spent,
     upper_bound,
 )
@@ -27,11 +29,13 @@ from d2pfed.accounting.release import (
     Unit,
 )
 from d2pfed.accounting.released import CAP_SHARE, cap_excess
+from d2pfed.accounting.rounding import round_up
 
 __all__ = [
     "Accountant",
     "epsilon_of",
     "cpsgd_epsilon",
+    "client_epsilon",
     "Observer",
     "View",
     "RELEASED",
@@ -41,7 +45,9 @@ __all__ = [
     "colluding",
     "Spent",
     "spent",
+    "realised_epsilon",
     "upper_bound",
+    "round_up",
     "cap_excess",
     "CAP_SHARE",
     "Release",

@@ -152,7 +152,7 @@ class _Part:
     def contribute(self, model: bytes, group: bytes | None) -> RingVector:
         """Charge this client's own ledger, train, and return the ring vector."""
         plan, session = self._agreed.plan, self._session
-        release = plan.release(session.round, session.attempt, (), plan.quorum)
+        release = plan.release(session.run, session.round, session.attempt, (), plan.quorum)
         taken = Account(self._home.path, self._home.budget).charge(plan, session.run, release)
         participant = Participant(
             plan=plan, client=self._home.client, entropy=Entropy.system().require_system(), taken=taken

@@ -139,7 +139,7 @@ class Account:
     def require_room(self, plan: Plan) -> None:
         """Refuse a plan that may spend more against the server than this client has left."""
         with self._open(plan) as ledger:
-            planned = [plan.release(number, 0, (), plan.quorum) for number in range(plan.participations)]
+            planned = [plan.release("", number, 0, (), plan.quorum) for number in range(plan.participations)]
             epsilon = self._budget.measure([*ledger.releases(), *planned])
         if epsilon > self._budget.epsilon:
             raise ConfigError(
