@@ -290,7 +290,7 @@ def test_a_replayed_request_in_mid_round_gets_no_second_answer(tmp_path, plan):
 
 
 def test_a_plan_that_was_not_agreed_on_is_refused(home, plan):
-    other = replace(plan, attempts=plan.attempts + 1)
+    other = replace(plan, attempts_per_round=plan.attempts_per_round + 1)
     with pytest.raises(PeerError, match="was agreed on with another plan"):
         ask(home, invitation(other))
     with pytest.raises(PeerError, match="introduced with another plan"):

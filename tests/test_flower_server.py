@@ -196,7 +196,7 @@ def test_attempts_without_a_quorum_are_void_and_cost_nothing(tmp_path):
     with pytest.raises(TooFewClients, match="failed in all"):
         start(make_strategy(plan, tmp_path, roster), grid)
     rows = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None]
-    assert [row.kind for row in rows] == [Entry.RESERVE, Entry.VOID] * plan.attempts
+    assert [row.kind for row in rows] == [Entry.RESERVE, Entry.VOID] * plan.attempts_per_round
     assert rows[-1].epsilon == 0
 
 
@@ -228,7 +228,7 @@ def test_a_resumed_run_must_be_the_same(tmp_path):
     plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path)
     start(make_strategy(plan, tmp_path, roster), grid, 1)
     with pytest.raises(ConfigError, match="other settings"):
-        start(make_strategy(replace(plan, attempts=2), tmp_path, roster), grid)
+        start(make_strategy(replace(plan, attempts_per_round=2), tmp_path, roster), grid)
 
 
 def test_an_unknown_node_is_refused(tmp_path, caplog):
