@@ -83,7 +83,9 @@ class Filter:
         declared = not (Counter(plans) - Counter(first))
         counted = len(kinds) == 1 and all(plan.release in kinds for plan in plans)
         if not (declared or counted or self._is_gaussian(plans)):
-            reason = "a run of another kind than the first, behind sampled cohorts, must be declared with the budget"
+            reason = (
+                "a run of another kind than the first, behind sampled cohorts, must be declared with the budget"
+            )
             return Charged(admitted=False, units=(), of=0, composed=composed, reason=reason)
         return Charged(admitted=composed <= self.epsilon, units=(), of=0, composed=composed)
 
@@ -95,7 +97,9 @@ class Filter:
         ]
         cap = max(plan.cap for plan in plans)
         quick = upper_bound(releases, self.observer, delta=self.delta, cap=cap).epsilon
-        return quick if quick <= self.epsilon else spent(releases, self.observer, delta=self.delta, cap=cap).epsilon
+        return (
+            quick if quick <= self.epsilon else spent(releases, self.observer, delta=self.delta, cap=cap).epsilon
+        )
 
     def _is_gaussian(self, plans: Sequence[PlanCost]) -> bool:
         amplified = self.observer == RELEASED and any(is_amplified(plan.release.sampling) for plan in plans)
