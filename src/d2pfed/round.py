@@ -392,7 +392,7 @@ def run_plan(plan: Plan) -> RunPlan:
 
 
 def aggregate(
-    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, bind: Bind | None = None
+    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, *, bind: Bind | None = None
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 
