@@ -45,6 +45,7 @@ class OutsideError(Exception):
 def release(number: int, attempt: int = 0, contributors: int = QUORUM) -> Release:
     """Return a release that costs `additive` exactly 1 / contributors, for powers of two."""
     return Release(
+        run="run",
         round=number,
         attempt=attempt,
         unit=Unit.CLIENT,

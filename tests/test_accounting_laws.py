@@ -208,6 +208,7 @@ def test_binomial_helpers_move_the_right_way_and_never_wrap_around():
 
 def test_values_that_cannot_be_are_refused():
     release = Release(
+        run="run",
         round=0,
         attempt=0,
         unit=Unit.CLIENT,

@@ -25,6 +25,7 @@ MODULI = (64, 1024)
 def releases(noise, sampling, adjacency=Adjacency.REPLACE_ONE, rounds=1):
     return [
         Release(
+            run="run",
             round=index,
             attempt=0,
             unit=Unit.CLIENT,

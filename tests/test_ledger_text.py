@@ -32,6 +32,7 @@ noises = st.one_of(
 identities = st.one_of(st.integers(0, 300), st.integers(0, 2**64))
 releases = st.builds(
     Release,
+    run=st.text(max_size=3),
     round=st.integers(0, 2**40),
     attempt=st.integers(0, 9),
     unit=st.sampled_from(Unit),
@@ -89,6 +90,7 @@ def test_a_budget_survives_its_text_exactly_and_no_other_text_is_read(budget, pl
 
 def fields(**changes) -> str:
     release = Release(
+        run="run",
         round=1,
         attempt=0,
         unit=Unit.CLIENT,
@@ -158,6 +160,7 @@ def test_what_is_no_budget_is_refused(text):
 def test_participants_cost_about_a_byte_and_a_third_each():
     release = decode_release(fields())
     cohort = Release(
+        run="run",
         round=1,
         attempt=0,
         unit=release.unit,
@@ -174,6 +177,7 @@ def test_a_negative_identity_is_refused_before_it_is_written():
     with pytest.raises(ConfigError, match="at least 0"):
         encode_release(
             Release(
+                run="run",
                 round=0,
                 attempt=0,
                 unit=release.unit,

@@ -47,8 +47,17 @@ EVERY_NOISE = (INDEPENDENT, DESIGNATED, TRUSTED, SKELLAM, BINOMIAL)
 EVERY_OBSERVER = (RELEASED, SERVER, CLIENT, colluding(10), ALONE)
 
 
-def row(number, noise=INDEPENDENT, sampling=FIXED, adjacency=Adjacency.REPLACE_ONE, attempt=0, participants=()):
+def row(
+    number,
+    noise=INDEPENDENT,
+    sampling=FIXED,
+    adjacency=Adjacency.REPLACE_ONE,
+    attempt=0,
+    participants=(),
+    run="run",
+):
     return Release(
+        run=run,
         round=number,
         attempt=attempt,
         unit=Unit.CLIENT,

@@ -2,6 +2,7 @@
 
 from d2pfed.accounting.accountants import Accountant, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
+from d2pfed.accounting.client import client_epsilon
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -32,6 +33,7 @@ __all__ = [
     "Accountant",
     "epsilon_of",
     "cpsgd_epsilon",
+    "client_epsilon",
     "Observer",
     "View",
     "RELEASED",

@@ -137,6 +137,7 @@ Noise = DiscreteGaussianSum | SkellamSum | ContinuousGaussian | BinomialSum
 class Release:
     """One unmasked sum: all that its privacy cost depends on, as it really happened."""
 
+    run: str  # the run that released it; empty in a plan, which names none
     round: int
     attempt: int
     unit: Unit

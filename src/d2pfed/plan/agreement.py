@@ -117,6 +117,7 @@ class Plan:
     def release(self, number: int, attempt: int, participants: tuple[int, ...], survivors: int) -> Release:
         """Describe what unmasking a sum over so many clients reveals, who are among the participants."""
         return Release(
+            run="",
             round=number,
             attempt=attempt,
             unit=self.unit,

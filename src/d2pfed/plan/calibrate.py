@@ -158,6 +158,7 @@ def _require_drawable(plan: Plan) -> None:
 def _account(account: Account, target: Target, noise: Noise) -> Spent:
     """Return what the whole run costs with this noise in every round."""
     release = Release(
+        run="",
         round=0,
         attempt=0,
         unit=Unit.CLIENT,

@@ -194,6 +194,7 @@ class _Charge:
         if not isinstance(noise, ContinuousGaussian):
             return None
         release = Release(
+            run="",
             round=0,
             attempt=0,
             unit=Unit.CLIENT,

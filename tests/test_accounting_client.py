@@ -1,0 +1,89 @@
+"""A client's own account: one number for all its runs, of whatever noise, whoever chose them."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from d2pfed.accounting import client_epsilon
+from d2pfed.accounting.conversion import gaussian_epsilon
+from d2pfed.accounting.observers import SERVER, spent
+from d2pfed.accounting.release import (
+    Adjacency,
+    BinomialSum,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Release,
+    Sampling,
+    Scheme,
+    SkellamSum,
+    Unit,
+)
+from d2pfed.errors import ConfigError
+
+GAUSSIAN = DiscreteGaussianSum(Fraction(2), 100, Fraction(8), 51_370)
+SKELLAM = SkellamSum(Fraction(4), 100, Fraction(8), Fraction(64), 51_370)
+BINOMIAL = BinomialSum(400_000, 100, Fraction(300), Fraction(60_000), Fraction(30), 51_370)
+
+
+def row(noise, number=0, adjacency=Adjacency.REPLACE_ONE, run="run"):
+    return Release(
+        run=run,
+        round=number,
+        attempt=0,
+        unit=Unit.CLIENT,
+        adjacency=adjacency,
+        sampling=Sampling(Scheme.FIXED, 100_000, 100),
+        noise=noise,
+        participants=(),
+    )
+
+
+def test_one_cpsgd_release_beside_gaussian_ones_is_finite_and_never_below_either_group():
+    gaussian, binomial, skellam = [row(GAUSSIAN)] * 5, [row(BINOMIAL)], [row(SKELLAM)] * 2
+    for groups in ((gaussian, binomial), (gaussian, skellam), (skellam, binomial), (gaussian, skellam, binomial)):
+        alone = [client_epsilon(group, 1e-5) for group in groups]
+        together = client_epsilon([release for group in groups for release in group], 1e-5)
+        assert sum(alone) <= together < 3 * sum(alone)
+
+
+@pytest.mark.parametrize("noise", [GAUSSIAN, SKELLAM, BINOMIAL])
+def test_one_kind_alone_costs_little_more_than_its_own_account(noise):
+    for count in (1, 7, 100):
+        exact = spent([row(noise)] * count, SERVER, delta=1e-5, cap=count).epsilon
+        assert exact <= client_epsilon([row(noise)] * count, 1e-5) <= (1.02 if noise is GAUSSIAN else 1.4) * exact
+
+
+def test_every_release_counts_at_two_radii_whatever_the_plan_says():
+    twice = gaussian_epsilon(1e-5, math.sqrt(2) * 16 / 20)
+    for adjacency in Adjacency:
+        assert twice < client_epsilon([row(GAUSSIAN, 0, adjacency), row(GAUSSIAN, 1, run="other")], 1e-5)
+    assert client_epsilon([row(GAUSSIAN, adjacency=Adjacency.ZERO_OUT)], 1e-5) == client_epsilon(
+        [row(GAUSSIAN)], 1e-5
+    )
+
+
+@pytest.mark.parametrize("noise", [GAUSSIAN, SKELLAM, BINOMIAL])
+def test_an_account_grows_with_each_release_and_with_a_smaller_delta(noise):
+    mixed = [row(GAUSSIAN), row(SKELLAM)]
+    counts = [client_epsilon([*mixed, *[row(noise)] * count], 1e-5) for count in (1, 2, 10, 100)]
+    assert all(a < b for a, b in pairwise(counts))
+    deltas = [client_epsilon([*mixed, row(noise)], delta) for delta in (1e-3, 1e-5, 1e-7)]
+    assert all(a < b for a, b in pairwise(deltas))
+
+
+def test_noise_too_narrow_for_a_surrogate_goes_by_its_renyi_curve():
+    narrow = replace(GAUSSIAN, sigma=Fraction(1), dimension=4)
+    assert client_epsilon([row(narrow)], 1e-5) < math.inf
+
+
+def test_nothing_costs_nothing_and_what_cannot_be_covered_costs_infinity():
+    assert client_epsilon([], 1e-5) == 0
+    assert client_epsilon([row(ContinuousGaussian(20.0, 8.0))], 1e-5) == math.inf
+    assert client_epsilon([row(BINOMIAL)] * 2000, 1e-5) == math.inf
+    long = replace(GAUSSIAN, dimension=300_000_000)
+    assert client_epsilon([row(long)] * 1000, 1e-5) < client_epsilon([row(long)] * 8000, 1e-5) == math.inf
+    with pytest.raises(ConfigError, match="delta"):
+        client_epsilon([], 0.0)
