@@ -53,7 +53,7 @@ def test_heads_are_chained_as_documented(log, tmp_path):
     history = log.read()
     before = digest("d2pfed log", AUTHORITY, CLIENT)
     for number, row in enumerate(history.rows, 1):
-        before = digest("d2pfed log", before, number, str(row.entry), row.text)
+        before = digest("d2pfed log", before, number, str(row.entry), row.text.encode())
         assert row.head == Head(number, before)
     assert history.head == Head(4, before)
     assert (tmp_path / "outside" / "head").read_text().startswith(f"4:{before.hex()} ")

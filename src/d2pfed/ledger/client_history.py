@@ -145,7 +145,7 @@ def _parsed(line: bytes, before: Head) -> LogRow | None:
 
 def next_head(before: Head, number: int, entry: Entry, text: str) -> Head:
     """Return the head of a row after the head before it."""
-    return Head(number, digest("d2pfed log", before.hash, number, str(entry), text))
+    return Head(number, digest("d2pfed log", before.hash, number, str(entry), text.encode()))
 
 
 def anchor_after(anchor: Anchor | None, rows: Sequence[LogRow]) -> Anchor:

@@ -1,0 +1,61 @@
+"""What one party remembers of others' logs: the latest position that each has shown, in a file of its own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from d2pfed.ledger.private_files import append_file, locked, read_file, replace_file, truncate_file
+from d2pfed.secagg.position import POSITION_BYTES, Position, unpack_position
+from d2pfed.wire import ClientId, pack_integer
+
+_ID_BYTES = 8
+_RECORD_BYTES = _ID_BYTES + POSITION_BYTES
+_SPARE_RECORDS = 1 << 10  # that the file may hold beside the latest ones before it is written anew
+
+
+class Positions:
+    """An append-only file of positions whose signatures were checked; of each client the highest count counts.
+
+    Guarantee: once kept, a position is forgotten only for a higher one of the same client, whatever crashes: a server
+    that ends an attempt early, or a client that shows an older one, washes nothing away.
+    Checked: test_flower_positions.py.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def latest(self) -> dict[ClientId, Position]:
+        """Return the latest position of each client."""
+        return _latest(read_file(self._file) or b"")
+
+    def keep(self, shown: Mapping[ClientId, Position]) -> None:
+        """Keep the positions that are later than the ones before, on the disk when this returns."""
+        with locked(self._file.with_name(f"{self._file.name}.lock")):
+            data = read_file(self._file)
+            if data is None:
+                replace_file(self._file, data := b"")
+            known = _latest(data)
+            later = {
+                client: position
+                for client, position in shown.items()
+                if client not in known or position.count > known[client].count
+            }
+            if len(data) > (2 * len(known) + _SPARE_RECORDS) * _RECORD_BYTES:
+                replace_file(self._file, _pack(known | later))
+            elif later:
+                if torn := len(data) % _RECORD_BYTES:  # a crash cut the last one short
+                    truncate_file(self._file, len(data) - torn)
+                append_file(self._file, _pack(later))
+
+
+def _pack(positions: Mapping[ClientId, Position]) -> bytes:
+    return b"".join(pack_integer(client, _ID_BYTES) + position.pack() for client, position in positions.items())
+
+
+def _latest(data: bytes) -> dict[ClientId, Position]:
+    latest: dict[ClientId, Position] = {}
+    for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
+        client = int.from_bytes(data[start : start + _ID_BYTES], "little")
+        position = unpack_position(data[start + _ID_BYTES : start + _RECORD_BYTES])
+        if client not in latest or position.count > latest[client].count:
+            latest[client] = position
+    return latest
