@@ -19,6 +19,7 @@ from d2pfed.secagg import (
     collect,
     crypto,
 )
+from rosters import roster_of
 
 MODEL = b"the model of this round"
 PHASES = ("advertise", "share", "mask", "confirm", "unmask")
@@ -57,7 +58,7 @@ def enrolment_secret(client: int) -> bytes:
 
 
 def make_roster(session: Session) -> Roster:
-    return Roster({client: crypto.signing_public(enrolment_secret(client)) for client in session.cohort})
+    return roster_of({client: crypto.signing_public(enrolment_secret(client)) for client in session.cohort})
 
 
 @dataclass

@@ -17,6 +17,7 @@ from d2pfed.flower.home import read_secret
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.plan import Plan, Target, calibrate
 from d2pfed.secagg import Roster, encode_roster
+from rosters import roster_of
 
 DIMENSION = 16
 RUN = 17
@@ -144,8 +145,9 @@ def enrol(directory: Path, clients: int) -> Roster:
             f'client = {client}\nauthority = "{authority.hex()}"\n[policy]\nleast_cohort = 3\nleast_quorum = 3\n'
             "least_noise_multiplier = 0.0\nmost_epsilon = 1e6\n[budget]\nepsilon = 1e6\n"
         )
-    roster = Roster(keys)
-    signed = encode_roster(roster, read_secret(directory / "authority.key"))
+    secret = read_secret(directory / "authority.key")
+    roster = roster_of(keys, secret, int(time.time()))
+    signed = encode_roster(roster, secret)
     for client in range(clients):
         (directory / f"home-{client}" / "roster").write_bytes(signed)
     return roster

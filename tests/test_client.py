@@ -11,12 +11,8 @@ from d2pfed.secagg import (
     Consistency,
     Delivery,
     Enrolment,
-    Roster,
     Session,
-    crypto,
     decode_invitation,
-    decode_roster,
-    encode_roster,
     messages,
 )
 from d2pfed.secagg.messages import Advert, Kind
@@ -298,28 +294,6 @@ def test_a_signed_session_needs_an_enrolment_of_this_very_client():
     for enrolment in (None, Enrolment(enrolment_secret(second), roster)):
         with pytest.raises(ConfigError):
             Client(session, first, lambda model, seed: one_hot(session, first), Entropy.replay(b""), enrolment)
-
-
-def test_a_roster_comes_back_from_its_bytes():
-    roster = make_roster(make_session(8))
-    authority = digest("authority")
-    data = encode_roster(roster, authority)
-    assert decode_roster(data, crypto.signing_public(authority)) == roster
-
-
-def test_no_byte_of_a_roster_can_be_changed():
-    authority = digest("authority")
-    body = encode_roster(make_roster(make_session(3)), authority)[72:]
-    for place in range(len(body)):
-        damaged = bytearray(body)
-        damaged[place] ^= 1
-        with pytest.raises(PeerError):
-            decode_roster(frame(Kind.ROSTER, bytes(32), 0, bytes(damaged)), crypto.signing_public(authority))
-
-
-def test_an_unknown_client_is_not_enrolled():
-    with pytest.raises(PeerError, match="not enrolled"):
-        Roster({1: bytes(32)}).key(2)
 
 
 def test_all_phases_are_named():

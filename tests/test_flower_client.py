@@ -26,7 +26,7 @@ from d2pfed.flower.store import Account, Saved, Store
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
 from d2pfed.round import Attempt, session_of
-from d2pfed.secagg import Consistency, Roster, encode_roster
+from d2pfed.secagg import Consistency, encode_roster
 from d2pfed.secagg.messages import Kind, encode_invitation
 from d2pfed.wire import kind_of
 from local_grid import (
@@ -42,6 +42,7 @@ from local_grid import (
     one_hot,
     start,
 )
+from rosters import roster_of
 
 LAYOUT = Layout.of(ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))}))
 
@@ -371,7 +372,8 @@ def test_a_key_that_others_can_read_is_refused(home):
 
 def test_a_roster_that_the_authority_did_not_sign_is_refused(home):
     roster = read_home(home).enrolment.roster
-    (home / "roster").write_bytes(encode_roster(Roster(dict(roster.keys)), os.urandom(32)))
+    other = os.urandom(32)
+    (home / "roster").write_bytes(encode_roster(roster_of(roster.keys, other), other))
     with pytest.raises(PeerError, match="signature"):
         read_home(home)
 

@@ -17,7 +17,7 @@ from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
 from d2pfed.plan import Kind as Mechanism
 from d2pfed.randomness import digest
-from d2pfed.secagg import Roster, crypto
+from d2pfed.secagg import crypto
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import kind_of
 from local_grid import (
@@ -30,6 +30,7 @@ from local_grid import (
     noise_bound,
     start,
 )
+from rosters import roster_of
 
 
 def kind(message: Message) -> Kind | None:
@@ -233,7 +234,9 @@ def test_a_resumed_run_must_be_the_same(tmp_path):
 def test_an_unknown_node_is_refused(tmp_path, caplog):
     plan, grid = make_plan(rounds=1), make_grid(tmp_path)
     roster = enrol(tmp_path, 5)
-    stranger = Roster({client: key for client, key in roster.keys.items() if client != 4} | {9: digest("other")})
+    stranger = roster_of(
+        {client: key for client, key in roster.keys.items() if client != 4} | {9: digest("other")}
+    )
     hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     start(make_strategy(plan, tmp_path, stranger, deadlines=hurry), grid)
     assert "node 104 is refused: client 4 is not enrolled" in caplog.text

@@ -17,7 +17,6 @@ from d2pfed.secagg import (
     Session,
     crypto,
     decode_roster,
-    encode_roster,
     keys,
     messages,
 )
@@ -27,6 +26,7 @@ from d2pfed.secagg.saved import encode_phase
 from d2pfed.wire import kind_of
 from evil import LOW_ORDER, VICTIM, Evil
 from federation import MODEL, enrolment_secret, make_roster, make_session, run_round
+from rosters import roster_of, sign_anything
 
 SIGNED = Consistency.SIGNED
 
@@ -87,7 +87,7 @@ def surrounded_from(phase: str) -> Callable[[Evil], np.ndarray]:
     """In a sparse graph, lose all honest neighbours of the victim and nobody else: the quorum is there."""
 
     def script(evil: Evil) -> np.ndarray:
-        lost = [int(rank) for rank in evil.session.graph.neighbours(VICTIM) if rank not in evil.colluders]
+        lost = [int(rank) for rank in evil.session.graph.partners(VICTIM) if rank not in evil.colluders]
         left = evil.subset(set(evil.everyone) - set(lost))
         everyone = evil.subset(evil.everyone)
         joined = left if phase == "share" else everyone
@@ -370,15 +370,15 @@ def honest_roster(session: Session, loose: LooseRoster) -> Roster:
 
 def roster_of_one(session: Session, loose: LooseRoster) -> Roster:
     victim = session.cohort[VICTIM]
-    return Roster({victim: crypto.signing_public(enrolment_secret(victim))})
+    return roster_of({victim: crypto.signing_public(enrolment_secret(victim))})
 
 
 def roster_by_server(session: Session, loose: LooseRoster) -> Roster:
-    return decode_roster(encode_roster(loose, SERVER), crypto.signing_public(AUTHORITY))
+    return decode_roster(sign_anything(loose.keys, SERVER), crypto.signing_public(AUTHORITY))
 
 
 def roster_by_authority(session: Session, loose: LooseRoster) -> Roster:
-    return decode_roster(encode_roster(loose, AUTHORITY), crypto.signing_public(AUTHORITY))
+    return decode_roster(sign_anything(loose.keys, AUTHORITY), crypto.signing_public(AUTHORITY))
 
 
 def made_up(session: Session, client: int) -> bytes:
@@ -499,7 +499,7 @@ PLAIN, GROUP, DESIGNATED = (
     small(delivery=Delivery.DESIGNATED, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
 )
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
-NEAR = tuple(int(rank) for rank in SPARSE.graph.neighbours(VICTIM)[:3])
+NEAR = tuple(int(rank) for rank in SPARSE.graph.partners(VICTIM)[:3])
 CHECKS = "d2pfed.secagg.checks."
 
 low_order_masks = forged_mask_keys(lambda evil, place: bytes.fromhex(LOW_ORDER[place]), lambda evil: bytes(32))

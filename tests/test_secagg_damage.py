@@ -14,6 +14,7 @@ from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.saved import decode_phase
 from d2pfed.wire import HEADER_BYTES, frame, kind_of, subset_of
 from federation import MODEL, Federation, make_session, run_round
+from rosters import AUTHORITY
 
 SESSIONS = [
     make_session(5),
@@ -21,7 +22,6 @@ SESSIONS = [
     make_session(5, delivery=Delivery.EVERYONE, quorum=5),
     make_session(5, consistency=Consistency.SIGNED),
 ]
-AUTHORITY = digest("authority")
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def test_shares_of_a_number_that_is_no_secret_open_nothing():
 
 def test_a_client_whose_neighbours_are_gone_voids_the_attempt_before_any_vector_is_asked_for():
     session = make_session(12, degree=4, threshold=3, quorum=5)
-    lost = {session.cohort[rank] for rank in session.graph.neighbours(0)[:2]}
+    lost = {session.cohort[rank] for rank in session.graph.partners(0)[:2]}
     for phase in ("advertise", "share"):
         cell = Cell(phase, "one", "before", "sparse", Delivery.QUORUM)
         federation = Federation(session)

@@ -62,7 +62,7 @@ def make_round(name):
         "digest": session.digest.hex(),
         "designated": session.designated,
         "neighbours": {
-            str(c): [session.cohort[r] for r in session.graph.neighbours(session.rank(c))] for c in session.cohort
+            str(c): [session.cohort[r] for r in session.graph.partners(session.rank(c))] for c in session.cohort
         },
         "model": MODEL.hex(),
         "entropy": {str(client): root.child(client).key.hex() for client in session.cohort},

@@ -27,7 +27,8 @@ from cryptography.x509.oid import NameOID
 
 from d2pfed.flower.enrol import make_secret
 from d2pfed.flower.home import read_secret
-from d2pfed.secagg import Roster, encode_roster
+from d2pfed.randomness import Entropy
+from d2pfed.secagg import encode_roster, issue_roster
 
 SETTINGS = """client = {client}
 authority = "{authority}"
@@ -169,7 +170,8 @@ class Federation:
             (self.home(client) / "client.toml").write_text(settings)
             make_node_key(self.directory / f"node-{client}")
         roster = self.directory / "roster"
-        roster.write_bytes(encode_roster(Roster(keys), read_secret(self.directory / "authority.key")))
+        issued = issue_roster(keys, authority, serial=1, issued=int(time.time()), entropy=Entropy.system())
+        roster.write_bytes(encode_roster(issued, read_secret(self.directory / "authority.key")))
         for client in range(self.clients):
             (self.home(client) / "roster").write_bytes(roster.read_bytes())
         return authority.hex(), roster

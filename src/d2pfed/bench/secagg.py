@@ -33,7 +33,9 @@ class Scale:
     def session(self) -> Session:
         """Return the session of this size: complete up to 100 clients, sparse beyond."""
         tolerated = max(self.dropouts, self.clients // 10)
-        neighbourhood = choose(self.clients, Risk(dropouts=tolerated, colluders=self.clients // 10))
+        neighbourhood = choose(
+            self.clients, Risk(dropouts=tolerated, colluders=self.clients // 10), Consistency.ASSUMED
+        )
         return Session(
             run="bench",
             round=0,

@@ -5,6 +5,7 @@ client and the server keep. Private keys are written readable by their owner alo
 """
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import typer
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.flower.home import read_secret
 from d2pfed.randomness import Entropy
-from d2pfed.secagg import Roster, decode_roster, encode_roster
+from d2pfed.secagg import Roster, decode_roster, encode_roster, issue_roster
 from d2pfed.secagg.crypto import signing_public
 
 _SETTINGS = """client = {client}
@@ -56,14 +57,16 @@ def roster(
     key: Annotated[Path, typer.Argument(help="The authority's private key.")],
     file: Annotated[Path, typer.Argument(help="Where the roster goes.")],
     clients: Annotated[list[str], typer.Argument(metavar="IDENTITY=PUBLIC...", help="What the clients printed.")],
+    serial: Annotated[int, typer.Option(help="Number of this roster: more than the last one's.")] = 1,
 ) -> None:
     """Sign the roster of a federation's clients."""
     pairs = [entry.partition("=") for entry in clients]
-    file.write_bytes(
-        encode_roster(
-            Roster({int(number): bytes.fromhex(public) for number, _, public in pairs}), read_secret(key)
-        )
+    keys = {int(number): bytes.fromhex(public) for number, _, public in pairs}
+    secret = read_secret(key)
+    issued = issue_roster(
+        keys, signing_public(secret), serial=serial, issued=int(time.time()), entropy=Entropy.system()
     )
+    file.write_bytes(encode_roster(issued, secret))
     print(f"{len(pairs)} clients in {file}")
 
 

@@ -10,7 +10,7 @@ from d2pfed.accounting import spent as certified
 from d2pfed.accounting import upper_bound as coarse
 from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Neighbourhood, Risk, choose, complete
+from d2pfed.graph import Consistency, Neighbourhood, Risk, choose, complete
 from d2pfed.mechanism import (
     LEAST_WIDTH,
     BinomialNoise,
@@ -52,7 +52,10 @@ def calibrate(target: Target) -> Plan:
         )
     risk = Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders)
     # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
-    hood = (complete if target.mechanism is Kind.SHARED else choose)(target.cohort, risk)
+    if target.mechanism is Kind.SHARED:
+        hood = complete(target.cohort, risk)
+    else:
+        hood = choose(target.cohort, risk, Consistency.ASSUMED)
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, _finest(target, ideal))
     plan = draft.search(ideal)

@@ -113,7 +113,7 @@ def uploads(setting: Setting) -> Iterator[Upload]:
 def session_of(setting: Setting, upload: Upload) -> Session:
     """Return a session of the real protocol that carries such an upload, a tenth of the clients allowed to drop out."""
     tolerated = setting.cohort // 10
-    hood = choose(setting.cohort, Risk(dropouts=tolerated, colluders=tolerated))
+    hood = choose(setting.cohort, Risk(dropouts=tolerated, colluders=tolerated), Consistency.ASSUMED)
     return Session(
         run="table-comm",
         round=0,

@@ -37,7 +37,7 @@ def require_quorum(session: Session, present: Subset) -> None:
 
 def require_neighbours(session: Session, rank: int, present: Subset) -> None:
     """Refuse a set that leaves a client too few neighbours: colluders among them would know all of its masks."""
-    count = int(present[session.graph.neighbours(rank)].sum())
+    count = int(present[session.graph.partners(rank)].sum())
     if count < session.least_neighbours:
         raise PeerError(f"at least {session.least_neighbours} neighbours must be left, got {count}")
 

@@ -207,7 +207,7 @@ class Unmasking:
 
 def carried(session: Session, present: Subset) -> Subset:
     """Return those of a subset whose secrets the others of it can open, or find that too few are left."""
-    while np.any(short := present & (session.graph.count_neighbours(present) < session.least_neighbours)):
+    while np.any(short := present & (session.graph.count_holders(present) < session.least_neighbours)):
         present = present & ~short
     require_enough(session, present)
     return present

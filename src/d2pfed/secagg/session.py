@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Graph
+from d2pfed.graph import Consistency, Graph, make_graph
 from d2pfed.randomness import digest
 from d2pfed.ring import Ring
 from d2pfed.wire import BINDING_BYTES, ID_LIMIT, ClientId, pack_ids, pack_text
@@ -19,13 +19,6 @@ class Delivery(Enum):
     QUORUM = "quorum"  # any `quorum` clients
     EVERYONE = "everyone"  # the whole cohort, which also agrees on a group seed that the server does not know
     DESIGNATED = "designated"  # any `quorum` clients, among them the designated
-
-
-class Consistency(Enum):
-    """How a client knows that all others were told of the same survivors."""
-
-    ASSUMED = "assumed"  # the server is curious but keeps to the protocol
-    SIGNED = "signed"  # enrolled clients sign their keys and what they were told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +49,8 @@ class Session:
         self._check_name()
         self._check_limits()
         object.__setattr__(self, "digest", self._digest())
-        object.__setattr__(
-            self, "graph", Graph(len(self.cohort), self.degree, digest("d2pfed graph", self.digest))
-        )
+        seed = digest("d2pfed graph", self.digest)
+        object.__setattr__(self, "graph", make_graph(len(self.cohort), self.degree, self.consistency, seed))
         drawn = int.from_bytes(
             digest("d2pfed designated", pack_ids(self.cohort)), "little"
         )  # from the cohort alone
@@ -76,7 +68,7 @@ class Session:
         In a complete graph it is itself one of the holders that count. In a sparse one `threshold` neighbours are
         asked for, one more than may collude, so that the server cannot leave a client among colluders only.
         """
-        return self.threshold - 1 if self.graph.is_complete else self.threshold
+        return self.threshold - 1 if self.degree == len(self.cohort) - 1 else self.threshold
 
     def rank(self, client: ClientId) -> int:
         """Return the place of a client in the cohort, or refuse a stranger."""
