@@ -174,7 +174,9 @@ def simulated_home(root: Path, partition: object) -> Home:
 
 
 def _anything() -> Policy:
-    return Policy(least_cohort=2, least_quorum=2, least_noise_multiplier=0.0, most_epsilon=math.inf, most_delta=1.0)
+    return Policy(
+        least_cohort=2, least_quorum=2, least_noise_multiplier=0.0, most_epsilon=math.inf, most_delta=1.0
+    )
 
 
 def _authority(settings: Mapping[str, object]) -> bytes:

@@ -46,8 +46,16 @@ def current_roster(home: Home, clock: Clock = time.time) -> tuple[Enrolment, His
     """Return the enrolment under the roster that this client has."""
     data = read_file(_file(home))
     if data is None:
-        raise ConfigError(f"there is no roster in {home.path}: it comes with an introduction, or `d2pfed client enrol`")
+        raise ConfigError(
+            f"there is no roster in {home.path}: it comes with an introduction, or `d2pfed client enrol`"
+        )
     return accept_roster(home, data, clock)
+
+
+def read_own_roster(home: Home) -> Roster | None:
+    """Return the roster in a home, whether it is still good or not."""
+    data = read_file(_file(home))
+    return None if data is None else decode_roster(data, home.authority)
 
 
 def require_floor(roster: Roster, client: int, history: History) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from d2pfed.chain import next_head
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.rows import LARGEST, Head
-from d2pfed.randomness import digest
 
 Body = Mapping[str, object]  # what a row says: a flat JSON object
 
@@ -139,13 +139,13 @@ def _parsed(line: bytes, before: Head) -> LogRow | None:
     follows = seq == before.seq + 1 or (entry is Entry.DECLARATION and before.seq < seq <= LARGEST)
     if not (follows and isinstance(body, dict)):
         return None
-    row = LogRow(entry, body, text, next_head(before, seq, entry, text))
+    row = LogRow(entry, body, text, head_after(before, seq, entry, text))
     return row if row.line() == line else None
 
 
-def next_head(before: Head, number: int, entry: Entry, text: str) -> Head:
+def head_after(before: Head, number: int, entry: Entry, text: str) -> Head:
     """Return the head of a row after the head before it."""
-    return Head(number, digest("d2pfed log", before.hash, number, str(entry), text.encode()))
+    return Head(number, next_head(before.hash, number, str(entry), text.encode()))
 
 
 def anchor_after(anchor: Anchor | None, rows: Sequence[LogRow]) -> Anchor:

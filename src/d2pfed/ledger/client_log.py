@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from d2pfed.chain import first_head
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.client_history import (
     ADOPT,
@@ -19,7 +20,7 @@ from d2pfed.ledger.client_history import (
     History,
     LogRow,
     anchor_after,
-    next_head,
+    head_after,
     parse,
     require_anchored,
     require_one_row_more,
@@ -53,7 +54,7 @@ class ClientLog:
         self._outside = anchor
         self._anchor_file = anchor / "head"
         self._mark_file = anchor / "mark"
-        self._start = Head(0, digest("d2pfed log", authority, client))
+        self._start = Head(0, first_head(authority, client))
 
     def create(self, carried: Body) -> History:
         """Begin a log where there is none, and its anchor; refuses where there is either, or a trace of trouble."""
@@ -143,7 +144,7 @@ class ClientLog:
         dated = {"time": int(self._clock()), **body}
         text = json.dumps(dated, sort_keys=True, separators=(",", ":"), allow_nan=False)
         seq = before.seq + 1 if number is None else number
-        return LogRow(entry, json.loads(text), text, next_head(before, seq, entry, text))
+        return LogRow(entry, json.loads(text), text, head_after(before, seq, entry, text))
 
     def _read(self) -> History:
         anchor = self._require_anchor()
