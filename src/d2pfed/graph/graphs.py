@@ -166,7 +166,8 @@ class OutNeighbours:
 
     def holders(self, rank: int) -> Ranks:
         """Return a client's out-neighbours and itself."""
-        return self._holders[rank].astype(np.int64)
+        ranks: Ranks = self._holders[rank].astype(np.int64)
+        return ranks
 
     def held_by(self, rank: int) -> Ranks:
         """Return a client's in-neighbours and itself."""
@@ -213,7 +214,8 @@ def _check_cohort(cohort: int) -> None:
 
 
 def _without(ranks: Ranks, rank: int) -> Ranks:
-    return ranks[ranks != rank]
+    others: Ranks = ranks[ranks != rank]
+    return others
 
 
 def _draw_holders(cohort: int, degree: int, seed: bytes) -> NDArray[np.int32]:
@@ -254,4 +256,4 @@ def _first_distinct(
                 rows[row, count] = other
                 count += 1
         rows[row, wanted] = rank
-    return rows.shape[0]
+    return len(rows)

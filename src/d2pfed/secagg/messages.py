@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from d2pfed.errors import PeerError
+from d2pfed.graph import Consistency
 from d2pfed.ring import RingVector
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES, TAG_BYTES
-from d2pfed.secagg.session import Consistency, Delivery, Session
+from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
 from d2pfed.wire import (
     HEADER_BYTES,

@@ -7,12 +7,13 @@ from typing import Protocol
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.graph import Consistency
 from d2pfed.randomness import Entropy, Stream
 from d2pfed.ring import RingVector
 from d2pfed.secagg import checks, crypto, keys, messages, shamir
 from d2pfed.secagg.messages import Advert, Kind, holders_within
 from d2pfed.secagg.roster import Enrolment
-from d2pfed.secagg.session import Consistency, Delivery, Session
+from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
 from d2pfed.wire import Subset
 

@@ -8,6 +8,7 @@ from d2pfed.chain import HEAD_BYTES, first_head
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.randomness import Entropy, digest
 from d2pfed.secagg import crypto
+from d2pfed.secagg.draws import MOST_DEPTH
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import BINDING_BYTES, ID_LIMIT, ClientId, frame, pack_ids, pack_integer, unframe
 
@@ -16,7 +17,6 @@ LIFETIME_DAYS = 30
 MOST_LIFETIME_DAYS = 90
 NONCE_BYTES = 32
 NO_ROOT = bytes(32)  # where cohorts are not verified
-MOST_DEPTH = 20  # of the tree of draws
 
 _UNBOUND = bytes(BINDING_BYTES)  # a roster belongs to no session
 _NO_DEPTH = 255
@@ -38,6 +38,7 @@ class Roster:
         root: of that tree; zero bytes if there is none.
         floors: the latest position of each client that the authority has seen: rows and head.
         authority: its public signing key.
+        digest: what the authority signs, and what a session and a draw are bound to.
     """
 
     keys: Mapping[ClientId, bytes]
@@ -49,23 +50,20 @@ class Roster:
     root: bytes
     floors: Mapping[ClientId, Floor]
     authority: bytes
+    digest: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_one_key_each(list(self.keys.values()))
         self._check_numbers()
         self._check_bytes()
-        object.__setattr__(self, "keys", MappingProxyType(dict(self.keys)))
+        object.__setattr__(self, "keys", MappingProxyType(dict(sorted(self.keys.items()))))
         object.__setattr__(self, "floors", MappingProxyType(dict(self.floors)))
+        object.__setattr__(self, "digest", digest("d2pfed roster", _body(self)))
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
         """Return all enrolled clients, increasing: the population of every draw."""
-        return tuple(sorted(self.keys))
-
-    @property
-    def digest(self) -> bytes:
-        """Return what the authority signs, and what a session and a draw are bound to."""
-        return digest("d2pfed roster", _body(self))
+        return tuple(self.keys)
 
     def key(self, client: ClientId) -> bytes:
         """Return a client's public signing key, or refuse a client that was not enrolled."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.graph import Consistency
 from d2pfed.secagg import checks, keys, messages
 from d2pfed.secagg.exchange import Gate, Outbox
 from d2pfed.secagg.messages import Advert, Kind
 from d2pfed.secagg.roster import Roster
-from d2pfed.secagg.session import Consistency, Delivery, Session
+from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.unmask import Aggregate, RunJobs, Shares, Sum, unmask
 from d2pfed.wire import ClientId, Subset, subset_of
 
