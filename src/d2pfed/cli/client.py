@@ -1,5 +1,6 @@
 """`d2pfed client`: a client's own directory on its own machine."""
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from d2pfed.flower.home import init_home, read_home
 from d2pfed.flower.keys import decode_public
 from d2pfed.flower.rosters import accept_roster, read_own_roster
 from d2pfed.flower.runs import Runs
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_history import Entry, History
 from d2pfed.plan import decode_plan
 
 client = typer.Typer(
@@ -29,9 +30,13 @@ HomePath = Annotated[Path, typer.Argument(metavar="HOME", help="The client's dir
 @client.command("init")
 def init(
     home: HomePath,
-    identity: Annotated[int, typer.Argument(metavar="ID", help="The client's identity, unique in the federation.")],
+    identity: Annotated[
+        int, typer.Argument(metavar="ID", help="The client's identity, unique in the federation.")
+    ],
     authority: Annotated[str, typer.Argument(help="The authority's public key.")],
-    anchor: Annotated[Path | None, typer.Option(help="Directory for the head of the log, outside of HOME.")] = None,
+    anchor: Annotated[
+        Path | None, typer.Option(help="Directory for the head of the log, outside of HOME.")
+    ] = None,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
     print(f"{identity}={init_home(home, identity, decode_public(authority), anchor).hex()}")
@@ -43,15 +48,17 @@ def enrol(
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
 ) -> None:
     """Take a roster by hand; it also comes with each run, and is checked in the same way."""
-    enrolment, _ = accept_roster(read_home(home), roster.read_bytes())
-    print(f"roster {enrolment.roster.serial} with {len(enrolment.roster.keys)} clients, {_until(enrolment.roster.expires)}")
+    taken = accept_roster(read_home(home), roster.read_bytes())[0].roster
+    print(f"roster {taken.serial} with {len(taken.keys)} clients, {_until(taken.expires)}")
 
 
 @client.command("adopt")
 def adopt(
     home: HomePath,
     carried: Annotated[str, typer.Option(help="What counts as spent beside the log: all or nothing.")] = "",
-    run: Annotated[list[str] | None, typer.Option(help="A run since the backup: its whole plan is charged.")] = None,
+    run: Annotated[
+        list[str] | None, typer.Option(help="A run since the backup: its whole plan is charged.")
+    ] = None,
     why: Annotated[str, typer.Option(help="What has happened, for the log.")] = "",
 ) -> None:
     """Declare what a log that was lost, rolled back or restored does not know, and go on with it.
@@ -83,7 +90,9 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         "delta": place.budget.delta,
         "declarations": [dict(body) for body in history.bodies(Entry.DECLARATION)],
         "anchor": str(place.anchor),
-        "roster": None if roster is None else {"serial": roster.serial, "issued": roster.issued, "expires": roster.expires},
+        "roster": None
+        if roster is None
+        else {"serial": roster.serial, "issued": roster.issued, "expires": roster.expires},
     }
     if json:
         print_json(found)
@@ -93,15 +102,29 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server, over all runs."
     )
     for body in history.bodies(Entry.DECLARATION):
-        out().print(f"This rests on a declaration of {_day(body['time'])}: carried over {body['carried']}. {body.get('why', '')}")
+        why = f" ({body['why']})" if body.get("why") else ""
+        out().print(f"This rests on a declaration of {_day(body['time'])}{why}: carried over {body['carried']}.")
     out().print(
-        f"Peers and server learn how many attempts this client has begun: {found['attempts']}, position {history.head.seq}."
+        f"Peers and server learn how many attempts this client has begun: {found['attempts']} so far, "
+        f"position {history.head.seq}."
     )
     dated = "no roster yet" if roster is None else f"roster of {_day(roster.issued)}, {_until(roster.expires)}"
     out().print(
-        f"A rolled-back client is noticed by: anchor ({place.anchor}), server, peers that meet it again, {dated}. "
+        f"A rolled-back client is noticed by: anchor ({place.anchor}), server, peers{_chance(home, history)}, {dated}. "
         "Home and anchor restored together are noticed by the others only."
     )
+
+
+def _chance(home: Path, history: History) -> str:
+    """Say how likely the peers of the last run are not to meet this client again."""
+    begun = history.bodies(Entry.BEGUN)
+    if not begun:
+        return " that meet it again"
+    sampling = decode_plan(Runs(home).told(str(begun[-1]["run"])).plan).sampling
+    missed = (
+        0.0 if sampling.cohort == sampling.population else math.exp(-(sampling.cohort**2) / sampling.population)
+    )
+    return f" (a lost attempt stays unnoticed by them with chance about {missed:.2g})"
 
 
 def _day(seconds: object) -> str:

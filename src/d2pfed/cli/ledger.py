@@ -11,7 +11,11 @@ from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, verify
 
-ledger = typer.Typer(help="Show, verify or create the record of releases.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="Show, verify or create the record of releases.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
 
 File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
 

@@ -70,7 +70,7 @@ def _check(home: Home, roster: Roster, history: History, clock: Clock) -> None:
     try:
         require_serial(roster, history.serial, bytes.fromhex(history.roster))
     except PeerError as error:
-        _log.error("this roster is not gone by: %s", error)  # noqa: TRY400 - the line is what a person must see
+        _log.error("this roster is not gone by: %s", error)
         raise
     require_unexpired(roster, not_before(int(clock()), latest_time(history, roster)))
     try:
