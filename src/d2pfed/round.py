@@ -232,9 +232,9 @@ def aggregate(
     attempt is voided only before that request. Checked: test_round.py::test_charges_come_before_what_they_pay_for.
     """
     run, number = first.run, first.round
-    for attempt in range(first.number, first.number + plan.attempts):
+    for attempt in range(first.number, first.number + plan.attempts_per_round):
         session = session_of(plan, Attempt(run, number, attempt), cohort, consistency)
-        book.reserve(run, plan.release(number, attempt, cohort, plan.quorum))
+        book.reserve(run, plan.release(run, number, attempt, cohort, plan.quorum))
         try:
             collected = collect(session)
         except TooFewClients as lack:
@@ -243,14 +243,14 @@ def aggregate(
                 cohort = lack.left
             continue
         survivors = collected.survivors
-        book.commit(run, plan.release(number, attempt, survivors, len(survivors)))
+        book.commit(run, plan.release(run, number, attempt, survivors, len(survivors)))
         try:
             total = collected.unmask()
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
         return Outcome(mean, attempt, len(survivors))
-    raise TooFewClients(f"round {number} failed in all of its {plan.attempts} attempts")
+    raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
 
 def private_sum(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from d2pfed.accounting import Observer, Spent
+from d2pfed.figures import rounded_up
 
 OBSERVED = {
     "released": "who sees only the models",
@@ -55,14 +56,17 @@ def epsilons(spent: tuple[Spent, ...]) -> Table:
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left")
     for item in spent:
-        value = f"{item.epsilon:.4g}" if math.isfinite(item.epsilon) else "infinite"
+        value = rounded_up(item.epsilon) if math.isfinite(item.epsilon) else "infinite"
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
         if item.realised is not None and item.realised != item.epsilon:
-            scope += f" (worst so far {item.realised:.4g})"
+            scope += f" (worst so far {rounded_up(item.realised)})"
         table.add_row(
-            f"{item.observer}: {OBSERVED[item.observer.view]}", value, f"{item.delta:.2g}", item.reason or scope
+            f"{item.observer}: {OBSERVED[item.observer.view]}",
+            value,
+            rounded_up(item.delta, 2),
+            item.reason or scope,
         )
     return table
 

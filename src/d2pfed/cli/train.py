@@ -53,7 +53,7 @@ def train(
     sizes: options.Sizes = "known",
     adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
     dropouts: options.DropoutRate = 0.0,
-    colluders: options.Colluders = 0,
+    colluders: options.Colluders = 0.0,
     participations: options.Participations = None,
     clip: options.Clip = 1.0,
     bits: options.Bits = None,

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from d2pfed.accounting import RELEASED, ContinuousGaussian, Noise, Release, Sampling, Scheme, Spent, Unit, View
+from d2pfed.accounting import RELEASED, ContinuousGaussian, Noise, Observer, Release, Scheme, Spent, Unit, View
 from d2pfed.accounting import spent as certified
 from d2pfed.accounting import upper_bound as coarse
 from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Consistency, Neighbourhood, Risk, choose, complete
+from d2pfed.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency, Neighbourhood, Risk, choose, complete
 from d2pfed.mechanism import (
     LEAST_WIDTH,
+    MOST_WIDTH,
     BinomialNoise,
     Centered,
     DDGauss,
@@ -22,8 +23,9 @@ from d2pfed.mechanism import (
     Shared,
     SkellamNoise,
 )
-from d2pfed.plan.agreement import Plan, largest_cohort, variance, wrap_probability
+from d2pfed.plan.agreement import Plan
 from d2pfed.plan.target import Kind, Target, Turn
+from d2pfed.plan.widths import largest_cohort, noise_width, variance, widest, wrap_probability
 from d2pfed.ring import MAX_BITS, Ring
 from d2pfed.rotation import Hadamard, RandomPhase
 from d2pfed.sampler import MAX_TABLE_SIGMA
@@ -36,34 +38,75 @@ _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to 
 _PRECISION = 5e-4  # relative, of the noise: the last step of the search
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 1e-3, 1e6
 
+_HELD_BY_ONE = (Kind.SHARED, Kind.DESIGNATED)
+
 Account = Callable[..., Spent]
 
 
 def calibrate(target: Target) -> Plan:
     """Find the least noise that keeps the whole run within the wished epsilon, and the bits that carry it.
 
-    Guarantee: `rounds` releases with the noise of a quorum less the colluders spend at most epsilon against the
-    wished observer. Checked: test_plan.py::test_a_plan_keeps_its_promise.
+    Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
+    most epsilon against the wished observer. Checked: test_plan.py::test_a_plan_keeps_its_promise.
     """
-    if target.mechanism in (Kind.SHARED, Kind.DESIGNATED) and target.colluders:
+    if target.mechanism in _HELD_BY_ONE and target.colluders:
         raise ConfigError(
             f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
-            f"got {target.colluders}; centered withstands them"
+            f"got {target.colluders:g}; centered withstands them"
         )
-    risk = Risk(dropouts=target.cohort - target.quorum, colluders=target.colluders)
-    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
-    if target.mechanism is Kind.SHARED:
-        hood = complete(target.cohort, risk)
-    else:
-        hood = choose(target.cohort, risk, Consistency.ASSUMED)
+    _require_honest_majority(target)
+    hood = _neighbourhood(target)
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, _finest(target, ideal))
     plan = draft.search(ideal)
     if target.bits is not None and target.mechanism is not Kind.CENTERED:
         multiplier = plan.noise_multiplier * target.adjacency.radii / 2 * (1 + 4 * _PRECISION)
-        draft = replace(draft, steps=_finest_within(Ring(target.bits), target, multiplier))
+        draft = replace(draft, steps=_finest_within(Ring(target.bits), target, multiplier, draft.contributors))
         plan = draft.search(ideal)
     return draft.with_bits(plan)
+
+
+def _require_honest_majority(target: Target) -> None:
+    """Refuse a wish whose quorums may have nobody honest in common, and say what would do."""
+    cohort, quorum, colluders = target.cohort, target.quorum, target.cohort_colluders
+    if 2 * quorum > cohort + colluders:
+        return
+    missing = cohort - (cohort + colluders) // 2 - 1
+    hints = [f"at most {missing} dropouts"] if missing >= 0 and cohort >= colluders + 2 else []
+    hints += [f"at most {2 * quorum - cohort - 1} colluders in a cohort"] if 2 * quorum > cohort else []
+    hints += [f"a cohort of {larger}"] if (larger := _larger_cohort(target)) else []
+    raise ConfigError(
+        f"2 quorum > cohort + colluders must hold, or two quorums may sign different survivors: {cohort - quorum} "
+        f"dropouts and {colluders} colluders of {cohort} leave 2 x {quorum} <= {cohort} + {colluders}; "
+        f"what would do: {', or '.join(hints) or 'fewer of both'}"
+    )
+
+
+def _larger_cohort(target: Target) -> int | None:
+    """Return a larger cohort, in steps of a quarter, in which the same shares of dropouts and colluders are few enough."""
+    most = min(target.population // (target.rounds if target.scheme is Scheme.ONCE else 1), SIGNED_UP_TO)
+    size = target.cohort
+    while (size := size + max(1, size // 4)) <= most:
+        larger = replace(target, cohort=size, spare=0, participations=None)
+        if 2 * larger.quorum > size + larger.cohort_colluders:
+            return size
+    return None
+
+
+def _neighbourhood(target: Target) -> Neighbourhood:
+    """Return who holds whose shares: the least that withstands the wished dropouts and colluders."""
+    risk = Risk(dropouts=target.cohort - target.quorum, colluders=target.cohort_colluders)
+    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two. A server that
+    # chooses dropouts may cut some clients off a sparse graph, and `designated` cannot do without one of them.
+    whole = {Kind.SHARED} if target.consistency is Consistency.ASSUMED else {Kind.SHARED, Kind.DESIGNATED}
+    if target.mechanism not in whole:
+        return choose(target.cohort, risk, target.consistency)
+    if target.consistency is Consistency.SIGNED and target.cohort > SIGNED_COMPLETE_UP_TO:
+        raise ConfigError(
+            f"the mechanism {target.mechanism} under signed consistency takes cohorts of at most "
+            f"{SIGNED_COMPLETE_UP_TO}, got {target.cohort}"
+        )
+    return complete(target.cohort, risk)
 
 
 def ideal_multiplier(target: Target) -> float:
@@ -72,7 +115,10 @@ def ideal_multiplier(target: Target) -> float:
     No mechanism needs less; what each needs more is its price for having no trusted server.
     """
     if target.against.view is not View.RELEASED:
-        target = replace(target, scheme=Scheme.NONE, rounds=min(target.cap, target.rounds), against=RELEASED)
+        # Whoever knows the cohorts sees a client as often as its cap lets it contribute, and nothing is amplified.
+        target = replace(
+            target, scheme=Scheme.NONE, rounds=target.cap, spare=0, participations=None, against=RELEASED
+        )
 
     def within(multiplier: float) -> bool:
         return _account(coarse, target, ContinuousGaussian(2 * multiplier, 1.0)).epsilon <= target.epsilon
@@ -87,6 +133,11 @@ class _Draft:
     target: Target
     hood: Neighbourhood
     steps: float
+
+    @property
+    def contributors(self) -> int:
+        """How many clients' noise nobody knows, at a quorum: the others may tell theirs, or be kept out of the sum."""
+        return self.target.quorum - self.target.cohort_colluders - self.hood.cut_off
 
     def search(self, start: float) -> Plan:
         """Return the member with the least noise whose certified epsilon keeps the promise."""
@@ -106,26 +157,29 @@ class _Draft:
     def plan(self, multiplier: float) -> Plan:
         """Return the member whose noise is `multiplier` times twice a client's radius."""
         target = self.target
-        contributors = target.quorum - target.colluders
+        contributors = self.contributors
         if target.mechanism is Kind.CENTERED:
             codec, mechanism = _centered(target, multiplier, contributors)
         else:
             codec = _codec(target, self.steps, _FRACTION_BITS)
-            mechanism = _mechanism(target.mechanism, codec, multiplier, contributors)
+            mechanism = _mechanism(target, codec, multiplier, contributors)
         return Plan(
             unit=Unit.CLIENT,
             adjacency=target.adjacency,
-            sampling=Sampling(target.scheme, target.population, target.cohort),
+            sampling=target.sampling,
             rounds=target.rounds,
-            attempts=target.attempts,
+            attempts_per_round=target.attempts_per_round,
+            max_attempts=target.max_attempts,
             participations=target.cap,
             epsilon=target.epsilon,
             delta=target.spent_delta,
             against=target.against,
-            colluders=target.colluders,
+            consistency=target.consistency,
+            colluders=target.cohort_colluders,
             quorum=target.quorum,
             threshold=self.hood.threshold,
             neighbours=self.hood.degree,
+            cut_off=self.hood.cut_off,
             codec=codec,
             mechanism=mechanism,
             ring=Ring(MAX_BITS),
@@ -148,14 +202,17 @@ class _Draft:
 
 
 def _require_drawable(plan: Plan) -> None:
-    """Refuse noise that is too wide for a sampler's table, which has a row for each fraction of a step it rounds."""
-    rows = 1 << plan.codec.fraction_bits if isinstance(plan.mechanism, Centered) else 1
-    width, most = math.sqrt(variance(plan.noise(1))), MAX_TABLE_SIGMA // rows
+    """Refuse noise that is too wide for a sampler's table."""
+    width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
     if width > most:
-        raise ConfigError(
-            f"one client's noise must be at most {most} lattice steps wide, and epsilon {plan.epsilon:g} against "
-            f"`{plan.against}` needs {width:.4g} with this mechanism, cohort and dimension"
-        )
+        raise _too_wide(plan.epsilon, plan.against, most, width)
+
+
+def _too_wide(epsilon: float, against: Observer, most: int, width: float) -> ConfigError:
+    return ConfigError(
+        f"one client's noise must be at most {most} lattice steps wide, and epsilon {epsilon:g} against "
+        f"`{against}` needs {width:.4g} with this mechanism, cohort and dimension"
+    )
 
 
 def _account(account: Account, target: Target, noise: Noise) -> Spent:
@@ -166,11 +223,11 @@ def _account(account: Account, target: Target, noise: Noise) -> Spent:
         attempt=0,
         unit=Unit.CLIENT,
         adjacency=target.adjacency,
-        sampling=Sampling(target.scheme, target.population, target.cohort),
+        sampling=target.sampling,
         noise=noise,
         participants=(),
     )
-    return account([release] * target.rounds, target.against, delta=target.spent_delta, cap=target.cap)
+    return account([release] * target.max_attempts, target.against, delta=target.spent_delta, cap=target.cap)
 
 
 def _least(within: Callable[[float], bool], start: float, target: Target) -> float:
@@ -203,6 +260,10 @@ def _centered(target: Target, multiplier: float, contributors: int) -> tuple[Cod
     length = _rotation(target).padded
     wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
     finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
+    if LEAST_WIDTH * finer > MOST_WIDTH:
+        raise _too_wide(
+            target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, LEAST_WIDTH * finer
+        )
     codec = _codec(target, steps * finer, min(max(wanted, _FRACTION_BITS), _FINEST_FRACTION_BITS))
     return codec, Centered(Fraction(LEAST_WIDTH * finer))
 
@@ -228,21 +289,24 @@ def _codec(target: Target, steps: float, fraction_bits: int) -> Codec:
     return codec
 
 
-def _mechanism(kind: Kind, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
+def _mechanism(target: Target, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
     total = 2 * multiplier * float(Rounded().radius(codec))
-    match kind:
+    each = total if target.mechanism in _HELD_BY_ONE else total / math.sqrt(contributors)
+    if each > MOST_WIDTH / 2:
+        raise _too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA, each)
+    match target.mechanism:
         case Kind.SHARED:
             return Shared(_rounded_up(total))
         case Kind.DESIGNATED:
             return Designated(_rounded_up(total))
         case Kind.DDGAUSS:
-            return DDGauss(_rounded_up(total / math.sqrt(contributors)))
+            return DDGauss(_rounded_up(each))
         case Kind.SKELLAM:
             return SkellamNoise(_rounded_up(total**2 / contributors))
         case Kind.BINOMIAL:
             return BinomialNoise(2 * math.ceil(2 * total**2 / contributors))
-        case _:
-            raise ConfigError(f"the mechanism {kind} does not round")
+        case Kind.CENTERED:
+            raise ConfigError(f"the mechanism {target.mechanism} does not round")
 
 
 def _rounded_up(value: float) -> Fraction:
@@ -263,15 +327,13 @@ def _finest(target: Target, multiplier: float) -> float:
     )
 
 
-def _finest_within(ring: Ring, target: Target, multiplier: float) -> float:
+def _finest_within(ring: Ring, target: Target, multiplier: float, contributors: int) -> float:
     """Return the most steps to the clip for which the wished ring still holds the sum."""
-    sampling = Sampling(target.scheme, target.population, target.cohort)
-    contributors = target.quorum - target.colluders
     for exponent in range(16 * 8 - 1, -17, -1):
         codec = _codec(target, 2 ** (exponent / 8), _FRACTION_BITS)
-        mechanism = _mechanism(target.mechanism, codec, multiplier, contributors)
+        mechanism = _mechanism(target, codec, multiplier, contributors)
         if variance(mechanism.noise(codec, 1)) > MAX_TABLE_SIGMA**2:
             continue
-        if wrap_probability(codec, mechanism, ring, largest_cohort(sampling)) <= SAFE_WRAP_PROBABILITY:
+        if wrap_probability(codec, mechanism, ring, largest_cohort(target.sampling)) <= SAFE_WRAP_PROBABILITY:
             return 2 ** (exponent / 8)
     raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort} clients")

@@ -7,7 +7,7 @@ from d2pfed.accounting import Scheme, Spent
 from d2pfed.accounting.released import is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Explanation, Plan
-from d2pfed.plan.agreement import variance
+from d2pfed.plan.widths import variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from d2pfed.codec import Codec
 from d2pfed.graph import Risk, choose
 from d2pfed.mechanism import LEAST_WIDTH, Centered
-from d2pfed.plan.agreement import wrap_probability
+from d2pfed.plan.widths import wrap_probability
 from d2pfed.randomness import Entropy, digest
 from d2pfed.reproduce.exhibit import Cell, Exhibit, Place, Size, Table
 from d2pfed.reproduce.setting import CIFAR10, INFIMNIST, Setting

@@ -163,6 +163,7 @@ def _settings(scale: Scale) -> tuple[Setting, ...]:
             epsilon=EPSILON,
             delta=DELTA,
             rotation=Turn.PHASE,  # hardly any padding, so fewer bytes
+            spare=0,  # as in the paper: one attempt a round
         )
         found.append(Setting(name=name, target=target, plan=calibrate(target)))
     return tuple(found)
