@@ -13,12 +13,17 @@ class PeerError(D2PFedError):
     """A message from the other side broke the protocol."""
 
 
-class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
-    """Too few clients are left, these ones: the attempt is void."""
+class RolledBack(PeerError):  # noqa: N818 - the name of the event, not of a defect
+    """Somebody has met this client at a position that its log does not have: it must not go on."""
 
-    def __init__(self, text: str, left: tuple[int, ...] = ()) -> None:
+
+class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """Too few clients are left, these ones: the attempt is void. Those to blame, if any, are not asked again."""
+
+    def __init__(self, text: str, left: tuple[int, ...] = (), blamed: tuple[int, ...] = ()) -> None:
         super().__init__(text)
         self.left = left
+        self.blamed = blamed
 
 
 class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of a defect

@@ -1,13 +1,13 @@
 """One private round, client half and server half, whatever carries the bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import Release
+from d2pfed.accounting import Release, Scheme
 from d2pfed.codec import FloatVector
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.mechanism import Designated, Share, Shared
@@ -22,15 +22,22 @@ from d2pfed.secagg import (
     Delivery,
     Enrolment,
     Exchange,
+    History,
+    Invitation,
+    Position,
     Roster,
     ServerPhase,
     Session,
+    Sum,
     collect,
     decode_invitation,
 )
+from d2pfed.secagg.draws import Opening, draw_cohort, require_path
+from d2pfed.secagg.session import NO_ROSTER
 
-Train = Callable[[bytes], NDArray[np.floating]]  # from the model's bytes to a client's update
+Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update
 Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
+Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +50,44 @@ class Attempt:
 
 
 def session_of(
-    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], consistency: Consistency = Consistency.ASSUMED
+    plan: Plan,
+    attempt: Attempt,
+    cohort: tuple[int, ...],
+    *,
+    roster: Roster | None = None,
+    draw: int = 0,
+    block: int = 0,
 ) -> Session:
     """Return what the protocol of an attempt is bound to.
 
-    A cohort of another size than planned (a secret one, or what an earlier attempt left) is a complete graph.
+    A cohort of another size than planned is a complete graph. There is one where sizes are secret, and where an
+    earlier attempt left fewer although all must deliver; where any quorum will do, the cohort has the planned size.
     """
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort
+    if not planned and delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
+        raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
-    least = plan.quorum if planned or delivery is Delivery.QUORUM else threshold
+    least = threshold if roster is None else (size + plan.colluders) // 2 + 1
+    if planned or delivery is Delivery.QUORUM:
+        least = plan.quorum
     return Session(
+        plan_digest=plan.digest,
         run=attempt.run,
         round=attempt.round,
         attempt=attempt.number,
-        plan_digest=plan.digest,
+        roster_digest=NO_ROSTER if roster is None else roster.digest,
+        draw=draw,
+        block=block,
         cohort=cohort,
         dimension=plan.codec.length,
         bits=plan.ring.bits,
         degree=plan.neighbours if planned else size - 1,
         threshold=threshold,
         quorum=size if delivery is Delivery.EVERYONE else least,
+        colluders=plan.colluders,
         delivery=delivery,
-        consistency=consistency,
+        consistency=plan.consistency,
     )
 
 
@@ -110,25 +132,84 @@ class Participant:
         fresh = self.entropy.child("contribution", session.digest, self.client)
         return self.plan.ring.wrap(self.plan.mechanism.encode(centres, share, fresh))
 
-    def join(self, session: Session, train: Train, enrolment: Enrolment | None = None) -> Client:
+    def join(
+        self,
+        session: Session,
+        train: Train,
+        enrolment: Enrolment | None = None,
+        history: History | None = None,
+    ) -> Client:
         """Return the machine that answers the server's requests in this attempt."""
         return Client(
             session,
             self.client,
-            lambda model, group: self.contribute(session, train(model), group),
+            lambda task, model, group: self.contribute(session, train(task, model), group),
             self.entropy,
             enrolment,
+            history,
         )
 
 
-def accept(plan: Plan, policy: Policy, invitation: bytes, consistency: Consistency) -> Session:
-    """Return the session that an invitation names, if this client's policy allows the plan and the cohort."""
+def accept(
+    plan: Plan, policy: Policy, invitation: bytes, roster: Roster | None = None, first_draw: int = 0
+) -> Session:
+    """Return the session that an invitation names, if this client's policy allows the plan and the cohort.
+
+    An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
+    computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
+    """
     policy.check(plan)
-    invited = decode_invitation(invitation)
-    if len(invited.cohort) < policy.least_cohort:
-        raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(invited.cohort)}")
+    require_agreed_consistency(plan, roster)
+    invited = decode_invitation(invitation, None if roster is None else roster.depth)
+    cohort = _listed(plan, invited) if roster is None or roster.depth is None else _drawn(plan, invited, roster, first_draw)
+    if len(cohort) < policy.least_cohort:
+        raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
-    return session_of(plan, attempt, invited.cohort, consistency)
+    session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block)
+    if session.digest != invited.binding:
+        raise PeerError(f"run {invited.run} was agreed on with another plan, cohort or roster")
+    return session
+
+
+def require_agreed_consistency(plan: Plan, roster: Roster | None) -> None:
+    """Refuse a plan that does not trust the server as this client does: an enrolled client never assumes."""
+    own = Consistency.ASSUMED if roster is None else Consistency.SIGNED
+    if plan.consistency is not own:
+        raise PeerError(f"this client's consistency is {own.value}, the plan's is {plan.consistency.value}")
+
+
+def _listed(plan: Plan, invited: Invitation) -> tuple[int, ...]:
+    """Return the cohort as the server lists it; that it may choose its members is part of what is promised then."""
+    if invited.draw or invited.block:
+        raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
+    return invited.cohort or ()
+
+
+def _drawn(plan: Plan, invited: Invitation, roster: Roster, first_draw: int) -> tuple[int, ...]:
+    """Return the cohort that follows from the draw, all of the roster being the population."""
+    if invited.opening is None or roster.depth is None:
+        raise PeerError("a drawn cohort needs the opening of its draw")
+    require_path(roster.root, roster.depth, invited.draw, invited.opening)
+    require_draw_by_number(plan, invited, first_draw)
+    cohort = draw_cohort(
+        roster.digest, roster.clients, plan.sampling, invited.draw, invited.block, invited.opening.seed
+    )
+    require_in_cohort(invited.client, cohort)
+    return cohort
+
+
+def require_draw_by_number(plan: Plan, invited: Invitation, first_draw: int) -> None:
+    """Refuse a draw that the server has picked: attempts take the draws in turn, under `once` all take the first."""
+    steps = invited.round * plan.attempts_per_round + invited.attempt
+    due = first_draw if plan.sampling.scheme is Scheme.ONCE else first_draw + steps
+    if invited.draw != due:
+        raise PeerError(f"round {invited.round}, attempt {invited.attempt} is of draw {due}, got {invited.draw}")
+
+
+def require_in_cohort(client: int, cohort: tuple[int, ...]) -> None:
+    """Refuse to join a cohort without this client in it."""
+    if client not in cohort:
+        raise PeerError(f"client {client} is not in the cohort of this draw")
 
 
 class Collected(Protocol):
@@ -139,7 +220,7 @@ class Collected(Protocol):
         """The clients whose vector is in the sum."""
         ...
 
-    def unmask(self) -> RingVector:
+    def unmask(self) -> Sum:
         """Open the sum; raises TooFewClients if too few help."""
         ...
 
@@ -157,27 +238,69 @@ class Masked:
         """The clients whose masked vector arrived."""
         return self.confirming.survivors
 
-    def unmask(self) -> RingVector:
+    def unmask(self) -> Sum:
         """Ask the survivors to open the masks."""
         _run(self.confirming, self.exchange, self.refused)
         unmasking = self.confirming.close()
         _run(unmasking, self.exchange, self.refused)
-        return unmasking.close().vector
+        return unmasking.close()
 
 
 def ignore(_client: int, _error: PeerError) -> None:
     """Count who answered badly as dropped out, and say no more."""
 
 
+def forget(_positions: Mapping[int, Position]) -> None:
+    """Remember nobody's position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invite:
+    """What the server brings to an attempt of enrolled clients.
+
+    Attributes:
+        roster: who is enrolled.
+        opening: proof of the draw, where cohorts are drawn verifiably.
+        remembered: where the server has met each client last.
+        remember: takes the positions of all that joined, whatever becomes of the attempt.
+        excluded: clients that were found to cheat in this run; they count as dropped out.
+    """
+
+    roster: Roster | None = None
+    opening: Opening | None = None
+    remembered: Mapping[int, Position] = field(default_factory=dict)
+    remember: Remember = forget
+    excluded: Collection[int] = ()
+
+
+NOBODY_ENROLLED = Invite()
+
+
 def gather(
-    session: Session, model: bytes, exchange: Exchange, roster: Roster | None = None, refused: Refused = ignore
+    session: Session,
+    model: bytes,
+    exchange: Exchange,
+    *,
+    task: bytes = b"",
+    invite: Invite = NOBODY_ENROLLED,
+    refused: Refused = ignore,
 ) -> Masked:
-    """Run the first three exchanges of the protocol; raises TooFewClients with those who are left."""
-    advertising = Advertising(session, roster)
+    """Run the first three exchanges of the protocol; raises TooFewClients with those who are left.
+
+    `task` is all that decides what is trained beside the model; clients that were told otherwise add only noise.
+    """
+    advertising = Advertising(
+        session,
+        invite.roster,
+        opening=invite.opening,
+        remembered=invite.remembered,
+        excluded=invite.excluded,
+    )
     _run(advertising, exchange, refused)
+    invite.remember(advertising.positions)
     sharing = advertising.close()
     _run(sharing, exchange, refused)
-    masking = sharing.close(model)
+    masking = sharing.close(task, model)
     _run(masking, exchange, refused)
     return Masked(masking.close(), exchange, refused)
 
@@ -221,8 +344,6 @@ def aggregate(
     cohort: tuple[int, ...],
     collect: Collect,
     book: Book,
-    *,
-    consistency: Consistency = Consistency.ASSUMED,
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
 
@@ -233,7 +354,7 @@ def aggregate(
     """
     run, number = first.run, first.round
     for attempt in range(first.number, first.number + plan.attempts_per_round):
-        session = session_of(plan, Attempt(run, number, attempt), cohort, consistency)
+        session = session_of(plan, Attempt(run, number, attempt), cohort)
         book.reserve(run, plan.release(run, number, attempt, cohort, plan.quorum))
         try:
             collected = collect(session)
@@ -245,7 +366,7 @@ def aggregate(
         survivors = collected.survivors
         book.commit(run, plan.release(run, number, attempt, survivors, len(survivors)))
         try:
-            total = collected.unmask()
+            total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
@@ -264,7 +385,7 @@ def private_sum(
 
     def join(session: Session, client: int) -> Client:
         participant = Participant(plan=plan, client=client, entropy=entropy.child("client", client), taken=0)
-        return participant.join(session, lambda _model: vectors[client])
+        return participant.join(session, lambda _task, _model: vectors[client])
 
     def collect(session: Session) -> Collected:
         machines = {client: join(session, client) for client in session.cohort}
