@@ -1,7 +1,9 @@
 """One private round, client half and server half, whatever carries the bytes."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -9,7 +11,8 @@ from numpy.typing import NDArray
 
 from d2pfed.accounting import Release, Scheme
 from d2pfed.codec import FloatVector
-from d2pfed.errors import PeerError, TooFewClients
+from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.ledger import RunPlan
 from d2pfed.mechanism import Designated, Share, Shared
 from d2pfed.plan import Plan, Policy
 from d2pfed.randomness import Entropy, digest
@@ -36,6 +39,8 @@ from d2pfed.secagg.draws import Opening, draw_cohort, require_path
 from d2pfed.secagg.session import NO_ROSTER
 
 Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update
+LEAST_SECRET_COHORT = 40  # on average: fewer than two clients are then drawn with a chance below 10^-15
+_FEWEST = 2  # clients of a cohort that one can hide among
 Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
 Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
 
@@ -161,7 +166,11 @@ def accept(
     policy.check(plan)
     require_agreed_consistency(plan, roster)
     invited = decode_invitation(invitation, None if roster is None else roster.depth)
-    cohort = _listed(plan, invited) if roster is None or roster.depth is None else _drawn(plan, invited, roster, first_draw)
+    cohort = (
+        _listed(plan, invited)
+        if roster is None or roster.depth is None
+        else _drawn(plan, invited, roster, first_draw)
+    )
     if len(cohort) < policy.least_cohort:
         raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
@@ -311,18 +320,22 @@ def _run(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
 
 
 class Book(Protocol):
-    """Where an attempt is charged before it can reveal anything."""
+    """Where an attempt is counted, under the charge of its run, before it can reveal anything."""
 
-    def reserve(self, run: str, release: Release) -> object:
-        """Charge for the worst that an attempt may release."""
+    def reserve(self, release: Release) -> object:
+        """Count an attempt and the worst that it may release; refuses one that has a row."""
         ...
 
-    def commit(self, run: str, release: Release) -> object:
-        """Charge for what unmasking will release."""
+    def commit(self, release: Release) -> object:
+        """Record what unmasking will release."""
         ...
 
     def void(self, run: str, number: int, attempt: int) -> object:
-        """Take back the charge of an attempt in which nothing can be unmasked any more."""
+        """Take back an attempt in which nothing can be unmasked any more."""
+        ...
+
+    def taken(self, clients: Iterable[int]) -> Mapping[int, int]:
+        """Return in how many attempts that were not void each client took part, over all runs."""
         ...
 
 
@@ -335,36 +348,67 @@ class Outcome:
     survivors: int
 
 
-Collect = Callable[[Session], Collected]
+Draw = Callable[[int], tuple[int, ...]]  # from an attempt's number to its cohort, sorted
+
+Bind = Callable[[Attempt, tuple[int, ...]], Session]  # from an attempt and its cohort to its session
+
+# Gathers a session's vectors, from clients that took part so often before.
+Collect = Callable[[Session, Mapping[int, int]], Collected]
+
+
+def run_plan(plan: Plan) -> RunPlan:
+    """Return what a run of this plan is charged: all attempts that it may take, each with no more than a quorum."""
+    if plan.sampling.scheme is Scheme.POISSON and plan.cohort < LEAST_SECRET_COHORT:
+        raise ConfigError(
+            f"cohorts of secret size must have at least {LEAST_SECRET_COHORT} clients on average, got {plan.cohort}"
+        )
+    return RunPlan(
+        plan=plan.digest,
+        release=plan.release("", 0, 0, (), plan.quorum),
+        rounds=plan.rounds,
+        max_attempts=plan.max_attempts,
+        attempts_per_round=plan.attempts_per_round,
+        participations=plan.participations,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        observer=plan.against,
+    )
 
 
 def aggregate(
-    plan: Plan,
-    first: Attempt,
-    cohort: tuple[int, ...],
-    collect: Collect,
-    book: Book,
+    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, bind: Bind | None = None
 ) -> Outcome:
-    """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
+    """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 
-    Where every vector counts (`shared`, `designated`), a further attempt goes on with those who were left.
+    `draw` gives each attempt its cohort: after one that was charged a fresh one, after a void one it may be the same
+    again. Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on
+    with those who were left. `bind` makes the session of an attempt where it is bound to more than the plan, as to a
+    roster and its draw.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
-    attempt is voided only before that request. Checked: test_round.py::test_charges_come_before_what_they_pay_for.
+    attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
+    Checked: test_round.py::test_charges_come_before_what_they_pay_for,
+    test_round.py::test_a_retry_counts_the_attempt_before_it.
     """
     run, number = first.run, first.round
-    for attempt in range(first.number, first.number + plan.attempts_per_round):
-        session = session_of(plan, Attempt(run, number, attempt), cohort)
-        book.reserve(run, plan.release(run, number, attempt, cohort, plan.quorum))
+    bind = bind or partial(session_of, plan)
+    left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
+    for attempt in range(first.number, plan.attempts_per_round):
+        cohort = draw(attempt)
+        if left and set(left) < set(cohort):
+            cohort = left
+        cohort, taken, left = *_standing(plan, cohort, book), ()
+        session = bind(Attempt(run, number, attempt), cohort)
+        book.reserve(plan.release(run, number, attempt, cohort, plan.quorum))
         try:
-            collected = collect(session)
+            collected = collect(session, taken)
         except TooFewClients as lack:
             book.void(run, number, attempt)
             if delivery_of(plan) is not Delivery.QUORUM and len(lack.left) > 1:
-                cohort = lack.left
+                left = lack.left
             continue
         survivors = collected.survivors
-        book.commit(run, plan.release(run, number, attempt, survivors, len(survivors)))
+        book.commit(plan.release(run, number, attempt, survivors, len(survivors)))
         try:
             total = collected.unmask().vector
         except TooFewClients:
@@ -374,24 +418,42 @@ def aggregate(
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
 
+def _standing(plan: Plan, cohort: tuple[int, ...], book: Book) -> tuple[tuple[int, ...], dict[int, int]]:
+    """Return who is asked, and how often each has contributed; whoever is at its cap sends zero and its noise."""
+    taken = dict(book.taken(cohort))
+    if plan.sampling.scheme is Scheme.ONCE and (used := [client for client in cohort if taken[client]]):
+        # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
+        raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")
+    if plan.sampling.scheme is Scheme.POISSON and len(cohort) < _FEWEST:
+        # That so few were drawn is a secret, so the round looks like any other: others fill it up with zeros.
+        others = (client for client in range(plan.sampling.population) if client not in taken)
+        silent = tuple(islice(others, _FEWEST - len(cohort)))
+        cohort, taken = tuple(sorted(cohort + silent)), taken | dict.fromkeys(silent, plan.participations)
+    return cohort, taken
+
+
 def private_sum(
     plan: Plan, first: Attempt, vectors: Mapping[int, NDArray[np.floating]], book: Book, entropy: Entropy
 ) -> FloatVector:
     """Return the private sum of these clients' vectors, through the whole protocol in this process.
 
     For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
-    clients that `Participant.join` made elsewhere.
+    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the book.
     """
+    if not _FEWEST <= len(vectors) <= plan.cohort:
+        raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort}, got {len(vectors)}")
 
-    def join(session: Session, client: int) -> Client:
-        participant = Participant(plan=plan, client=client, entropy=entropy.child("client", client), taken=0)
-        return participant.join(session, lambda _task, _model: vectors[client])
+    def collect(session: Session, taken: Mapping[int, int]) -> Collected:
+        def join(client: int) -> Client:
+            participant = Participant(
+                plan=plan, client=client, entropy=entropy.child("client", client), taken=taken[client]
+            )
+            return participant.join(session, lambda _task, _model: vectors[client])
 
-    def collect(session: Session) -> Collected:
-        machines = {client: join(session, client) for client in session.cohort}
+        machines = {client: join(client) for client in session.cohort}
         return gather(
             session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
         )
 
-    mean = aggregate(plan, first, tuple(sorted(vectors)), collect, book).mean
+    mean = aggregate(plan, first, lambda _attempt: tuple(sorted(vectors)), collect, book).mean
     return mean * np.float32(plan.cohort)

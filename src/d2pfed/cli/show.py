@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from d2pfed.accounting import Observer, Spent
-from d2pfed.figures import rounded_up
+from d2pfed.rounding import upward
 
 OBSERVED = {
     "released": "who sees only the models",
@@ -50,22 +50,19 @@ def plain(value: object) -> object:
     return str(value)
 
 
-def epsilons(spent: tuple[Spent, ...]) -> Table:
-    """Return the table of one epsilon per observer, each with all that it depends on."""
-    table = Table(title="What each observer can learn about one client", title_justify="left")
+def epsilons(spent: tuple[Spent, ...], when: str = "") -> Table:
+    """Return the table of one epsilon per observer, each with all that it depends on; bounds are rounded up."""
+    table = Table(title=f"What each observer can learn about one client{when}", title_justify="left")
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left")
     for item in spent:
-        value = rounded_up(item.epsilon) if math.isfinite(item.epsilon) else "infinite"
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
-        if item.realised is not None and item.realised != item.epsilon:
-            scope += f" (worst so far {rounded_up(item.realised)})"
         table.add_row(
             f"{item.observer}: {OBSERVED[item.observer.view]}",
-            value,
-            rounded_up(item.delta, 2),
+            upward(item.epsilon, 4),
+            upward(item.delta, 3),
             item.reason or scope,
         )
     return table

@@ -13,16 +13,16 @@ from safetensors.numpy import save
 from d2pfed import canonical
 from d2pfed.accounting import Scheme
 from d2pfed.codec import FloatVector
-from d2pfed.directory import Checkpoint, RunDirectory, open_ledger
+from d2pfed.directory import Checkpoint, RunDirectory, open_run
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.flower.envelope import Introduction
 from d2pfed.flower.grid import Deadlines, GridExchange, Letter, Mail, letter
 from d2pfed.flower.layout import Layout, encode_model
 from d2pfed.flower.members import Members
-from d2pfed.ledger import Head, Ledger
+from d2pfed.ledger import Ledger
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Masked, Outcome, aggregate, gather
-from d2pfed.secagg import Consistency, Roster, Session
+from d2pfed.secagg import Roster, Session
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -104,7 +104,8 @@ class PrivateFedAvg:
         agreement = Agreement(self.plan, layout, self.step, self.population, self.roster is not None)
         with RunDirectory.open(self.directory, canonical.encode(agreement)) as directory:
             directory.replace("plan.json", canonical.encode(self.plan).encode())
-            with open_ledger(self.ledger or self.directory / "ledger.sqlite", self.plan) as book:
+            name = f"{directory.path.name}-{directory.identity().name}"
+            with open_run(directory, self.plan, name, self.ledger, directory.load()) as book:
                 mail = Mail(grid, self.make_letter, self.deadlines.poll)
                 run = _Run(
                     replace(self, deadlines=replace(self.deadlines, training=timeout)),
@@ -162,7 +163,8 @@ class _Run:
         return result
 
     def _round(self, number: int, model: bytes) -> Outcome:
-        cohort = tuple(self._population[place] for place in self._cohorts.draw(number))
+        first = self._book.next_attempt(self._name, number)
+        cohort = self._draw(number, first)
         there = self._members.seek(cohort, self._deadlines.joining)
         if len(there) < self._plan.quorum:
             raise TooFewClients(
@@ -173,12 +175,15 @@ class _Run:
         self._exchange.laps.clear()
         return aggregate(
             self._plan,
-            Attempt(self._name, number, self._book.next_attempt(self._name, number)),
-            cohort,
-            lambda session: self._gather(session, model),
+            Attempt(self._name, number, first),
+            lambda attempt: self._draw(number, attempt),
+            lambda session, _taken: self._gather(session, model),
             self._book,
-            consistency=Consistency.ASSUMED if self._roster is None else Consistency.SIGNED,
         )
+
+    def _draw(self, number: int, attempt: int) -> tuple[int, ...]:
+        places = self._cohorts.draw(number, attempt, self._book.charged(self._name))
+        return tuple(self._population[place] for place in places)
 
     def _gather(self, session: Session, model: bytes) -> Masked:
         try:
@@ -192,7 +197,6 @@ class _Run:
         if checkpoint is None:
             self._directory.keep_metrics(0)
             return self._step.start(initial)
-        self._book.require_head(Head.decode(checkpoint.head))
         self._directory.keep_metrics(checkpoint.state.rounds)
         return checkpoint.state
 

@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 
 from d2pfed.accounting import Adjacency, Spent, View
 from d2pfed.report.story import Story
+from d2pfed.rounding import upward
 
 EMPTY_PROMISE = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
 
@@ -30,18 +30,7 @@ class Promise:
     epsilon: str
     sentence: str
     scope: str
-    planned: str  # the whole plan's epsilon, if it differs; else empty
-
-
-def upward(value: float, digits: int) -> str:
-    """Return a bound in so many significant digits, rounded up."""
-    if not math.isfinite(value):
-        return "infinite" if value > 0 else "not a number"
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
-    if rounded != 0 and not Decimal("0.001") <= abs(rounded) < Decimal(1_000_000):
-        mantissa, exponent = f"{rounded:e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return f"{rounded:,f}"
+    so_far: str  # what was charged so far, if the run stopped early and blind to its outputs; else empty
 
 
 def percent(share: float) -> str:
@@ -70,14 +59,14 @@ def times(count: int) -> str:
 
 def promise(story: Story, item: Spent) -> Promise:
     """Return one observer's promise in words: what it sees, what it can learn, and what that rests on."""
-    whole = {other.observer: other.epsilon for other in story.explanation.spent}.get(item.observer)
+    part = {other.observer: other.epsilon for other in story.so_far}.get(item.observer)
     return Promise(
         observer=str(item.observer),
         exact=repr(item.epsilon),
         epsilon=upward(item.epsilon, 4),
         sentence=f"{_sight(item)} {_limit(item)}",
-        scope=_scope(story, item),
-        planned="" if whole is None or whole == item.epsilon else upward(whole, 4),
+        scope=_scope(item),
+        so_far="" if part is None else upward(part, 4),
     )
 
 
@@ -109,13 +98,10 @@ def _limit(item: Spent) -> str:
     return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
 
 
-def _scope(story: Story, item: Spent) -> str:
+def _scope(item: Spent) -> str:
     parts = [
         f"Per {item.unit}, {item.adjacency}",
         f"cohorts {item.sampling}",
         f"each client contributes at most {times(item.participations)}",
     ]
-    # Who took part most is a fact about the cohorts, and amplification rests on nobody learning any.
-    if item.realised is not None and item.realised != item.epsilon and not story.amplified:
-        parts.append(f"for the client that took part most {upward(item.realised, 4)} so far")
     return "; ".join(parts) + "."
