@@ -35,7 +35,7 @@ from d2pfed.secagg import (
     collect,
     decode_invitation,
 )
-from d2pfed.secagg.draws import Opening, draw_cohort, require_path
+from d2pfed.secagg.draws import Opening, draw_cohort, draw_key, require_path
 from d2pfed.secagg.session import NO_ROSTER
 
 Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update
@@ -200,9 +200,8 @@ def _drawn(plan: Plan, invited: Invitation, roster: Roster, first_draw: int) -> 
         raise PeerError("a drawn cohort needs the opening of its draw")
     require_path(roster.root, roster.depth, invited.draw, invited.opening)
     require_draw_by_number(plan, invited, first_draw)
-    cohort = draw_cohort(
-        roster.digest, roster.clients, plan.sampling, invited.draw, invited.block, invited.opening.seed
-    )
+    key = draw_key(roster.digest, invited.draw, invited.opening.seed)
+    cohort = draw_cohort(key, roster.clients, plan.sampling, invited.block)
     require_in_cohort(invited.client, cohort)
     return cohort
 

@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.home import Home
+from d2pfed.flower.keys import decode_public
 from d2pfed.ledger.client_history import Entry, History
 from d2pfed.ledger.private_files import read_file, replace_file
 from d2pfed.ledger.rows import Head
@@ -16,6 +18,20 @@ from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
 _log = logging.getLogger("d2pfed.flower")
 
 Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRoster:
+    """A roster and its bytes as the authority has signed them, which travel to the clients."""
+
+    roster: Roster
+    data: bytes
+
+
+def read_roster(file: Path, authority: str) -> SignedRoster:
+    """Return the roster in a file, if this authority (its public key in hexadecimal) has signed it."""
+    data = file.read_bytes()
+    return SignedRoster(decode_roster(data, decode_public(authority)), data)
 
 
 def accept_roster(home: Home, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, History]:
