@@ -21,6 +21,7 @@ from d2pfed.secagg import (
     Unmasking,
     collect,
     crypto,
+    messages,
 )
 from d2pfed.secagg.position import sign_position
 from rosters import roster_of
@@ -168,6 +169,14 @@ def until_unmasking(federation: Federation, lose: Loss = keep_all, model: bytes 
     confirming = masking.close()
     collect(confirming, federation.exchange("confirm", lose))
     return confirming.close()
+
+
+def change_shares(unmasking: Unmasking, rank: int, answer: bytes, change: Callable[[int, int], int]) -> bytes:
+    """A client's unmasking shares, each changed by `change(owner's rank, share)`."""
+    joined, sharers = unmasking._aggregate.joined, unmasking._aggregate.sharers
+    opened = messages.decode_opened(joined, rank, sharers, answer)
+    changed = {owner: change(owner, share) for owner, share in opened.items() if share is not None}
+    return messages.encode_opened(joined, rank, sharers, changed)
 
 
 def expected_sum(session: Session, survivors: Iterable[int], vectors: Mapping | None = None) -> np.ndarray:

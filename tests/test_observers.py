@@ -17,6 +17,7 @@ from d2pfed.accounting.observers import (
     Observer,
     View,
     colluding,
+    realised_epsilon,
     spent,
     upper_bound,
 )
@@ -192,39 +193,75 @@ def test_a_partition_costs_its_worst_round_against_models_and_server_alike():
 
 def test_a_second_run_is_a_second_partition():
     first = rows(4, INDEPENDENT, ONCE)
-    twice = epsilon(first + first, RELEASED, cap=10)
+    again = [replace(release, run="another") for release in first]
+    twice = epsilon(first + again, RELEASED, cap=10)
     assert twice == pytest.approx(epsilon(rows(2, INDEPENDENT, NONE), RELEASED, cap=10), rel=1e-4)
 
 
-def test_an_unmasked_retry_is_a_further_release():
+def test_runs_are_told_apart_by_name_however_their_rows_are_interleaved():
+    first, second = (
+        rows(4, INDEPENDENT, ONCE),
+        [replace(each, run="another") for each in rows(4, INDEPENDENT, ONCE)],
+    )
+    mixed = [release for pair in zip(first, second, strict=True) for release in pair]
+    for observer in (RELEASED, SERVER):
+        assert epsilon(mixed, observer, cap=1) == pytest.approx(
+            epsilon(first + second, observer, cap=1), rel=1e-12
+        )
+        assert epsilon(mixed, observer, cap=1) > 1.3 * epsilon(first, observer, cap=1)
+
+
+def test_a_cap_is_one_of_each_run():
+    first, second = rows(20), [replace(each, run="another") for each in rows(20)]
+    assert epsilon(first + second, SERVER, cap=3) == pytest.approx(epsilon(rows(6), SERVER, cap=6), rel=1e-5)
+
+
+def test_a_charged_attempt_is_a_further_release_behind_its_own_cohort():
     retried = [row(0), row(1), row(1, attempt=1), row(2)]
     for observer in EVERY_OBSERVER:
-        assert epsilon(retried, observer, cap=4) > epsilon(rows(3), observer, cap=4)
-    once = [row(0, sampling=ONCE), row(0, sampling=ONCE, attempt=1), row(1, sampling=ONCE)]
-    both = gaussian_epsilon(1e-5, math.sqrt(2) * 16 / 20)
-    assert both <= epsilon(once, RELEASED, cap=9) <= 1.005 * both
+        assert epsilon(retried, observer, cap=4) == epsilon(rows(4), observer, cap=4)
 
 
-def test_a_retry_covers_a_shared_cohort_and_a_fresh_one():
-    strong = DiscreteGaussianSum(Fraction(4), 50, Fraction(8), 51_370)  # half the squared ratio of the other
-    double = DiscreteGaussianSum(Fraction(4), 25, Fraction(8), 51_370)
-    retried = epsilon([row(0, strong), row(0, strong, attempt=1)], RELEASED, cap=2, delta=1e-4)
-    shared = epsilon([row(0, double)], RELEASED, cap=2, delta=1e-4)
-    fresh = epsilon([row(0, strong), row(1, strong)], RELEASED, cap=2, delta=1e-4)
-    assert retried >= max(shared, fresh)
+def test_a_retry_at_half_time_costs_next_to_nothing():
+    """The default job: epsilon 1 at 100 rounds; a retry behind the same cohort would make 2.2 of it."""
+    noise = DiscreteGaussianSum(Fraction(2), 100, Fraction(10), 51_370)
+    whole = upper_bound(rows(100, noise), RELEASED, delta=3e-6, cap=100).epsilon
+    retried = upper_bound([*rows(100, noise), row(99, noise, attempt=1)], RELEASED, delta=3e-6, cap=100).epsilon
+    assert whole < retried < 1.01 * whole
 
 
-def test_attempts_of_one_round_must_share_their_sampling():
-    with pytest.raises(ConfigError, match="round 1"):
+def test_a_partition_takes_its_next_block_for_a_retry_and_a_block_used_twice_counts_twice():
+    apart = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(3, 4))]
+    again = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(2, 4))]
+    one, both = (gaussian_epsilon(1e-5, math.sqrt(count) * 16 / 20) for count in (1, 2))
+    assert one <= epsilon(apart, RELEASED, cap=9) <= 1.005 * one
+    assert both <= epsilon(again, RELEASED, cap=9) <= 1.005 * both
+
+
+def test_releases_of_a_run_must_share_their_sampling():
+    with pytest.raises(ConfigError, match="one sampling"):
         epsilon([row(1), row(1, sampling=NONE, attempt=1)], RELEASED)
+    epsilon([row(1), row(1, sampling=NONE, run="another")], RELEASED)
 
 
-def test_the_chance_that_a_cap_binds_falls_with_the_cap_and_grows_with_the_rounds():
+def test_what_a_cap_costs_falls_with_the_cap_and_grows_with_the_attempts():
     found = [cap_excess(FIXED, 100, cap) for cap in (1, 3, 5, 8, 100)]
     assert found == sorted(found, reverse=True)
-    assert found[1] == pytest.approx(100_000 * 3.6e-6, rel=0.05)  # 1 - sum of four binomial terms, by hand
     assert found[-1] == 0
     assert cap_excess(FIXED, 2000, 8) > cap_excess(FIXED, 100, 8)
+    for sampling in (POISSON, ONCE, NONE, replace(FIXED, cohort=FIXED.population)):
+        assert cap_excess(sampling, 100, 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("cohort", "attempts", "cap", "kappa"),
+    [(100, 100, 5, 6.6e-9), (1_000, 100, 11, 5.6e-9), (1_000, 1_000, 34, 1.6e-8), (10_000, 100, 32, 1.1e-8)],
+)
+def test_the_least_cap_that_costs_a_hundredth_of_delta(cohort, attempts, cap, kappa):
+    sampling = Sampling(Scheme.FIXED, 100_000, cohort)
+    delta = 100_000**-1.1
+    assert cap_excess(sampling, attempts, cap) == pytest.approx(kappa, rel=0.05)
+    assert cap_excess(sampling, attempts, cap) <= delta / 100 < cap_excess(sampling, attempts, cap - 1)
 
 
 def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
@@ -234,13 +271,25 @@ def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
         row(2, participants=(3, 7)),
     ]
     for cap, counted in ((5, 3), (2, 2)):
-        result = spent(happened, SERVER, delta=1e-5, cap=cap)
-        assert result.realised == pytest.approx(epsilon(rows(counted), SERVER, cap=counted), rel=1e-6)
-        assert result.realised <= result.epsilon * (1 + 1e-9)
+        found = realised_epsilon(happened, SERVER, delta=1e-5, cap=cap)
+        assert found == pytest.approx(epsilon(rows(counted), SERVER, cap=counted), rel=1e-6)
+        assert found <= epsilon(happened, SERVER, cap=cap) * (1 + 1e-9)
     apart = [row(0, participants=(1,)), row(1, participants=(2,))]
-    assert spent(apart, SERVER, delta=1e-5, cap=2).realised < spent(apart, SERVER, delta=1e-5, cap=2).epsilon
-    assert spent(happened, RELEASED, delta=1e-5, cap=5).realised is None
-    assert spent(rows(2), SERVER, delta=1e-5, cap=5).realised is None
+    assert realised_epsilon(apart, SERVER, delta=1e-5, cap=2) < epsilon(apart, SERVER, cap=2)
+    runs = [*happened, *(replace(release, run="another") for release in happened)]
+    assert realised_epsilon(runs, SERVER, delta=1e-5, cap=2) == pytest.approx(
+        epsilon(rows(4), SERVER, cap=4), 1e-6
+    )
+    assert realised_epsilon(rows(2), SERVER, delta=1e-5, cap=5) is None
+    assert realised_epsilon([row(0, TRUSTED, participants=(1,))], SERVER, delta=1e-5, cap=5) is None
+
+
+def test_what_is_spent_says_nothing_of_who_took_part():
+    """A number that depends on the cohorts beside an amplified one would undo the amplification."""
+    happened = [row(number, participants=(1, 2, number + 5)) for number in range(3)]
+    others = [row(number, participants=(number, 9)) for number in range(3)]
+    for observer in EVERY_OBSERVER:
+        assert spent(happened, observer, delta=1e-5, cap=2) == spent(others, observer, delta=1e-5, cap=2)
 
 
 def test_survivors_that_differ_between_rounds_compose_round_by_round():
@@ -289,16 +338,10 @@ def test_noise_that_is_too_narrow_for_its_dimension_costs_infinity_or_close_to_i
 
 def test_rounds_with_and_without_amplification_compose():
     trusted = rows(20, TRUSTED)
-    some = trusted + rows(2, TRUSTED, NONE)
+    some = trusted + [replace(release, run="another") for release in rows(2, TRUSTED, NONE)]
     assert epsilon(trusted, RELEASED, 30) < epsilon(some, RELEASED, 30)
     assert epsilon(rows(2, TRUSTED, NONE), RELEASED, 30) < epsilon(some, RELEASED, 30)
     assert epsilon([*rows(2, TRUSTED), row(2, SKELLAM)], RELEASED) < math.inf
-
-
-def test_binomial_retries_that_use_up_delta_are_charged_with_smaller_ones():
-    wide = Sampling(Scheme.FIXED, 101, 100)
-    retried = [row(0, BINOMIAL, wide, attempt=attempt) for attempt in range(3)]
-    assert epsilon(rows(3, BINOMIAL, wide), RELEASED, cap=3) <= epsilon(retried, RELEASED, cap=3) < math.inf
 
 
 def test_a_delta_beyond_the_grid_still_gets_a_finite_number():
@@ -333,13 +376,16 @@ def test_only_a_colluding_observer_has_colluders():
 
 
 def test_a_cap_that_may_bind_is_charged_to_delta():
-    """Clients at their cap send zeros, which amplification does not foresee: delta pays, or it is not claimed."""
+    """Other clients at their cap send zeros, which amplification does not foresee: delta pays, without a factor."""
     releases = rows(100)
     free = epsilon(releases, RELEASED, cap=100)
-    hardly = epsilon(releases, RELEASED, cap=8)
+    hardly = epsilon(releases, RELEASED, cap=5)
     assert free < hardly < 1.01 * free
-    rarely = epsilon(releases, RELEASED, cap=6)  # the chance is 2e-6, a large part of delta
+    rarely = epsilon(releases, RELEASED, cap=4)  # 4e-7 of 1e-5
     assert hardly < rarely
-    often = epsilon(releases, RELEASED, cap=2)
-    assert often == epsilon(releases, SERVER, cap=2)  # what is left holds even where cohorts are known
-    assert cap_excess(FIXED, 100, 2) > 1e-5
+    assert rarely == pytest.approx(
+        epsilon(releases, RELEASED, cap=100, delta=1e-5 - cap_excess(FIXED, 100, 4)), rel=1e-5
+    )
+    often = epsilon(releases, RELEASED, cap=1)
+    assert often == epsilon(releases, SERVER, cap=1)  # what is left holds even where cohorts are known
+    assert cap_excess(FIXED, 100, 1) > 1e-5

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.accounting import CLIENT, SERVER, Adjacency, Scheme, colluding
+from d2pfed.accounting import CLIENT, Adjacency, Scheme, colluding
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind
 from d2pfed.report import Story, write_report
@@ -22,7 +22,7 @@ from d2pfed.report.wording import in_bytes, meaning, promise, upward
 from stories import Page, outside, points, story
 
 HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""
-SECRET_SURVIVORS, SECRET_ATTEMPT, SECRET_SECONDS, SECRET_REALISED = 9173, 7193, 8191.25, 3.3331
+SECRET_SURVIVORS, SECRET_ATTEMPT, SECRET_SECONDS = 9173, 7193, 8191.25
 
 
 def written(told: Story, directory) -> str:
@@ -222,17 +222,14 @@ def planted(kind: Kind, scheme: Scheme) -> Story:
     """Return a story whose last round has values that are found nowhere else."""
     told = story(12, kind, scheme)
     last = replace(told.rounds[-1], survivors=SECRET_SURVIVORS, attempt=SECRET_ATTEMPT, seconds=SECRET_SECONDS)
-    realised = tuple(
-        replace(item, realised=SECRET_REALISED if item.observer == SERVER else None) for item in told.spent
-    )
-    return replace(told, rounds=(*told.rounds[:-1], last), spent=realised)
+    return replace(told, rounds=(*told.rounds[:-1], last))
 
 
 def leaked(directory) -> set[str]:
     """Return which of the planted values any written text shows."""
     text = "".join(path.read_text("utf-8") for path in directory.rglob("*") if path.suffix in {".html", ".svg"})
     numbers = set(re.findall(r"(?<![\d.])[\d,]*\d(?:\.\d+)?", text))
-    forms = {"survivors": ("9,173", "9173"), "seconds": ("8191.25", "8,191.25"), "realised": ("3.334", "3.3331")}
+    forms = {"survivors": ("9,173", "9173"), "seconds": ("8191.25", "8,191.25")}
     found = {name for name, shown in forms.items() if numbers & set(shown)}
     return found | {"retried" for _ in re.findall("more than one attempt", text)}
 
@@ -247,14 +244,6 @@ def test_secret_sizes_leave_out_whatever_would_tell_them(tmp_path):
 def test_the_same_search_finds_what_known_sizes_may_show(tmp_path):
     written(planted(Kind.CENTERED, Scheme.FIXED), tmp_path)
     assert leaked(tmp_path) == {"survivors", "seconds", "retried"}
-
-
-def test_who_took_part_most_is_told_only_where_nothing_rests_on_it(tmp_path):
-    told = planted(Kind.CENTERED, Scheme.FIXED)
-    open_cohorts = replace(told.plan.sampling, scheme=Scheme.NONE)
-    html = render(replace(told, plan=replace(told.plan, sampling=open_cohorts)), [])
-    (tmp_path / "report.html").write_text(html)
-    assert "realised" in leaked(tmp_path)
 
 
 @pytest.mark.parametrize("rounds", [1_000, 5_000])

@@ -37,3 +37,8 @@ class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of
 
 class LedgerError(D2PFedError):
     """The ledger cannot be read or written, or does not say what it must: nothing may be released."""
+
+
+def shown(number: int) -> str:
+    """Return a whole number as an error shows it; one that nobody would read, and Python may not print, by its size."""
+    return str(number) if abs(number) < 10**20 else f"a number of {number.bit_length()} bits"

@@ -7,8 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from d2pfed.accounting.release import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.codec import Centres, Codec, conditional_round, rounded_radius
-from d2pfed.errors import ConfigError
-from d2pfed.figures import shown
+from d2pfed.errors import ConfigError, shown
 from d2pfed.randomness import Entropy
 from d2pfed.ring import IntVector
 from d2pfed.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.compiled import compiled
-from d2pfed.errors import ConfigError
-from d2pfed.figures import shown
+from d2pfed.errors import ConfigError, shown
 from d2pfed.randomness import KEY_BYTES, Stream
 
 Floats = NDArray[np.floating[Any]]

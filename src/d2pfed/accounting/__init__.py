@@ -12,6 +12,7 @@ from d2pfed.accounting.observers import (
     Spent,
     View,
     colluding,
+    realised_epsilon,
     spent,
     upper_bound,
 )
@@ -28,6 +29,7 @@ from d2pfed.accounting.release import (
     Unit,
 )
 from d2pfed.accounting.released import CAP_SHARE, cap_excess
+from d2pfed.accounting.rounding import round_up
 
 __all__ = [
     "Accountant",
@@ -43,7 +45,9 @@ __all__ = [
     "colluding",
     "Spent",
     "spent",
+    "realised_epsilon",
     "upper_bound",
+    "round_up",
     "cap_excess",
     "CAP_SHARE",
     "Release",

@@ -8,7 +8,7 @@ import numpy as np
 from d2pfed.accounting import curves
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.conversion import FloatArray
-from d2pfed.accounting.cost import Additive
+from d2pfed.accounting.cost import Additive, composed
 from d2pfed.accounting.release import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.accounting.surrogate import surrogate
 from d2pfed.errors import ConfigError
@@ -82,12 +82,20 @@ def approximate(epsilon: float, delta: float) -> Additive:
     return Additive((epsilon, delta, epsilon * epsilon, growth))
 
 
-def costliest(costs: Sequence[Additive], count: int) -> list[Additive]:
-    """Return at most `count` costs whose sum no choice of so many exceeds in any coordinate."""
-    rows = np.sort(np.array([cost.values for cost in costs]), axis=0)[-count:]
-    return [Additive(tuple(row)) for row in rows.tolist()]
+def costliest(costs: Sequence[tuple[Additive, int]], most: int) -> Additive:
+    """Return a total that no choice of `most` of the costs, each as often as stated, exceeds in any coordinate."""
+    if sum(count for _, count in costs) <= most:
+        return composed(costs)
+    values = np.array([cost.values for cost, _ in costs])
+    counts = np.array([count for _, count in costs])
+    order = np.argsort(-values, axis=0, kind="stable")  # in each coordinate by itself
+    before = np.cumsum(counts[order], axis=0) - counts[order]
+    taken = np.clip(most - before, 0, counts[order])
+    with np.errstate(invalid="ignore"):
+        parts = np.where(taken > 0, np.take_along_axis(values, order, axis=0) * taken, 0.0)
+    return composed((Additive(tuple(part)), 1) for part in parts.tolist())
 
 
 def worst(costs: Sequence[Additive]) -> Additive:
     """Return a cost that none of the given ones exceeds in any coordinate."""
-    return costliest(costs, 1)[0]
+    return costliest([(cost, 1) for cost in costs], 1)

@@ -64,12 +64,12 @@ class LossCost:
         losses = self.losses.compose(other.losses, tail_mass_truncation=self.tail)
         return replace(self, losses=losses, slack=self.slack + other.slack, count=self.count + other.count)
 
-    def epsilon(self, delta: float) -> float:
-        """Return epsilon at `delta`, rounding errors of the convolution and slack included.
+    def epsilon(self, delta: float, kappa: float = 0.0) -> float:
+        """Return epsilon at `delta`, of which `kappa` is used up; rounding of the convolution and slack included.
 
         Guarantee: never below the epsilon of the losses that were put in. Proof: theory.md#numerics.
         """
-        left = delta * math.exp(-self.slack) - self._rounding()
+        left = delta * math.exp(-self.slack) - kappa - self._rounding()
         return float(self.losses.get_epsilon_for_delta(left)) + 2 * self.slack if left > 0 else math.inf
 
     def _rounding(self) -> float:

@@ -1,11 +1,12 @@
 """Who learns what from a run, and what that spends: one epsilon per observer."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from d2pfed.accounting.batches import RunBatch, batches
 from d2pfed.accounting.charge import Charge, costliest, worst
 from d2pfed.accounting.conversion import check_delta
 from d2pfed.accounting.cost import Additive, composed
@@ -79,8 +80,7 @@ class Spent:
     unit: Unit
     adjacency: Adjacency
     sampling: str
-    participations: int  # the cap on one client's participations that was assumed
-    realised: float | None  # epsilon of the client that took part most; None if unknown or hidden
+    participations: int  # the cap on one client's participations in a run that was assumed
     accountant: str
     reason: str = ""  # why epsilon is infinite
 
@@ -88,8 +88,8 @@ class Spent:
 def spent(releases: Sequence[Release], observer: Observer, *, delta: float, cap: int) -> Spent:
     """Return what the releases cost against the observer, on the fine grid.
 
-    Releases come in the order they happened, unmasked retries included; `cap` is the number of unmasked uploads
-    that every client itself enforces.
+    Every charged attempt is a release of its own, behind its own cohort; `cap` is the number of unmasked uploads
+    in one run that every client itself enforces.
 
     Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
     Proof: theory.md#observers. Checked: test_observers.py, test_accounting_oracle.py.
@@ -102,74 +102,82 @@ def upper_bound(releases: Sequence[Release], observer: Observer, *, delta: float
     return _spent(tuple(releases), observer, delta, cap, COARSE)
 
 
+def realised_epsilon(releases: Sequence[Release], observer: Observer, *, delta: float, cap: int) -> float | None:
+    """Return epsilon of the client whose actual participations cost most; None where they are not recorded.
+
+    For the server's own eyes: it tells about cohorts, and amplification rests on nobody learning any.
+    """
+    check_delta(delta)
+    _check(releases)
+    left = [_left(release.noise, observer) for release in releases]
+    noises = [noise for noise in left if noise is not None]
+    if not all(release.participants for release in releases) or len(noises) < len(left):
+        return None
+    kinds = list(dict.fromkeys(noises))
+    index = {noise: position for position, noise in enumerate(kinds)}
+    taken: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for release, noise in zip(releases, noises, strict=True):
+        for client in release.participants:
+            taken[release.run, client].append(index[noise])
+    clients: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for (_, client), positions in taken.items():
+        clients[client].append(tuple(sorted(positions)))
+    patterns = {tuple(sorted(runs)) for runs in clients.values()}
+
+    def total(charge: Charge, _amplify: Amplify) -> Additive:
+        prices = [charge(noise, releases[0].adjacency.radii) for noise in kinds]
+        return worst(
+            [
+                composed((costliest([(prices[position], 1) for position in run], cap), 1) for run in pattern)
+                for pattern in patterns
+            ]
+        )
+
+    most = max(sum(min(cap, len(run)) for run in pattern) for pattern in patterns)
+    return _unamplified_epsilon(total, kinds, delta, most)[0]
+
+
 def _spent(releases: tuple[Release, ...], observer: Observer, delta: float, cap: int, points: int) -> Spent:
     check_delta(delta)
     if cap < 1:
         raise ConfigError(f"cap must be at least 1, got {cap}")
     _check(releases)
-    left = [_left(release.noise, observer) for release in releases]
-    known = [noise for noise in left if noise is not None]
+    runs = batches(releases)
     result = Spent(
         epsilon=math.inf,
         delta=delta,
         observer=observer,
         unit=releases[0].unit,
         adjacency=releases[0].adjacency,
-        sampling=_describe(releases, observer),
+        sampling=_describe(runs, observer),
         participations=cap,
-        realised=None,
         accountant="none",
     )
-    if len(known) < len(left):
+    known = [_seen(run, observer) for run in runs]
+    exposed = [run for run in known if run is not None]
+    if len(exposed) < len(known):
         return replace(result, reason=f"a release has no noise that is unknown to {observer}")
-    exposed = _exposed(releases, known, delta, cap)
+    epsilon, accountant = _exposed(exposed, result.adjacency, delta, cap)
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
-        amplified = capped_epsilon(releases, delta, cap, points)
-        if amplified < exposed:
+        amplified = capped_epsilon(runs, result.adjacency, delta, cap, points)
+        if amplified < (epsilon, accountant):
             return replace(result, epsilon=amplified[0], accountant=amplified[1])
-        return replace(result, epsilon=exposed[0], accountant=exposed[1], sampling=_describe(releases, SERVER))
-    epsilon, accountant = exposed
-    return replace(result, epsilon=epsilon, accountant=accountant, realised=_realised(releases, known, delta, cap))
+        return replace(result, epsilon=epsilon, accountant=accountant, sampling=_describe(runs, SERVER))
+    return replace(result, epsilon=epsilon, accountant=accountant)
 
 
-def _exposed(releases: Sequence[Release], noises: Sequence[Noise], delta: float, cap: int) -> tuple[float, str]:
-    """Return epsilon for a client that is known to take part in the `cap` costliest releases."""
-    radii = releases[0].adjacency.radii
-
-    def total(charge: Charge, _amplify: Amplify) -> Additive:
-        prices = {noise: charge(noise, radii) for noise in set(noises)}
-        return _most([prices[noise] for noise in noises], cap)
-
-    return _unamplified_epsilon(total, noises, delta, min(cap, len(noises)))
-
-
-def _realised(releases: Sequence[Release], noises: Sequence[Noise], delta: float, cap: int) -> float | None:
-    """Return epsilon of the client whose actual participations cost most; None where they are not recorded."""
-    if not all(release.participants for release in releases):
-        return None
-    radii = releases[0].adjacency.radii
-    kinds = list(dict.fromkeys(noises))
-    index = {noise: position for position, noise in enumerate(kinds)}
-    taken: defaultdict[int, list[int]] = defaultdict(list)
-    for release, noise in zip(releases, noises, strict=True):
-        position = index[noise]
-        for client in release.participants:
-            taken[client].append(position)
-    patterns = {tuple(sorted(positions)) for positions in taken.values()}
+def _exposed(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float, cap: int) -> tuple[float, str]:
+    """Return epsilon for a client that is known to take part in the `cap` costliest releases of each run."""
+    noises = list({noise for run in runs for noise, _ in run.noises})
 
     def total(charge: Charge, _amplify: Amplify) -> Additive:
-        prices = [charge(noise, radii) for noise in kinds]
-        return worst([_most([prices[position] for position in pattern], cap) for pattern in patterns])
+        prices = {noise: charge(noise, adjacency.radii) for noise in noises}
+        return composed(
+            (costliest([(prices[noise], count) for noise, count in run.noises], cap), 1) for run in runs
+        )
 
-    most = min(cap, max(len(pattern) for pattern in patterns))
-    return _unamplified_epsilon(total, noises, delta, most)[0]
-
-
-def _most(costs: Sequence[Additive], cap: int) -> Additive:
-    """Return the cost of a client's releases; one that has reached its cap sends nothing but noise."""
-    chosen = costs if len(costs) <= cap else costliest(costs, cap)
-    return composed(Counter(chosen).items())
+    return _unamplified_epsilon(total, noises, delta, sum(min(cap, run.count) for run in runs))
 
 
 def _unamplified_epsilon(total: Total, noises: Sequence[Noise], delta: float, count: int) -> tuple[float, str]:
@@ -179,6 +187,13 @@ def _unamplified_epsilon(total: Total, noises: Sequence[Noise], delta: float, co
     if method is Method.GAUSSIAN:
         return gaussian_total_epsilon(total, delta, count), method
     return renyi_total_epsilon(total, delta, sparse), method
+
+
+def _seen(run: RunBatch, observer: Observer) -> RunBatch | None:
+    """Return the run with the noise that the observer does not know; None if some release has none."""
+    left = [(_left(noise, observer), count) for noise, count in run.noises]
+    noises = [(noise, count) for noise, count in left if noise is not None]
+    return replace(run, noises=tuple(noises)) if len(noises) == len(left) else None
 
 
 def _left(noise: Noise, observer: Observer) -> Noise | None:
@@ -196,9 +211,9 @@ def _left(noise: Noise, observer: Observer) -> Noise | None:
 def _check(releases: Sequence[Release]) -> None:
     if not releases:
         raise ConfigError("there must be at least one release to account for")
-    if len({(release.unit, release.adjacency) for release in releases}) > 1:
-        raise ConfigError("all releases of one account must have the same unit and adjacency")
-    for release in releases:
+    for release in {id(release): release for release in releases}.values():
+        if (release.unit, release.adjacency) != (releases[0].unit, releases[0].adjacency):
+            raise ConfigError("all releases of one account must have the same unit and adjacency")
         if release.sampling.scheme is Scheme.POISSON and not _hides_the_size(release.noise):
             raise ConfigError(
                 "a secret cohort size needs noise that does not depend on it (one contributor, or a trusted "
@@ -212,10 +227,8 @@ def _hides_the_size(noise: Noise) -> bool:
     return isinstance(noise, ContinuousGaussian)
 
 
-def _describe(releases: Sequence[Release], observer: Observer) -> str:
-    return "; ".join(
-        _describe_one(sampling, observer) for sampling in dict.fromkeys(release.sampling for release in releases)
-    )
+def _describe(runs: Sequence[RunBatch], observer: Observer) -> str:
+    return "; ".join(_describe_one(sampling, observer) for sampling in dict.fromkeys(run.sampling for run in runs))
 
 
 def _describe_one(sampling: Sampling, observer: Observer) -> str:

@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from d2pfed.accounting import Adjacency, Scheme
+from d2pfed.accounting import Adjacency, Scheme, round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, out, plain, print_json
-from d2pfed.figures import rounded_up
 from d2pfed.plan import VERIFIED_DRAWS, Explanation, Kind, Target, Turn, calibrate, explain
 from d2pfed.round import Attempt, session_of
 from d2pfed.secagg import upload_bytes
@@ -89,7 +88,7 @@ def _table(price: Explanation, upload: int, dimension: int) -> Table:
         ("bits a coordinate", f"{price.bits}"),
         ("vector a client and round", f"{price.upload_bytes:,} bytes for {dimension:,} parameters"),
         ("upload with keys and shares", f"{upload:,} bytes"),
-        ("chance that a sum wraps", f"at most {rounded_up(price.wrap_probability, 2)} a round"),
+        ("chance that a sum wraps", f"at most {round_up(price.wrap_probability, 2)} a round"),
         ("error against a trusted server", f"{100 * (price.relative_error - 1):+.2f} %"),
         ("noise in the mean over the clip", f"{price.noise_to_clip:.3g}"),
         ("attempts that may be charged", f"{price.max_attempts}"),

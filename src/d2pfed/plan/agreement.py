@@ -212,7 +212,7 @@ def observers(plan: Plan) -> tuple[Observer, ...]:
 
 def promises(plan: Plan) -> tuple[Spent, ...]:
     """Return what the whole plan spends against each observer, if all attempts are charged at a quorum and no more."""
-    releases = [plan.release("", number, 0, (), plan.quorum) for number in range(plan.max_attempts)]
+    releases = [plan.release("", 0, 0, (), plan.quorum)] * plan.max_attempts
     return tuple(
         spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
     )

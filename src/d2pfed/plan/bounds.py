@@ -1,7 +1,6 @@
 """How large the numbers of a plan may be: bounds that are checked before any work is done on them."""
 
-from d2pfed.errors import ConfigError
-from d2pfed.figures import shown
+from d2pfed.errors import ConfigError, shown
 
 MOST_ROUNDS = 1_000_000
 MOST_ATTEMPTS = 2 * MOST_ROUNDS  # of a whole run

@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting import Scheme, Spent
-from d2pfed.figures import rounded_up
+from d2pfed.accounting import Scheme, Spent, round_up
 from d2pfed.graph import Consistency
 from d2pfed.mechanism import Centered
 from d2pfed.plan.agreement import Plan, promises
@@ -90,7 +89,7 @@ def _why_bits(plan: Plan) -> str:
     steps = math.sqrt(variance(plan.noise(plan.cohort)))
     return (
         f"The sum's noise is {steps:.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, with a "
-        f"chance of {rounded_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in a round "
+        f"chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in a round "
         f"(at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
     )
 

@@ -1,6 +1,7 @@
 """The Target: what a person wishes for before any noise is chosen."""
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -159,9 +160,10 @@ class Target:
             return self.max_attempts
         if self.against != RELEASED:
             return _least_cap(self.max_attempts, self.cohort / self.population)
-        allowed = CAP_SHARE / 4 * self.spent_delta / (1 + math.exp(min(self.epsilon, 700)))
-        caps = range(1, self.max_attempts + 1)
-        return next(cap for cap in caps if cap_excess(self.sampling, self.max_attempts, cap) <= allowed)
+        attempts, allowed = self.max_attempts, CAP_SHARE * self.spent_delta
+        return 1 + bisect_left(
+            range(1, attempts + 1), True, key=lambda cap: cap_excess(self.sampling, attempts, cap) <= allowed
+        )
 
 
 def _least_cap(draws: int, rate: float) -> int:

@@ -91,7 +91,6 @@ def _spent(record: Record) -> Spent:
             adjacency=Adjacency(record.text("adjacency")),
             sampling=record.text("sampling"),
             participations=record.whole("participations"),
-            realised=record.number_or_none("realised"),
             accountant=record.text("accountant"),
             reason=record.text("reason"),
         )

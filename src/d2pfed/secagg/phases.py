@@ -199,7 +199,7 @@ class Shared:
         context = keys.context(joined, request.task, request.model, request.sharers)
         vector = _checked(session, desk.contribute(request.task, request.model, group))
         hashed = keys.NO_GROUP if group is None else keys.group_hash(group)
-        self._mask(desk, vector, context, hashed, joined.partners(desk.rank, request.sharers))
+        self._mask(desk, vector, context, hashed, self._partners(desk, request.sharers, opened))
         seed_shares = {rank: content.seed_share for rank, content in opened.items()}
         key_shares = {rank: content.key_share for rank, content in opened.items()}
         seed_shares[desk.rank] = self.own_seed_share
@@ -218,6 +218,10 @@ class Shared:
                 checks.require_peer_position(desk.enrolled, desk.history, desk.client, content.claim)
         return opened
 
+    def _partners(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> list[int]:  # noqa: ARG002
+        """Return with whom masks are shared, whoever's box opened: a server could spoil boxes to have fewer masks."""
+        return self.joined.partners(desk.rank, sharers)
+
     def _group_seed(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> bytes | None:
         if desk.session.delivery is not Delivery.EVERYONE:
             return None
@@ -228,14 +232,13 @@ class Shared:
         return keys.group_seed(desk.session, [everyone[rank] for rank in sorted(everyone)])
 
     def _mask(self, desk: Desk, vector: RingVector, context: bytes, group: bytes, partners: list[int]) -> None:
-        session, ring, client = desk.session, desk.session.ring, desk.client
-        own = Stream(keys.self_mask_key(self.seed, context, client))
-        ring.add_into(vector, ring.uniform(own, session.dimension))
+        ring, client = desk.session.ring, desk.client
+        ring.add_mask_into(vector, Stream(keys.self_mask_key(self.seed, context, client)))
         for rank in partners:
-            pair = client, session.cohort[rank]
-            stream = Stream(keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group))
-            apply = ring.add_into if desk.rank < rank else ring.subtract_into
-            apply(vector, ring.uniform(stream, session.dimension))
+            pair = client, desk.session.cohort[rank]
+            key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group)
+            apply = ring.add_mask_into if desk.rank < rank else ring.subtract_mask_into
+            apply(vector, Stream(key))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

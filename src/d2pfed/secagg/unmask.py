@@ -14,7 +14,7 @@ from d2pfed.secagg.adverts import Advert, Joined
 from d2pfed.secagg.blame import Disputes
 from d2pfed.secagg.crypto import Agreement
 from d2pfed.secagg.session import Session
-from d2pfed.secagg.shamir import SECRET_BYTES, Opener
+from d2pfed.secagg.shamir import SECRET_BYTES, Corrector, Opener
 from d2pfed.wire import ClientId, Subset
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
@@ -87,9 +87,9 @@ def expand(job: MaskJob) -> RingVector:
     """Return the sum of a job's masks."""
     part = np.zeros(job.dimension, np.uint32)
     for key in job.added:
-        job.ring.add_into(part, job.ring.uniform(Stream(key), job.dimension))
+        job.ring.add_mask_into(part, Stream(key))
     for key in job.subtracted:
-        job.ring.subtract_into(part, job.ring.uniform(Stream(key), job.dimension))
+        job.ring.subtract_mask_into(part, Stream(key))
     return part
 
 
@@ -155,15 +155,20 @@ class _Opener:
 
     def _correct(self, owner: int, is_right: IsRight) -> bytes | None:
         """Return the secret that most shares agree on, if it is the right one, and suspect who sent the others."""
-        holders, threshold = sorted(self._given[owner]), self._aggregate.session.threshold
-        points = self._aggregate.joined.points(owner, holders)
-        corrected = correct(points, [self._given[owner][holder] for holder in holders], threshold)
-        if corrected is None or (secret := _secret(corrected.secret, is_right)) is None:
+        held, threshold = self._given[owner], self._aggregate.session.threshold
+        holders = sorted(held)
+        if len(holders) < threshold:
             return None
-        wrong = [holder for holder, point in zip(holders, points, strict=True) if point in corrected.wrong]
+        corrector = Corrector(self._aggregate.joined.points(owner, holders), threshold)
+        corrected = corrector.correct(
+            [held[holder] for holder in holders], lambda secret: _secret(secret, is_right) is not None
+        )
+        if corrected is None:
+            return None
+        wrong = [holders[place] for place in corrected.wrong]
         self._disputes.add(owner, wrong)
         self._suspects.update(wrong)
-        return secret
+        return corrected.secret.to_bytes(SECRET_BYTES, "little")
 
     def _void(self, owner: int) -> TooFewClients:
         """Say that a secret cannot be opened, and who may be to blame for it."""

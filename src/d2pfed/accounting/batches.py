@@ -1,0 +1,49 @@
+"""Equal releases of a run counted together: what an account needs of a long list."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from d2pfed.accounting.release import Noise, Release, Sampling, Scheme
+from d2pfed.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch:
+    """One run: its sampling, how often each noise was released, and the most of its releases a client is known in.
+
+    `blocks` matters for a partition only, where a client is meant to be in one release: more if a block was used
+    again, which participants would show.
+    """
+
+    sampling: Sampling
+    noises: tuple[tuple[Noise, int], ...]
+    blocks: int
+
+    @property
+    def count(self) -> int:
+        """How many releases there were."""
+        return sum(count for _, count in self.noises)
+
+
+def batches(releases: Sequence[Release]) -> list[RunBatch]:
+    """Return the releases by run, in the order in which runs began; each run has one sampling."""
+    # Long lists repeat few objects, and an object's identity is found much faster than its value.
+    objects = {id(release): release for release in releases}
+    noises: defaultdict[str, Counter[Noise]] = defaultdict(Counter)
+    samplings: dict[str, Sampling] = {}
+    for key, count in Counter(map(id, releases)).items():
+        release = objects[key]
+        noises[release.run][release.noise] += count
+        if samplings.setdefault(release.run, release.sampling) != release.sampling:
+            raise ConfigError(f"all releases of a run must share one sampling, run {release.run!r} has two")
+    blocks = _blocks(releases)
+    return [RunBatch(samplings[run], tuple(noises[run].items()), blocks.get(run, 1)) for run in noises]
+
+
+def _blocks(releases: Sequence[Release]) -> dict[str, int]:
+    taken: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for release in releases:
+        if release.sampling.scheme is Scheme.ONCE and release.participants:
+            taken[release.run].update(release.participants)
+    return {run: max(counts.values()) for run, counts in taken.items()}

@@ -1,0 +1,1 @@
+"""What a shared ledger may admit."""
