@@ -6,14 +6,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Scheme, round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
 from d2pfed.round import run_plan
-from d2pfed.rounding import upward
 
 ledger = typer.Typer(
     help="Show, verify or create the record of releases.",
@@ -44,7 +43,7 @@ def show(
     for row in rows:
         fields = _fields(row)
         shown = [fields[name] for name in ("row", "server", "kind", "run", "round", "attempt", "survivors")]
-        table.add_row(*("" if value is None else str(value) for value in shown), upward(row.epsilon, 5))
+        table.add_row(*("" if value is None else str(value) for value in shown), round_up(row.epsilon, 5))
     out().print(table)
 
 
@@ -58,7 +57,7 @@ def verify_command(path: File, json: options.AsJson = False) -> None:
         return
     out().print(
         f"{file} holds together: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
-        f"(counted as released), {found.servers} servers. Charged: epsilon {upward(found.spent, 5)} of "
+        f"(counted as released), {found.servers} servers. Charged: epsilon {round_up(found.spent, 5)} of "
         f"{_budget(found.budget)}, which holds whatever was chosen from outputs."
     )
     for begun in found.runs:
@@ -90,7 +89,7 @@ def create(
 
 
 def _budget(budget: Budget) -> str:
-    return f"epsilon {budget.epsilon:g} at delta {upward(budget.delta, 3)} against {budget.observer}"
+    return f"epsilon {budget.epsilon:g} at delta {round_up(budget.delta, 3)} against {budget.observer}"
 
 
 def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:

@@ -9,8 +9,7 @@ from fractions import Fraction
 from rich.console import Console
 from rich.table import Table
 
-from d2pfed.accounting import Observer, Spent
-from d2pfed.rounding import upward
+from d2pfed.accounting import Observer, Spent, round_up
 
 OBSERVED = {
     "released": "who sees only the models",
@@ -61,8 +60,8 @@ def epsilons(spent: tuple[Spent, ...], when: str = "") -> Table:
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
         table.add_row(
             f"{item.observer}: {OBSERVED[item.observer.view]}",
-            upward(item.epsilon, 4),
-            upward(item.delta, 3),
+            round_up(item.epsilon, 4),
+            round_up(item.delta, 3),
             item.reason or scope,
         )
     return table

@@ -8,12 +8,12 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from d2pfed.accounting import round_up
 from d2pfed.report.panels import Panel
 from d2pfed.report.plots import Drawing, Ink
 from d2pfed.report.story import RoundPoint, Story
 from d2pfed.report.tables import plan_table
 from d2pfed.report.wording import Promise, in_bytes, meaning, percent, promise
-from d2pfed.rounding import upward
 
 MOST_ROWS = 50  # of the table of rounds; the rest is in the metrics
 _DARK = {
@@ -97,7 +97,7 @@ def _facts(story: Story) -> list[Fact]:
         accuracy = Fact("Accuracy", "none yet", "no round is complete")
     return [
         accuracy,
-        Fact("Epsilon", upward(epsilon, 4), f"against {against}, delta {upward(story.plan.delta, 3)}; the whole plan's"),
+        Fact("Epsilon", round_up(epsilon, 4), f"against {against}, delta {round_up(story.plan.delta, 3)}; the whole plan's"),
         Fact("Attempts", f"{story.charged:,} of {story.plan.max_attempts:,}", "charged, of all that epsilon covers"),
         Fact("Upload", in_bytes(price.upload_bytes), "per client and round"),
         Fact("Width", f"{price.bits} bits", "per coordinate"),

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate
 
+from d2pfed.accounting import round_up
 from d2pfed.report.plots import Ink, Line, Plot, Scale
 from d2pfed.report.story import Story
 from d2pfed.report.wording import in_bytes, percent, unit_of
-from d2pfed.rounding import upward
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def _loss(story: Story) -> Panel | None:
 
 def _attempts(story: Story) -> Panel:
     counts = tuple(float(point.charged) for point in story.rounds)
-    most, epsilon = story.plan.max_attempts, upward(story.plan.epsilon, 4)
+    most, epsilon = story.plan.max_attempts, round_up(story.plan.epsilon, 4)
     lines = (
         Line(f"most {most:,}", Ink.LIMIT, (float(most),)),
         Line(f"charged {story.charged:,}", Ink.MAIN, counts, _numbers(story)),
@@ -58,7 +58,7 @@ def _attempts(story: Story) -> Panel:
     plot = Plot(name="attempts", title="Attempts charged", across="round", lines=lines)
     return Panel(
         plot,
-        f"Epsilon {epsilon} at delta {upward(story.plan.delta, 3)} against {story.plan.against} covers {most:,} attempts, "
+        f"Epsilon {epsilon} at delta {round_up(story.plan.delta, 3)} against {story.plan.against} covers {most:,} attempts, "
         f"however the run ends; {story.charged:,} were charged.",
     )
 

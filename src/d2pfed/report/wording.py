@@ -3,9 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting import Adjacency, Spent, View
+from d2pfed.accounting import Adjacency, Spent, View, round_up
 from d2pfed.report.story import Story
-from d2pfed.rounding import upward
 
 EMPTY_PROMISE = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
 
@@ -63,10 +62,10 @@ def promise(story: Story, item: Spent) -> Promise:
     return Promise(
         observer=str(item.observer),
         exact=repr(item.epsilon),
-        epsilon=upward(item.epsilon, 4),
+        epsilon=round_up(item.epsilon, 4),
         sentence=f"{_sight(item)} {_limit(item)}",
         scope=_scope(item),
-        so_far="" if part is None else upward(part, 4),
+        so_far="" if part is None else round_up(part, 4),
     )
 
 
@@ -91,10 +90,10 @@ def _limit(item: Spent) -> str:
     if not math.isfinite(item.epsilon):
         because = f": {item.reason}" if item.reason else ""
         return f"may learn anything about a {item.unit}: epsilon is infinite{because}."
-    bound = f"epsilon {upward(item.epsilon, 4)} at delta {upward(item.delta, 3)}"
+    bound = f"epsilon {round_up(item.epsilon, 4)} at delta {round_up(item.delta, 3)}"
     if item.epsilon > EMPTY_PROMISE:
         return f"can learn about one {item.unit} what {bound} allows, which is too much to call a protection."
-    factor = upward(math.exp(item.epsilon), 3)
+    factor = round_up(math.exp(item.epsilon), 3)
     return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
 
 
