@@ -29,9 +29,9 @@ from d2pfed.round import Attempt, session_of
 from d2pfed.secagg import Consistency, encode_roster
 from d2pfed.secagg.messages import Kind, encode_invitation
 from d2pfed.wire import kind_of
+from homes import enrol
 from local_grid import (
     DIMENSION,
-    enrol,
     make_app,
     make_context,
     make_grid,

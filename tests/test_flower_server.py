@@ -20,9 +20,9 @@ from d2pfed.randomness import digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import kind_of
+from homes import enrol
 from local_grid import (
     DIMENSION,
-    enrol,
     make_grid,
     make_message,
     make_plan,

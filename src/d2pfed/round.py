@@ -14,14 +14,13 @@ from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.ledger import RunPlan
 from d2pfed.mechanism import Designated, Share, Shared
-from d2pfed.plan import Plan, Policy
+from d2pfed.plan import Enrolled, Plan, Policy
 from d2pfed.randomness import Entropy, digest
 from d2pfed.ring import RingVector
 from d2pfed.secagg import (
     Advertising,
     Client,
     Confirming,
-    Consistency,
     Delivery,
     Enrolment,
     Exchange,
@@ -43,6 +42,8 @@ LEAST_SECRET_COHORT = 40  # on average: fewer than two clients are then drawn wi
 _FEWEST = 2  # clients of a cohort that one can hide among
 Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
 Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
+
+ROSTERS = 4  # that an authority may issue over one population: each has draws of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +164,10 @@ def accept(
     An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
     computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
     """
-    policy.check(plan)
-    require_agreed_consistency(plan, roster)
-    invited = decode_invitation(invitation, None if roster is None else roster.depth)
-    cohort = (
-        _listed(plan, invited)
-        if roster is None or roster.depth is None
-        else _drawn(plan, invited, roster, first_draw)
-    )
+    policy.check(plan, enrolled_in(roster))
+    is_drawn = roster is not None and roster.depth is not None
+    invited = decode_invitation(invitation, roster.depth if roster is not None else None)
+    cohort = _drawn(plan, invited, roster, first_draw) if roster is not None and is_drawn else _listed(invited)
     if len(cohort) < policy.least_cohort:
         raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
@@ -180,14 +177,14 @@ def accept(
     return session
 
 
-def require_agreed_consistency(plan: Plan, roster: Roster | None) -> None:
-    """Refuse a plan that does not trust the server as this client does: an enrolled client never assumes."""
-    own = Consistency.ASSUMED if roster is None else Consistency.SIGNED
-    if plan.consistency is not own:
-        raise PeerError(f"this client's consistency is {own.value}, the plan's is {plan.consistency.value}")
+def enrolled_in(roster: Roster | None) -> Enrolled | None:
+    """Return what a roster says of the others; four of its kind are expected while a population lasts."""
+    if roster is None:
+        return None
+    return Enrolled(len(roster.keys), 0 if roster.depth is None else ROSTERS << roster.depth)
 
 
-def _listed(plan: Plan, invited: Invitation) -> tuple[int, ...]:
+def _listed(invited: Invitation) -> tuple[int, ...]:
     """Return the cohort as the server lists it; that it may choose its members is part of what is promised then."""
     if invited.draw or invited.block:
         raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
@@ -375,7 +372,7 @@ def run_plan(plan: Plan) -> RunPlan:
 
 
 def aggregate(
-    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, bind: Bind | None = None
+    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, *, bind: Bind | None = None
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 

@@ -18,16 +18,14 @@ from d2pfed.flower.runs import Runs, Told
 from d2pfed.flower.states import Saved
 from d2pfed.ledger.client_history import Entry, History
 from d2pfed.ledger.rows import Head
-from d2pfed.plan import Enrolled, Plan, decode_plan
+from d2pfed.plan import Plan, decode_plan
 from d2pfed.randomness import Entropy
-from d2pfed.round import accept
+from d2pfed.round import accept, enrolled_in
 from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import sign_position
 from d2pfed.wire import kind_of
-
-EXPECTED_ROSTERS = 4  # each further one gives the server as many draws again to choose among
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -36,22 +34,13 @@ def agree(home: Home, introduction: Introduction) -> None:
     """Keep a run that this client's policy, roster and budget allow; all work is done outside of any lock."""
     plan, layout = decode_plan(introduction.plan), Layout.decode(introduction.layout)
     enrolment, history = _standing(home, introduction.roster)
-    home.policy.check(plan, enrolled_of(enrolment))
+    home.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
     if layout.dimension != plan.codec.rotation.dimension:
         raise PeerError("a plan must be for the parameters of its layout")
     Account(home.log, home.budget).require_room(plan, history)
     roster = b"" if enrolment is None else enrolment.roster.digest
     told = Told(introduction.plan, introduction.layout, introduction.first_draw, roster)
     Runs(home.path).agree(introduction.run, told)
-
-
-def enrolled_of(enrolment: Enrolment | None) -> Enrolled | None:
-    """Return what a client's own roster says of the others."""
-    if enrolment is None:
-        return None
-    roster = enrolment.roster
-    draws = 0 if roster.depth is None else EXPECTED_ROSTERS << roster.depth
-    return Enrolled(len(roster.keys), draws)
 
 
 @dataclass(frozen=True, slots=True)

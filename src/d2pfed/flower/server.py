@@ -188,7 +188,7 @@ class _Run:
             lambda attempt: self._draw(number, attempt),
             lambda session, _taken: self._gather(session, task, model),
             self._book,
-            self._session,
+            bind=self._session,
         )
 
     def _draw(self, number: int, attempt: int) -> tuple[int, ...]:

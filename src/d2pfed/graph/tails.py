@@ -6,7 +6,6 @@ from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 from d2pfed.errors import ConfigError
 
@@ -27,6 +26,8 @@ def upper_tail(population: int, marked: int, drawn: int, least: int) -> Fraction
 
 def log_factorials(largest: int) -> Logs:
     """Return log2 of 0!, 1!, ... up to `largest`!; sums of a few of them are right to 2^-30 for a million."""
+    from scipy.special import gammaln  # noqa: PLC0415 - slow to load, and complete graphs do without
+
     logs: Logs = gammaln(np.arange(largest + 1) + 1.0) / np.log(2)
     return logs
 
