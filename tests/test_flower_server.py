@@ -9,10 +9,11 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from d2pfed.accounting import Scheme
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, PeerError, TooFewClients
+from d2pfed.flower.draws import Committed
 from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Request, pack_answer
 from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.layout import Layout, decode_model, encode_model
+from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
 from d2pfed.plan import Kind as Mechanism
@@ -20,7 +21,7 @@ from d2pfed.randomness import digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import kind_of
-from homes import enrol
+from homes import enrol, sign_roster
 from local_grid import (
     DIMENSION,
     make_grid,
@@ -30,7 +31,6 @@ from local_grid import (
     noise_bound,
     start,
 )
-from rosters import roster_of
 
 
 def kind(message: Message) -> Kind | None:
@@ -73,7 +73,7 @@ def test_a_run_adds_up_to_the_clients_sums_and_its_ledger_says_who_took_part(tmp
     assert [round_["survivors"] for round_ in rounds_of(tmp_path)] == [5, 5]
 
 
-@pytest.mark.parametrize("lost_at", [Kind.INVITATION, Kind.ADVERTS, Kind.MASK_REQUEST])
+@pytest.mark.parametrize("lost_at", [Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST])
 def test_a_client_that_errs_has_dropped_out_and_its_vector_is_not_in_the_sum(tmp_path, lost_at):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: (
@@ -131,7 +131,7 @@ PLANTED = b"planted-in-an-answer"
 
 
 @pytest.mark.parametrize(
-    "asked", [Kind.INVITATION, Kind.ADVERTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST]
+    "asked", [Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST]
 )
 def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(tmp_path, caplog, asked):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
@@ -155,12 +155,12 @@ def test_another_machines_words_stay_on_their_line_of_the_log(tmp_path, caplog):
     words = "oh\nround 7: 5 survivors\x1b[2J" + "!" * 1000
     grid.coming = lambda client, reply: (
         Message(Error(code=0, reason=words), reply_to=grid.sent[-1])
-        if client == 3 and kind(grid.sent[-1]) is Kind.ADVERTS
+        if client == 3 and kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS
         else reply
     )
     start(make_strategy(plan, tmp_path, roster), grid)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert line.startswith("ADVERTS: node 103 is refused: oh\\nround 7")
+    assert line.startswith("KEY_ADVERTISEMENTS: node 103 is refused: oh\\nround 7")
     assert line.isprintable()
     assert len(line) < 400
 
@@ -170,7 +170,7 @@ def test_a_void_attempt_says_why(tmp_path, caplog):
     lost = []
 
     def lose_three_once(client, reply):
-        if kind(grid.sent[-1]) is Kind.ADVERTS and len(lost) < 3:
+        if kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS and len(lost) < 3:
             lost.append(client)
             return unavailable(grid.sent[-1])
         return reply
@@ -191,13 +191,12 @@ def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
 def test_attempts_without_a_quorum_are_void_and_cost_nothing(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: (
-        unavailable(grid.sent[-1]) if client > 1 and kind(grid.sent[-1]) is Kind.ADVERTS else reply
+        unavailable(grid.sent[-1]) if client > 1 and kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS else reply
     )
     with pytest.raises(TooFewClients, match="failed in all"):
         start(make_strategy(plan, tmp_path, roster), grid)
     rows = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None]
-    assert [row.kind for row in rows] == [Entry.RESERVE, Entry.VOID] * plan.attempts
-    assert rows[-1].epsilon == 0
+    assert [row.kind for row in rows] == [Entry.RESERVE, Entry.VOID] * plan.attempts_per_round
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
@@ -219,27 +218,41 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     assert seen == [0, 1, 2, 1, 2, 3]
     assert len(committed(tmp_path)) == 4
     assert [(round_["round"], round_["attempt"]) for round_ in rounds_of(tmp_path)] == [(1, 0), (2, 1), (3, 0)]
-    # The attempt that was not kept counts for the clients: at their cap of three, they send zeros in the last round.
-    assert plan.participations == 3
-    assert np.abs(params[:5] - 2 / 5).max() < 3**0.5 * noise_bound(plan, 5)
+    assert np.abs(params[:5] - 3 / 5).max() < 3**0.5 * noise_bound(plan, 5)
+
+
+def test_at_their_cap_silos_stay_away_and_the_run_ends(tmp_path):
+    plan, roster, grid = make_plan(rounds=2, spare=0), enrol(tmp_path, 5), make_grid(tmp_path)
+
+    def crash(number, arrays):
+        if number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(make_strategy(plan, tmp_path, roster), grid, evaluate_fn=crash)
+    start(make_strategy(plan, tmp_path, roster), grid, 1)  # the first round again, charged again
+    with pytest.raises((TooFewClients, LedgerError, BudgetExceeded)):
+        start(make_strategy(plan, tmp_path, roster), grid)
+    assert len(committed(tmp_path)) == 2
 
 
 def test_a_resumed_run_must_be_the_same(tmp_path):
     plan, roster, grid = make_plan(), enrol(tmp_path, 5), make_grid(tmp_path)
     start(make_strategy(plan, tmp_path, roster), grid, 1)
     with pytest.raises(ConfigError, match="other settings"):
-        start(make_strategy(replace(plan, attempts=2), tmp_path, roster), grid)
+        start(make_strategy(replace(plan, attempts_per_round=2), tmp_path, roster), grid)
 
 
 def test_an_unknown_node_is_refused(tmp_path, caplog):
     plan, grid = make_plan(rounds=1), make_grid(tmp_path)
     roster = enrol(tmp_path, 5)
-    stranger = roster_of(
-        {client: key for client, key in roster.keys.items() if client != 4} | {9: digest("other")}
-    )
+    keys = {client: key for client, key in roster.roster.keys.items() if client != 4} | {9: digest("other")}
+    committed_to = Committed(roster.roster.depth, roster.roster.root)
+    stranger = sign_roster(tmp_path, keys, None, committed_to)
     hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     start(make_strategy(plan, tmp_path, stranger, deadlines=hurry), grid)
-    assert "node 104 is refused: client 4 is not enrolled" in caplog.text
+    assert "node 104 is refused" in caplog.text
+    assert "client 4 is not enrolled" in caplog.text
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
 
@@ -329,24 +342,31 @@ def test_layouts_come_back_and_refuse_what_is_no_parameter():
     assert layout.flatten(more).tolist() == flat.tolist()
 
 
-def test_models_come_back_with_their_configuration_and_damaged_ones_are_refused():
+def test_models_come_back_and_damaged_ones_are_refused():
     layout = Layout.of(ArrayRecord({"params": Array(np.zeros(4, np.float32))}))
     params = np.array([1.5, -2, 0, 4], np.float32)
-    model = encode_model(params, {"lr": 0.1, "server-round": 3, "name": "x"})
-    back, config = decode_model(model, layout)
-    assert np.array_equal(back, params)
-    assert dict(config) == {"lr": 0.1, "server-round": 3, "name": "x"}
-    for damaged in (
-        model[:-1],
-        model + b"\0",
-        model[:3],
-        b"\xff\xff\xff\xff" + model[4:],
-        model[:4] + b"[]" + model[6:],
-    ):
-        with pytest.raises(Exception, match="model"):
+    model = encode_model(params)
+    assert np.array_equal(decode_model(model, layout), params)
+    for damaged in (model[:-1], model + b"\0", b""):
+        with pytest.raises(PeerError, match="a model of 4 parameters was expected"):
             decode_model(damaged, layout)
+
+
+def test_tasks_come_back_with_their_configuration_and_others_are_refused():
+    layout = Layout.of(ArrayRecord({"params": Array(np.zeros(4, np.float32))}))
+    other = Layout.of(ArrayRecord({"weights": Array(np.zeros(4, np.float32))}))
+    task = encode_task(layout, {"lr": 0.1, "server-round": 3, "name": "x"})
+    assert dict(decode_task(task, layout)) == {"lr": 0.1, "server-round": 3, "name": "x"}
+    size = int.from_bytes(task[:4], "little")
+    arrays = task[: 4 + size]
+    for damaged in (encode_task(other, {}), task[:3], b"\xff\xff\xff\xff" + task[4:], b""):
+        with pytest.raises(PeerError, match="layout that the run was introduced with"):
+            decode_task(damaged, layout)
+    for text in (b"", b"[]", b"[" * 100_000, b'{"a": {"b": 1}}', b'{"a": 1', b'{"a": ' + b"9" * 5000 + b"}"):
+        with pytest.raises(PeerError, match="flat JSON object"):
+            decode_task(arrays + text, layout)
     with pytest.raises(ConfigError, match="numbers, texts and lists"):
-        encode_model(params, {"bytes": b"raw"})
+        encode_task(layout, {"bytes": b"raw"})
 
 
 def test_requests_have_exactly_their_fields():

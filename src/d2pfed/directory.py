@@ -141,7 +141,11 @@ class RunDirectory:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep the state after a round."""
-        notes = {"rounds": str(checkpoint.state.rounds), "ledger": checkpoint.head, "checksum": _checksum(checkpoint)}
+        notes = {
+            "rounds": str(checkpoint.state.rounds),
+            "ledger": checkpoint.head,
+            "checksum": _checksum(checkpoint),
+        }
         arrays = {name: getattr(checkpoint.state, name) for name in _ARRAYS}
         self.replace("checkpoint.safetensors", save(arrays, notes))
 
@@ -196,7 +200,9 @@ class RunDirectory:
         self.replace("metrics.jsonl", "".join(kept[number] + "\n" for number in sorted(kept)).encode())
 
 
-def open_run(directory: RunDirectory, plan: Plan, run: str, shared: Path | None, last: Checkpoint | None) -> Ledger:
+def open_run(
+    directory: RunDirectory, plan: Plan, run: str, shared: Path | None, last: Checkpoint | None
+) -> Ledger:
     """Open the ledger of a run and charge it there, or find it charged; the caller closes it.
 
     `shared` is a ledger that other runs over these clients draw on too; None: the directory's own, which is made with

@@ -165,11 +165,18 @@ def accept(
     computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
     """
     policy.check(plan, enrolled_in(roster))
+    return invited_session(plan, invitation, policy.least_cohort, roster, first_draw)
+
+
+def invited_session(
+    plan: Plan, invitation: bytes, least_cohort: int, roster: Roster | None, first_draw: int
+) -> Session:
+    """Return the session that an invitation names, for a plan that this client's policy has allowed before."""
     is_drawn = roster is not None and roster.depth is not None
     invited = decode_invitation(invitation, roster.depth if roster is not None else None)
     cohort = _drawn(plan, invited, roster, first_draw) if roster is not None and is_drawn else _listed(invited)
-    if len(cohort) < policy.least_cohort:
-        raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(cohort)}")
+    if len(cohort) < least_cohort:
+        raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
     session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block)
     if session.digest != invited.binding:

@@ -98,7 +98,9 @@ def train(
     ] = None,
     stop_is_blind: Annotated[
         bool,
-        typer.Option("--stop-is-blind", help="Nobody will stop the run for what it has shown: say what was spent."),
+        typer.Option(
+            "--stop-is-blind", help="Nobody will stop the run for what it has shown: say what was spent."
+        ),
     ] = False,
     engine: Annotated[Engine, typer.Option(help="Where clients are trained and encoded.")] = Engine.PROCESS,
     address: Annotated[

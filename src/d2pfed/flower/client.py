@@ -17,6 +17,7 @@ from d2pfed.flower.home import NODE_SETTING, SIMULATION_VARIABLE, Home, read_hom
 from d2pfed.flower.layout import Layout, decode_model, decode_task
 from d2pfed.flower.part import Part, agree
 from d2pfed.flower.states import Saved, States
+from d2pfed.ledger.private_files import FileError
 from d2pfed.randomness import Entropy
 from d2pfed.ring import RingVector
 from d2pfed.round import Participant
@@ -39,9 +40,9 @@ def private(message: Message, context: Context, train: Train) -> Message:
     """
     try:
         return Message(_answer(message, context, train), reply_to=message)
-    except (PeerError, ConfigError):
-        raise
-    except Exception:  # noqa: BLE001 - whatever it was, Flower would send its text to the server
+    except Exception as error:  # whatever it is, Flower would send its text to the server
+        if isinstance(error, (PeerError, ConfigError)) and not isinstance(error, FileError):
+            raise
         _log.exception("this client failed")
         raise PeerError("this client failed; its own log says why") from None
 

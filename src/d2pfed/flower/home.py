@@ -13,7 +13,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.flower.keys import decode_public, make_secret, read_secret
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.private_files import make_directory, read_file, require_directory, write_new
-from d2pfed.plan import Policy
+from d2pfed.plan import Kind, Policy
 from d2pfed.randomness import KEY_BYTES, digest
 from d2pfed.secagg import Consistency
 from d2pfed.secagg.crypto import signing_public
@@ -175,7 +175,14 @@ def simulated_home(root: Path, partition: object) -> Home:
 
 def _anything() -> Policy:
     return Policy(
-        least_cohort=2, least_quorum=2, least_noise_multiplier=0.0, most_epsilon=math.inf, most_delta=1.0
+        mechanisms=tuple(Kind),
+        least_cohort=2,
+        least_quorum=2,
+        least_colluders=0.0,
+        least_noise_multiplier=0.0,
+        most_epsilon=math.inf,
+        most_delta=1.0,
+        most_participations=1 << 31,
     )
 
 

@@ -125,9 +125,12 @@ def decode_task(task: bytes, layout: Layout) -> ConfigRecord:
     size = int.from_bytes(task[:4], "little")
     require_layout(task[4 : 4 + size], layout)
     try:
-        return ConfigRecord(json.loads(task[4 + size :]))
+        config = json.loads(task[4 + size :])
+        if isinstance(config, dict):
+            return ConfigRecord(config)
     except (TypeError, ValueError, RecursionError):
-        raise PeerError("a training configuration must be a flat JSON object") from None
+        pass
+    raise PeerError("a training configuration must be a flat JSON object")
 
 
 def require_layout(told: bytes, introduced: Layout) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from d2pfed import canonical
 from d2pfed.accounting import Scheme
 from d2pfed.errors import PeerError, RolledBack
 from d2pfed.flower.account import Account
@@ -19,8 +20,8 @@ from d2pfed.flower.states import Saved
 from d2pfed.ledger.client_history import Entry, History
 from d2pfed.ledger.rows import Head
 from d2pfed.plan import Plan, decode_plan
-from d2pfed.randomness import Entropy
-from d2pfed.round import accept, enrolled_in
+from d2pfed.randomness import Entropy, digest
+from d2pfed.round import enrolled_in, invited_session
 from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.messages import Kind
@@ -39,7 +40,8 @@ def agree(home: Home, introduction: Introduction) -> None:
         raise PeerError("a plan must be for the parameters of its layout")
     Account(home.log, home.budget).require_room(plan, history)
     roster = b"" if enrolment is None else enrolment.roster.digest
-    told = Told(introduction.plan, introduction.layout, introduction.first_draw, roster)
+    allowed = digest("d2pfed allowed", canonical.encode(home.policy))
+    told = Told(introduction.plan, introduction.layout, introduction.first_draw, roster, allowed)
     Runs(home.path).agree(introduction.run, told)
 
 
@@ -87,7 +89,10 @@ class Part:
         if told.roster != (b"" if roster is None else roster.digest):
             raise PeerError(f"run {invited.run} was introduced under another roster: it must be introduced again")
         plan = decode_plan(told.plan)
-        session = accept(plan, home.policy, saved.invitation, roster, told.first_draw)
+        if told.allowed != digest("d2pfed allowed", canonical.encode(home.policy)):
+            home.policy.check(plan, enrolled_in(roster))  # its owner has changed it since
+        least = home.policy.least_cohort
+        session = invited_session(plan, saved.invitation, least, roster, told.first_draw)
         return Part(home, enrolment, history, told, plan, session, saved)
 
     def answer(self, request: bytes, contribute: Contribute) -> tuple[bytes, bytes | None]:

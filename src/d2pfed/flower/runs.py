@@ -17,6 +17,7 @@ class Told:
     layout: str
     first_draw: int
     roster: bytes  # digest of the roster that it goes by; empty where nobody is enrolled
+    allowed: bytes  # digest of the policy that has allowed the plan, which takes long to work out
 
 
 class Runs:
@@ -28,8 +29,8 @@ class Runs:
 
     def agree(self, run: str, told: Told) -> None:
         """Keep what a run is about; a known run may come again under a newer roster, with nothing else changed."""
-        fields = {"plan": told.plan, "layout": told.layout}
-        text = json.dumps({**fields, "first_draw": told.first_draw, "roster": told.roster.hex()})
+        fields = {"plan": told.plan, "layout": told.layout, "first_draw": told.first_draw}
+        text = json.dumps({**fields, "roster": told.roster.hex(), "allowed": told.allowed.hex()})
         with locked(self._runs / "lock"):
             before = self._read(run)
             if before is not None:
@@ -50,7 +51,8 @@ class Runs:
         if data is None:
             return None
         found = json.loads(data)
-        return Told(found["plan"], found["layout"], found["first_draw"], bytes.fromhex(found["roster"]))
+        roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
+        return Told(found["plan"], found["layout"], found["first_draw"], roster, allowed)
 
     def _file(self, run: str) -> Path:
         return self._runs / f"{digest('run', run).hex()}.json"

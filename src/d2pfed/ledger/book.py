@@ -75,7 +75,11 @@ class Book:
 
     def step(self, kind: Kind, key: Key, release: Release | None) -> Attempt:
         """Return an attempt after its next step, or refuse a step that is not allowed."""
-        if release is not None and (release.run, release.round, release.attempt) != (key.run, key.round, key.attempt):
+        if release is not None and (release.run, release.round, release.attempt) != (
+            key.run,
+            key.round,
+            key.attempt,
+        ):
             raise LedgerError(f"{key} has a release of run {release.run}, {release.round}, {release.attempt}")
         begun = self.attempts.get(key)
         if kind is Kind.RESERVE and release is not None:
@@ -143,7 +147,9 @@ class Book:
         if key.attempt >= plan.attempts_per_round:
             raise BudgetExceeded(f"{key}: a round may be tried {plan.attempts_per_round} times")
         if self.charged[key.run] >= plan.max_attempts:
-            raise BudgetExceeded(f"{key}: all of the {plan.max_attempts} attempts that the run may take are charged")
+            raise BudgetExceeded(
+                f"{key}: all of the {plan.max_attempts} attempts that the run may take are charged"
+            )
         require_no_worse(release, plan.release)
 
 

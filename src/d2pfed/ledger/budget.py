@@ -33,7 +33,12 @@ class RunPlan:
     observer: Observer
 
     def __post_init__(self) -> None:
-        if (self.release.run, self.release.round, self.release.attempt, self.release.participants) != ("", 0, 0, ()):
+        if (self.release.run, self.release.round, self.release.attempt, self.release.participants) != (
+            "",
+            0,
+            0,
+            (),
+        ):
             raise ConfigError("what a run is charged for must be a release of no run and nobody")
         if not 1 <= self.rounds <= self.max_attempts <= MOST_ATTEMPTS:
             raise ConfigError(
@@ -153,7 +158,9 @@ def require_no_worse(release: Release, charged: Release) -> None:
 def _is_no_worse(noise: Noise, planned: Noise) -> bool:
     if isinstance(noise, ContinuousGaussian) or isinstance(planned, ContinuousGaussian):
         return noise == planned
-    return noise.contributors >= planned.contributors and replace(noise, contributors=planned.contributors) == planned
+    return (
+        noise.contributors >= planned.contributors and replace(noise, contributors=planned.contributors) == planned
+    )
 
 
 def _brief(budget: Budget) -> str:

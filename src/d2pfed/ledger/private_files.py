@@ -10,6 +10,11 @@ from pathlib import Path
 
 from d2pfed.errors import ConfigError
 
+
+class FileError(ConfigError):
+    """One of this user's own files cannot be used; its text names it, so it is for this user alone."""
+
+
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_MAY_USE = stat.S_IRWXG | stat.S_IRWXO
 
@@ -19,9 +24,9 @@ def require_directory(path: Path) -> None:
     try:
         found = path.lstat()
     except OSError as error:
-        raise ConfigError(f"cannot use {path}: {error.strerror}") from error
+        raise FileError(f"cannot use {path}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{path} must be a directory, and no link to one")
+        raise FileError(f"{path} must be a directory, and no link to one")
     _require_own(path, found, OTHERS_MAY_WRITE)
 
 
@@ -39,7 +44,7 @@ def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(_refusal(file, error)) from error
+        raise FileError(_refusal(file, error)) from error
     with os.fdopen(descriptor, "rb") as opened:
         _require_file(file, os.fstat(descriptor), forbidden)
         return opened.read()
@@ -94,7 +99,7 @@ def locked(file: Path) -> Iterator[None]:
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(_refusal(file, error)) from error
+        raise FileError(_refusal(file, error)) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -107,7 +112,7 @@ def _opened_to_write(file: Path) -> Iterator[int]:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise ConfigError(_refusal(file, error)) from error
+        raise FileError(_refusal(file, error)) from error
     try:
         _require_file(file, os.fstat(descriptor), OTHERS_MAY_WRITE)
         yield descriptor
@@ -127,13 +132,13 @@ def _refusal(file: Path, error: OSError) -> str:
 
 def _require_file(file: Path, found: os.stat_result, forbidden: int) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{file} must be a plain file")
+        raise FileError(f"{file} must be a plain file")
     _require_own(file, found, forbidden)
 
 
 def _require_own(path: Path, found: os.stat_result, forbidden: int) -> None:
     if found.st_uid != os.geteuid():
-        raise ConfigError(f"{path} must belong to the user who runs this, it belongs to user {found.st_uid}")
+        raise FileError(f"{path} must belong to the user who runs this, it belongs to user {found.st_uid}")
     if found.st_mode & forbidden:
         rule = "readable by its owner alone" if forbidden & stat.S_IRGRP else "writable by its owner alone"
-        raise ConfigError(f"{path} must be {rule}: chmod go-rwx {path}")
+        raise FileError(f"{path} must be {rule}: chmod go-rwx {path}")

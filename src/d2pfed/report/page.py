@@ -97,8 +97,14 @@ def _facts(story: Story) -> list[Fact]:
         accuracy = Fact("Accuracy", "none yet", "no round is complete")
     return [
         accuracy,
-        Fact("Epsilon", round_up(epsilon, 4), f"against {against}, delta {round_up(story.plan.delta, 3)}; the whole plan's"),
-        Fact("Attempts", f"{story.charged:,} of {story.plan.max_attempts:,}", "charged, of all that epsilon covers"),
+        Fact(
+            "Epsilon",
+            round_up(epsilon, 4),
+            f"against {against}, delta {round_up(story.plan.delta, 3)}; the whole plan's",
+        ),
+        Fact(
+            "Attempts", f"{story.charged:,} of {story.plan.max_attempts:,}", "charged, of all that epsilon covers"
+        ),
         Fact("Upload", in_bytes(price.upload_bytes), "per client and round"),
         Fact("Width", f"{price.bits} bits", "per coordinate"),
     ]

@@ -187,11 +187,16 @@ def _epsilons(system: System, charged: Sequence[int]) -> tuple[float, ...]:
     target, work = system.target, system.work
     if work is None:
         return ()
-    release = _release(system, work) if isinstance(work, ContinuousGaussian) else work.release("", 0, 0, (), work.quorum)
+    release = (
+        _release(system, work) if isinstance(work, ContinuousGaussian) else work.release("", 0, 0, (), work.quorum)
+    )
     cap = work.participations if isinstance(work, Plan) else target.rounds
     return tuple(
         upper_bound(
-            [replace(release, round=number) for number in range(count)], RELEASED, delta=target.spent_delta, cap=cap
+            [replace(release, round=number) for number in range(count)],
+            RELEASED,
+            delta=target.spent_delta,
+            cap=cap,
         ).epsilon
         for count in charged
     )

@@ -274,7 +274,9 @@ def _read_boxes(session: Session, others: Sequence[int], reader: Reader) -> Encr
     if bool((claims & ~subset_of(size, others)).any()):
         raise PeerError("a claim must be in a box")
     plain = box_bytes(session)
-    return EncryptedShares({other: reader.take(plain + POSITION_BYTES * int(claims[other])) for other in others}, claims)
+    return EncryptedShares(
+        {other: reader.take(plain + POSITION_BYTES * int(claims[other])) for other in others}, claims
+    )
 
 
 def _frame(session: Session, kind: Kind, rank: int, *fields: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """The phases of a client: each holds only what it may still use, and answers one request.
 
-    Invited -> Advertised -> Shared -> Masked -> (Confirmed, if signed) -> Finished
+Invited -> Advertised -> Shared -> Masked -> (Confirmed, if signed) -> Finished
 """
 
 from collections.abc import Callable, Mapping

@@ -73,9 +73,7 @@ class Advertising:
         """Return where the clients that advertised stand, for the server to remember; none unless signed."""
         cohort = self._gate.session.cohort
         return {
-            cohort[rank]: advert.position
-            for rank, advert in self._adverts.items()
-            if advert.position is not None
+            cohort[rank]: advert.position for rank, advert in self._adverts.items() if advert.position is not None
         }
 
     def outbox(self) -> Outbox:
@@ -112,9 +110,7 @@ class Advertising:
         if session.fixed_graph is not None:
             present = carried(session, session.fixed_graph, present, blamed)
         require_enough(session, present, blamed)
-        leaves = {
-            rank: leaf(session, session.cohort[rank], self._adverts[rank]) for rank in _ranks(present)
-        }
+        leaves = {rank: leaf(session, session.cohort[rank], self._adverts[rank]) for rank in _ranks(present)}
         joined = Joined.of(session, present, leaves)
         return Sharing(_Known(joined, self._roster, self._adverts, leaves, blamed))
 

@@ -133,7 +133,9 @@ class Session:
         if self.is_signed and size > graphs.SIGNED_UP_TO:
             raise ConfigError(f"a signed cohort must have at most {graphs.SIGNED_UP_TO} clients, got {size}")
         if self.is_signed and size <= graphs.SIGNED_COMPLETE_UP_TO and not self.is_complete:
-            raise ConfigError(f"{size} signed clients need a complete graph of degree {size - 1}, got {self.degree}")
+            raise ConfigError(
+                f"{size} signed clients need a complete graph of degree {size - 1}, got {self.degree}"
+            )
         if not 1 <= self.degree < size:
             raise ConfigError(f"a degree must be in [1, {size - 1}], got {self.degree}")
 

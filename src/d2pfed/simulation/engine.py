@@ -75,7 +75,9 @@ class Simulation:
         present, graph = session.cohort, _graph(session)
         for exchange in ("advertise", "share"):
             answered = self._left(session, present, exchange)
-            ranks = carried(session, graph, subset_of(len(session.cohort), [session.rank(client) for client in answered]))
+            ranks = carried(
+                session, graph, subset_of(len(session.cohort), [session.rank(client) for client in answered])
+            )
             present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
         survivors = self._left(session, present, "masked")
         _require_enough(session, survivors)
