@@ -1,12 +1,15 @@
 from fractions import Fraction
+from itertools import combinations
+from math import comb, log2
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, hypergeom
 
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.graph import (
     Circle,
     Complete,
@@ -20,9 +23,13 @@ from d2pfed.graph import (
     exposed,
     graphs,
     make_graph,
+    neighbourhood,
     unopened,
     upper_tail,
 )
+from d2pfed.graph.bounds import least_cut_off, log_apart, log_cut, may_open
+from d2pfed.graph.neighbourhood import _largest_threshold
+from d2pfed.graph.tails import log_factorials, log_upper_tails
 from d2pfed.randomness import digest
 
 sizes = st.integers(2, 40).flatmap(
@@ -33,7 +40,7 @@ sizes = st.integers(2, 40).flatmap(
 
 
 @given(sizes, st.binary(max_size=4))
-def test_a_graph_is_regular_and_mutual(size_and_degree, seed):
+def test_complete_and_circular_graphs_are_regular_and_mutual(size_and_degree, seed):
     size, degree = size_and_degree
     graph = make_graph(size, degree, Consistency.ASSUMED, digest(seed))
     lists = [graph.partners(rank).tolist() for rank in range(size)]
@@ -41,16 +48,20 @@ def test_a_graph_is_regular_and_mutual(size_and_degree, seed):
         assert neighbours == sorted(set(neighbours) - {rank})
         assert len(neighbours) == degree
         assert all(rank in lists[other] for other in neighbours)
-        assert graph.holders(rank).tolist() == sorted([*neighbours, rank])
+        assert graph.holders(rank).tolist() == graph.held_by(rank).tolist() == sorted([*neighbours, rank])
+        assert (graph.cohort, graph.degree) == (size, degree)
 
 
 @given(sizes, st.randoms(use_true_random=False))
-def test_neighbours_in_a_subset_are_counted(size_and_degree, chance):
+def test_the_others_that_hold_shares_are_counted(size_and_degree, chance):
     size, degree = size_and_degree
-    graph = make_graph(size, degree, Consistency.ASSUMED, digest("counted"))
     present = np.array([chance.random() < 0.6 for _ in range(size)])
-    counts = [np.count_nonzero(present[graph.partners(rank)]) for rank in range(size)]
-    assert graph.count_holders(present).tolist() == counts
+    made = [make_graph(size, degree, Consistency.ASSUMED, digest("counted"))]
+    if degree < size - 1:
+        made.append(OutNeighbours(size, min(degree, size // 2), digest("counted")))
+    for graph in made:
+        others = [set(graph.holders(rank).tolist()) - {rank} for rank in range(size)]
+        assert graph.count_holders(present).tolist() == [sum(present[list(each)]) for each in others]
 
 
 @given(sizes)
@@ -79,6 +90,83 @@ def test_every_pair_is_joined_equally_often():
     variance = expected * (1 - degree / (size - 1))
     statistic = ((counts[1:] - expected) ** 2 / variance).sum() * (size - 2) / (size - 1)
     assert statistic < chi2.isf(1e-6, size - 2)
+
+
+def second_out_neighbours(size, degree, seed):
+    """The definition once more: exact integers, one row of keystream after the other."""
+    width = 2 * degree + 64
+    keystream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor().update(bytes(8 * size * width))
+    rows = []
+    for rank in range(size):
+        row = []
+        for place in range(rank * width, (rank + 1) * width):
+            other = int.from_bytes(keystream[8 * place : 8 * place + 8], "little") * (size - 1) >> 64
+            other += other >= rank
+            if other not in row and len(row) < degree:
+                row.append(other)
+        assert len(row) == degree
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize(("size", "degree"), [(3, 1), (12, 3), (14, 7), (300, 40), (1_001, 60)])
+def test_a_second_implementation_draws_the_same_out_neighbours(size, degree):
+    graph = OutNeighbours(size, degree, digest("second", size))
+    rows = second_out_neighbours(size, degree, digest("second", size))
+    for rank in range(size):
+        inwards = {other for other in range(size) if rank in rows[other]}
+        assert graph.holders(rank).tolist() == sorted([*rows[rank], rank])
+        assert graph.held_by(rank).tolist() == sorted([*inwards, rank])
+        assert graph.partners(rank).tolist() == sorted(inwards | set(rows[rank]))
+
+
+def test_words_at_the_ends_of_their_range_name_the_first_and_the_last():
+    """Halves of 32 bits must carry as whole words do."""
+    size = 20_000
+    words = [0, 2**64 - 1, 2**32 - 1, 2**32, (2**64 * 7 - 1) // (size - 1), -(-(2**64) * 7 // (size - 1))]
+    rows = np.empty((1, len({word * (size - 1) >> 64 for word in words}) + 1), np.int32)
+    graphs._first_distinct(np.array([words], np.uint64), 5, rows, np.full(size, -1, np.int32))
+    expected = dict.fromkeys(other + (other >= 5) for other in (word * (size - 1) >> 64 for word in words))
+    assert rows[0].tolist() == [*expected, 5]
+    assert size - 1 in expected
+
+
+def test_rows_of_out_neighbours_are_uniform_and_independent():
+    """Each pair of rows of 5 clients with 2 out-neighbours: all 36 pairs of subsets equally often, for any ranks."""
+    trials, subsets = 6_000, {}
+    counts = {pair: np.zeros((6, 6)) for pair in ((0, 1), (0, 4), (2, 3))}
+    for trial in range(trials):
+        graph = OutNeighbours(5, 2, digest("rows", trial))
+        for (left, right), table in counts.items():
+            cells = []
+            for rank in (left, right):
+                row = tuple(graph.holders(rank).tolist())
+                cells.append(subsets.setdefault(rank, {}).setdefault(row, len(subsets[rank])))
+            table[tuple(cells)] += 1
+    for table in counts.values():
+        statistic = ((table - trials / 36) ** 2).sum() / (trials / 36)
+        assert statistic < chi2.isf(1e-6, 35)
+
+
+def test_the_check_of_rows_sees_an_out_neighbour_that_is_never_the_last():
+    table = np.array([1.2, 1.2, 1.2, 0.8, 0.8, 0.8]) * 1_000
+    assert ((table - 1_000) ** 2 / 1_000).sum() > chi2.isf(1e-6, 35)
+
+
+def test_a_row_without_enough_distinct_names_voids_the_attempt():
+    with pytest.raises(TooFewClients, match="fewer than 198 out-neighbours: the attempt is void"):
+        OutNeighbours(200, 198, bytes(32))
+
+
+@pytest.mark.parametrize(("size", "degree"), [(1, 0), (10, 0), (10, 9), (10, -1)])
+def test_impossible_out_neighbours_are_refused(size, degree):
+    with pytest.raises(ConfigError):
+        OutNeighbours(size, degree, bytes(32))
+
+
+def test_clients_of_one_session_share_one_graph():
+    made = [make_graph(1_200, 30, Consistency.SIGNED, digest("session")) for _ in range(2)]
+    assert made[0] is made[1]
 
 
 def test_another_seed_gives_another_graph():
@@ -258,3 +346,285 @@ def test_signed_cohorts_above_20_000_are_refused():
         make_graph(20_001, 90, Consistency.SIGNED, bytes(32))
     with pytest.raises(ConfigError, match="at most 20000 clients, got 20001"):
         choose(20_001, Risk(dropouts=10, colluders=10), Consistency.SIGNED)
+
+
+def log_of(value):
+    """log2 of an exact fraction, however small."""
+    return log2(value.numerator) - log2(value.denominator)
+
+
+def exactly_apart(n, k, d, c, s):
+    """The union bound over parts of s clients, in exact fractions."""
+    others = n - c - s - d
+    avoid = [Fraction(comb(n - 1 - marked, k), comb(n - 1, k)) for marked in (others, s)]
+    return comb(n, s) * comb(n - s, d) * avoid[0] ** s * avoid[1] ** others
+
+
+@pytest.mark.parametrize(("n", "k", "d", "c"), [(12, 3, 2, 1), (300, 20, 30, 15), (1_200, 50, 120, 60)])
+def test_logarithms_of_parts_agree_with_exact_fractions(n, k, d, c):
+    apart = log_apart(n, k, d, c)
+    assert apart.size == n // 2
+    for s in {1, 2, 5, n // 4, n // 2} & set(range(1, n - c - d)):
+        exact = exactly_apart(n, k, d, c, s)
+        assert apart[s - 1] == (pytest.approx(log_of(exact), abs=1e-7) if exact else -np.inf)
+
+
+def test_where_nobody_is_left_outside_nothing_is_bounded():
+    apart = log_apart(12, 3, 5, 2)  # 5 honest survivors: parts of 5 and 6 have no other side
+    assert np.isinf(apart[4:]).all()
+    assert np.isfinite(apart[:4]).all()
+    assert least_cut_off(apart, 1) is None
+
+
+@given(st.integers(2, 400), st.data())
+def test_logarithms_of_tails_agree_with_exact_fractions(population, data):
+    drawn = data.draw(st.integers(1, population))
+    least = data.draw(st.integers(0, drawn))
+    marked = data.draw(st.lists(st.integers(0, 2 * population), min_size=1, max_size=4))
+    logs = log_upper_tails(log_factorials(population), population, np.array(marked), drawn, least)
+    for count, found in zip(marked, logs.tolist(), strict=True):
+        exact = upper_tail(population, count, drawn, least)
+        assert found == (pytest.approx(log_of(exact), abs=1e-7) if exact else -np.inf)
+
+
+@pytest.mark.parametrize(("n", "k", "c"), [(1_200, 60, 60), (20_000, 89, 2_000)])
+def test_colluders_holding_enough_shares_are_counted_exactly(n, k, c):
+    for t in range(k // 2, k):
+        assert may_open(n, k, t, c, 102) == (n * upper_tail(n - 1, c, k, t) > Fraction(1, 2**102))
+
+
+@pytest.mark.parametrize(("n", "k", "d"), [(1_200, 60, 120), (10_000, 86, 1_000), (2_000, 10, 900), (1_200, 5, 0)])
+def test_the_largest_threshold_is_what_random_dropouts_leave(n, k, d):
+    threshold = _largest_threshold(n, k, Risk(dropouts=d, colluders=0))
+    assert n * upper_tail(n - 1, d, k, k - threshold + 1) <= Fraction(1, 2**20)
+    assert threshold == k or n * upper_tail(n - 1, d, k, k - threshold) > Fraction(1, 2**20)
+
+
+def parts_of(alive, near):
+    """The connected parts of a set of ranks, as bits, given each rank's partners."""
+    parts = []
+    while alive:
+        part = front = alive & -alive
+        while front:
+            reached = 0
+            while front:
+                lowest = front & -front
+                reached |= near[lowest.bit_length() - 1]
+                front ^= lowest
+            front = reached & alive & ~part
+            part |= front
+        parts.append(part)
+        alive &= ~part
+    return parts
+
+
+class Attacked:
+    """A small graph of out-neighbours and all that a server gains by its choice of up to d dropouts.
+
+    Attributes:
+        opens_part: a part of at most half of the clients opens, or colluders open somebody.
+        opens_rest: the larger part opens without a smaller one, so that fewer are in the sum than survived.
+        cut_off: most clients, at most half, that have no edge to the others.
+    """
+
+    def __init__(self, graph, t, d, c):
+        n = graph.cohort
+        everyone = range(n)
+        bits = [[1 << int(other) for other in graph.holders(rank) if other != rank] for rank in everyone]
+        self.out = [sum(row) for row in bits]
+        self.colluders, self.t = (1 << c) - 1, t
+        self.opens_part = any(self.opens(1 << rank, self.colluders) for rank in range(c, n))
+        self.opens_rest, self.cut_off = False, 0
+        near = [sum(1 << int(other) for other in graph.partners(rank)) for rank in everyone]
+        for count in range(d + 1):
+            for dropped in combinations(range(c, n), count):
+                alive = ((1 << n) - 1) & ~self.colluders & ~sum(1 << rank for rank in dropped)
+                parts = parts_of(alive, near)
+                if len(parts) > 1:
+                    self.split(parts, n // 2)
+
+    def opens(self, part, helping):
+        """Say whether every member of a part has t out-neighbours that would help to open it."""
+        while part:
+            lowest = part & -part
+            if (self.out[lowest.bit_length() - 1] & helping).bit_count() < self.t:
+                return False
+            part ^= lowest
+        return True
+
+    def split(self, parts, half):
+        sizes = {0}
+        for part in parts:
+            sizes |= {size + part.bit_count() for size in sizes}
+            if self.opens(part, part | self.colluders):
+                self.opens_part |= part.bit_count() <= half
+                self.opens_rest |= part.bit_count() > half
+        self.cut_off = max(self.cut_off, *(size for size in sizes if size <= half))
+
+
+SMALL = [(12, 3, 2, 2, 1), (12, 4, 3, 2, 2), (14, 3, 3, 3, 2), (12, 3, 2, 1, 2)]
+TRIALS = 600
+
+
+def attacks(n, k, t, d, c):
+    return [Attacked(OutNeighbours(n, k, digest("attack", n, trial)), t, d, c) for trial in range(TRIALS)]
+
+
+def is_no_more_frequent(count, bound):
+    return bool(binom.sf(count - 1, TRIALS, min(1.0, bound)) > 1e-6)
+
+
+@pytest.mark.parametrize(("n", "k", "t", "d", "c"), SMALL)
+def test_what_a_server_opens_is_no_more_frequent_than_its_bounds(n, k, t, d, c):
+    apart = log_apart(n, k, d, c)
+    seen = attacks(n, k, t, d, c)
+    bound = float(n * upper_tail(n - 1, c, k, t)) + 2 ** log_cut(n, k, t, c, apart)
+    assert bound < 0.75
+    assert is_no_more_frequent(sum(attack.opens_part for attack in seen), bound)
+    for s in range(1, n // 2 + 1):
+        loose = float(np.exp2(apart[s - 1 :]).sum())
+        assert is_no_more_frequent(sum(attack.cut_off >= s for attack in seen), loose)
+    # The noise of those who were cut off is missing from the sum: without `cut_off` the charge would be wrong.
+    rest = [attack for attack in seen if attack.opens_rest]
+    assert rest
+    assert all(attack.cut_off >= 1 for attack in rest)
+
+
+def test_the_attacks_are_seen_where_a_bound_forgets_the_dropouts():
+    """The same bound for a server that cannot choose who drops out is broken by one that can."""
+    n, k, t, d, c = 12, 3, 2, 2, 1
+    blind = float(np.exp2(log_apart(n, k, 0, c)).sum())
+    assert not is_no_more_frequent(sum(attack.cut_off >= 1 for attack in attacks(n, k, t, d, c)), blind)
+
+
+def test_shares_counted_over_all_neighbours_would_be_opened_by_colluding_in_neighbours():
+    """Colluders choose nothing of a client's out-neighbours, but all of them may name it as theirs."""
+    n, k, t, c = 14, 3, 3, 5
+    both = out = 0
+    for trial in range(200):
+        graph = OutNeighbours(n, k, digest("inwards", trial))
+        out += sum(graph.holders(rank)[graph.holders(rank) < c].size >= t for rank in range(c, n))
+        both += sum(graph.partners(rank)[graph.partners(rank) < c].size >= t for rank in range(c, n))
+    assert both > 5 * out
+
+
+def arcs(circle, colluders, threshold, dropouts):
+    """Yield arcs of a circle that open by themselves once their honest surroundings have dropped out."""
+    size, reach = circle.cohort, circle.degree // 2
+    order = circle._circle.tolist()
+    for start in range(size):
+        around = [order[(start + step) % size] for step in range(-reach, 40 + reach)]
+        for length in range(2, 40):
+            inside = set(around[reach : reach + length]) - colluders
+            outside = (set(around[:reach]) | set(around[reach + length : 2 * reach + length])) - colluders
+            helping = inside | colluders
+            if len(outside) <= dropouts and all(
+                len(helping.intersection(circle.partners(rank).tolist())) >= threshold for rank in inside
+            ):
+                yield inside
+
+
+def test_on_a_circle_a_server_that_picks_dropouts_opens_an_arc():
+    """Why `signed` has no circle: its bound is for dropouts at random places."""
+    size, risk = 500, Risk(dropouts=50, colluders=50)
+    chosen = choose(size, risk, Consistency.ASSUMED)
+    circle = Circle(size, chosen.degree, digest("arc"))
+    opened = next(arcs(circle, set(range(50)), chosen.threshold, risk.dropouts))
+    assert 2 <= len(opened) < 40
+
+
+GOOD = choose(2_000, Risk(dropouts=200, colluders=100), Consistency.SIGNED)
+
+
+@pytest.mark.parametrize(
+    ("hood", "quorum", "colluders", "match"),
+    [
+        (Neighbourhood(2, 2, 500), 1_800, 100, "colluders may hold 2 of 2"),  # a graph of degree 2
+        (Neighbourhood(GOOD.degree, GOOD.threshold - 1, GOOD.cut_off), 1_800, 110, "may hold 36 of 60"),
+        (
+            Neighbourhood(GOOD.degree, GOOD.threshold, GOOD.cut_off - 1),
+            1_800,
+            100,
+            "4 honest survivors out, got 3",
+        ),
+        (GOOD, 1_800, 150, "may hold"),  # the client counts on more colluders than the plan
+        (GOOD, 1_500, 100, "honest survivors out"),  # or on more dropouts
+        (GOOD, 1_040, 100, "quorum must be at least 1051"),
+        (GOOD, 2_001, 100, "quorum must be in"),
+        (Neighbourhood(60, 30, 4), 1_800, 100, r"threshold must be in \[31, 61\], got 30"),
+        (Neighbourhood(60, 62, 4), 1_800, 100, r"threshold must be in \[31, 61\], got 62"),
+        (Neighbourhood(600, 400, 4), 1_800, 100, r"out-neighbours must number in \[1, 500\], got 600"),
+        (Neighbourhood(1_999, 1_001), 1_700, 1_100, r"threshold must be in \[1101, 1700\], got 1001"),
+        (Neighbourhood(1_999, 1_801), 1_800, 100, r"threshold must be in \[101, 1800\], got 1801"),
+    ],
+)
+def test_a_neighbourhood_that_a_server_breaks_is_refused(hood, quorum, colluders, match):
+    check_bounds(2_000, GOOD, 1_800, 100)
+    with pytest.raises(ConfigError, match=match):
+        check_bounds(2_000, hood, quorum, colluders)
+
+
+def test_fewer_colluders_or_dropouts_and_more_cut_off_pass_too():
+    check_bounds(2_000, GOOD, 1_900, 100)
+    check_bounds(2_000, GOOD, 1_800, 0)
+    check_bounds(2_000, Neighbourhood(GOOD.degree, GOOD.threshold, GOOD.cut_off + 1), 1_800, 100)
+
+
+@pytest.mark.parametrize("bound", ["may_open", "least_cut_off"])
+def test_each_bound_alone_refuses_something(bound, monkeypatch):
+    """Colluders with enough shares of somebody; and survivors that are cut off and not counted."""
+    opened = (1_100, Neighbourhood(200, 101), 1_080, 300)
+    cut = (2_000, Neighbourhood(GOOD.degree, GOOD.threshold, 0), 1_800, 100)
+    case, blind = (opened, False) if bound == "may_open" else (cut, 0)
+    check_bounds.cache_clear()
+    with pytest.raises(ConfigError):
+        check_bounds(*case)
+    monkeypatch.setattr(neighbourhood, bound, lambda *arguments: blind)
+    check_bounds(*case)
+    check_bounds.cache_clear()
+
+
+@pytest.mark.parametrize("size", [2, 10, 101, 1_000])
+def test_signed_cohorts_up_to_1_000_are_complete(size):
+    chosen = choose(size, Risk(dropouts=0, colluders=0), Consistency.SIGNED)
+    assert chosen == Neighbourhood(size - 1, size // 2 + 1, 0)
+    check_bounds(size, chosen, size, 0)
+
+
+@pytest.mark.parametrize(("size", "dropouts", "colluders"), [(10, 4, 2), (1_000, 450, 100), (2_000, 950, 100)])
+def test_a_quorum_of_which_two_could_sign_different_survivors_is_refused(size, dropouts, colluders):
+    with pytest.raises(ConfigError, match=f"quorum must be at least {(size + colluders) // 2 + 1}"):
+        choose(size, Risk(dropouts=dropouts, colluders=colluders), Consistency.SIGNED)
+
+
+@pytest.mark.parametrize(("dropouts", "colluders"), [(700, 400), (850, 250)])
+def test_a_risk_that_no_sparse_graph_withstands_is_refused(dropouts, colluders):
+    with pytest.raises(ConfigError, match=f"withstands {dropouts} dropouts and {colluders} colluders"):
+        choose(2_000, Risk(dropouts=dropouts, colluders=colluders), Consistency.SIGNED)
+
+
+@given(st.integers(1, 60), st.data())
+def test_the_colluders_of_a_cohort_are_the_least_that_fit(population, data):
+    colluding = data.draw(st.integers(0, population))
+    cohort = data.draw(st.integers(1, population))
+    draws = data.draw(st.integers(1, 2**20))
+    most = colluders_in_cohort(population, colluding, cohort, draws)
+    assert draws * upper_tail(population, colluding, cohort, most + 1) <= Fraction(1, 2**40)
+    assert most == max(0, cohort + colluding - population) or draws * upper_tail(
+        population, colluding, cohort, most
+    ) > Fraction(1, 2**40)
+
+
+def test_the_whole_population_has_all_colluders_and_without_draws_any_cohort_is_possible():
+    assert colluders_in_cohort(1_000, 70, 1_000, 2**14) == 70
+    assert colluders_in_cohort(1_000, 70, 100, 0) == 70
+    assert colluders_in_cohort(1_000, 70, 50, 0) == 49
+
+
+@pytest.mark.parametrize(
+    ("population", "colluding", "cohort", "draws"),
+    [(10, 11, 5, 1), (10, -1, 5, 1), (10, 1, 11, 1), (10, 1, 5, -1)],
+)
+def test_cohorts_without_sense_are_refused(population, colluding, cohort, draws):
+    with pytest.raises(ConfigError):
+        colluders_in_cohort(population, colluding, cohort, draws)

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 from functools import lru_cache
-from math import comb
+from math import comb, lgamma, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,10 @@ def upper_tail(population: int, marked: int, drawn: int, least: int) -> Fraction
     return Fraction(hits, comb(population, drawn))
 
 
+@lru_cache(maxsize=4)
 def log_factorials(largest: int) -> Logs:
-    """Return log2 of 0!, 1!, ... up to `largest`!; sums of a few of them are right to 2^-30 for a million."""
-    from scipy.special import gammaln  # noqa: PLC0415 - slow to load, and complete graphs do without
-
-    logs: Logs = gammaln(np.arange(largest + 1) + 1.0) / np.log(2)
-    return logs
+    """Return log2 of 0!, 1!, ... up to `largest`!; sums of a few of them are right to 2^-30 for 100,000."""
+    return np.array([lgamma(number + 1) / log(2) for number in range(largest + 1)])
 
 
 def log_choose(factorials: Logs, items: NDArray[np.int64], taken: NDArray[np.int64] | int) -> Logs:
