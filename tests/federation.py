@@ -147,8 +147,9 @@ def keep_all(phase: str, client: int, answer: bytes | None) -> bytes | None:
     return answer
 
 
-def advertising_of(federation: Federation) -> Advertising:
-    return Advertising(federation.session, federation.roster, opening=federation.opening)
+def advertising_of(federation: Federation, remembered: Mapping[int, Position] | None = None) -> Advertising:
+    roster, opening = federation.roster, federation.opening
+    return Advertising(federation.session, roster, opening=opening, remembered=remembered or {})
 
 
 def run_round(federation: Federation, lose: Loss = keep_all, model: bytes = MODEL) -> tuple[Sum, tuple[int, ...]]:

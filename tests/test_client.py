@@ -296,7 +296,9 @@ def test_a_signed_session_needs_an_enrolment_of_this_very_client():
     roster = enrol(session.cohort)
     for enrolment in (None, Enrolment(enrolment_secret(second), roster)):
         with pytest.raises(ConfigError):
-            Client(session, first, lambda task, model, seed: one_hot(session, first), Entropy.replay(b""), enrolment)
+            Client(
+                session, first, lambda task, model, seed: one_hot(session, first), Entropy.replay(b""), enrolment
+            )
 
 
 def test_all_phases_are_named():

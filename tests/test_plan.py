@@ -276,7 +276,10 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"dropouts": 1.0}, r"dropouts must be in \[0, 1\), got 1.0"),
         ({"dropouts": math.nan}, r"dropouts must be in \[0, 1\), got nan"),
         ({"dropouts": -0.1}, r"dropouts must be in \[0, 1\), got -0.1"),
-        ({"dropouts": 0.5}, r"2 quorum > cohort \+ colluders .* 2 x 10 <= 20 \+ 0; what would do: at most 9 dropouts"),
+        (
+            {"dropouts": 0.5},
+            r"2 quorum > cohort \+ colluders .* 2 x 10 <= 20 \+ 0; what would do: at most 9 dropouts",
+        ),
         ({"colluders": 1.0}, r"colluders must be in \[0, 1\), got 1.0"),
         ({"colluders": -0.1}, r"colluders must be in \[0, 1\), got -0.1"),
         ({"colluders": math.nan}, r"colluders must be in \[0, 1\), got nan"),

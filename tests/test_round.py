@@ -9,7 +9,7 @@ from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.plan import Kind, Plan, Policy, Target, calibrate
 from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, Participant, accept, aggregate, gather, private_sum, session_of
-from d2pfed.secagg import Advertising, Consistency
+from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 
 COHORT = tuple(range(10, 22))
@@ -69,7 +69,7 @@ def run(plan, fidelity, book, first=FIRST, **changes):
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BINOMIAL])
 @pytest.mark.parametrize("lost", [0, Fraction(1, 12)])
 def test_sum_and_protocol_agree_bit_for_bit(kind, lost):
-    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts=8)
+    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts_per_round=8)
     dropouts = Dropouts(lost, lost, lost, lost)
     diaries = Diary(), Diary()
     outcomes = [
@@ -121,21 +121,21 @@ def test_the_commitment_names_the_survivors_and_their_noise():
 
 
 def test_a_round_below_quorum_is_void_and_tried_again_until_attempts_end():
-    plan, diary = make_plan(attempts=3), Diary()
+    plan, diary = make_plan(attempts_per_round=3), Diary()
     with pytest.raises(TooFewClients, match="failed in all of its 3 attempts"):
         run(plan, Fidelity.SUM, diary, dropouts=Dropouts(share=Fraction(1, 2)))
     assert diary.events == [(kind, attempt) for attempt in range(3) for kind in ("reserve", "void")]
 
 
 def test_an_attempt_that_fails_after_the_commitment_stays_charged():
-    plan, diary = make_plan(attempts=2), Diary()
+    plan, diary = make_plan(attempts_per_round=2), Diary()
     with pytest.raises(TooFewClients):
         run(plan, Fidelity.PROTOCOL, diary, dropouts=Dropouts(unmask=Fraction(1)))
     assert [event[0] for event in diary.events] == ["reserve", "commit"] * 2
 
 
 def test_a_shared_noise_goes_on_with_those_who_were_left():
-    plan, diary = make_plan(Kind.SHARED, attempts=12), Diary()
+    plan, diary = make_plan(Kind.SHARED, attempts_per_round=12), Diary()
     outcome = run(plan, Fidelity.SUM, diary, dropouts=Dropouts(masked=Fraction(1, 10)))
     assert outcome.survivors < len(COHORT)
     assert ("void", 0) in diary.events
@@ -183,22 +183,22 @@ def test_an_update_that_is_not_finite_never_leaves_the_client(poison):
     engine = simulation(plan)
     session = session_of(plan, FIRST, COHORT)
     bad = np.full(D, poison, np.float32)
-    client = engine._participant(10).join(session, lambda _model: bad)
+    client = engine._participant(10).join(session, lambda _task, _model: bad)
     with pytest.raises(ConfigError, match="finite"):
-        client._desk.contribute(b"", None)
+        client._desk.contribute(b"", b"", None)
 
 
 def test_a_client_joins_only_what_its_policy_allows():
     plan = make_plan()
     session = session_of(plan, FIRST, COHORT)
     invitation = Advertising(session).outbox()[10]
-    lenient = Policy(most_epsilon=100, most_delta=1e-2, least_noise_multiplier=0.01)
-    assert accept(plan, lenient, invitation, Consistency.ASSUMED).digest == session.digest
-    with pytest.raises(ConfigError, match="policy: epsilon must be at most 10, the plan has 20"):
-        accept(plan, Policy(least_noise_multiplier=0.1), invitation, Consistency.ASSUMED)
+    lenient = Policy(most_epsilon=100, most_delta=1e-2, least_noise_multiplier=0.01, least_colluders=0.0)
+    assert accept(plan, lenient, invitation).digest == session.digest
+    with pytest.raises(ConfigError, match="policy: delta must be at most 0.0001, the plan has 0.001"):
+        accept(plan, Policy(), invitation)
     few = session_of(make_plan(Kind.DESIGNATED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):
-        accept(plan, lenient, Advertising(few).outbox()[10], Consistency.ASSUMED)
+        accept(plan, lenient, Advertising(few).outbox()[10])
 
 
 def test_a_private_sum_needs_no_training():
@@ -215,7 +215,7 @@ def test_gather_counts_a_bad_answer_as_a_dropout():
     plan = make_plan(dropouts=0.25)
     session = session_of(plan, FIRST, COHORT)
     engine = simulation(plan)
-    machines = {c: engine._participant(c).join(session, lambda _model, c=c: update_of(c)) for c in COHORT}
+    machines = {c: engine._participant(c).join(session, lambda _task, _model, c=c: update_of(c)) for c in COHORT}
 
     def exchange(requests):
         for client, request in requests.items():

@@ -72,7 +72,9 @@ def samples_of(session):
             found.append(Sample(saved, partial(decode_phase, session, rank), len(saved)))
             kept = federation.restore(client, saved)
             answer = kept.receive(request)
-            joined = getattr(kept._phase, "joined", None) or Joined(session, np.ones(len(session.cohort), bool), b"")
+            joined = getattr(kept._phase, "joined", None) or Joined(
+                session, np.ones(len(session.cohort), bool), b""
+            )
             readers = readers if kind_of(request) > Kind.KEY_ADVERTISEMENTS else decoders(session, rank, joined)
             for data in (request, answer):
                 fixed = len(data) - (len(MODEL) if kind_of(data) == Kind.MASK_REQUEST else 0)

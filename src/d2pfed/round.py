@@ -69,20 +69,34 @@ def session_of(
     A cohort of another size than planned is a complete graph. There is one where sizes are secret, and where an
     earlier attempt left fewer although all must deliver; where any quorum will do, the cohort has the planned size.
     """
+    return _session(plan, attempt, cohort, NO_ROSTER if roster is None else roster.digest, draw, block)
+
+
+def sketch_of(plan: Plan) -> Session:
+    """Return a session of the plan with clients that do not exist, for its sizes alone."""
+    roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
+    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort)), roster, 0, 0)
+
+
+def _session(
+    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], roster_digest: bytes, draw: int, block: int
+) -> Session:
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort
     if not planned and delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
         raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
-    least = threshold if roster is None else (size + plan.colluders) // 2 + 1
-    if planned or delivery is Delivery.QUORUM:
-        least = plan.quorum
+    quorum = plan.quorum
+    if delivery is Delivery.EVERYONE:
+        quorum = size
+    elif delivery is Delivery.DESIGNATED and not planned:
+        quorum = threshold if plan.consistency is Consistency.ASSUMED else (size + plan.colluders) // 2 + 1
     return Session(
         plan_digest=plan.digest,
         run=attempt.run,
         round=attempt.round,
         attempt=attempt.number,
-        roster_digest=NO_ROSTER if roster is None else roster.digest,
+        roster_digest=roster_digest,
         draw=draw,
         block=block,
         cohort=cohort,
@@ -90,7 +104,7 @@ def session_of(
         bits=plan.ring.bits,
         degree=plan.neighbours if planned else size - 1,
         threshold=threshold,
-        quorum=size if delivery is Delivery.EVERYONE else least,
+        quorum=quorum,
         colluders=plan.colluders,
         delivery=delivery,
         consistency=plan.consistency,

@@ -10,7 +10,7 @@ from d2pfed.accounting import Adjacency, Scheme, round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, out, plain, print_json
 from d2pfed.plan import VERIFIED_DRAWS, Explanation, Kind, Target, Turn, calibrate, explain
-from d2pfed.round import Attempt, session_of
+from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
 
 
@@ -62,8 +62,7 @@ def plan(
     )
     agreed = calibrate(target)
     price = explain(target, agreed)
-    session = session_of(agreed, Attempt("plan", 0, 0), tuple(range(agreed.cohort)))
-    upload = upload_bytes(session)  # keys and shares included
+    upload = upload_bytes(sketch_of(agreed))  # keys and shares included
     if json:
         per_observer = {str(item.observer): plain(item.epsilon) for item in price.spent}
         wish = {"options": plain(target), "sizes": sizes}

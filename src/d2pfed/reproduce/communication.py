@@ -125,6 +125,7 @@ def session_of(setting: Setting, upload: Upload) -> Session:
         degree=hood.degree,
         threshold=hood.threshold,
         quorum=setting.cohort - tolerated,
+        colluders=tolerated,
         delivery=Delivery.QUORUM,
         consistency=Consistency.ASSUMED,
     )
@@ -239,7 +240,7 @@ def _words() -> tuple[str, str]:
 
 
 def _zero(session: Session) -> Contribute:
-    def contribute(model: bytes, group_seed: bytes | None) -> RingVector:  # noqa: ARG001 - only sizes are measured
+    def contribute(task: bytes, model: bytes, group_seed: bytes | None) -> RingVector:  # noqa: ARG001 - only sizes are measured
         return np.zeros(session.dimension, np.uint32)
 
     return contribute

@@ -26,6 +26,7 @@ class Disputes:
         return frozenset(client for client, others in self._others.items() if len(others) > self._most)
 
     def around(self, owner: int) -> frozenset[int]:
-        """Return an owner and who is in dispute with it: at least one of them cheats, if there is a dispute."""
-        others = self._others.get(owner, set())
-        return frozenset({owner, *others}) if others else frozenset()
+        """Return an owner and who is in dispute with it, if no certain cheat explains it: one of them must be one."""
+        certain = self.certain()
+        others = self._others.get(owner, set()) - certain
+        return frozenset({owner, *others}) if others and owner not in certain else frozenset()

@@ -157,7 +157,7 @@ class Summed:
         """Return the sum if enough of each client's holders would have opened its secret."""
         ranks = [self.session.rank(client) for client in self.helpers]
         helping = subset_of(len(self.session.cohort), ranks)
-        shares = self.session.graph.count_holders(helping) + helping  # a client holds one of its own
+        shares = _graph(self.session).count_holders(helping) + helping  # a client holds one of its own
         for client in self.sharers:
             if shares[self.session.rank(client)] < self.session.threshold:
                 raise TooFewClients(f"{self.session.threshold} shares must open a secret of client {client}")
