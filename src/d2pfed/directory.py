@@ -226,12 +226,13 @@ def open_run(
         book = Ledger.create(path, budget)
     with ExitStack() as undo:
         undo.callback(book.close)
-        if last is not None:
-            book.require_head(Head.decode(last.head))
-        book.require_own(run, seen, 0 if last is None else last.state.rounds)
+        for head in (seen, None if last is None else Head.decode(last.head)):
+            if head is not None:
+                book.require_head(head)
         if seen is None and budget != charge.budget:
             charge.require_promise()
         book.begin(run, directory.identity().name, charge)
+        book.require_own(run, seen, 0 if last is None else last.state.rounds)
         directory.note(book.head())
         undo.pop_all()
     return book

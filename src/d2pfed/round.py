@@ -366,7 +366,6 @@ class Outcome:
 
 
 Draw = Callable[[int], tuple[int, ...]]  # from an attempt's number to its cohort, sorted
-
 Bind = Callable[[Attempt, tuple[int, ...]], Session]  # from an attempt and its cohort to its session
 
 # Gathers a session's vectors, from clients that took part so often before.

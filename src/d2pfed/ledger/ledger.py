@@ -178,8 +178,6 @@ class Ledger:
         Guarantee: of a run's directory and its copies only one goes on, since each opening has its own epoch.
         Checked: test_run.py::test_of_a_run_and_its_copy_one_goes_on.
         """
-        if head is not None:
-            self.require_head(head)
         self._require_open()
         epoch = 0 if head is None else self._store.rows(head.seq)[0].epoch
         seen = -1 if head is None else head.seq
