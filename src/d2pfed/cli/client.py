@@ -37,9 +37,11 @@ def init(
     anchor: Annotated[
         Path | None, typer.Option(help="Directory for the head of the log, outside of HOME.")
     ] = None,
+    epsilon: Annotated[float, typer.Option(help="The client's budget against the server, over all runs.")] = 10.0,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
-    print(f"{identity}={init_home(home, identity, decode_public(authority), anchor).hex()}")
+    public = init_home(home, identity, decode_public(authority), anchor, epsilon)
+    print(f"{identity}={public.hex()}")
 
 
 @client.command("enrol")

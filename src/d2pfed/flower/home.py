@@ -32,11 +32,11 @@ authority = "{authority}"  # whose signature under a roster counts
 least_cohort = 10
 least_quorum = 8
 least_colluders = 0.1  # the share of all enrolled clients that may help the server
-most_epsilon = 10.0  # of one plan, as this client computes it
+most_epsilon = {epsilon}  # of one plan, as this client computes it
 most_delta = 1e-4
 
 [budget]  # what all runs together may spend of this client against the server
-epsilon = 10.0
+epsilon = {epsilon}
 delta = 1e-5
 """
 
@@ -96,7 +96,9 @@ def require_identity(client: int) -> None:
         raise ConfigError(f"a client's identity must be in [0, 2^64), got {value}")
 
 
-def init_home(path: Path, client: int, authority: bytes, anchor: Path | None = None) -> bytes:
+def init_home(
+    path: Path, client: int, authority: bytes, anchor: Path | None = None, epsilon: float = 10.0
+) -> bytes:
     """Make a client's directory, key, settings and log, and return its public key; overwrites nothing.
 
     What is wrong with the arguments is found before anything is written, and a call that was interrupted may be
@@ -108,11 +110,12 @@ def init_home(path: Path, client: int, authority: bytes, anchor: Path | None = N
         authority=authority,
         anchor=default_anchor(authority, client) if anchor is None else anchor.absolute(),
         policy=Policy(),
-        budget=ClientBudget(),
+        budget=ClientBudget(epsilon),
         secret=None,
     )
     make_directory(path)
-    text = _SETTINGS.format(client=client, authority=authority.hex(), anchor=_anchor_line(anchor)).encode()
+    named = {"client": client, "authority": authority.hex(), "anchor": _anchor_line(anchor), "epsilon": epsilon}
+    text = _SETTINGS.format(**named).encode()
     settings, key = path / "client.toml", path / "key"
     if (found := read_file(settings)) not in (None, text) or (path / "log").exists():
         raise ConfigError(f"{path} is a client's home already, and nothing in it was changed")
