@@ -1,3 +1,4 @@
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,16 +12,19 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from d2pfed import canonical
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.account import Account
 from d2pfed.flower.client import home_of, private
 from d2pfed.flower.envelope import EXCHANGE
 from d2pfed.flower.home import SIMULATION_VARIABLE
 from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
+from d2pfed.plan import Policy
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import kind_of
-from homes import enrol, home_in
+from homes import anchor_in, enrol, home_in
 from local_grid import (
     DIMENSION,
     make_app,
@@ -350,3 +354,91 @@ def test_a_simulated_client_is_not_enrolled_and_a_home_goes_before_it(monkeypatc
     monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path))
     assert home_of(make_context(3, None)).consistency is Consistency.ASSUMED
     assert home_of(make_context(3, home)).consistency is Consistency.SIGNED
+
+
+def is_free(lock) -> bool:
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def test_a_plan_is_checked_while_no_lock_is_held(tmp_path, monkeypatch):
+    """A plan that takes long to check must not keep other runs waiting."""
+    free, check, room = [], Policy.check, Account.require_room
+
+    def look(*_):
+        places = [home_in(tmp_path, 0) / "runs" / "lock", anchor_in(tmp_path, 0) / "lock"]
+        free.extend(is_free(lock) for lock in places if lock.exists())
+
+    def slow_check(self, plan, enrolled=None):
+        look()
+        check(self, plan, enrolled)
+
+    def slow_room(self, plan, history):
+        look()
+        room(self, plan, history)
+
+    monkeypatch.setattr(Policy, "check", slow_check)
+    monkeypatch.setattr(Account, "require_room", slow_room)
+    server = LyingServer(tmp_path, make_plan(), enrol(tmp_path, 5))
+    server.introduce(0)
+    replace(server, run="another run", first_draw=20).introduce(0)
+    assert free == [True] * len(free)
+    assert len(free) >= 4
+
+
+WILD = {
+    '"cohort":5': '"cohort":1000000000000',
+    '"population":5': '"population":1000000000000',
+    '"dimension":16': '"dimension":1' + "0" * 300,
+    '"rounds":2': '"rounds":1' + "0" * 4000,
+    '"is":"2"': '"is":"4294967296"',
+}
+
+
+@pytest.mark.parametrize("found", WILD)
+def test_wild_numbers_in_an_introduction_are_refused(server, found):
+    text = canonical.encode(server.plan)
+    assert found in text
+    wild = replace(server.introduction(), run="wild", plan=text.replace(found, WILD[found]))
+    with pytest.raises((PeerError, ConfigError)):
+        server.ask(0, wild.pack())
+    server.invite()  # it is as before
+
+
+def test_a_plan_below_the_clients_policy_is_refused_also_after_it_was_agreed_on(server, home):
+    text = (home / "client.toml").read_text()
+    (home / "client.toml").write_text(text.replace("least_cohort = 3", "least_cohort = 6"))
+    with pytest.raises(ConfigError, match="policy"):
+        replace(server, run="stricter").introduce(0)
+    with pytest.raises(ConfigError, match="policy"):
+        server.invite()
+
+
+def test_colluders_that_the_client_counts_on_are_not_the_servers_to_choose(server, home):
+    """Five clients with a quorum of three fall to one colluder."""
+    text = (home / "client.toml").read_text()
+    (home / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.1"))
+    with pytest.raises(ConfigError, match="2 quorum > cohort"):
+        replace(server, run="stricter").introduce(0)
+    safe = make_plan(dropouts=0.2, colluders=0.1)
+    assert safe.colluders == 1
+    replace(server, run="safer", plan=safe).introduce(0)
+
+
+def test_a_saved_phase_that_a_crash_has_left_is_erased_at_the_next_message(server, home):
+    server.invite()
+    (state,) = (home / "states").glob("*.state")
+    leftover = home / "states" / f".{state.name}.4711"
+    leftover.write_bytes(state.read_bytes())
+    damaged = home / "states" / ("ff" * 32 + ".state")
+    damaged.write_bytes(b"damaged")
+    replace(server, run="another run", first_draw=30).introduce(0)
+    assert not leftover.exists()
+    assert not damaged.exists()
+    assert state.exists()

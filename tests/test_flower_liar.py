@@ -127,14 +127,8 @@ def test_a_runs_draws_are_settled_when_it_is_introduced(server, monkeypatch):
 
 def test_a_run_goes_on_under_a_newer_roster_when_it_is_introduced_again(server):
     server.attempt()
-    roster = server.roster.roster
-
-    committed = make_draws(
-        server.directory / "new" if (server.directory / "new").mkdir() else server.directory / "new" / "draws", 6
-    )
-    later = sign_roster(server.directory, {}, roster, committed)
-    (server.directory / "draws").unlink()
-    (server.directory / "new" / "draws").rename(server.directory / "draws")
+    (server.directory / "draws").rename(server.directory / "old draws")
+    later = sign_roster(server.directory, {}, server.roster.roster, make_draws(server.directory / "draws", 6))
     newer = replace(server, roster=later, first_draw=3)
     newer.introduce()
     (server.directory / "draws").rename(server.directory / "new draws")

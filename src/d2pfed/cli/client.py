@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from d2pfed.accounting import round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
@@ -67,10 +68,10 @@ def adopt(
 
     Without --carried or --run all of the budget counts as spent: nobody knows what the missing rows were.
     """
+    if carried and run:
+        raise ConfigError(f"--carried {carried} and --run exclude each other")
     place = read_home(home)
     runs = {name: decode_plan(Runs(home).told(name).plan) for name in run or ()}
-    if carried and runs:
-        raise ConfigError(f"--carried {carried} and --run exclude each other")
     history = place.log.adopt({**carried_over(carried or (RUNS if runs else ALL), runs), "why": why})
     print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
 
@@ -81,13 +82,13 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
     place = read_home(home)
     history = place.log.read()
     given = Given.of(history)
-    roster = read_own_roster(place)
+    roster, spent = read_own_roster(place), given.epsilon(place.budget.delta)
     found = {
         "client": place.client,
         "position": history.head.seq,
         "attempts": len(history.bodies(Entry.BEGUN)),
         "vectors": given.participations,
-        "epsilon": given.epsilon(place.budget.delta),
+        "epsilon": spent,
         "budget": place.budget.epsilon,
         "delta": place.budget.delta,
         "declarations": [dict(body) for body in history.bodies(Entry.DECLARATION)],
@@ -100,7 +101,7 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         print_json(found)
         return
     out().print(
-        f"Client {place.client}: {given.participations} vectors sent, epsilon {found['epsilon']:.4f} of "
+        f"Client {place.client}: {given.participations} vectors sent, epsilon {round_up(spent, 4)} of "
         f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server, over all runs."
     )
     for body in history.bodies(Entry.DECLARATION):

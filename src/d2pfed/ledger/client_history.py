@@ -79,13 +79,16 @@ class History:
         return b"".join(row.line() for row in self.rows)
 
     def holds(self, head: Head) -> bool:
-        """Say whether a position is in this chain, or was adopted by a person.
+        """Say whether a position is in this chain, or from before a person's last declaration.
 
-        Guarantee: a position that this client has shown in another life, or as a clone, is neither.
+        A declaration speaks for all that this client did before it and the log does not know: its number is above
+        every position that was known then.
+
+        Guarantee: a position that this client has shown since, in another life or as a clone, is neither.
         Checked: test_client_log.py::test_a_position_of_another_life_is_not_held.
         """
-        known = {self.start, *(row.head for row in self.rows)}
-        return head in known or head.encode() in self._adopted()
+        declared = max((row.head.seq for row in self.rows if row.entry is Entry.DECLARATION), default=0)
+        return head.seq < declared or head == self.start or any(row.head == head for row in self.rows)
 
     def bodies(self, entry: Entry) -> tuple[Body, ...]:
         """Return what all rows of a kind say, in order."""
@@ -95,10 +98,6 @@ class History:
         """Return the latest time of a row, from the last declaration on: a person may have mended the clock."""
         last = max((place for place, row in enumerate(self.rows) if row.entry is Entry.DECLARATION), default=0)
         return max((_integer(row.body, "time") for row in self.rows[last:]), default=0)
-
-    def _adopted(self) -> set[str]:
-        listed = [body.get("adopted", ()) for body in self.bodies(Entry.DECLARATION)]
-        return {str(text) for texts in listed if isinstance(texts, Sequence) for text in texts}
 
 
 def parse(start: Head, data: bytes) -> tuple[tuple[LogRow, ...], bytes]:
