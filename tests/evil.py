@@ -28,7 +28,7 @@ LOW_ORDER = [  # the points of small order on Curve25519, as any implementation 
 ]
 
 
-class TooFewShares(Exception):
+class TooFewShares(Exception):  # noqa: N818 - the name of the event
     """The server cannot open what it is after."""
 
 
@@ -178,17 +178,25 @@ class Evil:
 
     def shared_with_victim(self, rank: int) -> bytes:
         """The secret that a colluder, or a client whose mask key was opened, shares with the victim."""
-        agreement = (
-            self.colluder_agreement(rank)
-            if rank in self.colluders
-            else crypto.Agreement(self.join(rank, self.all_shares[rank]))
-        )
-        return agreement.agree(self.adverts[VICTIM].mask_public)
+        return self.mask_agreement(rank).agree(self.adverts[VICTIM].mask_public)
 
-    def colluder_agreement(self, rank: int) -> crypto.Agreement:
+    def mask_agreement(self, rank: int) -> crypto.Agreement:
+        """The mask key of a colluder, or of a client whose key was opened."""
+        if rank in self.colluders:
+            return self.agreement_of(rank, "mask")
+        return crypto.Agreement(self.join(rank, self.all_shares[rank]))
+
+    def agreement_of(self, rank: int, purpose: str) -> crypto.Agreement:
+        """A colluder's private key: for masks ("mask") or for boxes ("seal")."""
         client = self.session.cohort[rank]
         root = Entropy.replay(self.seed).child(client)
-        return crypto.Agreement(root.child("d2pfed client", self.session.digest, client).child("mask").key)
+        return crypto.Agreement(root.child("d2pfed client", self.session.digest, client).child(purpose).key)
+
+    def box_of(self, sender: int, receiver: int) -> bytes:
+        """A colluder's box, with shares of no use."""
+        shared = self.agreement_of(sender, "seal").agree(self.adverts[receiver].seal_public)
+        names = self.session.cohort[sender], self.session.cohort[receiver]
+        return crypto.seal(keys.box_key(self.session, shared, *names), bytes(66))
 
     def context(self, rank: int, sharers: Subset) -> bytes:
         return keys.context(self.joined[rank], TASK, MODEL, sharers)
@@ -230,6 +238,22 @@ class Evil:
             total=total,
         )
         return unmask(aggregate, self.all_shares, map).vector
+
+    def sum_of_part(self, part: list[int], sharers: Subset) -> np.ndarray:
+        """The sum of some clients alone, if the masks between them and all others are known."""
+        session, ring, joined = self.session, self.session.ring, self.joined[VICTIM]
+        context, total = self.context(VICTIM, sharers), np.zeros(session.dimension, np.uint32)
+        for rank in part:
+            client = session.cohort[rank]
+            ring.add_into(total, self.vectors[rank])
+            seed = self.join(rank, self.all_shares[rank])
+            ring.subtract_mask_into(total, Stream(keys.self_mask_key(seed, context, client)))
+            for other in set(joined.partners(rank, sharers)) - set(part):
+                shared = self.mask_agreement(other).agree(self.adverts[rank].mask_public)
+                key = keys.pair_mask_key(shared, context, (client, session.cohort[other]), keys.NO_GROUP)
+                undo = ring.subtract_mask_into if rank < other else ring.add_mask_into
+                undo(total, Stream(key))
+        return total
 
     def without(self, total: np.ndarray, ranks: Iterable[int]) -> np.ndarray:
         """Subtract vectors that the server knows."""

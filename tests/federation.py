@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from d2pfed.errors import PeerError
 from d2pfed.randomness import Entropy, digest
 from d2pfed.secagg import (
     Advertising,
@@ -95,6 +96,7 @@ class Federation:
     counts: Mapping[int, int] = field(default_factory=dict)
     known: Mapping[int, Mapping[int, Position]] = field(default_factory=dict)
     opening: object = None
+    may_refuse: bool = False
 
     def __post_init__(self) -> None:
         if self.roster is None and self.session.consistency is Consistency.SIGNED:
@@ -136,8 +138,13 @@ class Federation:
             for client in outbox:
                 if lose(phase, client, b"") is None:
                     continue
-                answer = lose(phase, client, self.clients[client].receive(outbox[client]))
-                if answer is not None:
+                try:
+                    answer = self.clients[client].receive(outbox[client])
+                except PeerError:
+                    if self.may_refuse:
+                        continue  # as over a network: it is not there any more
+                    raise
+                if (answer := lose(phase, client, answer)) is not None:
                     yield client, answer
 
         return run

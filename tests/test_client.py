@@ -20,7 +20,7 @@ from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
 from d2pfed.wire import frame, subset_of
-from federation import MODEL, TASK, PHASES, Federation, enrolment_secret, enrol, make_session, one_hot, run_round
+from federation import MODEL, PHASES, TASK, Federation, enrol, enrolment_secret, make_session, one_hot, run_round
 
 SHAPES = {
     "plain": {},

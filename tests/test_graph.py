@@ -570,6 +570,18 @@ def test_fewer_colluders_or_dropouts_and_more_cut_off_pass_too():
     check_bounds(2_000, Neighbourhood(GOOD.degree, GOOD.threshold, GOOD.cut_off + 1), 1_800, 100)
 
 
+def test_colluders_that_open_a_client_are_seen_by_the_bound_on_parts_too(monkeypatch):
+    """A part may be one client: two bounds, either of which refuses."""
+    case = (1_100, Neighbourhood(120, 61, 1), 1_000, 300)
+    check_bounds.cache_clear()
+    monkeypatch.setattr(neighbourhood, "may_open", lambda *arguments: False)
+    with pytest.raises(ConfigError, match="may open a part of 1100 clients"):
+        check_bounds(*case)
+    monkeypatch.setattr(neighbourhood, "log_cut", lambda *arguments: -1_000.0)
+    check_bounds(*case)
+    check_bounds.cache_clear()
+
+
 @pytest.mark.parametrize("bound", ["may_open", "least_cut_off"])
 def test_each_bound_alone_refuses_something(bound, monkeypatch):
     """Colluders with enough shares of somebody; and survivors that are cut off and not counted."""
@@ -597,7 +609,7 @@ def test_a_quorum_of_which_two_could_sign_different_survivors_is_refused(size, d
         choose(size, Risk(dropouts=dropouts, colluders=colluders), Consistency.SIGNED)
 
 
-@pytest.mark.parametrize(("dropouts", "colluders"), [(700, 400), (850, 250)])
+@pytest.mark.parametrize(("dropouts", "colluders"), [(700, 400), (850, 250), (790, 200)])
 def test_a_risk_that_no_sparse_graph_withstands_is_refused(dropouts, colluders):
     with pytest.raises(ConfigError, match=f"withstands {dropouts} dropouts and {colluders} colluders"):
         choose(2_000, Risk(dropouts=dropouts, colluders=colluders), Consistency.SIGNED)

@@ -190,7 +190,7 @@ def test_a_client_joins_only_what_its_policy_allows():
     invitation = Advertising(session).outbox()[10]
     lenient = Policy(most_epsilon=100, most_delta=1e-2, least_noise_multiplier=0.01, least_colluders=0.0)
     assert accept(plan, lenient, invitation).digest == session.digest
-    with pytest.raises(ConfigError, match="policy: delta must be at most 0.0001, the plan has 0.001"):
+    with pytest.raises(ConfigError, match="policy: delta must be at most"):
         accept(plan, Policy(), invitation)
     few = session_of(make_plan(Kind.DESIGNATED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):

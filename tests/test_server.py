@@ -1,5 +1,6 @@
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -22,7 +23,7 @@ from d2pfed.secagg import (
 )
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.shamir import PRIME
-from d2pfed.wire import frame, subset_of
+from d2pfed.wire import frame
 from federation import (
     MODEL,
     TASK,
@@ -164,13 +165,17 @@ def test_any_flipped_bit_of_a_share_is_found_when_there_is_none_to_spare(dropped
         for client, request in list(unmasking.outbox().items())[:3]:
             answer = federation.clients[client].receive(request)
             if session.rank(client) == 1:
-                answer = change_shares(unmasking, 1, answer, lambda owner, share: share ^ ((owner == 3) << bit))
+                answer = change_shares(unmasking, 1, answer, partial(flip_one, bit))
             try:
                 unmasking.receive(client, answer)
             except PeerError:
                 assert bit == 256  # the number has left the field
         with pytest.raises(TooFewClients, match=r"client 16|got 2 shares"):
             unmasking.close()
+
+
+def flip_one(bit, owner, share):
+    return share ^ ((owner == 3) << bit)
 
 
 def test_shares_of_a_number_that_is_no_secret_open_nothing():

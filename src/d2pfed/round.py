@@ -69,22 +69,21 @@ def session_of(
     A cohort of another size than planned is a complete graph. There is one where sizes are secret, and where an
     earlier attempt left fewer although all must deliver; where any quorum will do, the cohort has the planned size.
     """
-    return _session(plan, attempt, cohort, NO_ROSTER if roster is None else roster.digest, draw, block)
+    return _session(plan, attempt, cohort, (NO_ROSTER if roster is None else roster.digest, draw, block))
 
 
 def sketch_of(plan: Plan) -> Session:
     """Return a session of the plan with clients that do not exist, for its sizes alone."""
     roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
-    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort)), roster, 0, 0)
+    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort)), (roster, 0, 0))
 
 
-def _session(
-    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], roster_digest: bytes, draw: int, block: int
-) -> Session:
+def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple[bytes, int, int]) -> Session:
+    roster_digest, draw, block = drawn
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort
-    if not planned and delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
-        raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
+    if delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
+        require_planned_size(plan, size)
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
     quorum = plan.quorum
     if delivery is Delivery.EVERYONE:
@@ -109,6 +108,12 @@ def _session(
         delivery=delivery,
         consistency=plan.consistency,
     )
+
+
+def require_planned_size(plan: Plan, size: int) -> None:
+    """Refuse a cohort of another size: in a larger one the quorum would be a smaller part, and have two views."""
+    if size != plan.cohort:
+        raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
 
 
 def delivery_of(plan: Plan) -> Delivery:

@@ -189,12 +189,10 @@ def _out_neighbours(cohort: int, risk: Risk) -> Neighbourhood:
 
 
 def _largest_threshold(cohort: int, degree: int, risk: Risk) -> int:
-    """Return the most shares that dropouts at random places leave everyone, but for 2^-correctness_bits; or 0."""
+    """Return the most shares that dropouts at random places leave everyone, but for 2^-correctness_bits."""
     allowed = comb(cohort - 1, degree) // (cohort << risk.correctness_bits)
-    lost, ways = degree, 0
-    while lost >= 0:
-        ways += comb(risk.dropouts, lost) * comb(cohort - 1 - risk.dropouts, degree - lost)
-        if ways > allowed:
-            return degree - lost
+    lost, ways = degree + 1, 0
+    while ways <= allowed:  # the ways to lose any number of neighbours are all there are
         lost -= 1
-    return degree
+        ways += comb(risk.dropouts, lost) * comb(cohort - 1 - risk.dropouts, degree - lost)
+    return degree - lost

@@ -19,7 +19,7 @@ class Client:
     survivors that it checked, and never after an error. Checked: test_malicious_server.py, test_secagg_machine.py.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - a client has the parts it has
         self,
         session: Session,
         client: ClientId,
@@ -54,7 +54,7 @@ class Client:
         return encode_phase(self._desk.session, self._desk.rank, phase)
 
     @staticmethod
-    def restore(
+    def restore(  # noqa: PLR0917 - the same parts
         session: Session,
         client: ClientId,
         contribute: Contribute,

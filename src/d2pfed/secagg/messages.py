@@ -144,7 +144,7 @@ def decode_boxes(joined: Joined, rank: int, data: bytes) -> EncryptedShares:
     return shares
 
 
-def encode_mask_request(
+def encode_mask_request(  # noqa: PLR0917 - the fields of the message
     joined: Joined, rank: int, sharers: Subset, shares: EncryptedShares, task: bytes, model: bytes
 ) -> bytes:
     """Ask a client for its masked vector: who shared keys, the boxes for it in order of rank, task and model."""
