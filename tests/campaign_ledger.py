@@ -389,8 +389,12 @@ def main(arguments: Sequence[str]) -> int:
     campaigns: dict[str, Callable[[], dict[str, int]]] = {
         "kills": lambda: kills(charge_then_release, count, place, seed),
         "kills-wrong": lambda: kills(release_then_charge, count, place, seed),
-        "race": lambda: race(lambda path: Ledger.open_in_turn(path, additive), 16, count, 8 * PATIENCE * count, place),
-        "race-takeover": lambda: race(lambda path: Ledger.take_over(path, additive), 8, count, 4 * PATIENCE * count, place),
+        "race": lambda: race(
+            lambda path: Ledger.open_in_turn(path, additive), 16, count, 8 * PATIENCE * count, place
+        ),
+        "race-takeover": lambda: race(
+            lambda path: Ledger.take_over(path, additive), 8, count, 4 * PATIENCE * count, place
+        ),
         "stops": lambda: stops(count, place),
         "stops-unfenced": lambda: stops_unfenced(count, place),
         "faults-kill": lambda: faults(count, place, "signal=KILL"),

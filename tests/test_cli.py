@@ -96,7 +96,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("nope", "No such command"),
         ("account", "needs --noise-multiplier"),
         ("account --accountant binomial", "needs --trials and --levels"),
-        ("account --noise-multiplier 0", "noise_multiplier must be positive"),
+        ("account --noise-multiplier 0", "noise_multiplier must be in [0.001, 1e+06], got 0"),
         ("train --task nope", "task must be one of"),
         ("train --optimiser nope", "optimiser must be sgd, adam, rmsprop, got nope"),
         ("train --task digits --model nope", "nope"),

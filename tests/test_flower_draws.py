@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from crash_moments import Disk, lay_out
 from d2pfed.errors import ConfigError
 from d2pfed.flower.draws import Committed, Draws, make_draws
 from d2pfed.randomness import digest
 from homes import enrol
-from power import Disk, lay_out
 
 
 @pytest.fixture

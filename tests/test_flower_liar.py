@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
+from crash_moments import Disk, lay_out
 from d2pfed.accounting import Scheme
 from d2pfed.errors import ConfigError, LedgerError, PeerError, TooFewClients
 from d2pfed.flower import layout, part, runs
@@ -25,7 +26,6 @@ from d2pfed.secagg.position import Position, sign_position
 from homes import anchor_in, enrol, home_in, sign_roster, write_settings
 from local_grid import make_plan
 from lying_server import LyingServer
-from power import Disk, lay_out
 
 VICTIM = 0
 

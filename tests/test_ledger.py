@@ -23,6 +23,7 @@ from d2pfed.ledger.store import Store
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
 BUDGET = Budget(1.0, 1e-5)
+ADMITTED = Charged(admitted=True, units=(), of=0, composed=0.5)
 
 
 def costly(times: float):
@@ -230,15 +231,16 @@ def test_participations_are_counted_over_all_runs_and_attempts(path):
 
 @pytest.mark.parametrize("answer", [math.nan, -1e-9, -math.inf])
 def test_a_meter_that_answers_nonsense_refuses_the_run(path, answer):
-    with new(path, lambda *_: Charged(True, (), 0, answer)) as ledger:
+    with new(path, lambda *_: replace(ADMITTED, composed=answer)) as ledger:
         with pytest.raises(LedgerError, match="the meter must return"):
             ledger.begin("run", "owner", plan_of(1))
         assert ledger.charged("run") == 0
 
 
 def test_what_the_filter_refuses_does_not_begin_and_its_reason_is_told(path):
+    refused = replace(ADMITTED, admitted=False, reason="no units are left")
     with (
-        new(path, lambda *_: Charged(False, (), 0, 0.5, "no units are left")) as ledger,
+        new(path, lambda *_: refused) as ledger,
         pytest.raises(BudgetExceeded, match="run run: no units are left"),
     ):
         ledger.begin("run", "owner", plan_of(1))
@@ -430,7 +432,7 @@ def test_a_head_is_a_row_number_and_a_whole_hash():
 
 
 class Schedules(RuleBasedStateMachine):
-    """Any order of calls against a model that is a dictionary: same answers, same counts, never over what is charged."""
+    """Any order of calls against a model that is a dictionary: same answers and counts, never over the charge."""
 
     runs = st.sampled_from(["a", "b"])
     small = st.integers(0, 2)

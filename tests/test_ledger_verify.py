@@ -196,7 +196,10 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
         ([BEGIN, beginning(0.25)], "row 3: run run has begun already"),
         ([BEGIN, beginning(0.25, run="other")], "row 3: run other: its directory has begun run run here"),
         ([BEGIN, (1, Kind.RESERVE, KEY, BODY[:-1], 0.125)], "row 3: not the text of a release"),
-        ([BEGIN, (1, Kind.RESERVE, KEY, encode_release(release(1)), 0.125)], "row 3: .*has a release of run run, 1"),
+        (
+            [BEGIN, (1, Kind.RESERVE, KEY, encode_release(release(1)), 0.125)],
+            "row 3: .*has a release of run run, 1",
+        ),
         ([BEGIN, RESERVE, (1, Kind.VOID, KEY, BODY, 0.125)], "row 4: a void attempt releases nothing"),
         ([beginning(0.0625)], "row 2: it records epsilon 0.0625, and the charged runs cost 0.125"),
         ([beginning(0.25)], "row 2: it records epsilon 0.25, and the charged runs cost 0.125"),
@@ -208,7 +211,10 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
         ([BEGIN, reserving(1)], "row 3: .*the run has 1 rounds"),
         ([BEGIN, reserving(0, 1)], "row 3: .*the next attempt at this round is 0"),
         (
-            [beginning(0.25, 2), *(reserving(number, attempt, 8, 0.25) for number, attempt in ((0, 0), (0, 1), (1, 0)))],
+            [
+                beginning(0.25, 2),
+                *(reserving(number, attempt, 8, 0.25) for number, attempt in ((0, 0), (0, 1), (1, 0))),
+            ],
             "row 5: .*all of the 2 attempts",
         ),
     ],

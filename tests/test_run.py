@@ -170,7 +170,7 @@ def shared_ledger(tmp_path, plan, times=1.0, declared=()):
 
 
 def test_a_ledger_that_is_not_there_is_an_error_and_none_is_made(parts, tmp_path):
-    with pytest.raises(ConfigError, match="there is no ledger at .*misspelt: `d2pfed ledger create` makes one"):
+    with pytest.raises(ConfigError, match=r"there is no ledger at .*misspelt: `d2pfed ledger create` makes one"):
         job(parts).execute(tmp_path / "run", tmp_path / "misspelt", forever)
     assert not (tmp_path / "misspelt").exists()
 
@@ -279,7 +279,9 @@ def test_a_run_takes_no_more_attempts_than_it_was_charged_for_in_a_richer_ledger
 def test_a_ledger_with_another_budget_is_refused(parts, tmp_path):
     ledger = shared_ledger(tmp_path, job(parts).plan)
     wish = replace(settings(parts[1]).target, delta=1e-4)
-    with pytest.raises(ConfigError, match=r"the ledger has the budget at delta 0\.001 .*, this plan needs at delta"):
+    with pytest.raises(
+        ConfigError, match=r"the ledger has the budget at delta 0\.001 .*, this plan needs at delta"
+    ):
         job(parts, target=wish).execute(tmp_path / "second", ledger, forever)
 
 

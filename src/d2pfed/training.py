@@ -11,6 +11,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.randomness import Entropy, Stream
 from d2pfed.round import Outcome
 
+MOST_RATE = 1e6  # greater steps than any float32 model outlives
+
 
 @dataclass(frozen=True, slots=True)
 class Cohorts:
@@ -58,8 +60,8 @@ class ServerStep:
     averaging: float = 0.0  # decay of the running average of models; 0 means the last model counts
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError(f"the server's rate must be positive, got {self.rate}")
+        if not 0 < self.rate <= MOST_RATE:
+            raise ConfigError(f"the server's rate must be positive and at most {MOST_RATE:g}, got {self.rate}")
         for name in ("momentum", "second_moment", "averaging"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"the server's {name} must be in [0, 1), got {getattr(self, name)}")

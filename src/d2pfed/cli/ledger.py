@@ -68,6 +68,7 @@ def verify_command(path: File, json: options.AsJson = False) -> None:
 @ledger.command("create")
 def create(
     path: Annotated[Path, typer.Argument(help="The file to make.")],
+    *,
     epsilon: options.Epsilon,
     delta: Annotated[float, typer.Option(help="Failure probability of the promise.")],
     against: options.Against = "released",

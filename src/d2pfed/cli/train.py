@@ -15,7 +15,9 @@ from d2pfed import canonical
 from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
+from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind, Plan, Target, Turn, explain
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.randomness import digest
 from d2pfed.simulation import Fidelity, InProcess
 from d2pfed.training import ServerStep
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from d2pfed.run import Summary
 
 
+LONGEST_NAME = 100
 EXHAUSTED = 3  # the exit status of a run that its budget or its attempts have ended
 
 
@@ -121,6 +124,12 @@ def train(
     )
     from d2pfed.run import Job, Settings  # noqa: PLC0415
 
+    if seed is not None:
+        check_range("seed", seed, 0, 2**63 - 1)
+    if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
+        raise ConfigError(
+            f"a run's name must be one of a folder, of at most {LONGEST_NAME} characters, got {name!r}"
+        )
     chosen = load_task(
         task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
     )
@@ -146,7 +155,8 @@ def train(
         rotation=rotation,
     )
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
-    target = replace(target, attempts_per_round=target.attempts_per_round + target.max_attempts - rounds)
+    tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - rounds)
+    target = replace(target, attempts_per_round=tries)
     settings = Settings(
         task=task,
         data=chosen.description,

@@ -62,7 +62,8 @@ class RunPlan:
         charged = price(self.budget, (self,))
         if not charged.admitted:
             raise BudgetExceeded(
-                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed}, and it promises {self.epsilon}"
+                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed}, and it promises "
+                f"{self.epsilon}"
             )
 
 

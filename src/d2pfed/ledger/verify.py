@@ -6,8 +6,8 @@ from pathlib import Path
 
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.book import Book, replay
-from d2pfed.ledger.ledger import ROUNDING, Meter, measure
 from d2pfed.ledger.budget import Begun, Budget, price
+from d2pfed.ledger.ledger import ROUNDING, Meter, measure
 from d2pfed.ledger.rows import Head, Kind, Row
 from d2pfed.ledger.store import Store
 

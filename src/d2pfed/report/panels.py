@@ -58,8 +58,8 @@ def _attempts(story: Story) -> Panel:
     plot = Plot(name="attempts", title="Attempts charged", across="round", lines=lines)
     return Panel(
         plot,
-        f"Epsilon {epsilon} at delta {round_up(story.plan.delta, 3)} against {story.plan.against} covers {most:,} attempts, "
-        f"however the run ends; {story.charged:,} were charged.",
+        f"Epsilon {epsilon} at delta {round_up(story.plan.delta, 3)} against {story.plan.against} covers {most:,} "
+        f"attempts, however the run ends; {story.charged:,} were charged.",
     )
 
 
