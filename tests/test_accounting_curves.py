@@ -12,7 +12,8 @@ import oracle
 from d2pfed.accounting import curves
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.conversion import gaussian_delta, gaussian_epsilon, mironov, tight
-from d2pfed.accounting.pld import Law, hidden_size, known_size, known_size_delta
+from d2pfed.accounting.losses import dominate
+from d2pfed.accounting.profiles import Law, SampledGaussian, known_size_delta
 from d2pfed.accounting.release import DiscreteGaussianSum
 from d2pfed.accounting.sampling import gaussian_moments, without_replacement
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
@@ -235,15 +236,22 @@ def test_leaving_out_exact_moments_never_lowers_the_bound():
         assert np.all(exact[2:] <= own[2:])
 
 
+def profile(losses, epsilons):
+    """Delta of discrete losses, by a plain sum."""
+    shares = np.maximum(-np.expm1(epsilons[:, None] - losses.values[None, :]), 0.0)
+    return losses.infinite + shares @ losses.masses
+
+
 @pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.01), (2.0, 0.3), (0.2, 0.001), (3.0, 1.0)])
 def test_the_grid_is_nowhere_below_the_profile(ratio, rate):
-    losses = known_size(ratio, rate, 0.05, 1e-12)
+    part = SampledGaussian(Law.KNOWN_SIZE, ratio, rate)
+    losses, _ = dominate(part.forward, part.backward, 0.05, 1e-12)
     epsilons = np.linspace(0, 6, 101)
     true = known_size_delta(epsilons, ratio, rate)
-    assert np.all(np.array(losses.get_delta_for_epsilon(epsilons)) >= true * (1 - 1e-9))
+    assert np.all(profile(losses, epsilons) >= true * (1 - 1e-9))
     mirrored = 1 - np.exp(-epsilons) + np.exp(-epsilons) * true
-    assert np.all(np.array(losses.get_delta_for_epsilon(-epsilons[::-1]))[::-1] >= mirrored * (1 - 1e-9))
-    assert losses.get_delta_for_epsilon(1.0) == pytest.approx(
+    assert np.all(profile(losses, -epsilons) >= mirrored * (1 - 1e-9))
+    assert profile(losses, np.array([1.0]))[0] == pytest.approx(
         float(known_size_delta(np.array(1.0), ratio, rate)), rel=0.05, abs=1e-10
     )
 
@@ -275,10 +283,12 @@ def test_opposite_points_on_the_sphere_are_worst_behind_a_secret_coin(rate):
 def test_losses_behind_a_secret_coin_equal_quadrature(rate):
     radius = 1.5
     for law, second in ((Law.HIDDEN_REPLACE, (-radius, 0)), (Law.HIDDEN_ZERO_OUT, (0, 0))):
-        losses = hidden_size(law, radius, rate, 1e-3, 1e-12)
+        part = SampledGaussian(law, radius, rate)
+        orders = dominate(part.forward, part.backward, 1e-3, 1e-12)
         for epsilon in (0.0, 0.1, 0.3):
             both = (coin_delta((radius, 0), second, rate, epsilon), coin_delta(second, (radius, 0), rate, epsilon))
-            assert losses.get_delta_for_epsilon(epsilon) == pytest.approx(max(both), rel=1e-3, abs=1e-9)
+            for losses, exact in zip(orders, both, strict=True):
+                assert profile(losses, np.array([epsilon]))[0] == pytest.approx(exact, rel=1e-3, abs=1e-9)
 
 
 def test_binomial_noise_stays_below_its_theorem():

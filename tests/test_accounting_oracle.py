@@ -11,7 +11,8 @@ import oracle
 from d2pfed.accounting.conversion import gaussian_epsilon
 from d2pfed.accounting.cost import composed
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, colluding, spent
-from d2pfed.accounting.pld import COARSE, Law, SampledGaussian, loss_costs
+from d2pfed.accounting.pld import COARSE, loss_costs
+from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.release import Adjacency, DiscreteGaussianSum, Release, Sampling, Scheme, SkellamSum, Unit
 from d2pfed.accounting.surrogate import surrogate
 

@@ -20,7 +20,8 @@ from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
 from d2pfed.accounting.conversion import gaussian_epsilon, mironov, tight
 from d2pfed.accounting.cost import composed
 from d2pfed.accounting.curves import gaussian
-from d2pfed.accounting.pld import COARSE, Law, SampledGaussian, loss_costs
+from d2pfed.accounting.pld import COARSE, loss_costs
+from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.release import Adjacency, Sampling, Scheme
 from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
 

@@ -344,9 +344,10 @@ def test_rounds_with_and_without_amplification_compose():
     assert epsilon([*rows(2, TRUSTED), row(2, SKELLAM)], RELEASED) < math.inf
 
 
-def test_a_delta_beyond_the_grid_still_gets_a_finite_number():
-    result = spent(rows(2000), RELEASED, delta=1e-13, cap=2000)
-    assert result.accountant == "rdp"
+@pytest.mark.parametrize(("delta", "accountant"), [(1e-13, "pld"), (1e-100, "pld"), (1e-306, "rdp")])
+def test_the_smallest_deltas_get_a_finite_number(delta, accountant):
+    result = spent(rows(2000), RELEASED, delta=delta, cap=2000)
+    assert result.accountant == accountant
     assert result.epsilon < math.inf
 
 

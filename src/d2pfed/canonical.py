@@ -72,6 +72,12 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
+def _real(digits: str) -> float:
+    if len(digits) > _FLOAT_CHARACTERS:
+        raise ValueError(f"a float has {len(digits)} characters, at most {_FLOAT_CHARACTERS} are read")
+    return float.fromhex(digits)
+
+
 def _refuse_float(digits: str) -> float:
     raise ValueError(f"a number is written {digits[:40]}, floats are hexadecimal")
 
@@ -86,11 +92,7 @@ def _from_plain(plain: Any, types: Mapping[str, type], depth: int) -> object:  #
     name = plain.pop("")
     match name:
         case "float":
-            if len(plain["is"]) > _FLOAT_CHARACTERS:
-                raise ValueError(
-                    f"a float has {len(plain['is'])} characters, at most {_FLOAT_CHARACTERS} are read"
-                )
-            return float.fromhex(plain["is"])
+            return _real(plain["is"])
         case "Fraction":
             # Not Fraction's own reader, which would write 1e999999999 out.
             numerator, _, denominator = plain["is"].partition("/")

@@ -9,7 +9,8 @@ from d2pfed.accounting.conversion import FloatArray, check_delta, gaussian_epsil
 from d2pfed.accounting.cost import Additive, composed
 from d2pfed.accounting.curves import gaussian
 from d2pfed.accounting.orders import dense, least, real
-from d2pfed.accounting.pld import COARSE, FINE, Law, SampledGaussian, loss_costs
+from d2pfed.accounting.pld import COARSE, FINE, loss_costs
+from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.release import Adjacency, Sampling, Scheme
 from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
 from d2pfed.errors import ConfigError

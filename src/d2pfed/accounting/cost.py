@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
-if TYPE_CHECKING:
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from d2pfed.accounting.losses import Losses
+from d2pfed.accounting.tilted import tilted_epsilon
 
 
 class Cost(Protocol):
@@ -46,34 +46,35 @@ class Additive:
         return Additive(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LossCost:
-    """A privacy-loss distribution on a pessimistic grid, and the slack of the surrogates inside it."""
+    """Privacy losses of both orders, how often each kind occurs, and the slack of the surrogates inside them."""
 
-    losses: "PrivacyLossDistribution"
+    parts: tuple[tuple[Losses, Losses, int], ...]
     slack: float
-    count: int
-    tail: float  # mass that each step may move to infinity
+
+    @property
+    def count(self) -> int:
+        """How many releases there are."""
+        return sum(count for _, _, count in self.parts)
 
     def times(self, count: int) -> "LossCost":
         """Return the cost of so many equal releases."""
-        losses = self.losses.self_compose(count, tail_mass_truncation=self.tail)
-        return replace(self, losses=losses, slack=count * self.slack, count=count * self.count)
+        parts = tuple((forward, backward, count * times) for forward, backward, times in self.parts)
+        return LossCost(parts, count * self.slack)
 
     def __add__(self, other: "LossCost") -> "LossCost":
-        losses = self.losses.compose(other.losses, tail_mass_truncation=self.tail)
-        return replace(self, losses=losses, slack=self.slack + other.slack, count=self.count + other.count)
+        return LossCost(self.parts + other.parts, self.slack + other.slack)
 
     def epsilon(self, delta: float, kappa: float = 0.0) -> float:
         """Return epsilon at `delta`, of which `kappa` is used up; rounding of the convolution and slack included.
 
         Guarantee: never below the epsilon of the losses that were put in. Proof: theory.md#numerics.
         """
-        left = delta * math.exp(-self.slack) - kappa - self._rounding()
-        return float(self.losses.get_epsilon_for_delta(left)) + 2 * self.slack if left > 0 else math.inf
-
-    def _rounding(self) -> float:
-        # A transform of n points errs by about log2(n) units in the last place in L2, a power by `count` times as
-        # much, and summing n entries multiplies it by at most sqrt(n).
-        size = max(pmf.size for pmf in (self.losses._pmf_remove, self.losses._pmf_add))  # noqa: SLF001 - no public size
-        return 2 * self.count * math.log2(size + 2) * math.sqrt(size) * 2.0**-53
+        left = delta * math.exp(-self.slack) - kappa
+        if left <= 0:
+            return math.inf
+        epsilon = tilted_epsilon([(forward, count) for forward, _, count in self.parts], left)
+        if any(backward is not forward for forward, backward, _ in self.parts):
+            epsilon = max(epsilon, tilted_epsilon([(backward, count) for _, backward, count in self.parts], left))
+        return epsilon + 2 * self.slack

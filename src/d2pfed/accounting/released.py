@@ -17,7 +17,8 @@ from d2pfed.accounting.methods import (
     method_for,
     renyi_total_epsilon,
 )
-from d2pfed.accounting.pld import Law, SampledGaussian, loss_costs
+from d2pfed.accounting.pld import loss_costs
+from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.release import Adjacency, Noise, Sampling, Scheme
 
 CAP_SHARE = 0.01  # of delta: what a plan lets the cap on participations cost

@@ -66,14 +66,8 @@ def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighbourhood:
     if consistency is Consistency.SIGNED:
         _check_one_statement(cohort, cohort - risk.dropouts, risk.colluders)
         return complete(cohort, risk) if cohort <= graphs.SIGNED_COMPLETE_UP_TO else _out_neighbours(cohort, risk)
-    if cohort > COMPLETE_UP_TO:
-        for degree in range(2, cohort - 1, 2):
-            sparse = _least_threshold(cohort, degree, risk)
-            if sparse is not None and unopened(cohort, sparse, risk.dropouts) <= Fraction(
-                1, 1 << risk.correctness_bits
-            ):
-                return sparse
-    return complete(cohort, risk)
+    sparse = _least_circle(cohort, risk) if cohort > COMPLETE_UP_TO else None
+    return complete(cohort, risk) if sparse is None else sparse
 
 
 def complete(cohort: int, risk: Risk) -> Neighbourhood:
@@ -157,6 +151,26 @@ def _check_sparse_size(cohort: int, degree: int) -> None:
     most = min(MOST_OUT_NEIGHBOURS, cohort // 4)
     if not 1 <= degree <= most:
         raise ConfigError(f"out-neighbours must number in [1, {most}], got {degree}")
+
+
+def _least_circle(cohort: int, risk: Risk) -> Neighbourhood | None:
+    """Return the circle of least degree that withstands the risk, if there is one; more neighbours withstand more."""
+    low, high, found = 0, 2, None  # the degree is above `low`, and `high` is the next to try
+    while high < cohort - 1 and (found := _fitting(cohort, high, risk)) is None:
+        low, high = high, min(2 * high, max(high + 2, (cohort - 2) // 2 * 2))
+    while found is not None and high > low + 2:
+        middle = (low + high) // 4 * 2
+        fitting = _fitting(cohort, middle, risk)
+        low, high, found = (middle, high, found) if fitting is None else (low, middle, fitting)
+    return found
+
+
+def _fitting(cohort: int, degree: int, risk: Risk) -> Neighbourhood | None:
+    """Return the neighbourhood of this degree that withstands the risk, if there is one."""
+    sparse = _least_threshold(cohort, degree, risk)
+    if sparse is None or unopened(cohort, sparse, risk.dropouts) > Fraction(1, 1 << risk.correctness_bits):
+        return None
+    return sparse
 
 
 def _least_threshold(cohort: int, degree: int, risk: Risk) -> Neighbourhood | None:

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 from functools import lru_cache
-from math import comb, lgamma, log
+from math import comb, inf, lgamma, log, log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from d2pfed.errors import ConfigError
 
 Logs = NDArray[np.float64]  # logarithms to base 2
+
+_EXACT_UP_TO = 1_000  # clients of a cohort: for larger ones integers grow long
 
 COHORT_BITS = 40  # a cohort with more colluders than counted on is this improbable, as a power of one half
 
@@ -60,8 +62,8 @@ def colluders_in_cohort(population: int, colluding: int, cohort: int, draws: int
     """Return the least number of colluders that no cohort exceeds, whichever of its draws a server uses.
 
     Guarantee: among `draws` cohorts, drawn uniformly from a population of which `colluding` collude, one with more
-    is there with chance at most 2^-40 (exact, by integers). Without verified draws (0) the server picks the cohort,
-    and all of it but one client may collude.
+    is there with chance at most 2^-40 (exact, by integers, up to cohorts of 1,000). Without verified draws (0) the
+    server picks the cohort, and all of it but one client may collude.
     Proof: docs/protocol.md#cohorts. Checked: test_graph.py::test_colluders_in_a_cohort_are_those_of_the_table.
     """
     if not 0 <= colluding <= population or not 1 <= cohort <= population or draws < 0:
@@ -71,6 +73,8 @@ def colluders_in_cohort(population: int, colluding: int, cohort: int, draws: int
         )
     if draws == 0:
         return min(colluding, cohort - 1)
+    if cohort > _EXACT_UP_TO:
+        return _colluders_by_logs(population, colluding, cohort, draws)
     honest, hit = population - colluding, min(cohort, colluding)
     allowed = comb(population, cohort) >> COHORT_BITS  # rounded down: the safe side
     # The ways to draw exactly `hit` colluders, from the most downwards, each from the one before.
@@ -80,3 +84,22 @@ def colluders_in_cohort(population: int, colluding: int, cohort: int, draws: int
         ways = ways * hit * (honest - cohort + hit) // ((colluding - hit + 1) * (cohort - hit + 1))
         hit -= 1
     return hit
+
+
+def _colluders_by_logs(population: int, colluding: int, cohort: int, draws: int) -> int:
+    """Return the same where integers would be millions of bits long: the answer, or at worst one more."""
+    honest = population - colluding
+    everything = _log_ways(population, cohort)
+    allowed = -COHORT_BITS - log2(draws) - 2.0**-7  # lgamma of 10^9 is right to 2^-17, and there are nine of them
+    above, least = -inf, max(0, cohort - honest)
+    for hit in range(min(cohort, colluding), least, -1):
+        term = _log_ways(colluding, hit) + _log_ways(honest, cohort - hit) - everything
+        largest = max(above, term)
+        above = largest + log2(2.0 ** (above - largest) + 2.0 ** (term - largest))
+        if above > allowed:
+            return hit
+    return least
+
+
+def _log_ways(items: int, taken: int) -> float:
+    return (lgamma(items + 1) - lgamma(taken + 1) - lgamma(items - taken + 1)) / log(2)

@@ -7,8 +7,9 @@ from d2pfed.accounting import Scheme, Spent, round_up
 from d2pfed.graph import Consistency
 from d2pfed.mechanism import Centered
 from d2pfed.plan.agreement import Plan, promises
-from d2pfed.plan.calibrate import SAFE_WRAP_PROBABILITY, ideal_multiplier
+from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
+from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
 from d2pfed.plan.target import Target
 from d2pfed.plan.widths import variance
 
@@ -118,8 +119,8 @@ def _why_colluders(target: Target, plan: Plan) -> str:
         return f"Cohorts not verified: the server may put {plan.colluders} colluders into one, {among}."
     simulated = plan.consistency is Consistency.ASSUMED
     text = (
-        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders in each "
-        f"except with chance 2^-40, {among}"
+        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders in "
+        f"each except with chance 2^-40, {among}"
     )
     if simulated:
         return f"{text}; a simulation verifies no draw."

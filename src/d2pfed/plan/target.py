@@ -5,6 +5,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
@@ -35,6 +36,9 @@ class Kind(StrEnum):
     DDGAUSS = "ddgauss"
     SKELLAM = "skellam"
     BINOMIAL = "binomial"
+
+
+HELD_BY_ONE = (Kind.SHARED, Kind.DESIGNATED)  # where one client can know all of the noise
 
 
 class Turn(StrEnum):
@@ -72,7 +76,9 @@ class Target:
     def __post_init__(self) -> None:
         check_range("dimension", self.dimension, 1, MAX_DIMENSION)
         check_range("population", self.population, 1, MOST_POPULATION)
-        check_range("cohort", self.cohort, 1, min(self.population, MOST_COHORT))
+        check_range("cohort", self.cohort, 1, MOST_COHORT)
+        if self.cohort > self.population:
+            raise ConfigError(f"cohort must be at most the population {self.population}, got {self.cohort}")
         check_range("rounds", self.rounds, 1, MOST_ROUNDS)
         check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
         check_range("draws", self.draws, 0, 1 << 32)
@@ -104,7 +110,7 @@ class Target:
             )
         if self.scheme is Scheme.ONCE and self.participations not in (None, 1):
             raise ConfigError(f"sampling `once` means one participation, got {self.participations}")
-        if self.scheme is Scheme.POISSON and self.mechanism not in (Kind.SHARED, Kind.DESIGNATED):
+        if self.scheme is Scheme.POISSON and self.mechanism not in HELD_BY_ONE:
             raise ConfigError(
                 f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
                 f"mechanism shared or designated, got {self.mechanism}"
@@ -152,18 +158,23 @@ class Target:
         An amplified promise pays for the chance that a cap binds, so there it is one that hardly ever does; elsewhere
         at most 1 % of all contributions are lost to it.
         """
-        if self.participations is not None:
-            return self.participations
-        if self.scheme is Scheme.ONCE:
-            return 1
-        if self.scheme is Scheme.NONE:
-            return self.max_attempts
-        if self.against != RELEASED:
-            return _least_cap(self.max_attempts, self.cohort / self.population)
-        attempts, allowed = self.max_attempts, CAP_SHARE * self.spent_delta
-        return 1 + bisect_left(
-            range(1, attempts + 1), True, key=lambda cap: cap_excess(self.sampling, attempts, cap) <= allowed
-        )
+        return self.participations or _default_cap(self)
+
+
+@lru_cache(maxsize=64)  # a search for the least noise asks again and again
+def _default_cap(target: Target) -> int:
+    if target.scheme is Scheme.ONCE:
+        return 1
+    attempts = target.max_attempts
+    if target.scheme is Scheme.NONE:
+        return attempts
+    if target.against != RELEASED:
+        return _least_cap(attempts, target.cohort / target.population)
+    allowed = CAP_SHARE * target.spent_delta
+    # The excess falls with the cap.
+    return 1 + bisect_left(
+        range(1, attempts + 1), -allowed, key=lambda cap: -cap_excess(target.sampling, attempts, cap)
+    )
 
 
 def _least_cap(draws: int, rate: float) -> int:

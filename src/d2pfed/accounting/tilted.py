@@ -1,0 +1,202 @@
+"""Epsilon of composed losses: one Fourier transform of tilted masses, exact to a bound however small delta is."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from d2pfed.accounting.conversion import FloatArray
+from d2pfed.accounting.losses import Losses
+
+Parts = Sequence[tuple[Losses, int]]
+
+_UNIT = 2.0**-53
+_WIDEST = 1 << 22  # points of a transform
+_NEGLIGIBLE = 1e-7  # of delta: what lies above the window may cost
+_HALF_WIDTH = 9.0  # of the window, in standard deviations of the tilted law
+_STEEPEST = 600.0  # exponent of a weight
+_FLATTEST = 1e-9  # tilt
+
+
+def tilted_epsilon(parts: Parts, delta: float) -> float:
+    """Return the least epsilon, not below 0, at which the composed losses have at most `delta`; infinite if unknown.
+
+    Guarantee: never below the epsilon of the profiles that the losses dominate, rounding of the transform
+    included. Proof: theory.md#numerics. Checked: test_accounting_tilted.py against exact sums.
+    """
+    total = sum(count for _, count in parts)
+    infinite = math.fsum(count * losses.infinite for losses, count in parts)
+    # Masses may add up to a little more than 1, which multiplies along the composition.
+    grown = math.fsum(count * math.log(max(1.0, float(losses.masses.sum()))) for losses, count in parts)
+    left = delta - infinite * math.exp(grown) * (1 + 4 * total * _UNIT)
+    if left <= 0:
+        return math.inf
+    laws = [_Law.of(losses, count) for losses, count in parts]
+    slope = _slope(laws, math.log(left))
+    if _tilt(laws, slope).mean < 0:
+        slope = _flat(laws)
+    return _read(laws, slope, left)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Law:
+    """One kind of loss and how often it occurs; sums are taken of logarithms, as tilts may be steep."""
+
+    losses: Losses
+    count: int
+    values: FloatArray
+    squares: FloatArray
+    logs: FloatArray
+
+    @staticmethod
+    def of(losses: Losses, count: int) -> "_Law":
+        with np.errstate(divide="ignore"):
+            logs = np.log(losses.masses)
+        seen = np.isfinite(logs)
+        values = losses.values[seen]
+        return _Law(losses, count, values, values * values, logs[seen])
+
+    def tilted(self, slope: float) -> "_Moments":
+        """Return what the losses of all releases come to under masses proportional to mass exp(slope loss)."""
+        exponents = slope * self.values + self.logs
+        most = float(exponents.max())
+        weights = np.exp(exponents - most)
+        total = float(weights.sum())
+        mean = float(weights @ self.values) / total
+        variance = max(0.0, float(weights @ self.squares) / total - mean * mean)
+        return _Moments(self.count * (most + math.log(total)), self.count * mean, self.count * variance)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """The logarithm of the mean of exp(slope loss), and mean and variance of the tilted loss."""
+
+    log: float
+    mean: float
+    variance: float
+
+
+def _tilt(laws: Sequence[_Law], slope: float) -> _Moments:
+    """Return the moments of the sum of all losses."""
+    each = [law.tilted(slope) for law in laws]
+    return _Moments(*(math.fsum(getattr(one, name) for one in each) for name in ("log", "mean", "variance")))
+
+
+def _slope(laws: Sequence[_Law], log_delta: float) -> float:
+    """Return the tilt that gives the least epsilon by moments: delta <= c exp(log moment - slope epsilon)."""
+
+    def is_below(slope: float) -> bool:
+        moments = _tilt(laws, slope)
+        # c = slope^slope / (slope + 1)^(slope + 1); its logarithm less slope times its derivative is -log1p(slope)
+        return moments.log - slope * moments.mean - math.log1p(slope) > log_delta
+
+    return _root(is_below)
+
+
+def _flat(laws: Sequence[_Law]) -> float:
+    """Return the tilt under which losses are 0 on average."""
+    return _root(lambda slope: _tilt(laws, slope).mean < 0)
+
+
+def _root(is_below: Callable[[float], bool]) -> float:
+    low, high = _FLATTEST, 16.0
+    while is_below(high) and high < 1 / _FLATTEST:
+        low, high = high, 16 * high
+    while high > 1.02 * low:  # any tilt is valid, and near the best one it matters little which
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return high
+
+
+def _read(laws: Sequence[_Law], slope: float, delta: float) -> float:
+    step = laws[0].losses.step
+    moments = _tilt(laws, slope)
+    centre = round(moments.mean / step)
+    deviation = math.sqrt(moments.variance) + step
+    half = _HALF_WIDTH * deviation + min(1 / slope, _HALF_WIDTH * deviation)
+    if moments.mean < math.log1p(1 / slope):  # epsilon may be 0, which the window must hold
+        half = max(half, moments.mean + step)
+    while (above := _above(laws, slope, centre * step + half)) > math.log(_NEGLIGIBLE) + math.log(delta):
+        half *= 1.5
+    size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
+    if size > _WIDEST:
+        return math.inf
+    masses, error, relative = _convolve(laws, slope, size)
+    # From here on delta is counted in units of the Chernoff bound, which may be as small as delta itself.
+    log_unit = moments.log - slope * centre * step
+    wanted, beyond = math.exp(math.log(delta) - log_unit), math.exp(above - log_unit)
+    offsets = np.arange(-(size // 2), size // 2)
+    seen = np.abs(slope * step * offsets) < _STEEPEST  # weights beyond are not in the range of doubles
+    weights = np.exp(-slope * step * offsets[seen])
+    found = np.maximum(np.roll(masses, size // 2 - centre)[seen], 0.0) * weights
+    profile = (1 + relative) * _profile(found, step) + math.exp(-_STEEPEST)
+    ahead = step * np.arange(size)  # how far above epsilon a loss lies; what rounding can do is bounded in L2
+    profile += error * weights * np.linalg.norm(np.expm1(-ahead) * np.exp(-slope * ahead)) + beyond
+    return _crossing((centre + offsets[seen]) * step, profile, wanted)
+
+
+def _above(laws: Sequence[_Law], slope: float, loss: float) -> float:
+    """Return the logarithm of a Chernoff bound on the mass at and above a loss."""
+    if loss > math.fsum(law.count * float(law.values[-1]) for law in laws):
+        return -math.inf
+    here = _tilt(laws, slope)
+    best = slope + (loss - here.mean) / here.variance if here.variance > 0 else slope  # for a Gaussian
+    return min(_tilt(laws, steep).log - steep * loss for steep in (1.2 * slope, (slope + best) / 2, best))
+
+
+def _convolve(laws: Sequence[_Law], slope: float, size: int) -> tuple[FloatArray, float, float]:
+    """Return the tilted law of the sum modulo `size` steps, its rounding error in L2, and that of the masses put in.
+
+    Proof of both bounds: theory.md#numerics.
+    """
+    transform, total, relative, growth, errors = np.ones(size, dtype=np.complex128), 0, 0.0, 0.0, 0.0
+    per_transform = 8 * _UNIT * math.log2(size)
+    for law in laws:
+        exponents = slope * law.values + law.logs - law.tilted(slope).log / law.count
+        masses = np.exp(exponents)
+        index = np.rint(law.values / law.losses.step).astype(np.int64) % size
+        folded = np.bincount(index, weights=masses, minlength=size)
+        norm = math.sqrt(float(folded @ folded))
+        largest = np.abs(slope * law.values) + np.abs(law.logs)
+        relative += law.count * 8 * _UNIT * (2 * float(largest[exponents > -745].max()) + 8)
+        growth += law.count * (max(0.0, float(folded.sum()) - 1) + per_transform * math.sqrt(size) * norm)
+        errors += law.count * (per_transform * norm + 1e-280)
+        total += law.count
+        transform *= _power(np.fft.fft(folded), law.count)
+    error = math.exp(growth) * (errors + 4 * _UNIT * total + 2 * per_transform)
+    return np.fft.ifft(transform).real, error, math.expm1(relative) + 8 * size * _UNIT
+
+
+def _power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:
+    result = np.ones_like(base)
+    while count:
+        if count & 1:
+            result *= base
+        count >>= 1
+        if count:
+            base = base * base
+    return result
+
+
+def _profile(masses: FloatArray, step: float) -> FloatArray:
+    """Return sum of mass (1 - exp(loss' - loss))_+ at every grid loss', from sums of positive terms alone."""
+    from scipy.signal import lfilter  # noqa: PLC0415 - slow to load
+
+    kept = np.zeros_like(masses)
+    kept[:-1] = math.exp(-step) * lfilter([1.0], [1.0, -math.exp(-step)], masses[:0:-1])[::-1]
+    return np.asarray(math.expm1(step) * np.cumsum(kept[::-1])[::-1], dtype=np.float64)
+
+
+def _crossing(losses: FloatArray, profile: FloatArray, wanted: float) -> float:
+    """Return where a decreasing profile, linear in exp(loss) between grid points, falls to what is wanted."""
+    good = np.flatnonzero(profile <= wanted)
+    if not len(good):
+        return math.inf
+    first = int(good[0])
+    if first == 0 or losses[first] <= 0:
+        return max(0.0, float(losses[first]))
+    before, step = float(profile[first - 1]), float(losses[first] - losses[first - 1])
+    share = (before - wanted) / (before - float(profile[first]))
+    return max(0.0, float(losses[first - 1]) + math.log1p(share * math.expm1(step))) * (1 + 1e-12)
