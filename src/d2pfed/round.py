@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from d2pfed.accounting import Release, Scheme
 from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.graph import Consistency
 from d2pfed.ledger import RunPlan
 from d2pfed.mechanism import Designated, Share, Shared
 from d2pfed.plan import Enrolled, Plan, Policy

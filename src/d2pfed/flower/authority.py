@@ -10,7 +10,7 @@ from d2pfed.flower.positions import Positions
 from d2pfed.randomness import Entropy
 from d2pfed.secagg import Roster, issue_roster
 from d2pfed.secagg.position import Position, verify_position
-from d2pfed.secagg.roster import Floor
+from d2pfed.secagg.roster import NO_ROOT, Floor
 from d2pfed.wire import ClientId
 
 
@@ -66,7 +66,8 @@ def next_roster(
         entropy=entropy,
         lifetime_days=days,
         floors={client: floor for client, floor in floors.items() if floor is not None},
-        **({} if draws is None else {"depth": draws.depth, "root": draws.root}),
+        depth=None if draws is None else draws.depth,
+        root=NO_ROOT if draws is None else draws.root,
     )
 
 

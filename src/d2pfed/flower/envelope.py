@@ -43,9 +43,9 @@ class Introduction:
 
     def pack(self) -> RecordDict:
         """Return the content of a message."""
-        fields = {"run": self.run, "plan": self.plan, "layout": self.layout}
-        more = {"first-draw": self.first_draw, "roster": self.roster}
-        return RecordDict({INTRODUCTION: ConfigRecord({**fields, **more})})
+        fields = ConfigRecord({"run": self.run, "plan": self.plan, "layout": self.layout})
+        fields["first-draw"], fields["roster"] = self.first_draw, self.roster
+        return RecordDict({INTRODUCTION: fields})
 
     @staticmethod
     def unpack(content: RecordDict) -> "Introduction":

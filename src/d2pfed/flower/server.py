@@ -1,8 +1,7 @@
 """The server's half in a ServerApp: an object that is started as Flower's strategies are, and trains privately."""
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -21,13 +20,14 @@ from d2pfed.flower.envelope import Introduction
 from d2pfed.flower.grid import Deadlines, GridExchange, Letter, Mail, letter
 from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.members import Members
+from d2pfed.flower.notes import Notes, Watched
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.graph import Consistency
 from d2pfed.ledger import Ledger
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Invite, Masked, Outcome, aggregate, gather, session_of
-from d2pfed.secagg import Session, Sum
+from d2pfed.round import Attempt, Invite, Outcome, aggregate, gather, session_of
+from d2pfed.secagg import Session
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import Position
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
@@ -150,7 +150,7 @@ class _Run:
         self._name = f"{directory.path.name}-{identity.name}"
         secret = SecretCohorts(Cohorts(self._plan.sampling, identity.cohorts), strategy.population)
         self._cohorts = cohort_source(self._plan, self._signed, strategy.draws, self._name, secret)
-        self._notes = _Notes(directory)
+        self._notes = Notes(directory)
         self._members = Members(mail, self._introduction(), strategy.population, self._roster)
         self._exchange = GridExchange(mail, self._members.nodes, self._deadlines, self._before)
         self._positions = _positions(strategy)
@@ -214,7 +214,7 @@ class _Run:
         if kind is Kind.MASK_REQUEST and self._plan.sampling.scheme is Scheme.ONCE:
             self._notes.use_block()
 
-    def _gather(self, session: Session, task: bytes, model: bytes) -> "_Watched":
+    def _gather(self, session: Session, task: bytes, model: bytes) -> Watched:
         invite = Invite(
             roster=self._roster,
             opening=self._drawn.opening,
@@ -230,7 +230,7 @@ class _Run:
             _log.warning("round %d, attempt %d is void: %s", session.round + 1, session.attempt, lack)
             self._notes.exclude(lack.blamed)
             raise
-        return _Watched(gathered, self._notes)
+        return Watched(gathered, self._notes)
 
     def _remember(self, shown: Mapping[int, Position]) -> None:
         if self._positions is not None:
@@ -266,60 +266,6 @@ class _Run:
         metrics = evaluate(state.rounds, self._layout.unflatten(state.average)) if evaluate else None
         if metrics is not None:
             result.evaluate_metrics_serverapp[state.rounds] = metrics
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """Masked vectors whose opening is watched for who is to blame."""
-
-    masked: Masked
-    notes: "_Notes"
-
-    @property
-    def survivors(self) -> tuple[int, ...]:
-        """The clients whose masked vector arrived."""
-        return self.masked.survivors
-
-    def unmask(self) -> Sum:
-        """Open the sum."""
-        try:
-            opened = self.masked.unmask()
-        except TooFewClients as lack:
-            self.notes.exclude(lack.blamed)
-            raise
-        self.notes.exclude(opened.blamed)
-        return opened
-
-
-class _Notes:
-    """What a run must remember beside its ledger: who cheated, and how much of a partition is used up.
-
-    A block is used up as soon as its vectors are asked for: who has sent one under `once` sends no other.
-    """
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        file = directory.path / "notes.json"
-        found = json.loads(file.read_text()) if file.exists() else {"excluded": [], "block": 0}
-        self.excluded: frozenset[int] = frozenset(found["excluded"])
-        self.block: int = found["block"]
-
-    def exclude(self, blamed: Iterable[int]) -> None:
-        """Count clients as dropped out from now on."""
-        new = frozenset(blamed) - self.excluded
-        if new:
-            _log.warning("clients %s have sent what cannot be an accident: they are not asked again", sorted(new))
-            self.excluded |= new
-            self._write()
-
-    def use_block(self) -> None:
-        """Go on with the next block of a partition."""
-        self.block += 1
-        self._write()
-
-    def _write(self) -> None:
-        text = json.dumps({"excluded": sorted(self.excluded), "block": self.block})
-        self._directory.replace("notes.json", text.encode())
 
 
 def _positions(strategy: PrivateFedAvg) -> Positions | None:

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from d2pfed.chain import next_head
 from d2pfed.errors import LedgerError
-from d2pfed.ledger.rows import LARGEST, Head
+from d2pfed.ledger.budget import LARGEST
+from d2pfed.ledger.rows import Head
 
 Body = Mapping[str, object]  # what a row says: a flat JSON object
 
