@@ -20,6 +20,8 @@ from d2pfed.flower.home import Home, init_home, read_home
 from d2pfed.flower.layout import Entry as ArrayEntry
 from d2pfed.flower.layout import Layout, encode_task
 from d2pfed.flower.positions import Positions
+from d2pfed.flower.rosters import accept_roster
+from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg import checks
 from d2pfed.secagg.position import Position, sign_position
@@ -202,6 +204,24 @@ def test_a_row_after_the_advert_would_leave_a_rollback_by_one_attempt_unnoticed(
     assert not noticed(server)
 
 
+# What is noticed: a log that is at odds with its anchor, should the anchor not see it
+
+
+@pytest.mark.parametrize("witness", ["server", "peers"])
+def test_a_log_that_was_cut_is_noticed_by_others_even_without_an_anchor(server, monkeypatch, witness):
+    server.attempt()
+    server.attempt(attempt=1)
+    server.remembered = latest(server) if witness == "server" else {}
+    log = home_in(server.directory, VICTIM) / "log"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:-2]))  # the second attempt and its vector
+    with pytest.raises(PeerError, match="its own log says why"):
+        server.invite(attempt=2)  # the anchor
+    monkeypatch.setattr(client_log, "require_anchored", lambda *_: None)
+    server.attempt(attempt=2)
+    assert noticed(server)
+
+
 # What is noticed: whole home and anchor restored
 
 
@@ -285,6 +305,24 @@ def test_two_clones_on_two_machines_are_noticed_by_the_server_and_by_a_peer_that
     del server.homes[VICTIM]
     server.attempt(number=1)  # back to the first: a peer has met both
     assert noticed(server)
+
+
+def test_a_floor_tells_clones_apart_only_if_it_is_later_than_the_copy(server, tmp_path):
+    roster, before = server.roster.roster, latest(server)
+    shutil.copytree(home_in(tmp_path, VICTIM), tmp_path / "clone" / "home")
+    shutil.copytree(anchor_in(tmp_path, VICTIM), tmp_path / "clone" / "anchor")
+    settings = tmp_path / "clone" / "home" / "client.toml"
+    text = settings.read_text()
+    settings.write_text(text.replace(str(anchor_in(tmp_path, VICTIM)), str(tmp_path / "clone" / "anchor")))
+    server.attempt()
+    second = sign_roster(tmp_path, {}, roster, None, shown=before)
+    third = sign_roster(tmp_path, {}, second.roster, None, shown=latest(server))
+    clone = read_home(tmp_path / "clone" / "home")
+    accept_roster(clone, second.data)
+    accept_roster(home_of(server), second.data)
+    accept_roster(home_of(server), third.data)
+    with pytest.raises(PeerError, match="the authority has seen position"):
+        accept_roster(clone, third.data)
 
 
 def test_two_clones_on_one_machine_are_noticed_by_their_anchor(server, tmp_path):

@@ -49,6 +49,7 @@ def make_plan(config: UserConfig) -> Plan:
             cohort=cohort,
             rounds=rounds,
             epsilon=float(config["epsilon"]),
+            delta=float(config["delta"]),
             against=SERVER,
             scheme=Scheme.NONE if cohort == population else Scheme.FIXED,
             dropouts=float(config["dropouts"]),
