@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from d2pfed.errors import ConfigError
 from d2pfed.flower.account import Account
 from d2pfed.flower.home import init_home, read_home
 from d2pfed.plan import Enrolled
@@ -38,5 +39,5 @@ def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tm
     home.policy.check(plan, enrolled)
     Account(home.log, home.budget).require_room(plan, home.log.read())
     init_home(tmp_path / "cautious", 1, bytes(range(32)), tmp_path / "another")
-    with pytest.raises(Exception, match="epsilon against server must be at most 10"):
+    with pytest.raises(ConfigError, match="epsilon against server must be at most 10"):
         read_home(tmp_path / "cautious").policy.check(plan, enrolled)

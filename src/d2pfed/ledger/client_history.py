@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from d2pfed.chain import next_head
@@ -69,6 +69,10 @@ class History:
     rows: tuple[LogRow, ...]
     serial: int  # of the newest roster that this client has gone by, from the anchor
     roster: str  # its digest in hexadecimal
+    _heads: frozenset[Head] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_heads", frozenset({self.start, *(row.head for row in self.rows)}))
 
     @property
     def head(self) -> Head:
@@ -89,7 +93,7 @@ class History:
         Checked: test_client_log.py::test_a_position_of_another_life_is_not_held.
         """
         declared = max((row.head.seq for row in self.rows if row.entry is Entry.DECLARATION), default=0)
-        return head.seq < declared or head == self.start or any(row.head == head for row in self.rows)
+        return head.seq < declared or head in self._heads
 
     def bodies(self, entry: Entry) -> tuple[Body, ...]:
         """Return what all rows of a kind say, in order."""
