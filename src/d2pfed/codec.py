@@ -64,7 +64,9 @@ class Codec:
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be positive and finite, got {value}")
         if self.box is not None and not self.granularity <= self.box < math.inf:
-            raise ConfigError(f"box must be finite and at least the granularity {self.granularity}, got {self.box}")
+            raise ConfigError(
+                f"box must be finite and at least the granularity {self.granularity}, got {self.box}"
+            )
         if not 0 <= self.fraction_bits <= 16:
             raise ConfigError(f"fraction_bits must be in [0, 16], got {shown(self.fraction_bits)}")
         if not 1 <= self.grid_radius <= _LARGEST_RADIUS:
