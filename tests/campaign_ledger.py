@@ -16,15 +16,19 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
+from d2pfed.accounting import RELEASED
+from d2pfed.accounting.filters import Charged
 from d2pfed.accounting.release import Adjacency, DiscreteGaussianSum, Release, Sampling, Scheme, Unit
 from d2pfed.errors import BudgetExceeded, LedgerError
-from d2pfed.ledger import Budget, Head, Kind, Ledger, Row, read_rows, store, verify
+from d2pfed.ledger import Budget, Head, Kind, Ledger, Row, RunPlan, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row
 from d2pfed.ledger.store import Store
 from d2pfed.randomness import Entropy, Stream
 
 QUORUM = 8
 KILLS_PER_LEDGER = 10
+PATIENCE = 4  # attempts that a racer may lose to those who shut it out, for each that it needs
+ATTEMPTS = 1 << 20  # that the charging loops' run may take
 MUST_BE_ZERO = ("lost", "without_row", "failed", "over_budget", "committed_by_sleepers", "unexplained")
 WATCHERS: list[int] = []  # descriptors that get a byte for each event
 APPEND = Store.append
@@ -42,10 +46,10 @@ class OutsideError(Exception):
     """The world outside could not be told: an error of the loop around the ledger."""
 
 
-def release(number: int, attempt: int = 0, contributors: int = QUORUM) -> Release:
-    """Return a release that costs `additive` exactly 1 / contributors, for powers of two."""
+def release(number: int, attempt: int = 0, contributors: int = QUORUM, run: str = "run") -> Release:
+    """Return a release; one with the quorum's contributors is what a run of `plan_of` is charged for."""
     return Release(
-        run="run",
+        run=run,
         round=number,
         attempt=attempt,
         unit=Unit.CLIENT,
@@ -56,17 +60,43 @@ def release(number: int, attempt: int = 0, contributors: int = QUORUM) -> Releas
     )
 
 
-def additive(releases: Sequence[Release]) -> float:
-    """A meter whose sums are exact: each release costs 1 / contributors."""
-    return float(sum(Fraction(1, each.noise.contributors) for each in releases))
+def plan_of(attempts: int, contributors: int = QUORUM) -> RunPlan:
+    """Return a run of so many attempts, any of which may be of any round; each costs `additive` 1 / contributors."""
+    return RunPlan(
+        plan=b"plan",
+        release=release(0, contributors=contributors, run=""),
+        rounds=attempts,
+        max_attempts=attempts,
+        attempts_per_round=attempts,
+        participations=1,
+        epsilon=1.0,
+        delta=1e-5,
+        observer=RELEASED,
+    )
 
 
-def ledger_in(directory: Path, epsilon: float = 1e6) -> Ledger:
-    """Open the directory's ledger, or make it."""
+def additive(budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+    """A meter whose sums are exact for powers of two: each attempt that a run may take costs 1 / contributors."""
+    total = sum(Fraction(plan.max_attempts, plan.release.noise.contributors) for plan in plans)
+    return Charged(admitted=total <= budget.epsilon, units=(), of=0, composed=float(total))
+
+
+def begun(path: Path, budget: Budget, attempts: int | None = None) -> Ledger:
+    """Make a ledger in which one run has begun: by default one that may take all that there is."""
+    ledger = Ledger.create(path, budget, additive)
+    ledger.begin("run", "owner", plan_of(int(budget.epsilon * QUORUM) if attempts is None else attempts))
+    return ledger
+
+
+def ledger_in(directory: Path) -> Ledger:
+    """Open the directory's ledger, or make it, and begin its run or find that it has begun."""
     path = directory / "ledger"
     if path.exists():
-        return Ledger.open_in_turn(path, additive)
-    return Ledger.create(path, Budget(epsilon, 1e-5), additive)
+        ledger = Ledger.open_in_turn(path, additive)
+    else:
+        ledger = Ledger.create(path, Budget(1e6, 1e-5), additive)
+    ledger.begin("run", "owner", plan_of(ATTEMPTS))
+    return ledger
 
 
 def tell(directory: Path, what: str, number: int, attempt: int) -> None:
@@ -95,13 +125,13 @@ def charge_then_release(directory: Path, rounds: int) -> None:
         number = len(told(directory, "release"))
         for count in range(rounds):
             attempt = ledger.next_attempt("run", number)
-            ledger.reserve("run", release(number, attempt))
+            ledger.reserve(release(number, attempt))
             tell(directory, "reserved", number, attempt)
             if count % 3 == 1:
                 tell(directory, "voiding", number, attempt)
                 ledger.void("run", number, attempt)
                 continue
-            ledger.commit("run", release(number, attempt, 2 * QUORUM))
+            ledger.commit(release(number, attempt, 2 * QUORUM))
             tell(directory, "release", number, attempt)
             number += 1
 
@@ -119,8 +149,8 @@ def release_then_charge(directory: Path, rounds: int) -> None:
         for _ in range(rounds):
             attempt = ledger.next_attempt("run", number)
             tell(directory, "release", number, attempt)
-            ledger.reserve("run", release(number, attempt))
-            ledger.commit("run", release(number, attempt, 2 * QUORUM))
+            ledger.reserve(release(number, attempt))
+            ledger.commit(release(number, attempt, 2 * QUORUM))
             number += 1
 
 
@@ -135,10 +165,9 @@ def lost(directory: Path) -> int:
         kind: {(row.key.round, row.key.attempt) for row in rows if row.key and row.kind is kind} for kind in Kind
     }
     missing = len(releases - keys[Kind.COMMIT]) + len(reserved - keys[Kind.RESERVE])
-    least = Fraction(len(releases), 2 * QUORUM) + Fraction(len(reserved - releases - voiding), 2 * QUORUM)
-    spent = verify(path, additive).spent
-    if not missing and spent < least:
-        raise AssertionError(f"the ledger reports {spent}, outside are {least}")
+    charged = verify(path, additive).charged.get("run", 0)
+    if not missing and charged < len(releases | (reserved - voiding)):
+        raise AssertionError(f"the ledger counts {charged} attempts, outside are {len(releases)}")
     return missing
 
 
@@ -210,14 +239,15 @@ def race(
     Ledger.create(path, Budget(budget / QUORUM, 1e-5), additive).close()
 
     def charge(racer: int) -> None:
-        done = 0
+        run, done = f"run-{racer}", 0
         while done < charges:
             try:
                 with opening(path) as ledger:
+                    ledger.begin(run, run, plan_of(charges * PATIENCE))
                     for _ in range(min(5, charges - done)):
-                        number = ledger.next_attempt(f"run-{racer}", done)
-                        ledger.reserve(f"run-{racer}", release(done, number))
-                        ledger.commit(f"run-{racer}", release(done, number))
+                        number = ledger.next_attempt(run, done)
+                        ledger.reserve(release(done, number, run=run))
+                        ledger.commit(release(done, number, run=run))
                         tell(directory, "release", racer, done)
                         done += 1
             except BudgetExceeded:
@@ -237,7 +267,7 @@ def race(
         "without_row": len(set(accepted) - committed),
         "failed": failed,
         "over_budget": int(report.spent > budget / QUORUM),
-        "charged": round(report.spent * QUORUM),
+        "runs": len(report.runs),
         "servers": report.servers,
     }
 
@@ -252,10 +282,10 @@ def stops(count: int, directory: Path) -> dict[str, int]:
 
         def sleeper(number: int = number) -> None:
             with Ledger.open(path, additive) as ledger:
-                ledger.reserve("run", release(number))
+                ledger.reserve(release(number))
                 os.kill(os.getpid(), signal.SIGSTOP)
                 try:
-                    ledger.commit("run", release(number))
+                    ledger.commit(release(number))
                 except LedgerError:
                     return
                 raise AssertionError("a server that was shut out has committed")
@@ -263,10 +293,10 @@ def stops(count: int, directory: Path) -> dict[str, int]:
         child = forked(sleeper)
         os.waitpid(child, os.WUNTRACED)
         with Ledger.take_over(path, additive) as ledger:
-            ledger.reserve("run", release(number, 1))
+            ledger.reserve(release(number, 1))
             os.kill(child, signal.SIGCONT)
             committed += os.waitpid(child, 0)[1] != 0
-            ledger.commit("run", release(number, 1))
+            ledger.commit(release(number, 1))
     report = verify(path, additive)
     return {"stops": count, "committed_by_sleepers": committed, "unfinished": report.unfinished}
 
@@ -359,8 +389,12 @@ def main(arguments: Sequence[str]) -> int:
     campaigns: dict[str, Callable[[], dict[str, int]]] = {
         "kills": lambda: kills(charge_then_release, count, place, seed),
         "kills-wrong": lambda: kills(release_then_charge, count, place, seed),
-        "race": lambda: race(lambda path: Ledger.open_in_turn(path, additive), 16, count, 8 * count, place),
-        "race-takeover": lambda: race(lambda path: Ledger.take_over(path, additive), 8, count, 4 * count, place),
+        "race": lambda: race(
+            lambda path: Ledger.open_in_turn(path, additive), 16, count, 8 * PATIENCE * count, place
+        ),
+        "race-takeover": lambda: race(
+            lambda path: Ledger.take_over(path, additive), 8, count, 4 * PATIENCE * count, place
+        ),
         "stops": lambda: stops(count, place),
         "stops-unfenced": lambda: stops_unfenced(count, place),
         "faults-kill": lambda: faults(count, place, "signal=KILL"),

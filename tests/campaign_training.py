@@ -1,19 +1,26 @@
-"""Long training runs, and the check that neither memory nor the time of a round grows with the rounds behind it.
+"""Long training runs: neither memory nor the time of a round grows with the rounds behind it; kills cost a round each.
 
 As a program (`campaign_training.py memory 1000 DIRECTORY`) it prints one JSON object and fails if memory grew by 5 %
-or more after the first tenth of the rounds.
+or more after the first tenth of the rounds. `kills 20` kills `d2pfed train` at so many random moments, with more
+attempts to spare than kills: it must come to its last round. `exhausted 3` kills it more often than its 3 spare
+attempts allow: it must end with its own exit status, and the test data closed.
 """
 
 import json
 import os
+import signal
 import statistics
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from d2pfed.cli.train import EXHAUSTED
 from d2pfed.learning import LocalTraining, build_model, load_task
+from d2pfed.ledger import verify
 from d2pfed.plan import Target
+from d2pfed.randomness import Entropy, Stream
 from d2pfed.run import Job, Progress, Settings
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerStep
@@ -82,29 +89,109 @@ def job_of(rounds: int) -> Job:
 def run(rounds: int, directory: Path) -> Watch:
     """Carry out a whole run and return what was seen."""
     watch = Watch()
-    summary = job_of(rounds).execute(directory / "run", directory / "run" / "ledger.sqlite", watch)
+    summary = job_of(rounds).execute(directory / "run", None, watch)
     if summary.rounds != rounds:
         raise SystemExit(f"{rounds} rounds were planned, the run ended after {summary.rounds}: {summary.stopped}")
     return watch
 
 
-def main(campaign: str, size: int, directory: Path) -> int:
-    """Run the campaign, print what it found, and return 1 if memory grew."""
-    if campaign != "memory":
-        raise SystemExit(f"the campaign must be memory, got {campaign}")
+def start(rounds: int, spare: int, directory: Path) -> subprocess.Popen[bytes]:
+    """Start the command, or carry on the run that it began."""
+    options = (
+        f"train --task digits --model logistic --population 100 --cohort 20 --rounds {rounds} --epsilon 100 "
+        f"--delta 1e-3 --spare {spare} --name killed"
+    )
+    program = "from d2pfed.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *options.split()],
+        cwd=directory,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def killed(process: subprocess.Popen[bytes], directory: Path, stream: Stream) -> bool:
+    """Kill the command at a random moment of its next rounds; return False if it came to an end before."""
+    ledger = directory / "runs" / "killed" / "ledger.sqlite-wal"
+    seen, changes, wanted = -1, 0, 2 + stream.below(8)  # some writes of its ledger, then a part of a round
+    while changes < wanted:
+        if process.poll() is not None:
+            return False
+        now = ledger.stat().st_mtime_ns if ledger.exists() else -1
+        changes += now != seen
+        seen = now
+        time.sleep(0.001)
+    time.sleep(stream.below(1000) / 20_000)
+    process.send_signal(signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def outcome(process: subprocess.Popen[bytes], directory: Path) -> dict[str, object]:
+    """Return what a command that was left alone came to."""
+    status = process.wait()
+    run = directory / "runs" / "killed"
+    summary = json.loads((run / "summary.json").read_text())
+    found = verify(run / "ledger.sqlite")
+    return {
+        "status": status,
+        "rounds": summary["rounds"],
+        "charged": found.charged["killed"],
+        "max_attempts": summary["max_attempts"],
+        "unfinished": found.unfinished,
+        "epsilon": found.spent,
+        "test_accuracy": summary["test_accuracy"],
+    }
+
+
+def kills(count: int, directory: Path, seed: str) -> dict[str, object]:
+    """Kill a run so many times, with as many attempts to spare and a quarter more, and let it finish."""
+    stream = Entropy.replay(seed.encode()).stream()
+    rounds, spare = 4 * count, count + -(-count // 4)
+    done = sum(killed(start(rounds, spare, directory), directory, stream) for _ in range(count))
+    found = {"kills": done} | outcome(start(rounds, spare, directory), directory)
+    good = (found["status"], found["rounds"], done) == (0, rounds, count) and found["test_accuracy"] is not None
+    return found | {"failed": int(not good)}
+
+
+def exhausted(spare: int, directory: Path, seed: str) -> dict[str, object]:
+    """Kill a run until its attempts are used up, and see how it ends."""
+    stream = Entropy.replay(seed.encode()).stream()
+    done = 0
+    while killed(start(40, spare, directory), directory, stream):
+        done += 1
+    found = {"kills": done} | outcome(start(40, spare, directory), directory)
+    good = (found["status"], found["test_accuracy"]) == (EXHAUSTED, None) and done > spare
+    return found | {"failed": int(not good or found["charged"] != found["max_attempts"])}
+
+
+def memory(size: int, directory: Path) -> dict[str, object]:
+    """Watch a run of so many rounds."""
     watch = run(size, directory)
     early, late = watch.round_seconds()
-    found = {
+    return {
         "rounds": len(watch.memory),
         "first_mib": watch.memory[0] / 2**20,
         "last_mib": watch.memory[-1] / 2**20,
         "growth": watch.growth(),
         "early_round_processor_seconds": early,
         "late_round_processor_seconds": late,
+        "failed": int(watch.growth() >= LARGEST_GROWTH),
     }
+
+
+def main(campaign: str, size: int, directory: Path, seed: str = "training") -> int:
+    """Run the campaign, print what it found, and return 1 if it failed."""
+    campaigns = {
+        "memory": lambda: memory(size, directory),
+        "kills": lambda: kills(size, directory, seed),
+        "exhausted": lambda: exhausted(size, directory, seed),
+    }
+    if campaign not in campaigns:
+        raise SystemExit(f"the campaign must be {', '.join(campaigns)}, got {campaign}")
+    found = campaigns[campaign]()
     print(json.dumps(found))
-    return int(watch.growth() >= LARGEST_GROWTH)
+    return int(bool(found["failed"]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:]))

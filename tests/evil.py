@@ -7,12 +7,14 @@ import numpy as np
 
 from d2pfed.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Session, crypto, keys, messages
-from d2pfed.secagg.messages import Advert, Kind
+from d2pfed.secagg.adverts import Advert, Joined, leaf
+from d2pfed.secagg.invitation import encode_invitation
+from d2pfed.secagg.messages import EncryptedShares, Kind
 from d2pfed.secagg.phases import Confirmed, Masked
 from d2pfed.secagg.shamir import Opener
 from d2pfed.secagg.unmask import Aggregate, unmask
 from d2pfed.wire import Subset, subset_of
-from federation import MODEL, Federation
+from federation import MODEL, TASK, Federation
 
 VICTIM = 0
 LOW_ORDER = [  # the points of small order on Curve25519, as any implementation must refuse them
@@ -24,6 +26,10 @@ LOW_ORDER = [  # the points of small order on Curve25519, as any implementation 
     "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
     "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
 ]
+
+
+class TooFewShares(Exception):  # noqa: N818 - the name of the event
+    """The server cannot open what it is after."""
 
 
 def secret_vectors(session: Session) -> dict[int, np.ndarray]:
@@ -43,6 +49,7 @@ class Evil:
     seed: bytes = b"evil"
     federation: Federation = field(init=False)
     adverts: dict[int, Advert] = field(default_factory=dict)
+    joined: dict[int, Joined] = field(default_factory=dict)  # as each client sees it
     boxes: dict[int, dict[int, bytes]] = field(default_factory=dict)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)
     seed_shares: dict[int, int] = field(default_factory=dict)  # of the victim's seed, by holder
@@ -69,15 +76,30 @@ class Evil:
 
     def advertise(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            answer = self.ask(rank, messages.encode_invitation(self.session, rank))
+            answer = self.ask(rank, encode_invitation(self.session, rank))
             self.adverts[rank] = messages.decode_advert(self.session, rank, answer)
 
-    def share(self, ranks: Iterable[int], told: Subset, forged: Mapping[int, Advert] | None = None) -> None:
-        """Pass the adverts on; the victim is shown the forged ones."""
+    def share(
+        self,
+        ranks: Iterable[int],
+        told: Subset,
+        forged: Mapping[int, Advert] | None = None,
+        leaves: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """Pass the adverts on; the victim is shown the forged ones, and everyone the given leaves, if any."""
         for rank in ranks:
             shown = self.adverts | (dict(forged or {}) if rank == VICTIM else {})
-            answer = self.ask(rank, messages.encode_adverts(self.session, rank, told, shown))
-            self.boxes[rank] = messages.decode_boxes(self.session, rank, told, answer)
+            listed = leaves or self.leaves(told, shown)
+            self.joined[rank] = Joined.of(self.session, told, listed)
+            answer = self.ask(rank, messages.encode_adverts(self.joined[rank], rank, listed, shown))
+            self.boxes[rank] = dict(messages.decode_boxes(self.joined[rank], rank, answer).boxes)
+
+    def leaves(self, told: Subset, adverts: Mapping[int, Advert]) -> dict[int, bytes]:
+        return {
+            rank: leaf(self.session, self.session.cohort[rank], adverts[rank])
+            for rank in self.everyone
+            if told[rank] and rank in adverts
+        }
 
     def mask(
         self,
@@ -85,14 +107,18 @@ class Evil:
         told: Subset,
         model: Callable[[int], bytes] = lambda rank: MODEL,
         box: Callable[[int, int], bytes] | None = None,
+        task: Callable[[int], bytes] = lambda rank: TASK,
     ) -> None:
         """Ask for masked vectors; `box(receiver, sender)` replaces what the sender has sent."""
         for rank in ranks:
-            peers = messages.peers_within(self.session, rank, told)
+            joined = self.joined[rank]
+            peers = joined.senders(rank, told)
             boxes = {peer: box(rank, peer) if box else self.boxes[peer][rank] for peer in peers}
-            request = messages.encode_mask_request(self.session, rank, told, boxes, model(rank))
-            context = keys.context(self.session, model(rank), told)
-            self.vectors[rank] = messages.decode_masked(self.session, rank, context, self.ask(rank, request))
+            shares = EncryptedShares(boxes, self.subset([]))
+            request = messages.encode_mask_request(joined, rank, told, shares, task(rank), model(rank))
+            context = keys.context(joined, task(rank), model(rank), told)
+            answer = self.ask(rank, request)
+            self.vectors[rank] = messages.decode_masked(self.session, rank, context, answer).vector
 
     def until_masked(self) -> None:
         """Three exchanges by the book."""
@@ -124,8 +150,9 @@ class Evil:
             self._take(rank, sharers, told, self.ask(rank, request))
 
     def _take(self, rank: int, sharers: Subset, told: Subset, answer: bytes) -> None:
-        opened = messages.decode_opened(self.session, rank, sharers, answer)
+        opened = messages.decode_opened(self.joined[rank], rank, sharers, answer)
         self.shares_sent += rank not in self.colluders
+        opened = {owner: share for owner, share in opened.items() if share is not None}
         for owner, share in opened.items():
             self.all_shares.setdefault(owner, {})[rank] = share
         if VICTIM in opened:
@@ -143,35 +170,47 @@ class Evil:
     def join(self, owner: int, shares: Mapping[int, int]) -> bytes:
         """Open a secret from shares by holder."""
         holders = sorted(shares)[: self.session.threshold]
-        assert len(holders) == self.session.threshold, "too few shares"
-        points = np.searchsorted(self.session.graph.holders(owner), holders) + 1
-        joined = Opener(points.tolist()).join([shares[holder] for holder in holders])
+        if len(holders) < self.session.threshold:
+            raise TooFewShares
+        points = self.joined[VICTIM].points(owner, holders)
+        joined = Opener(points).join([shares[holder] for holder in holders])
         return joined.to_bytes(33, "little")[:32]
 
     def shared_with_victim(self, rank: int) -> bytes:
         """The secret that a colluder, or a client whose mask key was opened, shares with the victim."""
-        agreement = (
-            self.colluder_agreement(rank)
-            if rank in self.colluders
-            else crypto.Agreement(self.join(rank, self.all_shares[rank]))
-        )
-        return agreement.agree(self.adverts[VICTIM].mask_public)
+        return self.mask_agreement(rank).agree(self.adverts[VICTIM].mask_public)
 
-    def colluder_agreement(self, rank: int) -> crypto.Agreement:
+    def mask_agreement(self, rank: int) -> crypto.Agreement:
+        """The mask key of a colluder, or of a client whose key was opened."""
+        if rank in self.colluders:
+            return self.agreement_of(rank, "mask")
+        return crypto.Agreement(self.join(rank, self.all_shares[rank]))
+
+    def agreement_of(self, rank: int, purpose: str) -> crypto.Agreement:
+        """A colluder's private key: for masks ("mask") or for boxes ("seal")."""
         client = self.session.cohort[rank]
         root = Entropy.replay(self.seed).child(client)
-        return crypto.Agreement(root.child("d2pfed client", self.session.digest, client).child("mask").key)
+        return crypto.Agreement(root.child("d2pfed client", self.session.digest, client).child(purpose).key)
+
+    def box_of(self, sender: int, receiver: int) -> bytes:
+        """A colluder's box, with shares of no use."""
+        shared = self.agreement_of(sender, "seal").agree(self.adverts[receiver].seal_public)
+        names = self.session.cohort[sender], self.session.cohort[receiver]
+        return crypto.seal(keys.box_key(self.session, shared, *names), bytes(66))
+
+    def context(self, rank: int, sharers: Subset) -> bytes:
+        return keys.context(self.joined[rank], TASK, MODEL, sharers)
 
     def strip(
         self, sharers: Subset, shared: Callable[[int], bytes | None], group: bytes = keys.NO_GROUP
     ) -> np.ndarray:
         """Take the masks off the victim's own vector, given its secrets shared with each peer (None: no mask)."""
         session, ring, client = self.session, self.session.ring, self.session.cohort[VICTIM]
-        context, seed = keys.context(session, MODEL, sharers), self.join(VICTIM, self.seed_shares)
+        context, seed = self.context(VICTIM, sharers), self.join(VICTIM, self.seed_shares)
         bare = self.vectors[VICTIM].copy()
         own = Stream(keys.self_mask_key(seed, context, client))
         ring.subtract_into(bare, ring.uniform(own, session.dimension))
-        for peer in messages.peers_within(session, VICTIM, sharers):
+        for peer in self.joined[VICTIM].partners(VICTIM, sharers):
             if (secret := shared(peer)) is None:
                 continue
             key = keys.pair_mask_key(secret, context, (client, session.cohort[peer]), group)
@@ -189,9 +228,32 @@ class Evil:
         total = np.zeros(self.session.dimension, np.uint32)
         for rank in np.flatnonzero(survivors):
             self.session.ring.add_into(total, self.vectors[rank])
-        context = keys.context(self.session, MODEL, sharers)
-        aggregate = Aggregate(self.session, self.adverts, context, sharers, survivors, total)
+        first = int(np.flatnonzero(survivors)[0])
+        aggregate = Aggregate(
+            joined=self.joined[first],
+            adverts=self.adverts,
+            context=self.context(first, sharers),
+            sharers=sharers,
+            survivors=survivors,
+            total=total,
+        )
         return unmask(aggregate, self.all_shares, map).vector
+
+    def sum_of_part(self, part: list[int], sharers: Subset) -> np.ndarray:
+        """The sum of some clients alone, if the masks between them and all others are known."""
+        session, ring, joined = self.session, self.session.ring, self.joined[VICTIM]
+        context, total = self.context(VICTIM, sharers), np.zeros(session.dimension, np.uint32)
+        for rank in part:
+            client = session.cohort[rank]
+            ring.add_into(total, self.vectors[rank])
+            seed = self.join(rank, self.all_shares[rank])
+            ring.subtract_mask_into(total, Stream(keys.self_mask_key(seed, context, client)))
+            for other in set(joined.partners(rank, sharers)) - set(part):
+                shared = self.mask_agreement(other).agree(self.adverts[rank].mask_public)
+                key = keys.pair_mask_key(shared, context, (client, session.cohort[other]), keys.NO_GROUP)
+                undo = ring.subtract_mask_into if rank < other else ring.add_mask_into
+                undo(total, Stream(key))
+        return total
 
     def without(self, total: np.ndarray, ranks: Iterable[int]) -> np.ndarray:
         """Subtract vectors that the server knows."""

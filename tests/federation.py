@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from d2pfed.errors import PeerError
 from d2pfed.randomness import Entropy, digest
 from d2pfed.secagg import (
     Advertising,
@@ -13,13 +14,20 @@ from d2pfed.secagg import (
     Delivery,
     Enrolment,
     Exchange,
+    History,
+    Position,
     Roster,
     Session,
     Sum,
+    Unmasking,
     collect,
     crypto,
+    messages,
 )
+from d2pfed.secagg.position import sign_position
+from rosters import roster_of
 
+TASK = b"names and shapes"
 MODEL = b"the model of this round"
 PHASES = ("advertise", "share", "mask", "confirm", "unmask")
 
@@ -27,22 +35,39 @@ Loss = Callable[[str, int, bytes | None], bytes | None]  # phase, client, answer
 
 
 def make_session(size: int = 20, **changes: object) -> Session:
-    """A session whose cohort's identities are not its ranks."""
+    """A session whose cohort's identities are not its ranks; if signed, all of its clients are enrolled."""
     settings: dict[str, object] = {
+        "plan_digest": digest("a plan"),
         "run": "a run",
         "round": 3,
         "attempt": 0,
-        "plan_digest": digest("a plan"),
         "cohort": tuple(7 + 3 * rank for rank in range(size)),
         "dimension": size,
         "bits": 8,
         "degree": size - 1,
         "threshold": size // 2 + 1,
         "quorum": max(2, size // 2 + 1),
+        "colluders": 0,
         "delivery": Delivery.QUORUM,
         "consistency": Consistency.ASSUMED,
-    }
-    return Session(**(settings | changes))
+    } | changes
+    if settings["consistency"] is Consistency.SIGNED and "roster_digest" not in settings:
+        settings["roster_digest"] = enrol(settings["cohort"]).digest
+    return Session(**settings)
+
+
+def enrol(clients: Iterable[int]) -> Roster:
+    """A roster of these clients, each with the key that its tests know."""
+    return roster_of({client: crypto.signing_public(enrolment_secret(client)) for client in clients})
+
+
+def position_of(client: int, count: int, roster: Roster, log: str = "log") -> Position:
+    """Where a client stands after so many rows of its log; another log has other heads."""
+    return sign_position(enrolment_secret(client), roster.authority, client, count, head_of(client, count, log))
+
+
+def head_of(client: int, count: int, log: str = "log") -> bytes:
+    return digest(log, client, count)
 
 
 def one_hot(session: Session, client: int) -> np.ndarray:
@@ -56,34 +81,53 @@ def enrolment_secret(client: int) -> bytes:
     return digest("signing key", client)
 
 
-def make_roster(session: Session) -> Roster:
-    return Roster({client: crypto.signing_public(enrolment_secret(client)) for client in session.cohort})
-
-
 @dataclass
 class Federation:
-    """All clients of a session; `vectors` are what they contribute, one-hot unless given."""
+    """All clients of a session; `vectors` are what they contribute, one-hot unless given.
+
+    If signed, each client's log has as many rows as `counts` says (one unless given), and `known` is what clients
+    remember of others.
+    """
 
     session: Session
     seed: bytes = b"federation"
     vectors: Mapping[int, np.ndarray] = field(default_factory=dict)
     roster: Roster | None = None
+    counts: Mapping[int, int] = field(default_factory=dict)
+    known: Mapping[int, Mapping[int, Position]] = field(default_factory=dict)
+    opening: object = None
+    may_refuse: bool = False
 
     def __post_init__(self) -> None:
         if self.roster is None and self.session.consistency is Consistency.SIGNED:
-            self.roster = make_roster(self.session)
+            self.roster = enrol(self.session.cohort)
         root = Entropy.replay(self.seed)
         self.clients = {client: self.make_client(client, root.child(client)) for client in self.session.cohort}
         self.group_seeds: dict[int, bytes | None] = {}
 
     def make_client(self, client: int, entropy: Entropy) -> Client:
-        return Client(self.session, client, self.contribution(client), entropy, self.enrolment(client))
+        own = self.enrolment(client), self.history(client)
+        return Client(self.session, client, self.contribution(client), entropy, *own)
+
+    def restore(self, client: int, saved: bytes) -> Client:
+        own = self.enrolment(client), self.history(client)
+        return Client.restore(self.session, client, self.contribution(client), saved, *own)
 
     def enrolment(self, client: int) -> Enrolment | None:
         return None if self.roster is None else Enrolment(enrolment_secret(client), self.roster)
 
-    def contribution(self, client: int) -> Callable[[bytes, bytes | None], np.ndarray]:
-        def contribute(model: bytes, group_seed: bytes | None) -> np.ndarray:
+    def history(self, client: int) -> History | None:
+        if self.roster is None:
+            return None
+        rows = self.counts.get(client, 1)
+        return History(
+            position_of(client, rows, self.roster),
+            lambda count, head: count <= rows and head == head_of(client, count),
+            self.known.get(client, {}),
+        )
+
+    def contribution(self, client: int) -> Callable[[bytes, bytes, bytes | None], np.ndarray]:
+        def contribute(task: bytes, model: bytes, group_seed: bytes | None) -> np.ndarray:
             self.group_seeds[client] = group_seed
             return self.vectors[client] if client in self.vectors else one_hot(self.session, client)
 
@@ -94,8 +138,13 @@ class Federation:
             for client in outbox:
                 if lose(phase, client, b"") is None:
                     continue
-                answer = lose(phase, client, self.clients[client].receive(outbox[client]))
-                if answer is not None:
+                try:
+                    answer = self.clients[client].receive(outbox[client])
+                except PeerError:
+                    if self.may_refuse:
+                        continue  # as over a network: it is not there any more
+                    raise
+                if (answer := lose(phase, client, answer)) is not None:
                     yield client, answer
 
         return run
@@ -105,19 +154,37 @@ def keep_all(phase: str, client: int, answer: bytes | None) -> bytes | None:
     return answer
 
 
+def advertising_of(federation: Federation, remembered: Mapping[int, Position] | None = None) -> Advertising:
+    roster, opening = federation.roster, federation.opening
+    return Advertising(federation.session, roster, opening=opening, remembered=remembered or {})
+
+
 def run_round(federation: Federation, lose: Loss = keep_all, model: bytes = MODEL) -> tuple[Sum, tuple[int, ...]]:
     """Run all exchanges; the sum and the survivors, or TooFewClients."""
-    advertising = Advertising(federation.session, federation.roster)
+    unmasking = until_unmasking(federation, lose, model)
+    collect(unmasking, federation.exchange("unmask", lose))
+    return unmasking.close(), unmasking.survivors
+
+
+def until_unmasking(federation: Federation, lose: Loss = keep_all, model: bytes = MODEL) -> Unmasking:
+    """Run all exchanges but the last."""
+    advertising = advertising_of(federation)
     collect(advertising, federation.exchange("advertise", lose))
     sharing = advertising.close()
     collect(sharing, federation.exchange("share", lose))
-    masking = sharing.close(model)
+    masking = sharing.close(TASK, model)
     collect(masking, federation.exchange("mask", lose))
     confirming = masking.close()
     collect(confirming, federation.exchange("confirm", lose))
-    unmasking = confirming.close()
-    collect(unmasking, federation.exchange("unmask", lose))
-    return unmasking.close(), confirming.survivors
+    return confirming.close()
+
+
+def change_shares(unmasking: Unmasking, rank: int, answer: bytes, change: Callable[[int, int], int]) -> bytes:
+    """A client's unmasking shares, each changed by `change(owner's rank, share)`."""
+    joined, sharers = unmasking._aggregate.joined, unmasking._aggregate.sharers
+    opened = messages.decode_opened(joined, rank, sharers, answer)
+    changed = {owner: change(owner, share) for owner, share in opened.items() if share is not None}
+    return messages.encode_opened(joined, rank, sharers, changed)
 
 
 def expected_sum(session: Session, survivors: Iterable[int], vectors: Mapping | None = None) -> np.ndarray:

@@ -11,18 +11,16 @@ from d2pfed.secagg import (
     Consistency,
     Delivery,
     Enrolment,
-    Roster,
     Session,
-    crypto,
     decode_invitation,
-    decode_roster,
-    encode_roster,
     messages,
 )
-from d2pfed.secagg.messages import Advert, Kind
+from d2pfed.secagg.adverts import Joined
+from d2pfed.secagg.invitation import encode_invitation
+from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
 from d2pfed.wire import frame, subset_of
-from federation import MODEL, PHASES, Federation, enrolment_secret, make_roster, make_session, one_hot, run_round
+from federation import MODEL, PHASES, TASK, Federation, enrol, enrolment_secret, make_session, one_hot, run_round
 
 SHAPES = {
     "plain": {},
@@ -76,9 +74,7 @@ def test_a_client_can_be_saved_and_restored_before_every_request(shape):
         saved = machine.save()
         with pytest.raises(PeerError):
             machine.receive(request)
-        machine = Client.restore(
-            session, client, federation.contribution(client), saved, federation.enrolment(client)
-        )
+        machine = federation.restore(client, saved)
         assert machine.receive(request) == answer
 
 
@@ -104,7 +100,7 @@ def test_a_saved_mark_of_entropy_is_zero_or_one():
     client = session.cohort[0]
     saved = frame(Kind.SAVED_INVITED, session.digest, client, bytes(32) + b"\x02")
     with pytest.raises(PeerError, match="mark"):
-        Client.restore(session, client, lambda model, seed: one_hot(session, client), saved)
+        Client.restore(session, client, lambda task, model, seed: one_hot(session, client), saved)
 
 
 def test_the_same_entropy_gives_other_secrets_in_every_session():
@@ -113,8 +109,8 @@ def test_the_same_entropy_gives_other_secrets_in_every_session():
     for change in ({}, {"attempt": 1}, {"round": 9}, {"run": "b"}, {"plan_digest": digest("b")}, {"bits": 9}):
         other = replace(session, **change)
         for rank, client in enumerate(other.cohort):
-            machine = Client(other, client, lambda model, seed: one_hot(session, 7), Entropy.replay(b"one"))
-            advert = messages.decode_advert(other, rank, machine.receive(messages.encode_invitation(other, rank)))
+            machine = Client(other, client, lambda task, model, seed: one_hot(session, 7), Entropy.replay(b"one"))
+            advert = messages.decode_advert(other, rank, machine.receive(encode_invitation(other, rank)))
             seen |= {advert.seal_public, advert.mask_public, advert.commitment, machine._phase.seed}
     assert len(seen) == 6 * 4 * 4
 
@@ -139,11 +135,11 @@ def test_saved_bytes_of_another_client_session_or_kind_are_refused(shape):
         (second, session, saved),
         (first, replace(session, attempt=5), saved),
         (first, session, saved[:-1]),
-        (first, session, frame(Kind.ADVERT, session.digest, first)),
+        (first, session, frame(Kind.KEY_ADVERTISEMENT, session.digest, first)),
     ):
-        contribute, enrolment = federation.contribution(owner), federation.enrolment(owner)
+        own = federation.enrolment(owner), federation.history(owner)
         with pytest.raises(PeerError):
-            Client.restore(target, owner, contribute, data, enrolment)
+            Client.restore(target, owner, federation.contribution(owner), data, *own)
 
 
 def test_each_phase_has_forgotten_the_secrets_of_the_one_before():
@@ -190,12 +186,16 @@ def until_adverts(session):
     return machine, messages.decode_adverts(session, 0, log[1][0])
 
 
+def encode_adverts(listed, adverts):
+    return messages.encode_adverts(listed.joined, 0, listed.leaves, adverts)
+
+
 def test_a_client_insists_on_its_own_keys():
     session = make_session(8)
     machine, listed = until_adverts(session)
     others = dict(listed.adverts) | {0: replace(listed.adverts[0], mask_public=bytes([9]) + bytes(31))}
     with pytest.raises(PeerError, match="own keys"):
-        machine.receive(messages.encode_adverts(session, 0, listed.joined, others))
+        machine.receive(encode_adverts(listed, others))
 
 
 def test_a_client_refuses_its_own_key_under_another_name():
@@ -203,15 +203,14 @@ def test_a_client_refuses_its_own_key_under_another_name():
     machine, listed = until_adverts(session)
     others = dict(listed.adverts) | {3: replace(listed.adverts[3], mask_public=listed.adverts[0].mask_public)}
     with pytest.raises(PeerError, match="distinct"):
-        machine.receive(messages.encode_adverts(session, 0, listed.joined, others))
+        machine.receive(encode_adverts(listed, others))
 
 
 def test_a_client_insists_on_being_among_the_joined():
     session = make_session(8)
     machine, listed = until_adverts(session)
-    joined = subset_of(8, range(1, 8))
-    others = {rank: advert for rank, advert in listed.adverts.items() if rank}
-    request = messages.encode_adverts(session, 0, joined, others | {0: Advert(b"", b"", b"", b"")})
+    without = Joined(session, subset_of(8, range(1, 8)), bytes(32))
+    request = messages.encode_adverts(without, 0, listed.leaves, listed.adverts)
     with pytest.raises(PeerError, match="itself"):
         machine.receive(request)
 
@@ -220,12 +219,12 @@ def test_a_client_insists_on_being_among_the_joined():
 def test_an_invitation_to_another_session_is_refused(change):
     session = make_session(8)
     with pytest.raises(PeerError, match="agreed session"):
-        fresh(session).receive(messages.encode_invitation(replace(session, **change), 0))
+        fresh(session).receive(encode_invitation(replace(session, **change), 0))
 
 
 def test_an_invitation_is_read_before_there_is_a_session():
     session = make_session(8)
-    invitation = decode_invitation(messages.encode_invitation(session, 2))
+    invitation = decode_invitation(encode_invitation(session, 2), None)
     assert invitation.client == session.cohort[2]
     assert invitation.binding == session.digest
     assert (invitation.run, invitation.round, invitation.attempt) == (session.run, session.round, session.attempt)
@@ -234,9 +233,9 @@ def test_an_invitation_is_read_before_there_is_a_session():
 
 def test_an_invitation_to_a_stranger_is_refused():
     session = make_session(8)
-    body = messages.encode_invitation(session, 2)[72:]
+    body = encode_invitation(session, 2)[72:]
     with pytest.raises(PeerError, match="cohort"):
-        decode_invitation(frame(Kind.INVITATION, session.digest, 1, body))
+        decode_invitation(frame(Kind.INVITATION, session.digest, 1, body), None)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,7 @@ def test_a_contribution_that_does_not_fit_is_our_own_mistake_and_final(vector):
     session = make_session(8)
     log = recorded(session)
     machine = Client(
-        session, session.cohort[0], lambda model, seed: vector, Entropy.replay(b"federation").child(7)
+        session, session.cohort[0], lambda task, model, seed: vector, Entropy.replay(b"federation").child(7)
     )
     machine.receive(log[0][0])
     machine.receive(log[1][0])
@@ -263,14 +262,14 @@ def test_a_contribution_is_made_from_the_model_that_was_sent_and_left_as_it_was(
     seen = []
     vector = one_hot(session, session.cohort[0])
 
-    def contribute(model, group_seed):
-        seen.append((model, group_seed))
+    def contribute(task, model, group_seed):
+        seen.append((task, model, group_seed))
         return vector
 
     machine = Client(session, session.cohort[0], contribute, Entropy.replay(b"federation").child(7))
     for request, _ in recorded(session)[:3]:
         machine.receive(request)
-    assert seen == [(MODEL, None)]
+    assert seen == [(TASK, MODEL, None)]
     assert np.array_equal(vector, one_hot(session, session.cohort[0]))
 
 
@@ -288,38 +287,18 @@ def test_everyone_has_the_same_group_seed_and_no_other_attempt_has_it():
 
 def test_a_stranger_cannot_make_a_client():
     with pytest.raises(ConfigError, match="cohort"):
-        Client(make_session(8), 1, lambda model, seed: np.zeros(8, np.uint32), Entropy.replay(b""))
+        Client(make_session(8), 1, lambda task, model, seed: np.zeros(8, np.uint32), Entropy.replay(b""))
 
 
 def test_a_signed_session_needs_an_enrolment_of_this_very_client():
     session = shaped("signed")
     first, second = session.cohort[:2]
-    roster = make_roster(session)
+    roster = enrol(session.cohort)
     for enrolment in (None, Enrolment(enrolment_secret(second), roster)):
         with pytest.raises(ConfigError):
-            Client(session, first, lambda model, seed: one_hot(session, first), Entropy.replay(b""), enrolment)
-
-
-def test_a_roster_comes_back_from_its_bytes():
-    roster = make_roster(make_session(8))
-    authority = digest("authority")
-    data = encode_roster(roster, authority)
-    assert decode_roster(data, crypto.signing_public(authority)) == roster
-
-
-def test_no_byte_of_a_roster_can_be_changed():
-    authority = digest("authority")
-    body = encode_roster(make_roster(make_session(3)), authority)[72:]
-    for place in range(len(body)):
-        damaged = bytearray(body)
-        damaged[place] ^= 1
-        with pytest.raises(PeerError):
-            decode_roster(frame(Kind.ROSTER, bytes(32), 0, bytes(damaged)), crypto.signing_public(authority))
-
-
-def test_an_unknown_client_is_not_enrolled():
-    with pytest.raises(PeerError, match="not enrolled"):
-        Roster({1: bytes(32)}).key(2)
+            Client(
+                session, first, lambda task, model, seed: one_hot(session, first), Entropy.replay(b""), enrolment
+            )
 
 
 def test_all_phases_are_named():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import campaign_ledger
-from campaign_ledger import additive, release
+from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import Budget, Ledger, store, verify
 
@@ -56,7 +56,7 @@ def reserve_until_refused(ledger: Ledger, reason: str) -> int:
     """Return how many reservations were accepted before the ledger refused, for the right reason."""
     for number in range(1000):
         try:
-            ledger.reserve("filling", release(number))
+            ledger.reserve(release(number + 1))
         except LedgerError as error:
             assert reason in str(error)  # noqa: PT017 - the count of what came before is what matters
             return number
@@ -122,31 +122,31 @@ def test_a_full_disk_refuses_before_release(tmp_path):
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs the right to mount a small disk")
     try:
-        with Ledger.create(disk / "ledger", BUDGET, additive) as ledger:
-            ledger.reserve("run", release(0))
+        with begun(disk / "ledger", BUDGET) as ledger:
+            ledger.reserve(release(0))
             with (disk / "rubbish").open("wb", buffering=0) as rubbish, suppress(OSError):
                 while rubbish.write(bytes(4096)):
                     pass
             accepted = reserve_until_refused(ledger, "full")
             with pytest.raises(LedgerError, match="closed"):
-                ledger.commit("run", release(0))
+                ledger.commit(release(0))
         (disk / "rubbish").unlink()
         assert verify(disk / "ledger", additive).unfinished >= 1 + accepted
         with Ledger.open(disk / "ledger", additive) as ledger:
-            ledger.reserve("later", release(0))
+            ledger.reserve(release(999))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_database_that_may_not_grow_refuses_and_stays_whole(tmp_path):
     path = tmp_path / "ledger"
-    ledger = Ledger.create(path, BUDGET, additive)
+    ledger = begun(path, BUDGET)
     connection = ledger._store._connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     accepted = reserve_until_refused(ledger, "full")
     report = verify(path, additive)
-    assert (report.unfinished, report.spent) == (accepted, accepted / 8)
+    assert (report.unfinished, report.charged) == (accepted, {"run": accepted})
 
 
 def open_and_print(directory: Path) -> None:
@@ -162,8 +162,8 @@ def open_and_print(directory: Path) -> None:
 
 def test_a_read_only_ledger_refuses_to_open_and_can_still_be_verified(tmp_path):
     path = tmp_path / "ledger"
-    with Ledger.create(path, BUDGET, additive) as ledger:
-        ledger.reserve("run", release(0))
+    with begun(path, BUDGET) as ledger:
+        ledger.reserve(release(0))
     path.with_name("ledger.lock").unlink()
     path.chmod(0o444)
     for folder in own_folders(tmp_path):
@@ -175,18 +175,18 @@ def test_a_read_only_ledger_refuses_to_open_and_can_still_be_verified(tmp_path):
             folder.chmod(0o700)
     assert printed[0].startswith("open LedgerError")
     assert printed[1].startswith("verify Verification")
-    assert "spent=0.125" in printed[1]
+    assert "charged={'run': 1}" in printed[1]
 
 
 def test_a_ledger_is_never_read_without_its_log(tmp_path):
     path = tmp_path / "ledger"
     log = path.with_name("ledger-wal")
-    with Ledger.create(path, BUDGET, additive) as ledger:
-        ledger.reserve("run", release(0))
+    with begun(path, BUDGET) as ledger:
+        ledger.reserve(release(0))
         kept = path.read_bytes(), log.read_bytes()
     for file, content in zip((path, log), kept, strict=True):
         file.write_bytes(content)
-    assert verify(path, additive).spent == 0.125
+    assert verify(path, additive).charged == {"run": 1}
     path.with_name("ledger-shm").unlink()
     path.chmod(0o444)
     log.chmod(0o000)
@@ -214,31 +214,31 @@ def test_rights_lost_in_the_middle_refuse_the_next_opening(tmp_path):
 @pytest.mark.parametrize("replaced", ["gone", "replaced"])
 def test_a_ledger_whose_file_vanishes_while_open_refuses_before_release(tmp_path, suffix, replaced):
     path = tmp_path / "ledger"
-    with Ledger.create(path, BUDGET, additive) as ledger:
-        ledger.reserve("run", release(0))
+    with begun(path, BUDGET) as ledger:
+        ledger.reserve(release(0))
         file = Path(f"{path}{suffix}")
         content = file.read_bytes()
         file.unlink()
         if replaced == "replaced":
             file.write_bytes(content)
         with pytest.raises(LedgerError):
-            ledger.commit("run", release(0))
+            ledger.commit(release(0))
 
 
 def test_a_foreign_write_lock_refuses_and_changes_nothing(tmp_path):
     path = tmp_path / "ledger"
-    with Ledger.create(path, BUDGET, additive) as ledger:
+    with begun(path, BUDGET) as ledger:
         ledger._store._connection.execute("PRAGMA busy_timeout = 0")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LedgerError, match="locked"):
-                ledger.reserve("run", release(0))
+                ledger.reserve(release(0))
     assert verify(path, additive).unfinished == 0
 
 
 def test_an_error_that_is_not_the_files_also_closes_the_ledger(tmp_path, monkeypatch):
     path = tmp_path / "ledger"
-    ledger = Ledger.create(path, BUDGET, additive)
+    ledger = begun(path, BUDGET)
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -246,7 +246,7 @@ def test_an_error_that_is_not_the_files_also_closes_the_ledger(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(store, "_insert", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            ledger.reserve("run", release(0))
+            ledger.reserve(release(0))
     with pytest.raises(LedgerError, match="closed"):
-        ledger.reserve("run", release(0))
+        ledger.reserve(release(0))
     assert verify(path, additive).unfinished == 0

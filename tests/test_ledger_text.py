@@ -108,8 +108,8 @@ NOISE = {"law": "discrete-gaussian-sum", "sigma": "5/2", "contributors": 5, "rad
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2},
-        {"version": "1"},
+        {"version": 3},
+        {"version": "2"},
         {"extra": 0},
         {"round": -1},
         {"round": 1.0},

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from campaign_ledger import additive, release
+from campaign_ledger import additive, begun, plan_of, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import (
+    Begun,
     Budget,
     Head,
     Key,
@@ -42,15 +43,15 @@ CHANGES = {
 def path(tmp_path: Path) -> Path:
     """A ledger of two servers: one commit, one void attempt, one unfinished, then one more commit."""
     path = tmp_path / "ledger"
-    with Ledger.create(path, BUDGET, additive) as ledger:
-        ledger.reserve("run", release(0))
-        ledger.commit("run", release(0, contributors=16))
-        ledger.reserve("run", release(1))
+    with begun(path, BUDGET) as ledger:
+        ledger.reserve(release(0))
+        ledger.commit(release(0, contributors=16))
+        ledger.reserve(release(1))
         ledger.void("run", 1, 0)
-        ledger.reserve("run", release(1, 1))
+        ledger.reserve(release(1, 1))
     with Ledger.open(path, additive) as ledger:
-        ledger.reserve("run", release(1, 2))
-        ledger.commit("run", release(1, 2))
+        ledger.reserve(release(1, 2))
+        ledger.commit(release(1, 2))
     return path
 
 
@@ -69,25 +70,27 @@ def test_a_ledger_that_holds_together_is_summed_up(path):
         committed=2,
         void=1,
         unfinished=1,
-        spent=1 / 16 + 1 / 8 + 1 / 8,
+        runs=(Begun("run", "owner", plan_of(8)),),
+        charged={"run": 3},
+        spent=1.0,
     )
 
 
 def test_rows_tell_what_a_table_needs(path):
     rows = read_rows(path)
     assert [row.kind.value for row in rows] == (
-        ["create", "open", "reserve", "commit", "reserve", "void", "reserve", "open", "reserve", "commit"]
+        ["create", "open", "begin", "reserve", "commit", "reserve", "void", "reserve", "open", "reserve", "commit"]
     )
-    assert [row.seq for row in rows] == list(range(10))
+    assert [row.seq for row in rows] == list(range(11))
     assert [row.survivors for row in rows if row.kind is Kind.COMMIT] == [0, 0]
-    assert [row.epsilon for row in rows] == [0, 0, 1 / 8, 1 / 16, 3 / 16, 1 / 16, 3 / 16, 3 / 16, 5 / 16, 5 / 16]
+    assert [row.epsilon for row in rows] == [0, 0, *[1] * 9]  # the run is charged when it begins
     assert read_budget(path) == BUDGET
 
 
 def test_it_can_be_verified_while_a_server_writes(path):
     with Ledger.open(path, additive) as ledger:
-        for number in range(2, 5):
-            ledger.reserve("run", release(number))
+        for number in range(2, 6):
+            ledger.reserve(release(number))
             assert verify(path, additive).head == ledger.head()
             assert verify(path, additive).spent == ledger.spent()
 
@@ -99,7 +102,7 @@ def test_another_process_can_verify_it(path):
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with Ledger.open(path, additive) as ledger:
-        ledger.reserve("run", release(7))
+        ledger.reserve(release(7))
         command = [sys.executable, "-c", program, str(path)]
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert float(answer.stdout) == ledger.spent()
@@ -108,7 +111,7 @@ def test_another_process_can_verify_it(path):
 @pytest.mark.parametrize("column", CHANGES)
 def test_a_change_of_any_field_of_any_row_is_found(path, tmp_path, column):
     content = path.read_bytes()
-    for seq in range(10):
+    for seq in range(11):
         copy = tmp_path / f"copy-{seq}"
         copy.write_bytes(content)
         alter(copy, f"UPDATE entry SET {column} = {CHANGES[column]} WHERE seq = {seq}")
@@ -120,13 +123,13 @@ def test_a_change_of_any_field_of_any_row_is_found(path, tmp_path, column):
 
 def test_a_missing_row_is_found_unless_it_is_the_last_which_only_a_head_shows(path, tmp_path):
     content, head = path.read_bytes(), read_rows(path)[-1].head
-    for seq in range(9):
+    for seq in range(10):
         copy = tmp_path / f"copy-{seq}"
         copy.write_bytes(content)
         alter(copy, f"DELETE FROM entry WHERE seq = {seq}")
         with pytest.raises(LedgerError, match=f"row {seq + 1}:"):
             verify(copy, additive)
-    alter(path, "DELETE FROM entry WHERE seq = 9")
+    alter(path, "DELETE FROM entry WHERE seq = 10")
     assert verify(path, additive).unfinished == 2
     with Ledger.open(path, additive) as ledger, pytest.raises(LedgerError):
         ledger.require_head(head)
@@ -152,39 +155,68 @@ def forge(path: Path, *steps) -> None:
 
 
 KEY, BODY = Key("run", 0, 0), encode_release(release(0))
+BEGIN = (1, Kind.BEGIN, None, Begun("run", "owner", plan_of(1)).encode(), 0.125)
 RESERVE = (1, Kind.RESERVE, KEY, BODY, 0.125)
 COMMIT = (1, Kind.COMMIT, KEY, BODY, 0.125)
-VOID = (1, Kind.VOID, KEY, "", 0.0)
+VOID = (1, Kind.VOID, KEY, "", 0.125)
 
 
 def test_a_forged_ledger_that_keeps_the_rules_is_as_good_as_a_real_one(tmp_path):
-    forge(tmp_path / "ledger", RESERVE, COMMIT)
+    forge(tmp_path / "ledger", BEGIN, RESERVE, COMMIT)
     assert verify(tmp_path / "ledger", additive).spent == 0.125
+
+
+def beginning(epsilon: float, attempts: int = 1, run: str = "run", owner: str = "owner") -> tuple:
+    return (1, Kind.BEGIN, None, Begun(run, owner, plan_of(attempts)).encode(), epsilon)
+
+
+def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon: float = 0.125) -> tuple:
+    text = encode_release(release(number, attempt, contributors))
+    return (1, Kind.RESERVE, Key("run", number, attempt), text, epsilon)
 
 
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([COMMIT], "row 2: .*commit cannot follow nothing"),
-        ([RESERVE, COMMIT, (1, Kind.VOID, KEY, "", 0.125)], "row 4: .*void cannot follow commit"),
-        ([RESERVE, VOID, COMMIT], "row 4: .*commit cannot follow void"),
-        ([RESERVE, (2, *COMMIT[1:])], "row 3: a server of epoch 2 wrote in epoch 1"),
-        ([(2, Kind.OPEN, None, "", 0.0), RESERVE], "row 3: a server of epoch 1 wrote in epoch 2"),
+        ([reserving(epsilon=0.0)], "row 2: run run has not begun"),
+        ([BEGIN, COMMIT], "row 3: .*commit cannot follow nothing"),
+        ([BEGIN, RESERVE, COMMIT, VOID], "row 5: .*void cannot follow commit"),
+        ([BEGIN, RESERVE, VOID, COMMIT], "row 5: .*commit cannot follow void"),
+        ([BEGIN, RESERVE, (2, *COMMIT[1:])], "row 4: a server of epoch 2 wrote in epoch 1"),
+        ([(2, Kind.OPEN, None, "", 0.0), BEGIN], "row 3: a server of epoch 1 wrote in epoch 2"),
+        ([BEGIN, (2, Kind.OPEN, None, "", 0.125), RESERVE], "row 4: a server of epoch 1 wrote in epoch 2"),
         ([(3, Kind.OPEN, None, "", 0.0)], "row 2: a server begins epoch 2, got 3"),
         ([(2, Kind.OPEN, KEY, "", 0.0)], "row 2: a server's first row"),
         ([(2, Kind.OPEN, None, "x", 0.0)], "row 2: a server's first row"),
-        ([RESERVE, (2, Kind.OPEN, None, "", 0.125), (2, *COMMIT[1:])], "row 4: .*reserved in epoch 1"),
-        ([(1, Kind.RESERVE, None, BODY, 0.125)], "row 2: reserve needs the run"),
+        ([BEGIN, RESERVE, (2, Kind.OPEN, None, "", 0.125), (2, *COMMIT[1:])], "row 5: .*reserved in epoch 1"),
+        ([BEGIN, (1, Kind.RESERVE, None, BODY, 0.125)], "row 3: reserve needs the run"),
         ([(1, Kind.CREATE, KEY, BUDGET.encode(), 0.0)], "row 2: .*create cannot follow nothing"),
-        ([(1, Kind.RESERVE, KEY, BODY[:-1], 0.125)], "row 2: not the text of a release"),
-        ([(1, Kind.RESERVE, KEY, encode_release(release(1)), 0.125)], "row 2: .*has a release of round 1"),
-        ([RESERVE, (1, Kind.VOID, KEY, BODY, 0.0)], "row 3: a void attempt releases nothing"),
-        ([(1, Kind.RESERVE, KEY, BODY, 0.0625)], "row 2: it records epsilon 0.0625, and its releases cost 0.125"),
-        ([(1, Kind.RESERVE, KEY, BODY, 0.25)], "row 2: it records epsilon 0.25, and its releases cost 0.125"),
-        ([(1, Kind.RESERVE, KEY, BODY, 1.5)], "row 2: epsilon 1.5 is over the budget of 1.0"),
-        ([(1, Kind.RESERVE, KEY, BODY, float("nan"))], "row 2: epsilon must be at least 0"),
-        ([RESERVE, (1, Kind.COMMIT, KEY, BODY, 0.25)], "row 3: epsilon 0.25 is more than the 0.125"),
-        ([RESERVE, (1, Kind.COMMIT, KEY, encode_release(release(0, contributors=4)), 0.125)], "row 3: it records"),
+        ([(1, Kind.BEGIN, KEY, BEGIN[3], 0.125)], "row 2: a run's first row names no attempt"),
+        ([(1, Kind.BEGIN, None, BODY, 0.125)], "row 2: not the text of a begun"),
+        ([BEGIN, beginning(0.25)], "row 3: run run has begun already"),
+        ([BEGIN, beginning(0.25, run="other")], "row 3: run other: its directory has begun run run here"),
+        ([BEGIN, (1, Kind.RESERVE, KEY, BODY[:-1], 0.125)], "row 3: not the text of a release"),
+        (
+            [BEGIN, (1, Kind.RESERVE, KEY, encode_release(release(1)), 0.125)],
+            "row 3: .*has a release of run run, 1",
+        ),
+        ([BEGIN, RESERVE, (1, Kind.VOID, KEY, BODY, 0.125)], "row 4: a void attempt releases nothing"),
+        ([beginning(0.0625)], "row 2: it records epsilon 0.0625, and the charged runs cost 0.125"),
+        ([beginning(0.25)], "row 2: it records epsilon 0.25, and the charged runs cost 0.125"),
+        ([beginning(1.5, 12)], "row 2: the runs begun so far are over the budget"),
+        ([beginning(float("nan"))], "row 2: epsilon must be at least 0"),
+        ([BEGIN, reserving(epsilon=0.25)], "row 3: an attempt prices nothing: epsilon must stay 0.125, got 0.25"),
+        ([BEGIN, reserving(contributors=4)], "row 3: its noise is"),
+        ([BEGIN, RESERVE, (1, Kind.COMMIT, KEY, reserving(contributors=4)[3], 0.125)], "row 4: its noise is"),
+        ([BEGIN, reserving(1)], "row 3: .*the run has 1 rounds"),
+        ([BEGIN, reserving(0, 1)], "row 3: .*the next attempt at this round is 0"),
+        (
+            [
+                beginning(0.25, 2),
+                *(reserving(number, attempt, 8, 0.25) for number, attempt in ((0, 0), (0, 1), (1, 0))),
+            ],
+            "row 5: .*all of the 2 attempts",
+        ),
     ],
 )
 def test_a_broken_rule_is_found_under_a_right_chain(tmp_path, steps, words):
@@ -195,11 +227,11 @@ def test_a_broken_rule_is_found_under_a_right_chain(tmp_path, steps, words):
 
 def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):
     last = read_rows(path)[-1]
-    row = chained_row(Head(last.seq + 1, last.hash), epoch=3, kind=Kind.OPEN, key=None, body="", epsilon=5 / 16)
+    row = chained_row(Head(last.seq + 1, last.hash), epoch=3, kind=Kind.OPEN, key=None, body="", epsilon=1.0)
     with closing(sqlite3.connect(path)) as connection, connection:
         values = (row.seq, row.epoch, "open", None, None, None, "", row.epsilon.hex(), row.hash)
         connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-    with pytest.raises(LedgerError, match="row 11: its number must be 10"):
+    with pytest.raises(LedgerError, match="row 12: its number must be 11"):
         verify(path, additive)
 
 
@@ -228,8 +260,8 @@ def test_the_file_itself_keeps_a_key_unique(path):
     with pytest.raises(sqlite3.IntegrityError):
         alter(
             path,
-            "INSERT INTO entry SELECT 10, epoch, kind, run, round, attempt, body, epsilon, hash "
-            "FROM entry WHERE seq = 9",
+            "INSERT INTO entry SELECT 11, epoch, kind, run, round, attempt, body, epsilon, hash "
+            "FROM entry WHERE seq = 10",
         )
 
 
@@ -274,9 +306,9 @@ def pages(path: Path) -> list[tuple[str, int]]:
 
 
 def test_a_newer_format_is_refused(path):
-    alter(path, "PRAGMA user_version = 2")
+    alter(path, "PRAGMA user_version = 3")
     for door in (Ledger.open, verify):
-        with pytest.raises(LedgerError, match="its format is 2, and this version of d2pfed reads 1"):
+        with pytest.raises(LedgerError, match="its format is 3, and this version of d2pfed reads 2"):
             door(path, additive)
 
 

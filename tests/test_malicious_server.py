@@ -17,23 +17,25 @@ from d2pfed.secagg import (
     Session,
     crypto,
     decode_roster,
-    encode_roster,
     keys,
     messages,
 )
+from d2pfed.secagg.adverts import leaf
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.phases import Confirmed, Finished, Masked
 from d2pfed.secagg.saved import encode_phase
 from d2pfed.wire import kind_of
-from evil import LOW_ORDER, VICTIM, Evil
-from federation import MODEL, enrolment_secret, make_roster, make_session, run_round
+from evil import LOW_ORDER, VICTIM, Evil, TooFewShares
+from federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
+from rosters import sign_anything
 
 SIGNED = Consistency.SIGNED
 
 
 def small(**changes: object) -> Session:
     """Eight clients, five shares open a secret, six must survive: safe against three colluders even if split."""
-    return make_session(8, **({"threshold": 5, "quorum": 6, "dimension": 12, "bits": 16} | changes))
+    shape = {"threshold": 5, "quorum": 6, "colluders": 3, "dimension": 12, "bits": 16}
+    return make_session(8, **(shape | changes))
 
 
 def sparse() -> Session:
@@ -87,7 +89,7 @@ def surrounded_from(phase: str) -> Callable[[Evil], np.ndarray]:
     """In a sparse graph, lose all honest neighbours of the victim and nobody else: the quorum is there."""
 
     def script(evil: Evil) -> np.ndarray:
-        lost = [int(rank) for rank in evil.session.graph.neighbours(VICTIM) if rank not in evil.colluders]
+        lost = [int(rank) for rank in evil.session.fixed_graph.partners(VICTIM) if rank not in evil.colluders]
         left = evil.subset(set(evil.everyone) - set(lost))
         everyone = evil.subset(evil.everyone)
         joined = left if phase == "share" else everyone
@@ -188,7 +190,8 @@ def reflected_boxes(evil: Evil) -> np.ndarray:
     left = evil.subset(set(evil.everyone) - set(reflected))
     evil.open(np.flatnonzero(left), everyone, left)
     for rank in reflected:
-        evil.key_shares[rank] = evil.all_shares[rank][VICTIM]
+        if VICTIM in evil.all_shares[rank]:
+            evil.key_shares[rank] = evil.all_shares[rank][VICTIM]
     return evil.strip_by_key(everyone)
 
 
@@ -210,27 +213,32 @@ def withheld_boxes(evil: Evil) -> np.ndarray:
     return evil.strip(everyone, lambda peer: None if peer in honest else evil.shared_with_victim(peer))
 
 
-def another_model(evil: Evil) -> np.ndarray:
-    """Give everyone but the victim a model on which they contribute nothing."""
-    everyone = evil.subset(evil.everyone)
-    dead = b"a model on which nothing moves"
-    quiet = evil.federation.contribution
+def for_the_victim_only(told: str) -> Callable[[Evil], np.ndarray]:
+    """Give everyone but the victim a model, or a task, on which they contribute nothing."""
 
-    def contribution(client):
-        def contribute(model, group_seed):
-            vector = quiet(client)(model, group_seed)
-            return np.zeros_like(vector) if model == dead else vector
+    def script(evil: Evil) -> np.ndarray:
+        everyone = evil.subset(evil.everyone)
+        dead = b"nothing moves"
+        quiet = evil.federation.contribution
 
-        return contribute
+        def contribution(client):
+            def contribute(task, model, group_seed):
+                vector = quiet(client)(task, model, group_seed)
+                return np.zeros_like(vector) if dead in (task, model) else vector
 
-    for client, machine in evil.federation.clients.items():
-        machine._desk = replace(machine._desk, contribute=contribution(client))
-    evil.advertise(evil.everyone)
-    evil.share(evil.everyone, everyone)
-    evil.mask(evil.everyone, everyone, model=lambda rank: MODEL if rank == VICTIM else dead)
-    signatures = evil.confirm(evil.everyone, everyone)
-    evil.open_signed(evil.everyone, everyone, everyone, signatures)
-    return evil.sum_of(everyone, everyone)
+            return contribute
+
+        for client, machine in evil.federation.clients.items():
+            machine._desk = replace(machine._desk, contribute=contribution(client))
+        evil.advertise(evil.everyone)
+        evil.share(evil.everyone, everyone)
+        live = {"model": MODEL, "task": TASK}[told]
+        evil.mask(evil.everyone, everyone, **{told: lambda rank: live if rank == VICTIM else dead})
+        signatures = evil.confirm(evil.everyone, everyone)
+        evil.open_signed(evil.everyone, everyone, everyone, signatures)
+        return evil.sum_of(everyone, everyone)
+
+    return script
 
 
 def split_view(fill: Callable[[Evil, dict[int, bytes]], dict[int, bytes]]) -> Callable[[Evil], np.ndarray]:
@@ -253,7 +261,7 @@ def split_view(fill: Callable[[Evil, dict[int, bytes]], dict[int, bytes]]) -> Ca
 
 
 def signatures_of_colluders(evil, sharers, survivors):
-    statement = keys.survivors_statement(keys.context(evil.session, MODEL, sharers), survivors)
+    statement = keys.survivors_statement(evil.context(VICTIM, sharers), survivors)
     return {rank: crypto.sign(enrolment_secret(evil.session.cohort[rank]), statement) for rank in evil.colluders}
 
 
@@ -290,7 +298,7 @@ def second_life(evil: Evil) -> np.ndarray:
     evil.open([1, 2], everyone, everyone)
     for rank, data in saved.items():
         client = evil.session.cohort[rank]
-        clients[client] = Client.restore(evil.session, client, evil.federation.contribution(client), data)
+        clients[client] = evil.federation.restore(client, data)
     evil.open([1, 2], everyone, evil.subset(set(evil.everyone) - {VICTIM}))
     return evil.strip_by_key(everyone)
 
@@ -321,10 +329,14 @@ def two_confirmations(evil: Evil) -> np.ndarray:
 
 
 class LooseRoster:
-    """A roster without rules, for the server's own clients."""
+    """A roster without rules, for the server's own clients; it passes for the victim's."""
+
+    depth = None
 
     def __init__(self, keys_by_client: dict[int, bytes]) -> None:
         self.keys = keys_by_client
+        self.authority = crypto.signing_public(AUTHORITY)
+        self.digest = bytes(32)
 
     def key(self, client: int) -> bytes:
         return self.keys[client]
@@ -336,20 +348,21 @@ def among_sybils(
     """Run the whole session by the book, with every client but the victim played by the server."""
 
     def script(evil: Evil) -> np.ndarray:
-        session, victim = evil.session, evil.session.cohort[VICTIM]
-        others = session.cohort[1:]
-        played = {client: crypto.signing_public(secret(session, client)) for client in others}
+        victim, others = evil.session.cohort[VICTIM], evil.session.cohort[1:]
+        played = {client: crypto.signing_public(secret(evil.session, client)) for client in others}
         loose = LooseRoster(played | {victim: crypto.signing_public(enrolment_secret(victim))})
+        roster = victims_roster(evil.session, loose)
+        loose.digest = roster.digest
+        session = evil.session = replace(evil.session, roster_digest=roster.digest)
         federation = evil.federation
-        federation.roster = loose
-        enrolment = Enrolment(enrolment_secret(victim), victims_roster(session, loose))
+        federation.session, federation.roster = session, loose
         for client in others:
-            own = Enrolment(secret(session, client), loose)
-            federation.clients[client] = Client(
-                session, client, federation.contribution(client), Entropy.replay(b"sybil").child(client), own
-            )
+            own = Enrolment(secret(session, client), loose), federation.history(client)
+            entropy = Entropy.replay(b"sybil").child(client)
+            federation.clients[client] = Client(session, client, federation.contribution(client), entropy, *own)
+        own = Enrolment(enrolment_secret(victim), roster), federation.history(victim)
         federation.clients[victim] = Client(
-            session, victim, federation.contribution(victim), Entropy.replay(b"victim"), enrolment
+            session, victim, federation.contribution(victim), Entropy.replay(b"victim"), *own
         )
 
         def ask_the_victim_no_more(phase: str, client: int, answer: bytes | None) -> bytes | None:
@@ -365,20 +378,19 @@ AUTHORITY, SERVER = digest("the authority's secret"), digest("the server's secre
 
 
 def honest_roster(session: Session, loose: LooseRoster) -> Roster:
-    return make_roster(session)
+    return enrol(session.cohort)
 
 
 def roster_of_one(session: Session, loose: LooseRoster) -> Roster:
-    victim = session.cohort[VICTIM]
-    return Roster({victim: crypto.signing_public(enrolment_secret(victim))})
+    return enrol(session.cohort[:1])
 
 
 def roster_by_server(session: Session, loose: LooseRoster) -> Roster:
-    return decode_roster(encode_roster(loose, SERVER), crypto.signing_public(AUTHORITY))
+    return decode_roster(sign_anything(loose.keys, SERVER), crypto.signing_public(AUTHORITY))
 
 
 def roster_by_authority(session: Session, loose: LooseRoster) -> Roster:
-    return decode_roster(encode_roster(loose, AUTHORITY), crypto.signing_public(AUTHORITY))
+    return decode_roster(sign_anything(loose.keys, AUTHORITY), crypto.signing_public(AUTHORITY))
 
 
 def made_up(session: Session, client: int) -> bytes:
@@ -400,7 +412,6 @@ KEPT = {
     "agree": crypto.Agreement.agree,
     "box_key": keys.box_key,
     "context": keys.context,
-    "decode_mask_request": messages.decode_mask_request,
     "masked_answer": Masked.answer,
     "confirmed_answer": Confirmed.answer,
     "survivors_statement": keys.survivors_statement,
@@ -418,22 +429,25 @@ def box_key_for_both_ways(session, shared, sender, receiver):
     return KEPT["box_key"](session, shared, min(sender, receiver), max(sender, receiver))
 
 
-def context_without_the_model(session, model, sharers):
-    return KEPT["context"](session, b"", sharers)
+def context_without_the_model(joined, task, model, sharers):
+    return KEPT["context"](joined, task, b"", sharers)
+
+
+def context_without_the_task(joined, task, model, sharers):
+    return KEPT["context"](joined, b"", model, sharers)
 
 
 def statement_without_the_context(context, survivors):
     return KEPT["survivors_statement"](bytes(32), survivors)
 
 
-def request_without_missing_boxes(session, rank, data):
-    request = KEPT["decode_mask_request"](session, rank, data)
-    return replace(request, boxes={peer: box for peer, box in request.boxes.items() if any(box)})
+def masks_with_whose_box_opened(self, desk, sharers, opened):
+    return list(opened)
 
 
 def signed_by_any_enrolled(session, roster, adverts):
     for rank, advert in adverts.items():
-        statement = keys.advert_statement(session, session.cohort[rank], advert)
+        statement = leaf(session, session.cohort[rank], advert)
         for key in roster.keys.values():
             try:
                 crypto.require_signature(key, advert.signature, statement)
@@ -447,7 +461,7 @@ def signed_by_any_enrolled(session, roster, adverts):
 def signed_where_enrolled(session, roster, adverts):
     known = {rank: advert for rank, advert in adverts.items() if session.cohort[rank] in roster.keys}
     for rank, advert in known.items():
-        statement = keys.advert_statement(session, session.cohort[rank], advert)
+        statement = leaf(session, session.cohort[rank], advert)
         crypto.require_signature(roster.key(session.cohort[rank]), advert.signature, statement)
 
 
@@ -486,12 +500,13 @@ class Attack:
     script: Callable[[Evil], np.ndarray]
     check: str
     gone: Callable
+    is_refused: bool = True  # else the client goes on, and what it sends is of no use
 
     def __str__(self) -> str:
         return self.name
 
 
-COHORT_BORNE_BY_AN_HONEST_CLIENT = tuple(range(0 + 8))
+COHORT_BORNE_BY_AN_HONEST_CLIENT = tuple(range(4, 12))
 FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
 PLAIN, GROUP, DESIGNATED = (
     small(),
@@ -499,7 +514,7 @@ PLAIN, GROUP, DESIGNATED = (
     small(delivery=Delivery.DESIGNATED, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
 )
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
-NEAR = tuple(int(rank) for rank in SPARSE.graph.neighbours(VICTIM)[:3])
+NEAR = tuple(int(rank) for rank in SPARSE.fixed_graph.partners(VICTIM)[:3])
 CHECKS = "d2pfed.secagg.checks."
 
 low_order_masks = forged_mask_keys(lambda evil, place: bytes.fromhex(LOW_ORDER[place]), lambda evil: bytes(32))
@@ -521,7 +536,7 @@ ATTACKS = [
             SPARSE,
             NEAR,
             surrounded_from(phase),
-            CHECKS + "require_neighbours",
+            CHECKS + "require_holders",
             nothing,
         )
         for phase in ("share", "mask", "unmask")
@@ -554,16 +569,40 @@ ATTACKS = [
         agree_with_anything,
     ),
     Attack("one mask key for all", PLAIN, FEW, one_key_for_all, CHECKS + "require_distinct_keys", nothing),
-    Attack("boxes sent back", PLAIN, FEW, reflected_boxes, "d2pfed.secagg.keys.box_key", box_key_for_both_ways),
+    Attack(
+        "boxes sent back",
+        PLAIN,
+        FEW,
+        reflected_boxes,
+        "d2pfed.secagg.keys.box_key",
+        box_key_for_both_ways,
+        is_refused=False,
+    ),
     Attack(
         "boxes withheld",
         PLAIN,
         FEW,
         withheld_boxes,
-        "d2pfed.secagg.messages.decode_mask_request",
-        request_without_missing_boxes,
+        "d2pfed.secagg.phases.Shared._partners",
+        masks_with_whose_box_opened,
+        is_refused=False,
     ),
-    Attack("another model", ENROLLED, FEW, another_model, "d2pfed.secagg.keys.context", context_without_the_model),
+    Attack(
+        "another model",
+        ENROLLED,
+        FEW,
+        for_the_victim_only("model"),
+        "d2pfed.secagg.keys.context",
+        context_without_the_model,
+    ),
+    Attack(
+        "another task",
+        ENROLLED,
+        FEW,
+        for_the_victim_only("task"),
+        "d2pfed.secagg.keys.context",
+        context_without_the_task,
+    ),
     Attack(
         "two views, too few signatures",
         ENROLLED,
@@ -655,12 +694,22 @@ def test_there_are_at_least_25_scripts():
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) >= 25
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack.is_refused], ids=str)
 def test_a_malicious_server_is_refused_and_gets_no_share(attack):
     evil = Evil(attack.session, attack.colluders)
     with pytest.raises(PeerError):
         attack.script(evil)
     assert evil.shares_sent == 0
+
+
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.is_refused], ids=str)
+def test_what_a_client_does_not_refuse_is_of_no_use(attack):
+    evil = Evil(attack.session, attack.colluders)
+    try:
+        recovered = attack.script(evil)
+    except TooFewShares:
+        return
+    assert not np.array_equal(recovered, evil.victims_update)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)

@@ -30,7 +30,7 @@ from stats import check_every_coordinate_varies, check_fits, check_mean
 
 FALSE_ALARM = 1e-6
 MILLION = 10**6
-VECTORS = Path(__file__).parent / "vectors" / "v1"
+VECTORS = Path(__file__).parent / "vectors" / "v2"
 
 MECHANISMS = {
     "centered": Centered(Fraction(5, 2)),

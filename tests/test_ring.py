@@ -105,7 +105,7 @@ def test_a_slice_is_packed_as_its_copy_is():
 
 
 def test_known_answers():
-    known = json.loads((Path(__file__).parent / "vectors" / "v1" / "ring.json").read_text())
+    known = json.loads((Path(__file__).parent / "vectors" / "v2" / "ring.json").read_text())
     stream = Entropy.replay(known["seed"].encode()).stream()
     for case in known["uniform"]:
         ring = Ring(case["bits"])
@@ -154,15 +154,41 @@ def test_two_different_byte_strings_never_unpack_to_one_vector(ring, count, data
 
 
 @pytest.mark.parametrize("bits", ALL_BITS)
-def test_a_uniform_vector_takes_exactly_its_packed_bytes_from_the_stream(bits):
-    ring = Ring(bits)
+def test_a_uniform_vector_is_the_low_bits_of_whole_words(bits):
+    ring, width = Ring(bits), 1 if bits <= 8 else 2 if bits <= 16 else 4
     stream, twin = (Entropy.replay(b"mask").stream() for _ in range(2))
     vector = ring.uniform(stream, 1001)
-    spent = bytearray(twin.bytes(ring.packed_bytes(1001)))
-    if spare := -1001 * bits % 8:
-        spent[-1] &= 0xFF >> spare
-    assert bytes(spent) == ring.pack(vector)
+    spent = twin.bytes(1001 * width)
+    words = [int.from_bytes(spent[at : at + width], "little") for at in range(0, len(spent), width)]
+    assert vector.tolist() == [word % ring.modulus for word in words]
     assert stream.bytes(8) == twin.bytes(8)
+
+
+@pytest.mark.parametrize("bits", ALL_BITS)
+@pytest.mark.parametrize("count", [0, 1, 1001, 2**17, 2**17 + 1])
+def test_a_mask_added_in_place_is_the_uniform_vector(bits, count):
+    ring = Ring(bits)
+    start = ring_vector(ring, count, "start")
+    mask = ring.uniform(Entropy.replay(b"mask").stream(), count)
+    total, stream = start.copy(), Entropy.replay(b"mask").stream()
+    ring.add_mask_into(total, stream)
+    assert np.array_equal(total, ring.add(start, mask))
+    twin = Entropy.replay(b"mask").stream()
+    twin.bytes(count * ring.mask_word.itemsize)
+    assert stream.bytes(8) == twin.bytes(8)
+    ring.subtract_mask_into(total, Entropy.replay(b"mask").stream())
+    assert np.array_equal(total, start)
+    ring.subtract_mask_into(total, Entropy.replay(b"mask").stream())
+    ring.add_into(total, mask)
+    assert np.array_equal(total, start)
+
+
+def test_a_mask_reaches_a_slice_and_nothing_beside_it():
+    ring, total = Ring(13), np.zeros(300, np.uint32)
+    ring.add_mask_into(total[100:200], Entropy.replay(b"mask").stream())
+    assert np.array_equal(total[100:200], ring.uniform(Entropy.replay(b"mask").stream(), 100))
+    assert not total[:100].any()
+    assert not total[200:].any()
 
 
 def one_in(modulus):

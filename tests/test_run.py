@@ -1,22 +1,27 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from d2pfed import canonical
 from d2pfed.accounting import SERVER, Scheme
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
-from d2pfed.ledger import read_rows
+from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.plan import Target
-from d2pfed.run import Job, RunDirectory, Settings
+from d2pfed.round import Participant, run_plan
+from d2pfed.run import Checkpoint, End, Job, RunDirectory, Settings
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerStep
 
@@ -47,6 +52,10 @@ def job(parts, **changes) -> Job:
     return Job.of(settings(parts[1], **changes), *parts)
 
 
+def spared(model, spare: int) -> Target:
+    return replace(settings(model).target, spare=spare, attempts_per_round=spare + 3)
+
+
 def forever(_progress) -> bool:
     return True
 
@@ -60,12 +69,13 @@ def state_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def test_a_run_leaves_plan_ledger_metrics_model_and_summary(parts, tmp_path):
-    summary = job(parts).execute(tmp_path / "run", tmp_path / "run" / "ledger.sqlite", forever)
+    summary = job(parts).execute(tmp_path / "run", None, forever)
     assert summary.rounds == 4
     assert summary.stopped == ""
     assert 0.1 < summary.test_accuracy <= 1
-    assert [str(item.observer) for item in summary.spent] == ["released", "server", "client", "alone"]
-    assert summary.spent[0].epsilon <= 30
+    assert [str(item.observer) for item in summary.promised] == ["released", "server", "client", "alone"]
+    assert summary.promised[0].epsilon <= 30
+    assert (summary.charged, summary.max_attempts, summary.end) == (4, 5, End.COMPLETE)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
     for name in ("plan.json", "settings.json", "summary.json", "model.safetensors"):
@@ -74,27 +84,28 @@ def test_a_run_leaves_plan_ledger_metrics_model_and_summary(parts, tmp_path):
 
 def test_an_interrupted_run_resumes_to_the_same_model(parts, tmp_path):
     one, two = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    whole = job(parts).execute(one, one / "ledger.sqlite", forever)
-    part = job(parts).execute(two, two / "ledger.sqlite", after(2))
-    assert (part.rounds, part.stopped, part.test_accuracy) == (2, "interrupted", None)
-    rest = job(parts).execute(two, two / "ledger.sqlite", forever)
+    whole = job(parts).execute(one, None, forever)
+    part = job(parts).execute(two, None, after(2))
+    assert (part.rounds, part.end, part.test_accuracy) == (2, End.INTERRUPTED, None)
+    rest = job(parts).execute(two, None, forever)
     assert rest.rounds == 4
     for name, array in state_of(one).items():
         np.testing.assert_array_equal(array, state_of(two)[name])
-    assert [item.epsilon for item in rest.spent] == [item.epsilon for item in whole.spent]
+    assert rest.promised == whole.promised == part.promised
+    assert rest.charged == whole.charged
 
 
 def test_a_finished_run_says_again_what_it_came_to(parts, tmp_path):
-    first = job(parts).execute(tmp_path / "run", tmp_path / "run" / "ledger.sqlite", forever)
-    again = job(parts).execute(tmp_path / "run", tmp_path / "run" / "ledger.sqlite", forever)
+    first = job(parts).execute(tmp_path / "run", None, forever)
+    again = job(parts).execute(tmp_path / "run", None, forever)
     assert again.test_accuracy == first.test_accuracy
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_other_settings_are_refused_and_named(parts, tmp_path):
-    job(parts).execute(tmp_path / "run", tmp_path / "run" / "ledger.sqlite", after(1))
+    job(parts).execute(tmp_path / "run", None, after(1))
     with pytest.raises(ConfigError, match="begun with other settings: seed was 7, now 8"):
-        job(parts, seed=8).execute(tmp_path / "run", tmp_path / "run" / "ledger.sqlite", forever)
+        job(parts, seed=8).execute(tmp_path / "run", None, forever)
 
 
 def test_a_second_process_on_a_run_is_refused(tmp_path):
@@ -111,15 +122,63 @@ def test_a_directory_that_cannot_be_used_is_one_clear_error(tmp_path):
 
 def test_a_damaged_checkpoint_is_refused(parts, tmp_path):
     path = tmp_path / "run"
-    job(parts).execute(path, path / "ledger.sqlite", after(2))
+    job(parts).execute(path, None, after(2))
     file = path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(ConfigError, match="is not a checkpoint"):
-        job(parts).execute(path, path / "ledger.sqlite", forever)
+        job(parts).execute(path, None, forever)
+
+
+@pytest.mark.parametrize("place", range(0, 9000, 450))
+def test_a_checkpoint_with_any_byte_changed_is_one_clear_error(parts, tmp_path, finished, place):
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    file = path / "checkpoint.safetensors"
+    content = bytearray(file.read_bytes())
+    content[place % len(content)] ^= 1
+    file.write_bytes(content)
+    with RunDirectory.open(path, canonical.encode(settings(parts[1]))) as directory, pytest.raises(ConfigError):
+        directory.load()
+
+
+@pytest.fixture(scope="module")
+def finished(parts, tmp_path_factory):
+    path = tmp_path_factory.mktemp("finished") / "run"
+    job(parts).execute(path, None, forever)
+    return path
+
+
+def test_a_checkpoint_without_a_checksum_is_caught(parts, tmp_path, finished, monkeypatch):
+    """The planted bug: a flipped bit of a parameter would train on."""
+    monkeypatch.setattr("d2pfed.directory._checksum", lambda _checkpoint: "")
+    with RunDirectory.open(tmp_path / "other", "{}") as directory:
+        directory.save(Checkpoint(ServerStep().start(np.zeros(3, np.float32)), ""))
+        file = directory.path / "checkpoint.safetensors"
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        assert directory.load() is not None
+
+
+# A run belongs to its ledger
+
+
+def shared_ledger(tmp_path, plan, times=1.0, declared=()):
+    path = tmp_path / "ledger.sqlite"
+    budget = replace(run_plan(plan).budget, epsilon=times * plan.epsilon, declared=declared)
+    Ledger.create(path, budget).close()
+    return path
+
+
+def test_a_ledger_that_is_not_there_is_an_error_and_none_is_made(parts, tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no ledger at .*misspelt: `d2pfed ledger create` makes one"):
+        job(parts).execute(tmp_path / "run", tmp_path / "misspelt", forever)
+    assert not (tmp_path / "misspelt").exists()
 
 
 def test_a_checkpoint_beside_an_older_ledger_is_refused(parts, tmp_path):
-    path, ledger = tmp_path / "run", tmp_path / "ledger.sqlite"
+    path = tmp_path / "run"
+    ledger = shared_ledger(tmp_path, job(parts).plan)
     job(parts).execute(path, ledger, after(1))
     old = ledger.read_bytes()
     job(parts).execute(path, ledger, after(2))
@@ -128,21 +187,173 @@ def test_a_checkpoint_beside_an_older_ledger_is_refused(parts, tmp_path):
         job(parts).execute(path, ledger, forever)
 
 
+def test_an_older_ledger_without_its_checkpoint_is_refused(parts, tmp_path):
+    path = tmp_path / "run"
+    ledger = shared_ledger(tmp_path, job(parts).plan)
+    old = ledger.read_bytes()
+    job(parts).execute(path, ledger, after(2))
+    (path / "checkpoint.safetensors").unlink()
+    ledger.write_bytes(old)
+    with pytest.raises(LedgerError, match="older copy"):
+        job(parts).execute(path, ledger, forever)
+
+
+def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(parts, tmp_path):
+    path = tmp_path / "run"
+    job(parts).execute(path, None, after(2))
+    (path / "checkpoint.safetensors").unlink()
+    with pytest.raises(LedgerError, match="unknown to its directory"):
+        job(parts).execute(path, None, forever)
+
+
+def test_a_run_whose_ledger_is_gone_does_not_get_a_new_one(parts, tmp_path):
+    path = tmp_path / "run"
+    job(parts).execute(path, None, after(1))
+    for file in path.glob("ledger.sqlite*"):
+        file.unlink()
+    with pytest.raises(LedgerError, match="is gone, and what was spent with it"):
+        job(parts).execute(path, None, forever)
+
+
+def test_a_copied_directory_does_not_spend_again(parts, tmp_path):
+    path = tmp_path / "run"
+    job(parts).execute(path, None, after(1))
+    shutil.copytree(path, tmp_path / "copies" / "run")
+    with pytest.raises(ConfigError, match="is a copy of a run's directory"):
+        job(parts).execute(tmp_path / "copies" / "run", None, forever)
+    path.rename(tmp_path / "copies" / "moved")
+    with pytest.raises(LedgerError, match="run moved: its directory has begun run run here"):
+        job(parts).execute(tmp_path / "copies" / "moved", None, forever)
+
+
+def test_of_a_run_and_its_copy_one_goes_on(parts, tmp_path):
+    """A copy that was put back in its place, as from a backup, knows nothing of what was written since."""
+    path, backup = tmp_path / "run", tmp_path / "backup"
+    ledger = shared_ledger(tmp_path, job(parts).plan)
+    job(parts).execute(path, ledger, after(1))
+    shutil.copytree(path, backup)
+    job(parts).execute(path, ledger, after(2))
+    path.rename(tmp_path / "aside")
+    shutil.copytree(backup, path)
+    with pytest.raises(LedgerError, match="unknown to its directory"):
+        job(parts).execute(path, ledger, forever)
+    shutil.rmtree(path)
+    (tmp_path / "aside").rename(path)
+    assert job(parts).execute(path, ledger, forever).rounds == 4
+
+
+def test_a_second_run_of_the_same_name_is_refused(parts, tmp_path):
+    ledger = shared_ledger(tmp_path, job(parts).plan, times=5)
+    job(parts).execute(tmp_path / "a" / "run", ledger, after(1))
+    with pytest.raises(LedgerError, match="run run was begun by another directory"):
+        job(parts).execute(tmp_path / "b" / "run", ledger, forever)
+
+
 def test_runs_over_the_same_clients_share_one_budget(parts, tmp_path):
-    ledger = tmp_path / "ledger.sqlite"
+    ledger = shared_ledger(tmp_path, job(parts).plan)
     first = job(parts).execute(tmp_path / "first", ledger, forever)
     assert first.rounds == 4
     second = job(parts, seed=8).execute(tmp_path / "second", ledger, forever)
-    assert second.rounds == 0
-    assert "the budget is spent" in second.stopped
+    assert (second.rounds, second.end, second.test_accuracy, second.charged) == (0, End.EXHAUSTED, None, 0)
+    assert "run second: " in second.stopped
+
+
+def test_a_run_keeps_its_own_promise_in_a_richer_ledger(parts, tmp_path):
+    """The plan was stretched by hand: by itself it spends more than it promises, and the ledger would allow it."""
+    planned = job(parts)
+    stretched = replace(planned, plan=replace(planned.plan, rounds=40, max_attempts=40))
+    ledger = shared_ledger(tmp_path, stretched.plan, times=100)
+    summary = stretched.execute(tmp_path / "run", ledger, forever)
+    assert (summary.rounds, summary.end, summary.test_accuracy) == (0, End.EXHAUSTED, None)
+    assert "and it promises 30" in summary.stopped
+
+
+def test_a_run_takes_no_more_attempts_than_it_was_charged_for_in_a_richer_ledger(parts, tmp_path):
+    ledger = shared_ledger(tmp_path, job(parts).plan, times=100)
+    losses = Dropouts(unmask=Fraction(1))  # every attempt fails after it was committed
+    stubborn = replace(settings(parts[1]).target, attempts_per_round=20)
+    summary = job(parts, dropouts=losses, target=stubborn).execute(tmp_path / "run", ledger, forever)
+    assert (summary.end, summary.charged, summary.test_accuracy) == (End.EXHAUSTED, summary.max_attempts, None)
+    assert verify(ledger).charged == {"run": summary.max_attempts}
 
 
 def test_a_ledger_with_another_budget_is_refused(parts, tmp_path):
-    ledger = tmp_path / "ledger.sqlite"
-    job(parts).execute(tmp_path / "first", ledger, after(1))
+    ledger = shared_ledger(tmp_path, job(parts).plan)
     wish = replace(settings(parts[1]).target, delta=1e-4)
-    with pytest.raises(ConfigError, match="budget"):
+    with pytest.raises(
+        ConfigError, match=r"the ledger has the budget at delta 0\.001 .*, this plan needs at delta"
+    ):
         job(parts, target=wish).execute(tmp_path / "second", ledger, forever)
+
+
+# What is printed
+
+
+def test_what_was_spent_so_far_is_said_only_where_the_stop_was_declared_blind(parts, tmp_path):
+    sighted = job(parts).execute(tmp_path / "sighted", None, after(2))
+    blind = job(parts, stop_is_blind=True).execute(tmp_path / "blind", None, after(2))
+    assert sighted.so_far == ()
+    assert sighted.promised == blind.promised
+    for part, whole in zip(blind.so_far, blind.promised, strict=True):
+        assert part.epsilon < whole.epsilon
+    for name in ("sighted", "blind"):
+        page = (tmp_path / name / "report.html").read_text()
+        assert ("if nobody stopped it" in page) == (name == "blind")
+
+
+def test_who_took_part_stands_beside_no_amplified_number(parts, tmp_path):
+    job(parts, stop_is_blind=True).execute(tmp_path / "run", None, after(2))
+    for file in ("summary.json", "metrics.jsonl", "report.html"):
+        text = (tmp_path / "run" / file).read_text()
+        assert "realised" not in text
+        assert "participants" not in text
+
+
+# Crashes
+
+
+@pytest.mark.parametrize("damage", ["lost", "torn", "twice", "rubbish", "not text"])
+def test_a_damaged_line_of_metrics_does_not_end_a_run(parts, tmp_path, damage):
+    path = tmp_path / "run"
+    job(parts).execute(path, None, after(2))
+    file = path / "metrics.jsonl"
+    one, two = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(
+        {
+            "lost": two,
+            "torn": one[:20] + two,
+            "twice": one + two + two,
+            "rubbish": b"[1]\n{}\n" + one + b'{"round": "2"}\n' + two,
+            "not text": b"\xff\xfe\n" + one + two,
+        }[damage]
+    )
+    summary = job(parts).execute(path, None, forever)
+    assert (summary.rounds, summary.end) == (4, End.COMPLETE)
+    found = [json.loads(line)["round"] for line in file.read_text().splitlines()]
+    assert found == {"lost": [2, 3, 4], "torn": [3, 4]}.get(damage, [1, 2, 3, 4])
+    assert (path / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["settings.json", "identity", "seen", "checkpoint.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"[" * 5000, b"{}"])
+def test_a_damaged_file_is_one_clear_error(parts, tmp_path, finished, name, content):
+    path = tmp_path / "run"
+    finished_copy = shutil.copytree(finished, path)
+    (finished_copy / name).write_bytes(content)
+    with pytest.raises((ConfigError, LedgerError)) as caught:
+        job(parts).execute(path, None, forever)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "identity", "seen", "checkpoint.safetensors", "metrics.jsonl"])
+def test_a_directory_in_place_of_a_file_is_one_clear_error(parts, tmp_path, finished, name):
+    path = tmp_path / "run"
+    shutil.copytree(finished, path)
+    (path / name).unlink()
+    (path / name).mkdir()
+    with pytest.raises((ConfigError, LedgerError, OSError)) as caught:
+        job(parts).execute(path, None, forever)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_metrics_of_a_round_that_was_not_kept_are_forgotten(tmp_path):
@@ -172,7 +383,7 @@ task = test_run.load_task("digits", population=40)
 parts = task, test_run.build_model("logistic", task, seed=0)
 path = Path({path!r})
 print("ready", flush=True)
-test_run.job(parts).execute(path, path / "ledger.sqlite", test_run.forever)
+test_run.job(parts, target=test_run.spared(parts[1], 4)).execute(path, None, test_run.forever)
 print("done", flush=True)
 """
 
@@ -191,14 +402,42 @@ def test_kills_at_random_moments_lose_no_release_and_no_round(parts, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    summary = job(parts).execute(path, path / "ledger.sqlite", forever)
+    summary = job(parts, target=spared(parts[1], 4)).execute(path, None, forever)
     rows = read_rows(path / "ledger.sqlite")
     committed = {row.key.round for row in rows if row.kind == "commit"}
-    assert committed >= set(range(summary.rounds))
-    assert summary.rounds == 4 or "budget" in summary.stopped
-    assert summary.spent[0].epsilon <= 30
+    assert committed == set(range(summary.rounds)) == set(range(4))
+    assert summary.charged <= summary.max_attempts == 8
+    assert summary.promised[0].epsilon <= 30
     lines = (path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(1, summary.rounds + 1))
+
+
+def the_cap_is_counted(parts, path, monkeypatch):
+    """Each contribution knows how often its client took part before, in attempts that failed too."""
+    seen: Counter[int] = Counter()
+    contribute = Participant.contribute
+
+    def noted(self, session, update, group):
+        assert self.taken == seen[self.client]
+        seen[self.client] += 1
+        return contribute(self, session, update, group)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Participant, "contribute", noted)
+        wish = replace(spared(parts[1], 6), participations=2, against=SERVER, epsilon=60.0)
+        for rounds in (2, 4):
+            job(parts, target=wish, dropouts=Dropouts(unmask=Fraction(2, 5))).execute(path, None, after(rounds))
+    assert max(seen.values()) > 2  # some were at their cap
+
+
+def test_the_cap_is_counted_in_training_over_attempts_and_resumptions(parts, tmp_path, monkeypatch):
+    the_cap_is_counted(parts, tmp_path / "run", monkeypatch)
+
+
+def test_a_cap_that_is_not_counted_in_training_is_caught(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "taken", lambda _self, clients: dict.fromkeys(clients, 0))
+    with pytest.raises(AssertionError):
+        the_cap_is_counted(parts, tmp_path / "run", monkeypatch)
 
 
 def test_a_resumed_partition_draws_no_client_twice(parts, tmp_path):
@@ -206,7 +445,7 @@ def test_a_resumed_partition_draws_no_client_twice(parts, tmp_path):
     wish = replace(settings(parts[1]).target, scheme=Scheme.ONCE, cohort=10, against=SERVER)
     path = tmp_path / "run"
     for rounds in (1, 2, 3, 4):
-        job(parts, target=wish, seed=None).execute(path, path / "ledger.sqlite", after(rounds))
+        job(parts, target=wish, seed=None).execute(path, None, after(rounds))
     committed = [row.release.participants for row in read_rows(path / "ledger.sqlite") if row.kind == "commit"]
     assert sorted(client for cohort in committed for client in cohort) == list(range(40))
     assert (path / "identity").stat().st_mode & 0o077 == 0

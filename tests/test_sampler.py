@@ -15,7 +15,7 @@ from stats import check_every_coordinate_varies, check_fits
 
 FALSE_ALARM = 1e-6
 MILLION = 10**6
-VECTORS = Path(__file__).parent / "vectors" / "v1"
+VECTORS = Path(__file__).parent / "vectors" / "v2"
 
 
 def stream(name):

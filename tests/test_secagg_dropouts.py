@@ -1,6 +1,6 @@
 import pytest
 
-from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of
+from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of, sessions
 from d2pfed.errors import TooFewClients
 from d2pfed.secagg import Delivery, unmask
 from federation import Federation, make_session, run_round
@@ -9,6 +9,10 @@ from federation import Federation, make_session, run_round
 @pytest.mark.parametrize("cell", MATRIX, ids=str)
 def test_any_dropouts_give_the_exact_sum_or_a_void_attempt(cell):
     run_cell(cell, size=20, seed=0)
+
+
+def test_random_sessions_give_the_exact_sum_or_a_void_attempt():
+    assert sessions(60).endswith("0 wrong")
 
 
 def test_the_matrix_sees_both_outcomes():

@@ -34,7 +34,7 @@ from d2pfed.secagg import (
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.phases import Advertised, Shared
 from d2pfed.wire import kind_of
-from federation import MODEL, Federation, expected_sum, make_session
+from federation import MODEL, TASK, Federation, expected_sum, make_session
 
 SIZE = 6
 EXAMPLES = int(os.environ.get("D2PFED_MACHINE_EXAMPLES", "200"))
@@ -164,8 +164,7 @@ class Aggregation(RuleBasedStateMachine):
         if isinstance(machine._phase, phases.Finished):
             return
         saved = machine.save()
-        contribute, enrolment = self.federation.contribution(client), self.federation.enrolment(client)
-        self.clients[client] = Client.restore(self.session, client, contribute, saved, enrolment)
+        self.clients[client] = self.federation.restore(client, saved)
         assert isinstance(machine._phase, phases.Finished)
 
     @rule(pick=picks)
@@ -195,7 +194,7 @@ class Aggregation(RuleBasedStateMachine):
             while self.answers:
                 self.the_server_hears_an_answer(0)
         try:
-            closed = self.phase.close(MODEL) if isinstance(self.phase, Sharing) else self.phase.close()
+            closed = self.phase.close(TASK, MODEL) if isinstance(self.phase, Sharing) else self.phase.close()
         except TooFewClients:
             self.end("void")
             return
@@ -248,7 +247,7 @@ class Aggregation(RuleBasedStateMachine):
                 secret for peer in phase.peers.values() for secret in (peer.box_key, peer.mask_shared)
             }
             self.sealed.update(peer.box_key for peer in phase.peers.values())
-        if kind_of(answer) == Kind.OPENED:
+        if kind_of(answer) == Kind.UNMASKING_SHARES:
             self.opened[client] += 1
         assert not any(secret in answer or secret in request for secret in self.secrets)  # I8
 
@@ -305,8 +304,9 @@ def answer_twice(self, request):
 
 def count_repeated_vectors(self, client, data):
     rank = self._gate.session.rank(client)
-    vector = messages.decode_masked(self._gate.session, rank, self._context, data)
-    self._gate.session.ring.add_into(self._total, vector)
+    masked = messages.decode_masked(self._gate.session, rank, self._context, data)
+    self._gate.session.ring.add_into(self._total, masked.vector)
+    self._groups.add(masked.group)
     self._arrived.append(rank)
 
 

@@ -51,7 +51,7 @@ def shares_of_group_noise(session, vectors=None):
     size = len(session.cohort)
 
     def contribution(client):
-        def contribute(model, group_seed):
+        def contribute(task, model, group_seed):
             noise = DiscreteGaussian(SIGMA).draw(session.dimension, Stream(digest("noise", group_seed)))
             share = (noise + session.rank(client)) // size
             return session.ring.wrap(levels(client, session.dimension) + share)
@@ -63,7 +63,7 @@ def shares_of_group_noise(session, vectors=None):
 
 def all_noise_by_the_designated(session):
     def contribution(client):
-        def contribute(model, group_seed):
+        def contribute(task, model, group_seed):
             value = levels(client, session.dimension)
             if client == session.designated:
                 value = value + DiscreteGaussian(SIGMA).draw(session.dimension, Stream(digest("own", client)))
@@ -106,7 +106,7 @@ def test_a_missing_share_would_be_seen_by_the_check():
 def fixed_group(session):
     """The same shares without a session that insists on everyone."""
     contribution = shares_of_group_noise(session)
-    return lambda client: lambda model, group_seed: contribution(client)(model, b"a seed")
+    return lambda client: lambda task, model, group_seed: contribution(client)(task, model, b"a seed")
 
 
 @pytest.mark.parametrize("lost", [0, 2])

@@ -9,16 +9,18 @@ import json
 import struct
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from d2pfed.errors import PeerError
-from federation import Federation, make_session
-from vectors_secagg import FOLDER, ROUNDS, make_bad, make_round
+from vectors_secagg import FOLDER, ROUNDS, make_bad, make_federation, make_round
 
 PRIME = 2**256 + 297
+AUTHORITY = Ed25519PrivateKey.from_private_bytes(
+    hashlib.sha256(b"s" + struct.pack(">Q", 9) + b"authority").digest()
+).public_key()
 
 
 def load(name):
@@ -54,8 +56,10 @@ def keystream(key, count):
 
 
 def mask(key, dimension, bits):
-    stream = int.from_bytes(keystream(key, (dimension * bits + 7) // 8), "little")
-    return [(stream >> (bits * place)) % 2**bits for place in range(dimension)]
+    width = 1 if bits <= 8 else 2 if bits <= 16 else 4
+    stream = keystream(key, dimension * width)
+    words = [int.from_bytes(stream[at : at + width], "little") for at in range(0, len(stream), width)]
+    return [word % 2**bits for word in words]
 
 
 def bitmap(flags):
@@ -78,20 +82,57 @@ class Second:
         for name, value in vector["session"].items():
             setattr(self, name, value)
         ids = struct.pack(f"<I{len(self.cohort)}Q", len(self.cohort), *self.cohort)
-        self.ids = ids
-        limits = (self.dimension, self.bits, self.degree, self.threshold, self.quorum)
-        name = (bytes.fromhex(self.plan_digest), self.run, self.round, self.attempt, ids)
-        self.digest = digest("d2pfed session", *name, *limits, self.delivery, self.consistency)
+        self.ids, self.size = ids, len(self.cohort)
+        limits = (self.dimension, self.bits, self.degree, self.threshold, self.quorum, self.colluders)
+        name = (bytes.fromhex(self.plan_digest), self.run, self.round, self.attempt)
+        drawn = (bytes.fromhex(self.roster_digest), self.draw, self.block, ids)
+        self.digest = digest("d2pfed session", *name, *drawn, *limits, self.delivery, self.consistency)
         self.signed = self.consistency == "signed"
-        self.model = bytes.fromhex(vector["model"])
-        size = len(self.cohort)
-        words = struct.unpack(f"<{size}Q", keystream(digest("d2pfed graph", self.digest), 8 * size))
-        circle = sorted(range(size), key=lambda rank: words[rank])
-        self.holders = {}
-        for rank in range(size):
-            at = circle.index(rank)
-            near = [circle[(at + step) % size] for step in range(-(self.degree // 2), self.degree // 2 + 1)]
-            self.holders[rank] = sorted(near) if self.degree < size - 1 else list(range(size))
+        self.complete = self.degree == self.size - 1
+        self.model, self.task = bytes.fromhex(vector["model"]), bytes.fromhex(vector["task"])
+        self.everyone = bitmap([True] * self.size)
+        self.leaves = [self.statement(client) for client in self.cohort]
+        known = self.leaves if self.complete or self.signed else []
+        self.adverts_digest = digest("d2pfed adverts", self.everyone, *known)
+        self.holders = self.graph()
+        self.survivors = [client in vector["survivors"] for client in self.cohort]
+
+    def graph(self):
+        """By rank: who holds shares of its secrets, itself included."""
+        if self.complete:
+            return {rank: list(range(self.size)) for rank in range(self.size)}
+        if self.signed:
+            seed, width = digest("d2pfed graph", self.digest, self.adverts_digest), 2 * self.degree + 64
+            words = struct.unpack(f"<{self.size * width}Q", keystream(seed, 8 * self.size * width))
+            holders = {}
+            for rank in range(self.size):
+                found = []
+                for word in words[rank * width : (rank + 1) * width]:
+                    other = word * (self.size - 1) >> 64
+                    other += other >= rank
+                    if other not in found and len(found) < self.degree:
+                        found.append(other)
+                holders[rank] = sorted([*found, rank])
+            return holders
+        words = struct.unpack(f"<{self.size}Q", keystream(digest("d2pfed graph", self.digest), 8 * self.size))
+        circle = sorted(range(self.size), key=lambda rank: words[rank])
+        reach = self.degree // 2
+        return {
+            rank: sorted(circle[(at + step) % self.size] for step in range(-reach, reach + 1))
+            for at, rank in enumerate(circle)
+        }
+
+    def receivers(self, rank):
+        return [other for other in self.holders[rank] if other != rank]
+
+    def owners(self, rank):
+        return [other for other in range(self.size) if rank in self.holders[other]]
+
+    def senders(self, rank):
+        return [other for other in self.owners(rank) if other != rank]
+
+    def partners(self, rank):
+        return sorted({*self.receivers(rank), *self.senders(rank)})
 
     def secrets(self, client):
         entropy = bytes.fromhex(self.v["entropy"][str(client)])
@@ -104,15 +145,20 @@ class Second:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.v["signing"][str(client)])).sign(statement)
 
     def frame(self, kind, client, body):
-        header = struct.pack("<4sBBHQQ", b"d2pf", 1, kind, 0, client, len(body)) + self.digest
+        header = struct.pack("<4sBBHQQ", b"d2pf", 2, kind, 0, client, len(body)) + self.digest
         return header + hashlib.sha256(header + body).digest()[:16] + body
 
-    def advert(self, client):
+    def keys_of(self, client):
         own = self.secrets(client)
-        seal, masks = x25519(own["seal"]), x25519(own["mask"])
         commitment = digest("d2pfed commitment", self.digest, client, own["self"])
-        statement = digest("d2pfed advert", self.digest, client, seal, masks, commitment)
-        return seal + masks + commitment + self.sign(client, statement)
+        position = bytes.fromhex(self.v["positions"][str(client)]) if self.signed else b""
+        return x25519(own["seal"]), x25519(own["mask"]), commitment, position
+
+    def statement(self, client):
+        return digest("d2pfed advert", self.digest, client, *self.keys_of(client))
+
+    def advert(self, client):
+        return b"".join(self.keys_of(client)) + self.sign(client, self.statement(client))
 
     def shares(self, client):
         """(share of the seed, share of the mask key) by holder's rank."""
@@ -137,60 +183,90 @@ class Second:
             value = (value * point + coefficient) % PRIME
         return value
 
-    def plain(self, sender, receiver):
-        pair = self.shares(sender)[self.cohort.index(receiver)]
-        contribution = child(self.secrets(sender)["shares"], "group") if self.delivery == "everyone" else b""
-        return b"".join(share.to_bytes(33, "little") for share in pair) + contribution
+    def claim(self, sender, receiver):
+        return bytes.fromhex(self.v["known"].get(str(sender), {}).get(str(receiver), ""))
 
     def box(self, sender, receiver):
+        pair = self.shares(sender)[self.cohort.index(receiver)]
+        contribution = child(self.secrets(sender)["shares"], "group") if self.delivery == "everyone" else b""
+        plain = b"".join(share.to_bytes(33, "little") for share in pair) + contribution
         shared = x25519(self.secrets(sender)["seal"], x25519(self.secrets(receiver)["seal"]))
         key = hkdf(shared, "d2pfed box", self.digest, sender, receiver)
-        return AESGCM(key).encrypt(bytes(12), self.plain(sender, receiver), None)
+        return AESGCM(key).encrypt(bytes(12), plain + self.claim(sender, receiver), None)
+
+    def passed_on(self, sender, receiver):
+        box = self.box(sender, receiver)
+        return bytes(len(box)) if [sender, receiver] in self.v["spoilt"] else box
+
+    def boxes(self, pairs, other_end, box):
+        """The bitmap of claims, if signed, and a box for each pair of sender and receiver."""
+        carrying = {pair[other_end] for pair in pairs if self.claim(*pair)}
+        claims = bitmap([client in carrying for client in self.cohort]) if self.signed else b""
+        return claims + b"".join(box(*pair) for pair in pairs)
 
     @property
     def context(self):
-        everyone = bitmap([True] * len(self.cohort))
-        return digest("d2pfed context", self.digest, digest("d2pfed model", self.model), everyone)
+        trained = digest("d2pfed model", self.model), digest("d2pfed task", self.task)
+        return digest("d2pfed context", self.digest, self.adverts_digest, *trained, self.everyone)
+
+    def group_hash(self):
+        if self.delivery != "everyone":
+            return b""
+        contributions = [child(self.secrets(other)["shares"], "group") for other in self.cohort]
+        return digest("d2pfed group hash", digest("d2pfed group seed", self.digest, *contributions))
 
     def masked(self, client):
-        own, group = self.secrets(client), b""
-        if self.delivery == "everyone":
-            contributions = [child(self.secrets(other)["shares"], "group") for other in self.cohort]
-            group = digest("d2pfed group hash", digest("d2pfed group seed", self.digest, *contributions))
+        own, group = self.secrets(client), self.group_hash()
         values = list(self.v["vectors"][str(client)])
         terms = [(1, hkdf(own["self"], "d2pfed self mask", self.context, client))]
-        for rank in self.holders[self.cohort.index(client)]:
+        for rank in self.partners(self.cohort.index(client)):
             other = self.cohort[rank]
-            if other != client:
-                shared = x25519(own["mask"], x25519(self.secrets(other)["mask"]))
-                low, high = min(client, other), max(client, other)
-                key = hkdf(shared, "d2pfed pair mask", self.context, low, high, group)
-                terms.append((1 if client == low else -1, key))
+            shared = x25519(own["mask"], x25519(self.secrets(other)["mask"]))
+            low, high = min(client, other), max(client, other)
+            key = hkdf(shared, "d2pfed pair mask", self.context, low, high, group)
+            terms.append((1 if client == low else -1, key))
         for sign, key in terms:
             values = [
                 (a + sign * b) % 2**self.bits
                 for a, b in zip(values, mask(key, self.dimension, self.bits), strict=True)
             ]
         packed = sum(value << (self.bits * place) for place, value in enumerate(values))
-        return self.context + packed.to_bytes((self.dimension * self.bits + 7) // 8, "little")
+        return self.context + group + packed.to_bytes((self.dimension * self.bits + 7) // 8, "little")
 
-    def answers(self, client):
-        """All that this client sends, in order."""
-        rank = self.cohort.index(client)
-        peers = [self.cohort[holder] for holder in self.holders[rank] if holder != rank]
-        yield self.frame(2, client, self.advert(client))
-        yield self.frame(4, client, b"".join(self.box(client, peer) for peer in peers))
+    def invitation(self, client):
+        counters = struct.pack("<IIII", self.round, self.attempt, self.draw, self.block)
+        remembered = bytes.fromhex(self.v["remembered"].get(str(client), "")) or bytes(104)
+        drawn = b"".join(map(bytes.fromhex, self.v["opening"])) or self.ids
+        return bytes([len(self.run.encode())]) + self.run.encode() + counters + remembered + drawn
+
+    def signature(self, client):
+        return self.sign(client, digest("d2pfed survivors", self.context, bitmap(self.survivors)))
+
+    def exchanges(self, client):
+        """All that this client is asked and answers, in order."""
+        rank, cohort = self.cohort.index(client), self.cohort
+        yield self.frame(1, client, self.invitation(client)), self.frame(2, client, self.advert(client))
+        listed = b"".join(self.leaves) if self.signed and not self.complete else b""
+        shown = b"".join(self.advert(cohort[other]) for other in sorted([rank, *self.partners(rank)]))
+        sent = self.boxes([(client, cohort[other]) for other in self.receivers(rank)], 1, self.box)
+        yield self.frame(3, client, self.everyone + listed + shown), self.frame(4, client, sent)
         if client not in self.v["survivors"]:
             return
-        yield self.frame(6, client, self.masked(client))
-        arrived = [other in self.v["survivors"] for other in self.cohort]
+        got = self.boxes([(cohort[other], client) for other in self.senders(rank)], 0, self.passed_on)
+        trained = struct.pack("<I", len(self.task)) + self.task + self.model
+        yield self.frame(5, client, self.everyone + got + trained), self.frame(6, client, self.masked(client))
+        request = bitmap(self.survivors)
         if self.signed:
-            statement = digest("d2pfed survivors", self.context, bitmap(arrived))
-            yield self.frame(8, client, self.sign(client, statement))
+            yield self.frame(7, client, request), self.frame(8, client, self.signature(client))
+            request += b"".join(self.signature(signer) for signer in self.v["survivors"])
+        missing = [[cohort[owner], client] in self.v["spoilt"] for owner in range(self.size)]
         opened = [
-            self.shares(self.cohort[owner])[rank][0 if arrived[owner] else 1] for owner in self.holders[rank]
+            self.shares(cohort[owner])[rank][0 if self.survivors[owner] else 1]
+            for owner in self.owners(rank)
+            if not missing[owner]
         ]
-        yield self.frame(10, client, b"".join(share.to_bytes(33, "little") for share in opened))
+        answer = bitmap(missing) + b"".join(share.to_bytes(33, "little") for share in opened)
+        yield self.frame(9, client, request), self.frame(10, client, answer)
 
 
 @pytest.mark.parametrize("name", ROUNDS)
@@ -198,11 +274,52 @@ def test_a_second_implementation_sends_the_same_bytes(name):
     vector = load(name)
     second = Second(vector)
     assert second.digest.hex() == vector["digest"]
+    assert second.adverts_digest.hex() == vector["adverts_digest"]
     for rank, client in enumerate(second.cohort):
-        near = [second.cohort[holder] for holder in second.holders[rank] if holder != rank]
-        assert near == vector["neighbours"][str(client)]
-        sent = [entry["answer"] for entry in vector["exchanges"] if entry["client"] == client]
-        assert [answer.hex() for answer in second.answers(client)] == sent
+        assert [second.cohort[holder] for holder in second.holders[rank]] == vector["holders"][str(client)]
+        logged = [
+            (entry["request"], entry["answer"]) for entry in vector["exchanges"] if entry["client"] == client
+        ]
+        assert [(request.hex(), answer.hex()) for request, answer in second.exchanges(client)] == logged
+
+
+@pytest.mark.parametrize("name", [name for name in ROUNDS if load(name)["roster"]])
+def test_a_second_implementation_reads_the_roster_and_the_positions(name):
+    vector = load(name)
+    frame = bytes.fromhex(vector["roster"])
+    body, signature = frame[72:-64], frame[-64:]
+    assert frame[:8] == b"d2pf\x02\x20\0\0"
+    assert digest("d2pfed roster", body).hex() == vector["session"]["roster_digest"]
+    AUTHORITY.verify(signature, digest("d2pfed roster", body))
+    serial, issued, expires, _nonce, depth, root, count = struct.unpack_from("<QQQ32sB32sI", body)
+    ids = struct.unpack_from(f"<{count}Q", body, 93)
+    keys = [body[93 + 8 * count + 32 * place :][:32] for place in range(count)]
+    assert (serial, expires - issued) == (1, 30 * 86_400)
+    assert len(body) == 93 + (8 + 32 + 40) * count
+    authority = AUTHORITY.public_bytes_raw()
+    for client, packed in vector["positions"].items():
+        position = bytes.fromhex(packed)
+        rows, head = struct.unpack_from("<Q32s", position)
+        statement = digest("d2pfed position", authority, int(client), rows, head)
+        Ed25519PublicKey.from_public_bytes(keys[ids.index(int(client))]).verify(position[40:], statement)
+    if depth != 255:
+        check_draw(vector, ids, depth, root)
+
+
+def check_draw(vector, ids, depth, root):
+    """The path leads from the seed to the root, and the cohort is the first of the order."""
+    seed, *nodes = map(bytes.fromhex, vector["opening"])
+    place = draw = vector["session"]["draw"]
+    assert len(nodes) == depth
+    reached = digest("d2pfed draw leaf", draw, seed)
+    for beside in nodes:
+        pair = (beside, reached) if place % 2 else (reached, beside)
+        reached, place = digest("d2pfed draw node", *pair), place // 2
+    assert reached == root
+    key = digest("d2pfed draw", bytes.fromhex(vector["session"]["roster_digest"]), draw, seed)
+    words = struct.unpack(f"<{len(ids)}Q", keystream(key, 8 * len(ids)))
+    order = sorted(range(len(ids)), key=lambda position: words[position])
+    assert sorted(ids[position] for position in order[:4]) == vector["session"]["cohort"]
 
 
 @pytest.mark.parametrize("name", ROUNDS)
@@ -225,10 +342,9 @@ def test_the_bad_requests_have_not_changed():
 @pytest.mark.parametrize("case", load("bad_requests")["cases"], ids=lambda case: f"{case['place']} {case['why']}")
 def test_a_bad_request_is_refused(case):
     vector = load("complete")
-    shape, _ = ROUNDS["complete"]
-    session = make_session(4, dimension=5, **shape)
-    client = session.cohort[0]
-    machine = Federation(session, seed=b"vectors").clients[client]
+    federation = make_federation("complete")
+    client = federation.session.cohort[0]
+    machine = federation.clients[client]
     own = [entry["request"] for entry in vector["exchanges"] if entry["client"] == client]
     for request in own[: case["place"]]:
         machine.receive(bytes.fromhex(request))

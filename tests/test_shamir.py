@@ -1,4 +1,5 @@
 from fractions import Fraction
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scipy.stats import chi2
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.randomness import Stream, digest
-from d2pfed.secagg.shamir import PRIME, Opener, pack_shares, split, unpack_share
+from d2pfed.secagg.shamir import PRIME, Corrected, Corrector, Opener, pack_shares, split, unpack_share
 
 TOY = 257
 secrets = st.integers(0, 2**256 - 1)
@@ -117,3 +118,138 @@ def test_shares_come_back_from_bytes(share):
 def test_bytes_that_are_no_share_are_refused(data):
     with pytest.raises(PeerError):
         unpack_share(data)
+
+
+@pytest.mark.parametrize(
+    "points", [range(1, 301), range(1748, 2048), range(300, 0, -1), [*range(1, 200), *range(1900, 2048)]]
+)
+@pytest.mark.parametrize("secret", [0, PRIME - 1, 2**255])
+def test_many_shares_are_the_values_of_one_polynomial(points, secret):
+    """The compiled way takes over from 2^14 products on: its shares are those of plain integers."""
+    threshold = 150
+    shares = split(secret, threshold, points, stream("limbs", secret))
+    twin = stream("limbs", secret)
+    falling = [twin.below(PRIME) for _ in range(threshold - 1)]
+    for point, share in zip(points, shares, strict=True):
+        powers = (coefficient * point ** (threshold - 1 - place) for place, coefficient in enumerate(falling))
+        assert share == (sum(powers) + secret) % PRIME
+
+
+def test_points_too_large_for_the_limbs_are_right_too():
+    points = [2**11, *range(1, 200), PRIME - 1]
+    shares = split(77, 100, points, stream("large"))
+    assert Opener(points[:100]).join(shares[:100]) == 77
+    assert Opener(points[-100:]).join(shares[-100:]) == 77
+
+
+def with_errors(shares, errors, prime=PRIME):
+    """Shares with something added to some of them."""
+    return [(share + errors.get(place, 0)) % prime for place, share in enumerate(shares)]
+
+
+@st.composite
+def patterns(draw, most=14):
+    """A set of points, a threshold, and errors of any size at as many places as can be corrected."""
+    points = draw(st.lists(st.integers(1, 2000), min_size=1, max_size=most, unique=True))
+    threshold = draw(st.integers(1, len(points)))
+    count = draw(st.integers(0, (len(points) - threshold) // 2))
+    places = draw(st.permutations(range(len(points))))[:count]
+    return points, threshold, {place: draw(st.integers(1, PRIME - 1)) for place in places}
+
+
+@given(secrets, patterns())
+def test_wrong_shares_are_corrected_and_named(secret, pattern):
+    points, threshold, errors = pattern
+    shares = with_errors(split(secret, threshold, points, stream(secret)), errors)
+    found = Corrector(points, threshold).correct(shares, secret.__eq__)
+    assert found == Corrected(secret, tuple(sorted(errors)))
+
+
+@given(secrets, patterns())
+def test_corrections_need_no_judge(secret, pattern):
+    """Within the bound there is one polynomial only, and it is found whoever asks."""
+    points, threshold, errors = pattern
+    shares = with_errors(split(secret, threshold, points, stream(secret)), errors)
+    assert Corrector(points, threshold).correct(shares, lambda found: True).secret == secret
+
+
+@given(secrets, st.integers(1, 12), st.data())
+def test_one_error_more_than_the_bound_is_refused_or_right(secret, count, data):
+    threshold = data.draw(st.integers(1, count))
+    places = data.draw(st.permutations(range(count)))[: (count - threshold) // 2 + 1]
+    errors = {place: data.draw(st.integers(1, PRIME - 1)) for place in places}
+    points = range(1, count + 1)
+    shares = with_errors(split(secret, threshold, points, stream(secret)), errors)
+    assert Corrector(points, threshold).correct(shares, secret.__eq__) is None
+
+
+def test_liars_beyond_the_bound_who_agree_are_believed_by_whoever_does_not_check():
+    """Three of seven shift their shares to another polynomial of degree 2 that two honest shares lie on too."""
+    points, threshold = range(1, 8), 3
+    shares = split(1000, threshold, points, stream("agree"))
+    # 5 (x - 1) (x - 2) is zero at the first two points, so adding it at the rest makes another sharing.
+    shift = {place: 5 * (place + 1 - 1) * (place + 1 - 2) for place in (2, 3, 4)}
+    lies = with_errors(shares, shift)
+    corrector = Corrector(points, threshold)
+    assert corrector.correct(lies, (1000).__eq__) is None
+    believed = corrector.correct(lies, lambda found: True)
+    assert believed == Corrected(1000 + 5 * 2, (5, 6))
+
+
+def test_in_a_small_field_corrections_are_those_of_a_search():
+    """All polynomials of degree 1 modulo 7 against all words of a sample: the nearest within the bound, or nobody."""
+    prime, points = 7, [1, 2, 3, 4, 5, 6]
+    corrector = Corrector(points, 2, prime)
+    codewords = {
+        (secret, slope): tuple((secret + slope * point) % prime for point in points)
+        for secret, slope in product(range(prime), repeat=2)
+    }
+    found_count = 0
+    source = stream("search")
+    for _ in range(3_000):
+        word = tuple(source.below(prime) for _ in points)
+        near = [
+            (secret, tuple(place for place in range(6) if word[place] != code[place]))
+            for (secret, _), code in codewords.items()
+            if sum(left != right for left, right in zip(word, code, strict=True)) <= 2
+        ]
+        assert len(near) <= 1
+        found = corrector.correct(word, lambda secret: True)
+        assert (None if found is None else (found.secret, found.wrong)) == (near[0] if near else None)
+        found_count += found is not None
+    assert 100 < found_count < 2_900
+
+
+def test_every_pair_of_errors_in_a_small_field_is_corrected():
+    prime, points = 11, list(range(1, 8))
+    shares = split(4, 3, points, stream("pairs"), prime)
+    corrector = Corrector(points, 3, prime)
+    for places in combinations(range(7), 2):
+        for values in product(range(1, prime), repeat=2):
+            wrong = with_errors(shares, dict(zip(places, values, strict=True)), prime)
+            assert corrector.correct(wrong, (4).__eq__) == Corrected(4, places)
+
+
+def test_a_thousand_shares_with_249_wrong_ones_are_corrected():
+    points, threshold, secret = range(1, 1_001), 501, 2**255 - 19
+    shares = split(secret, threshold, points, stream("thousand"))
+    source = stream("errors")
+    errors = {int(place): source.below(PRIME - 1) + 1 for place in source.subset(1_000, 249)}
+    found = Corrector(points, threshold).correct(with_errors(shares, errors), secret.__eq__)
+    assert found == Corrected(secret, tuple(sorted(errors)))
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_corrector_takes_a_share_for_each_of_its_points(count):
+    with pytest.raises(ConfigError, match=f"4 shares must be given, got {count}"):
+        Corrector([1, 2, 3, 4], 2).correct([0] * count, lambda secret: True)
+
+
+@pytest.mark.parametrize(("points", "threshold"), [([0, 1, 2], 2), ([1, 1, 2], 2), ([1, 2], 3), ([1, 2], 0)])
+def test_a_corrector_refuses_points_that_give_a_secret_away(points, threshold):
+    with pytest.raises(ConfigError):
+        Corrector(points, threshold)
+
+
+def test_what_was_corrected_does_not_print_its_secret():
+    assert "12345" not in repr(Corrected(12345, ()))

@@ -123,9 +123,9 @@ def test_a_step_changes_no_state_that_was_given_and_keeps_single_precision(step)
 @pytest.mark.parametrize(
     ("wrong", "rule"),
     [
-        ({"rate": 0.0}, r"rate must be positive, got 0\.0"),
-        ({"rate": math.nan}, "rate must be positive, got nan"),
-        ({"rate": math.inf}, "rate must be positive, got inf"),
+        ({"rate": 0.0}, r"rate must be positive and at most 1e\+06, got 0\.0"),
+        ({"rate": math.nan}, "rate must be positive and at most .*, got nan"),
+        ({"rate": math.inf}, "rate must be positive and at most .*, got inf"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1\.0"),
         ({"momentum": -0.1}, r"momentum must be in \[0, 1\), got -0\.1"),
         ({"second_moment": 1.0}, r"second_moment must be in \[0, 1\), got 1\.0"),
@@ -157,14 +157,14 @@ def biased(drawn):
 
 def test_fixed_cohorts_are_uniform_subsets():
     index = {subset: number for number, subset in enumerate(combinations(range(6), 3))}
-    drawn = [cohorts(Scheme.FIXED, 6, 3).draw(number) for number in range(20_000)]
+    drawn = [cohorts(Scheme.FIXED, 6, 3).draw(number, 0, 0) for number in range(20_000)]
     check_fits(np.array([index[subset] for subset in drawn]), uniform(20), FALSE_ALARM)
     with pytest.raises(AssertionError, match="chi-square"):
         check_fits(np.array([index[biased(subset)] for subset in drawn]), uniform(20), FALSE_ALARM)
 
 
 def test_fixed_cohorts_of_two_rounds_are_independent():
-    drawn = [cohorts(Scheme.FIXED, 4, 1).draw(number)[0] for number in range(20_000)]
+    drawn = [cohorts(Scheme.FIXED, 4, 1).draw(number, 0, 0)[0] for number in range(20_000)]
     pairs = 4 * np.array(drawn[:-1:2]) + np.array(drawn[1::2])
     check_fits(pairs, uniform(16), FALSE_ALARM)
     stuck = 4 * np.array(drawn[:-1:2]) + np.where(np.arange(10_000) % 10, drawn[1::2], drawn[:-1:2])
@@ -175,7 +175,9 @@ def test_fixed_cohorts_of_two_rounds_are_independent():
 @given(st.integers(1, 200), st.data())
 def test_a_fixed_cohort_is_sorted_and_of_its_size(population, data):
     cohort = data.draw(st.integers(1, population))
-    drawn = cohorts(Scheme.FIXED, population, cohort).draw(data.draw(st.integers(0, 10**9)))
+    drawn = cohorts(Scheme.FIXED, population, cohort).draw(
+        data.draw(st.integers(0, 10**9)), data.draw(st.integers(0, 9)), 0
+    )
     assert list(drawn) == sorted(set(drawn))
     assert len(drawn) == cohort
     assert set(drawn) <= set(range(population))
@@ -184,14 +186,18 @@ def test_a_fixed_cohort_is_sorted_and_of_its_size(population, data):
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 5))
 def test_once_is_a_partition(rounds, cohort, left_over):
     source = cohorts(Scheme.ONCE, rounds * cohort + left_over, cohort)
-    drawn = [client for number in range(rounds) for client in source.draw(number)]
+    drawn = [client for number in range(rounds) for client in source.draw(0, 0, number)]
     assert len(set(drawn)) == len(drawn) == rounds * cohort
     assert set(drawn) <= set(range(rounds * cohort + left_over))
 
 
 def test_once_gives_each_client_each_round_alike():
     drawn = [
-        next(number for number in range(3) if 4 in cohorts(Scheme.ONCE, 6, 2, f"partition {seed}").draw(number))
+        next(
+            number
+            for number in range(3)
+            if 4 in cohorts(Scheme.ONCE, 6, 2, f"partition {seed}").draw(0, 0, number)
+        )
         for seed in range(5000)
     ]
     check_fits(np.array(drawn), uniform(3), FALSE_ALARM)
@@ -199,14 +205,14 @@ def test_once_gives_each_client_each_round_alike():
 
 def test_once_has_no_round_beyond_the_population():
     source = cohorts(Scheme.ONCE, 25, 10)
-    assert len(source.draw(1)) == 10
-    with pytest.raises(ConfigError, match="2 rounds of 10 out of 25, got round 2"):
-        source.draw(2)
+    assert len(source.draw(7, 3, 1)) == 10
+    with pytest.raises(ConfigError, match="2 blocks of 10 out of 25, got block 2"):
+        source.draw(0, 0, 2)
 
 
 def test_poisson_coins_are_binomial_and_independent():
     population, cohort, rounds = 20, 5, 8000
-    drawn = [cohorts(Scheme.POISSON, population, cohort).draw(number) for number in range(rounds)]
+    drawn = [cohorts(Scheme.POISSON, population, cohort).draw(number, 0, 0) for number in range(rounds)]
     taken = np.zeros((rounds, population))
     for row, clients in zip(taken, drawn, strict=True):
         row[list(clients)] = 1
@@ -230,16 +236,40 @@ def test_poisson_coins_are_binomial_and_independent():
 
 def test_a_known_cohort_is_always_the_same():
     source = cohorts(Scheme.NONE, 10, 4)
-    assert source.draw(0) == source.draw(7) == (0, 1, 2, 3)
+    assert source.draw(0, 0, 0) == source.draw(7, 2, 5) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.ONCE, Scheme.POISSON])
 def test_cohorts_follow_from_the_entropy(scheme):
     same, again, other = (cohorts(scheme, 1000, 100, name) for name in ("one", "one", "two"))
-    assert [same.draw(number) for number in (3, 0, 9)] == [again.draw(number) for number in (3, 0, 9)]
-    assert same.draw(0) != other.draw(0)
-    assert same.draw(0) != same.draw(1)
-    assert all(type(client) is int for client in same.draw(0))
+    places = [(3, 1, 3), (0, 0, 0), (9, 0, 9)]
+    assert [same.draw(*place) for place in places] == [again.draw(*place) for place in places]
+    assert same.draw(0, 0, 0) != other.draw(0, 0, 0)
+    assert same.draw(0, 0, 0) != same.draw(1, 0, 1)
+    assert all(type(client) is int for client in same.draw(0, 0, 0))
+
+
+@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.POISSON])
+def test_every_attempt_has_a_fresh_cohort(scheme):
+    drawn = {cohorts(scheme, 1000, 100).draw(number, attempt, 0) for number in range(20) for attempt in range(5)}
+    assert len(drawn) == 100
+
+
+def test_the_cohorts_of_two_attempts_at_a_round_are_independent():
+    source = cohorts(Scheme.FIXED, 4, 1)
+    pairs = [4 * source.draw(number, 0, 0)[0] + source.draw(number, 1, 0)[0] for number in range(10_000)]
+    check_fits(np.array(pairs), uniform(16), FALSE_ALARM)
+    same = [
+        5 * source.draw(number, 0, 0)[0] for number in range(10_000)
+    ]  # the planted bug: a retry keeps its cohort
+    with pytest.raises(AssertionError, match="chi-square"):
+        check_fits(np.array(same), uniform(16), FALSE_ALARM)
+
+
+def test_a_partition_goes_by_its_block_alone():
+    source = cohorts(Scheme.ONCE, 100, 10)
+    assert source.draw(0, 0, 3) == source.draw(5, 2, 3)
+    assert not set(source.draw(0, 0, 3)) & set(source.draw(0, 0, 4))
 
 
 # The loop

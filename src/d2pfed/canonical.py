@@ -5,10 +5,17 @@ import json
 from collections.abc import Mapping
 from enum import Enum
 from fractions import Fraction
+from reprlib import repr as shortened
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError
+
+MOST_CHARACTERS = 1 << 22  # of any text: a release with 10^6 participants has fewer
+MOST_DIGITS = 80  # of a whole number, or of either part of a fraction
+MOST_DEPTH = 16  # of values within values
+_TOO_LONG = 10**MOST_DIGITS
+_FLOAT_CHARACTERS = 32  # of a float in hexadecimal, which has at most 24
 
 
 def encode(value: object) -> str:
@@ -16,13 +23,21 @@ def encode(value: object) -> str:
     return json.dumps(_to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def decode(text: str, types: Mapping[str, type]) -> Any:  # noqa: ANN401 - the caller knows which type it asked for
-    """Rebuild a value from its text, out of the named types only; refuse any text but the canonical one."""
+def decode(text: str, types: Mapping[str, type], *, most: int = MOST_CHARACTERS) -> Any:  # noqa: ANN401 - the caller knows which type it asked for
+    """Rebuild a value from its text, out of the named types only; refuse any text but the canonical one.
+
+    The text may come from anyone: its length (`most` characters), its depth and the digits of its numbers are bounded
+    before anything is computed from them. Checked: test_canonical.py::test_no_text_makes_decoding_work_hard.
+    """
+    if len(text) > most:
+        raise ConfigError(f"not the canonical text of a value: {len(text)} characters, at most {most} are read")
     try:
-        value = _from_plain(json.loads(text), types)
+        value = _from_plain(json.loads(text, parse_int=_whole, parse_float=_refuse_float), types, MOST_DEPTH)
+        again = encode(value)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"not the canonical text of a value: {type(error).__name__}: {error}") from error
-    if encode(value) != text:
+        told = str(error).partition("\n")[0][:200]
+        raise ConfigError(f"not the canonical text of a value: {type(error).__name__}: {told}") from error
+    if again != text:
         raise ConfigError("not the canonical text of a value: it would be written differently")
     return value
 
@@ -31,11 +46,14 @@ def _to_plain(value: object) -> object:
     match value:
         case Enum():
             return {"": type(value).__name__, "is": value.value}
+        case int() if abs(value) >= _TOO_LONG:
+            raise ConfigError(f"a number of more than {MOST_DIGITS} digits has no canonical text")
         case None | bool() | int() | str():
             return value
         case float():
             return {"": "float", "is": value.hex()}
         case Fraction():
+            _to_plain((value.numerator, value.denominator))  # refuses long ones
             return {"": "Fraction", "is": str(value)}
         case bytes():
             return {"": "bytes", "is": value.hex()}
@@ -47,29 +65,48 @@ def _to_plain(value: object) -> object:
     raise ConfigError(f"a {type(value).__name__} has no canonical text")
 
 
-def _from_plain(plain: Any, types: Mapping[str, type]) -> object:  # noqa: ANN401 - JSON is untyped
+def _whole(digits: str) -> int:
+    """Read a whole number of few digits; longer ones cost more to read and to print than any value is worth."""
+    if len(digits.removeprefix("-")) > MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits, at most {MOST_DIGITS} are read")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    if len(digits) > _FLOAT_CHARACTERS:
+        raise ValueError(f"a float has {len(digits)} characters, at most {_FLOAT_CHARACTERS} are read")
+    return float.fromhex(digits)
+
+
+def _refuse_float(digits: str) -> float:
+    raise ValueError(f"a number is written {digits[:40]}, floats are hexadecimal")
+
+
+def _from_plain(plain: Any, types: Mapping[str, type], depth: int) -> object:  # noqa: ANN401 - JSON is untyped
+    if depth < 0:
+        raise ValueError(f"values within values, deeper than {MOST_DEPTH}")
     if isinstance(plain, list):
-        return tuple(_from_plain(item, types) for item in plain)
+        return tuple(_from_plain(item, types, depth - 1) for item in plain)
     if not isinstance(plain, dict):
         return plain
     name = plain.pop("")
     match name:
         case "float":
-            return float.fromhex(plain["is"])
+            return _real(plain["is"])
         case "Fraction":
             # Not Fraction's own reader, which would write 1e999999999 out.
             numerator, _, denominator = plain["is"].partition("/")
-            return Fraction(int(numerator), int(denominator or 1))
+            return Fraction(_whole(numerator), _whole(denominator or "1"))
         case "bytes":
             return bytes.fromhex(plain["is"])
     kind = types[name]
     if issubclass(kind, Enum):
         return kind(plain["is"])
-    fields = {key: _from_plain(item, types) for key, item in plain.items()}
+    fields = {key: _from_plain(item, types, depth - 1) for key, item in plain.items()}
     hints = get_type_hints(kind)
     for key, item in fields.items():
         if not _fits(item, hints[key]):
-            raise TypeError(f"{name}.{key} cannot be {item!r}")
+            raise TypeError(f"{name}.{key} cannot be {shortened(item)}")
     return kind(**fields)
 
 

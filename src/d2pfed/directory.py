@@ -3,9 +3,9 @@
 import fcntl
 import json
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,13 +13,15 @@ from typing import Self
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from d2pfed.errors import ConfigError
-from d2pfed.ledger import Budget, Ledger, read_budget
+from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger import Head, Ledger, read_budget
 from d2pfed.plan import Plan
-from d2pfed.randomness import KEY_BYTES, Entropy
+from d2pfed.randomness import KEY_BYTES, Entropy, digest
+from d2pfed.round import run_plan
 from d2pfed.training import ServerState
 
-_NAME_BYTES = 8
+_NAME_BYTES, _INODE_BYTES = 8, 8
+_ARRAYS = ("params", "velocity", "second", "average")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class RunDirectory:
     def open(path: Path, settings: str) -> "RunDirectory":
         """Open a run, new or begun with the same settings; refuse other settings and a second process."""
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            _make_durably(path)
             with ExitStack() as undo:
                 lock = undo.enter_context((path / "lock").open("w"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,29 +84,50 @@ class RunDirectory:
         if not file.exists():
             self.replace("settings.json", settings.encode())
             return
-        begun = file.read_text()
+        begun = _read_text(file)
         if begun != settings:
-            changed = _differences(json.loads(begun), json.loads(settings))
+            try:
+                changed = _differences(json.loads(begun), json.loads(settings))
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{file} is damaged: {error}") from error
             raise ConfigError(
                 f"the run in {self.path} was begun with other settings: {changed}; choose another --name"
             )
 
     def identity(self) -> Identity:
-        """Return what tells this run from all others and draws its cohorts: made once, and kept when it is resumed."""
+        """Return what tells this run from all others and draws its cohorts: made once, and kept when it is resumed.
+
+        A copy elsewhere is refused: it would draw the cohorts of the original, and spend what that one has spent.
+        """
         file = self.path / "identity"
-        if not file.exists():
-            draft = self.path / ".identity.new"
-            draft.unlink(missing_ok=True)
-            descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(descriptor, "wb") as opened:
-                opened.write(Entropy.system().stream().bytes(_NAME_BYTES + KEY_BYTES))
-                opened.flush()
-                os.fsync(opened.fileno())
-            draft.replace(file)
-        content = file.read_bytes()
-        if len(content) != _NAME_BYTES + KEY_BYTES:
-            raise ConfigError(f"{file} must have {_NAME_BYTES + KEY_BYTES} bytes, got {len(content)}")
-        return Identity(content[:_NAME_BYTES].hex(), Entropy(content[_NAME_BYTES:], is_replayed=False))
+        with _explained(file):
+            if not file.exists():
+                self._make_identity(file)
+            with file.open("rb") as opened:
+                content, inode = opened.read(), os.fstat(opened.fileno()).st_ino
+        least = _NAME_BYTES + KEY_BYTES + _INODE_BYTES
+        if len(content) <= least:
+            raise ConfigError(f"{file} is damaged: it must have more than {least} bytes, got {len(content)}")
+        born = int.from_bytes(content[_NAME_BYTES + KEY_BYTES : least], "little")
+        place = os.fsencode(file.resolve())
+        # A file system may number its files anew, and a directory may be moved; a copy has neither of the two.
+        if inode != born and content[least:] != place:
+            raise ConfigError(f"{self.path} is a copy of a run's directory: only the one where it began can go on")
+        secret = content[_NAME_BYTES : _NAME_BYTES + KEY_BYTES]
+        return Identity(content[:_NAME_BYTES].hex(), Entropy(secret, is_replayed=False))
+
+    def _make_identity(self, file: Path) -> None:
+        draft = self.path / ".identity.new"
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.write(Entropy.system().stream().bytes(_NAME_BYTES + KEY_BYTES))
+            opened.write(os.fstat(descriptor).st_ino.to_bytes(_INODE_BYTES, "little"))
+            opened.write(os.fsencode(file.resolve()))
+            opened.flush()
+            os.fsync(descriptor)
+        draft.replace(file)
+        _sync(self.path)
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file so that a crash leaves the old one or the new one, never a part."""
@@ -114,19 +137,17 @@ class RunDirectory:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path / name)
-        directory = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _sync(self.path)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep the state after a round."""
-        state = checkpoint.state
-        arrays = {name: getattr(state, name) for name in ("params", "velocity", "second", "average")}
-        self.replace(
-            "checkpoint.safetensors", save(arrays, {"rounds": str(state.rounds), "ledger": checkpoint.head})
-        )
+        notes = {
+            "rounds": str(checkpoint.state.rounds),
+            "ledger": checkpoint.head,
+            "checksum": _checksum(checkpoint),
+        }
+        arrays = {name: getattr(checkpoint.state, name) for name in _ARRAYS}
+        self.replace("checkpoint.safetensors", save(arrays, notes))
 
     def load(self) -> Checkpoint | None:
         """Return the last state that was kept, if any."""
@@ -135,36 +156,134 @@ class RunDirectory:
             return None
         try:
             with safe_open(file, "numpy") as stored:
-                arrays = {name: stored.get_tensor(name) for name in ("params", "velocity", "second", "average")}
+                arrays = {name: stored.get_tensor(name) for name in _ARRAYS}
                 notes = stored.metadata()
-                state = ServerState(int(notes["rounds"]), **arrays)
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+                checkpoint = Checkpoint(ServerState(int(notes["rounds"]), **arrays), notes["ledger"])
+                intact = notes["checksum"] == _checksum(checkpoint)
+        except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise ConfigError(f"{file} is not a checkpoint: {error}") from error
-        return Checkpoint(state, notes["ledger"])
+        if not intact:
+            raise ConfigError(f"{file} is damaged: its checksum is not that of its content")
+        return checkpoint
+
+    def note(self, head: Head) -> None:
+        """Keep the ledger's last row as this run has seen it: an older ledger will be refused."""
+        self.replace("seen", head.encode().encode())
+
+    def seen(self) -> Head | None:
+        """Return the ledger's row that was kept last; None before the run has begun."""
+        file = self.path / "seen"
+        if not file.exists():
+            return None
+        try:
+            return Head.decode(_read_text(file))
+        except LedgerError as error:
+            raise ConfigError(f"{file} is damaged: {error}") from error
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Add a round's metrics."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add a round's metrics, on the disk when this returns."""
+        file = self.path / "metrics.jsonl"
+        is_new = not file.exists()
+        with file.open("a") as opened:
+            opened.write(json.dumps(record) + "\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+        if is_new:
+            _sync(self.path)
 
     def keep_metrics(self, rounds: int) -> None:
-        """Forget the metrics of later rounds, whose state was not kept."""
+        """Forget the metrics of later rounds, whose state was not kept, and lines that a crash or a hand has torn."""
         file = self.path / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        whole = [line for line in lines if line.endswith("}")]  # a crash may have cut the last one
-        kept = [line for line in whole if json.loads(line)["round"] <= rounds]
-        self.replace("metrics.jsonl", "".join(line + "\n" for line in kept).encode())
+        with _explained(file):
+            lines = file.read_bytes().decode(errors="replace").splitlines() if file.exists() else []
+        kept = {number: line for line in lines if (number := _round_of(line)) is not None and number <= rounds}
+        self.replace("metrics.jsonl", "".join(kept[number] + "\n" for number in sorted(kept)).encode())
 
 
-def open_ledger(path: Path, plan: Plan) -> Ledger:
-    """Open the population's ledger, or create one with this plan's promise for a budget; the caller closes it."""
-    budget = Budget(plan.epsilon, plan.delta, plan.against, plan.participations)
-    if not path.exists():
-        return Ledger.create(path, budget, budget.measure)
-    found = read_budget(path)
-    if replace(found, epsilon=budget.epsilon) != budget:
-        raise ConfigError(f"the ledger {path} has the budget {found}, this plan needs one like {budget}")
-    return Ledger.open(path, found.measure)
+def open_run(
+    directory: RunDirectory, plan: Plan, run: str, shared: Path | None, last: Checkpoint | None
+) -> Ledger:
+    """Open the ledger of a run and charge it there, or find it charged; the caller closes it.
+
+    `shared` is a ledger that other runs over these clients draw on too; None: the directory's own, which is made with
+    this plan's promise for a budget when the run begins. `last` is the directory's checkpoint.
+
+    Guarantee: the run is within its own promise and its ledger's budget, and this directory is the only one that has
+    carried it on. Checked: test_run.py.
+    """
+    charge, seen = run_plan(plan), directory.seen()
+    path = directory.path / "ledger.sqlite" if shared is None else shared
+    if path.exists():
+        budget = read_budget(path)
+        budget.require_like(charge)
+        book = Ledger.open(path)
+    elif shared is not None:
+        raise ConfigError(f"there is no ledger at {path}: `d2pfed ledger create` makes one")
+    elif seen is not None or last is not None:
+        raise LedgerError(f"the ledger of the run in {directory.path} is gone, and what was spent with it")
+    else:
+        budget = charge.budget
+        book = Ledger.create(path, budget)
+    with ExitStack() as undo:
+        undo.callback(book.close)
+        for head in (seen, None if last is None else Head.decode(last.head)):
+            if head is not None:
+                book.require_head(head)
+        if seen is None and budget != charge.budget:
+            charge.require_promise()
+        book.begin(run, directory.identity().name, charge)
+        book.require_own(run, seen, 0 if last is None else last.state.rounds)
+        directory.note(book.head())
+        undo.pop_all()
+    return book
+
+
+def _checksum(checkpoint: Checkpoint) -> str:
+    state = checkpoint.state
+    arrays = [getattr(state, name) for name in _ARRAYS]
+    parts = [part for array in arrays for part in (str(array.dtype), str(array.shape), array.tobytes())]
+    return digest("d2pfed checkpoint", state.rounds, checkpoint.head, *parts).hex()
+
+
+def _round_of(line: str) -> int | None:
+    """Return the round that a line of metrics is about; None if it is no such line."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    number = record.get("round") if isinstance(record, dict) else None
+    return number if isinstance(number, int) and number >= 1 else None
+
+
+def _make_durably(path: Path) -> None:
+    """Make a directory and those above it, each entered in its parent for good: with it a run's ledger would go."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_text(file: Path) -> str:
+    with _explained(file):
+        return file.read_text("utf-8")
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot use {file}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is damaged: it is not text") from None
 
 
 def _differences(old: object, new: object, where: str = "") -> str:

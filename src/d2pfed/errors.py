@@ -13,12 +13,22 @@ class PeerError(D2PFedError):
     """A message from the other side broke the protocol."""
 
 
-class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
-    """Too few clients are left, these ones: the attempt is void."""
+class RolledBack(PeerError):  # noqa: N818 - the name of the event, not of a defect
+    """Somebody has met this client at a position that its log does not have: it must not go on."""
 
-    def __init__(self, text: str, left: tuple[int, ...] = ()) -> None:
+    def __init__(self, text: str, count: int, head: bytes) -> None:
+        super().__init__(text)
+        self.count = count
+        self.head = head
+
+
+class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """Too few clients are left, these ones: the attempt is void. Those to blame, if any, are not asked again."""
+
+    def __init__(self, text: str, left: tuple[int, ...] = (), blamed: tuple[int, ...] = ()) -> None:
         super().__init__(text)
         self.left = left
+        self.blamed = blamed
 
 
 class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
@@ -27,3 +37,8 @@ class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of
 
 class LedgerError(D2PFedError):
     """The ledger cannot be read or written, or does not say what it must: nothing may be released."""
+
+
+def shown(number: int) -> str:
+    """Return a whole number as an error shows it; one that nobody would read, and Python may not print, by its size."""
+    return str(number) if abs(number) < 10**20 else f"a number of {number.bit_length()} bits"

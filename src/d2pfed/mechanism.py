@@ -7,12 +7,14 @@ from typing import Protocol, runtime_checkable
 
 from d2pfed.accounting.release import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.codec import Centres, Codec, conditional_round, rounded_radius
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
 from d2pfed.randomness import Entropy
 from d2pfed.ring import IntVector
 from d2pfed.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam
 
 LEAST_WIDTH = 2  # steps: below it the sum of real-centred discrete Gaussians is too far from one of them
+MOST_WIDTH = 1 << 20  # steps: wider noise fits no sampler's table; refused before anything is computed from it
+_MOST_TERM = 1 << 128  # of a fraction's numerator and denominator
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,7 @@ class Centered:
     sigma: Fraction
 
     def __post_init__(self) -> None:
-        if self.sigma < LEAST_WIDTH:
-            raise ConfigError(
-                f"a client's sigma must be at least {LEAST_WIDTH} steps, got {float(self.sigma):.6g}"
-            )
+        _require_width(self.sigma, LEAST_WIDTH, MOST_WIDTH)
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return one draw around the client's own vector."""
@@ -81,6 +80,10 @@ class Rounded:
     """Conditional stochastic rounding, the first step of every mechanism that adds integer noise to integers."""
 
     beta: float = math.exp(-0.5)  # the choice of Kairouz, Liu and Steinke
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < 1:
+            raise ConfigError(f"beta must be in (0, 1), got {self.beta}")
 
     def encode(self, centres: Centres, entropy: Entropy) -> IntVector:
         """Return the client's rounded vector."""
@@ -102,6 +105,9 @@ class Shared:
     sigma: Fraction
     rounded: Rounded = Rounded()
 
+    def __post_init__(self) -> None:
+        _require_width(self.sigma, 0, MOST_WIDTH)
+
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's share of the group's noise."""
         if share.group is None:
@@ -120,6 +126,9 @@ class Designated:
 
     sigma: Fraction
     rounded: Rounded = Rounded()
+
+    def __post_init__(self) -> None:
+        _require_width(self.sigma, 0, MOST_WIDTH)
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector, plus all of the noise if this client is the designated."""
@@ -140,6 +149,9 @@ class DDGauss:
     sigma: Fraction
     rounded: Rounded = Rounded()
 
+    def __post_init__(self) -> None:
+        _require_width(self.sigma, 0, MOST_WIDTH)
+
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
         rounded = self.rounded.encode(centres, entropy)
@@ -156,6 +168,9 @@ class SkellamNoise:
 
     variance: Fraction
     rounded: Rounded = Rounded()
+
+    def __post_init__(self) -> None:
+        _require_width(self.variance, 0, MOST_WIDTH**2)
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
@@ -176,8 +191,8 @@ class BinomialNoise:
     rounded: Rounded = Rounded()
 
     def __post_init__(self) -> None:
-        if self.trials < 2 or self.trials % 2:
-            raise ConfigError(f"a client's trials must be even and at least 2, got {self.trials}")
+        if not 2 <= self.trials <= 4 * MOST_WIDTH**2 or self.trials % 2:
+            raise ConfigError(f"a client's trials must be even and in [2, 2^42], got {shown(self.trials)}")
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise, centred at zero."""
@@ -190,6 +205,16 @@ class BinomialNoise:
         radius = self.rounded.radius(codec)
         l1, largest = l1_radius(radius, codec.length), min(radius, Fraction(codec.largest_step))
         return BinomialSum(self.trials, survivors, radius, l1, largest, codec.length)
+
+
+def _require_width(value: Fraction, least: int, most: int) -> None:
+    """Refuse noise that is too narrow or too wide, or a fraction that is too long to compute with."""
+    if max(abs(value.numerator), value.denominator) > _MOST_TERM:
+        raise ConfigError("a noise's width must be a fraction of at most 2^128 over 2^128, got a longer one")
+    if not (value > 0 and least <= value <= most):
+        raise ConfigError(
+            f"a client's noise must be at least {least} steps wide and at most {most}, got {float(value):.6g}"
+        )
 
 
 def l1_radius(radius: Fraction, length: int) -> Fraction:

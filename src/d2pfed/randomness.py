@@ -16,7 +16,7 @@ KEY_BYTES = 32
 PathPart = str | int | bytes
 
 _CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small enough for the cache
-_ZEROS = bytes(_CHUNK)
+_ZEROS = memoryview(bytes(_CHUNK))  # a slice of it is no copy
 _TAGS: dict[type, bytes] = {str: b"s", int: b"i", bytes: b"b"}
 
 
@@ -99,7 +99,7 @@ class Stream:
         view = out.data.cast("B")
         for start in range(0, len(view), _CHUNK):
             part = view[start : start + _CHUNK]
-            self._keystream.update_into(_ZEROS[: len(part)] if len(part) < _CHUNK else _ZEROS, part)
+            self._keystream.update_into(_ZEROS[: len(part)], part)
 
     def bytes(self, count: int) -> bytes:
         """Return the next bytes."""

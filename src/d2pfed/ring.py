@@ -1,12 +1,14 @@
 """The ring of integers modulo 2^bits: wrap, centre, add, and pack into words of exactly `bits` bits."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.compiled import compiled
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import ConfigError, PeerError, shown
 from d2pfed.randomness import Stream
 
 IntVector = NDArray[np.int64]
@@ -17,6 +19,7 @@ MAX_BITS = 32
 
 _WORD = np.dtype("<u8")
 _WHOLE_BYTES = {8: "<u1", 16: "<u2", 32: "<u4"}
+_MASK_BLOCK = 1 << 17  # words at a time: at most 512 kB
 _BLOCK = 1 << 11  # pairs at a time: a multiple of 32, so that blocks begin at whole words
 
 
@@ -28,7 +31,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS:
-            raise ConfigError(f"a ring's bits must be in [1, {MAX_BITS}], got {self.bits}")
+            raise ConfigError(f"a ring's bits must be in [1, {MAX_BITS}], got {shown(self.bits)}")
 
     @property
     def modulus(self) -> int:
@@ -92,10 +95,40 @@ class Ring:
         return self._expand(packed, count)
 
     def uniform(self, stream: Stream, count: int) -> RingVector:
-        """Return a uniform vector, made of `packed_bytes(count)` bytes of the stream."""
-        packed = np.empty(self.packed_bytes(count), np.uint8)
-        stream.fill(packed)
-        return self._expand(packed, count)
+        """Return a uniform vector: the low bits of as many words of `mask_word` as it has coordinates."""
+        words = np.empty(count, self.mask_word)
+        stream.fill(words)
+        values: RingVector = words.astype(np.uint32, copy=False)
+        values &= self._mask
+        return values
+
+    def add_mask_into(self, total: RingVector, stream: Stream) -> None:
+        """Add the uniform vector of a stream in place, without ever holding all of it."""
+        for part, words in self._parts(total, stream):
+            _add_words(part, words, self._mask)
+
+    def subtract_mask_into(self, total: RingVector, stream: Stream) -> None:
+        """Subtract the uniform vector of a stream in place."""
+        for part, words in self._parts(total, stream):
+            _subtract_words(part, words, self._mask)
+
+    @property
+    def mask_word(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """Return the narrowest word of 1, 2 or 4 bytes that holds a coordinate.
+
+        A mask is made of whole words, of which only the low bits count: to cut a keystream into words of `bits` bits
+        would take longer than the keystream.
+        """
+        return np.dtype("<u1" if self.bits <= 8 else "<u2" if self.bits <= 16 else "<u4")
+
+    def _parts(self, total: RingVector, stream: Stream) -> Iterator[tuple[RingVector, NDArray[Any]]]:
+        """Yield parts of a vector, each with the next words of the stream for it."""
+        buffer = np.empty(min(_MASK_BLOCK, total.size), self.mask_word)
+        for start in range(0, total.size, _MASK_BLOCK):
+            part = total[start : start + _MASK_BLOCK]
+            words = buffer[: part.size]
+            stream.fill(words)
+            yield part, words
 
     @property
     def _mask(self) -> np.uint32:
@@ -118,6 +151,18 @@ class Ring:
 def _require_equal_shapes(left: RingVector, right: RingVector) -> None:
     if left.shape != right.shape:  # numpy would stretch a short vector over a long one
         raise ValueError(f"ring vectors must have equal shapes, got {left.shape} and {right.shape}")
+
+
+@compiled
+def _add_words(total: RingVector, words: NDArray[Any], mask: np.uint32) -> None:
+    for index in range(total.size):
+        total[index] = (total[index] + np.uint32(words[index])) & mask
+
+
+@compiled
+def _subtract_words(total: RingVector, words: NDArray[Any], mask: np.uint32) -> None:
+    for index in range(total.size):
+        total[index] = (total[index] - np.uint32(words[index])) & mask
 
 
 # Values are packed as a tree: two neighbours of b bits are one value of 2 b bits, and so on up to lanes of 33 to

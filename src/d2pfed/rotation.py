@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.compiled import compiled
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
 from d2pfed.randomness import KEY_BYTES, Stream
 
 Floats = NDArray[np.floating[Any]]
+
+MAX_DIMENSION = 1 << 30  # coordinates: 4 GB of floats
 
 _BLOCK = 1 << 13  # floats that fit a first cache
 
@@ -247,8 +249,8 @@ def _as_floats(pairs: NDArray[np.complexfloating[Any, Any]]) -> Floats:
 
 
 def _require_dimension(dimension: int) -> None:
-    if dimension < 1:
-        raise ConfigError(f"a rotation's dimension must be at least 1, got {dimension}")
+    if not 1 <= dimension <= MAX_DIMENSION:
+        raise ConfigError(f"a rotation's dimension must be in [1, {MAX_DIMENSION}], got {shown(dimension)}")
 
 
 def _require_length(vector: Floats, length: int) -> None:

@@ -1,36 +1,50 @@
 """One private round, client half and server half, whatever carries the bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import Release
+from d2pfed.accounting import Release, Scheme
 from d2pfed.codec import FloatVector
-from d2pfed.errors import PeerError, TooFewClients
+from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.graph import Consistency
+from d2pfed.ledger import RunPlan
 from d2pfed.mechanism import Designated, Share, Shared
-from d2pfed.plan import Plan, Policy
+from d2pfed.plan import Enrolled, Plan, Policy
 from d2pfed.randomness import Entropy, digest
 from d2pfed.ring import RingVector
 from d2pfed.secagg import (
     Advertising,
     Client,
     Confirming,
-    Consistency,
     Delivery,
     Enrolment,
     Exchange,
+    History,
+    Invitation,
+    Position,
     Roster,
     ServerPhase,
     Session,
+    Sum,
     collect,
     decode_invitation,
 )
+from d2pfed.secagg.draws import Opening, draw_cohort, draw_key, require_path
+from d2pfed.secagg.session import NO_ROSTER
 
-Train = Callable[[bytes], NDArray[np.floating]]  # from the model's bytes to a client's update
+Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update
+LEAST_SECRET_COHORT = 40  # on average: fewer than two clients are then drawn with a chance below 10^-15
+_FEWEST = 2  # clients of a cohort that one can hide among
 Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
+Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
+
+ROSTERS = 4  # that an authority may issue over one population: each has draws of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +57,64 @@ class Attempt:
 
 
 def session_of(
-    plan: Plan, attempt: Attempt, cohort: tuple[int, ...], consistency: Consistency = Consistency.ASSUMED
+    plan: Plan,
+    attempt: Attempt,
+    cohort: tuple[int, ...],
+    *,
+    roster: Roster | None = None,
+    draw: int = 0,
+    block: int = 0,
 ) -> Session:
     """Return what the protocol of an attempt is bound to.
 
-    A cohort of another size than planned (a secret one, or what an earlier attempt left) is a complete graph.
+    A cohort of another size than planned is a complete graph. There is one where sizes are secret, and where an
+    earlier attempt left fewer although all must deliver; where any quorum will do, the cohort has the planned size.
     """
+    return _session(plan, attempt, cohort, (NO_ROSTER if roster is None else roster.digest, draw, block))
+
+
+def sketch_of(plan: Plan) -> Session:
+    """Return a session of the plan with clients that do not exist, for its sizes alone."""
+    roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
+    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort)), (roster, 0, 0))
+
+
+def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple[bytes, int, int]) -> Session:
+    roster_digest, draw, block = drawn
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort
+    if delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
+        require_planned_size(plan, size)
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
-    least = plan.quorum if planned or delivery is Delivery.QUORUM else threshold
+    quorum = plan.quorum
+    if delivery is Delivery.EVERYONE:
+        quorum = size
+    elif delivery is Delivery.DESIGNATED and not planned:
+        quorum = threshold if plan.consistency is Consistency.ASSUMED else (size + plan.colluders) // 2 + 1
     return Session(
+        plan_digest=plan.digest,
         run=attempt.run,
         round=attempt.round,
         attempt=attempt.number,
-        plan_digest=plan.digest,
+        roster_digest=roster_digest,
+        draw=draw,
+        block=block,
         cohort=cohort,
         dimension=plan.codec.length,
         bits=plan.ring.bits,
         degree=plan.neighbours if planned else size - 1,
         threshold=threshold,
-        quorum=size if delivery is Delivery.EVERYONE else least,
+        quorum=quorum,
+        colluders=plan.colluders,
         delivery=delivery,
-        consistency=consistency,
+        consistency=plan.consistency,
     )
+
+
+def require_planned_size(plan: Plan, size: int) -> None:
+    """Refuse a cohort of another size: in a larger one the quorum would be a smaller part, and have two views."""
+    if size != plan.cohort:
+        raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
 
 
 def delivery_of(plan: Plan) -> Delivery:
@@ -110,25 +158,90 @@ class Participant:
         fresh = self.entropy.child("contribution", session.digest, self.client)
         return self.plan.ring.wrap(self.plan.mechanism.encode(centres, share, fresh))
 
-    def join(self, session: Session, train: Train, enrolment: Enrolment | None = None) -> Client:
+    def join(
+        self,
+        session: Session,
+        train: Train,
+        enrolment: Enrolment | None = None,
+        history: History | None = None,
+    ) -> Client:
         """Return the machine that answers the server's requests in this attempt."""
         return Client(
             session,
             self.client,
-            lambda model, group: self.contribute(session, train(model), group),
+            lambda task, model, group: self.contribute(session, train(task, model), group),
             self.entropy,
             enrolment,
+            history,
         )
 
 
-def accept(plan: Plan, policy: Policy, invitation: bytes, consistency: Consistency) -> Session:
-    """Return the session that an invitation names, if this client's policy allows the plan and the cohort."""
-    policy.check(plan)
-    invited = decode_invitation(invitation)
-    if len(invited.cohort) < policy.least_cohort:
-        raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(invited.cohort)}")
+def accept(
+    plan: Plan, policy: Policy, invitation: bytes, roster: Roster | None = None, first_draw: int = 0
+) -> Session:
+    """Return the session that an invitation names, if this client's policy allows the plan and the cohort.
+
+    An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
+    computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
+    """
+    policy.check(plan, enrolled_in(roster))
+    return invited_session(plan, invitation, policy.least_cohort, roster, first_draw)
+
+
+def invited_session(
+    plan: Plan, invitation: bytes, least_cohort: int, roster: Roster | None, first_draw: int
+) -> Session:
+    """Return the session that an invitation names, for a plan that this client's policy has allowed before."""
+    is_drawn = roster is not None and roster.depth is not None
+    invited = decode_invitation(invitation, roster.depth if roster is not None else None)
+    cohort = _drawn(plan, invited, roster, first_draw) if roster is not None and is_drawn else _listed(invited)
+    if len(cohort) < least_cohort:
+        raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
-    return session_of(plan, attempt, invited.cohort, consistency)
+    session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block)
+    if session.digest != invited.binding:
+        raise PeerError(f"run {invited.run} was agreed on with another plan, cohort or roster")
+    return session
+
+
+def enrolled_in(roster: Roster | None) -> Enrolled | None:
+    """Return what a roster says of the others; four of its kind are expected while a population lasts."""
+    if roster is None:
+        return None
+    return Enrolled(len(roster.keys), 0 if roster.depth is None else ROSTERS << roster.depth)
+
+
+def _listed(invited: Invitation) -> tuple[int, ...]:
+    """Return the cohort as the server lists it; that it may choose its members is part of what is promised then."""
+    if invited.draw or invited.block:
+        raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
+    return invited.cohort or ()
+
+
+def _drawn(plan: Plan, invited: Invitation, roster: Roster, first_draw: int) -> tuple[int, ...]:
+    """Return the cohort that follows from the draw, all of the roster being the population."""
+    if invited.opening is None or roster.depth is None:
+        raise PeerError("a drawn cohort needs the opening of its draw")
+    require_path(roster.root, roster.depth, invited.draw, invited.opening)
+    require_draw_by_number(plan, invited, first_draw)
+    key = draw_key(roster.digest, invited.draw, invited.opening.seed)
+    cohort = draw_cohort(key, roster.clients, plan.sampling, invited.block)
+    require_in_cohort(invited.client, cohort)
+    return cohort
+
+
+def require_draw_by_number(plan: Plan, invited: Invitation, first_draw: int) -> None:
+    """Refuse a draw that the server has picked: attempts take the draws in turn, under `once` all take the first."""
+    steps = invited.round * plan.attempts_per_round + invited.attempt
+    due = first_draw if plan.sampling.scheme is Scheme.ONCE else first_draw + steps
+    if invited.draw != due:
+        raise PeerError(f"round {invited.round}, attempt {invited.attempt} is of draw {due}, got {invited.draw}")
+
+
+def require_in_cohort(client: int, cohort: tuple[int, ...]) -> None:
+    """Refuse to join a cohort without this client in it."""
+    if client not in cohort:
+        raise PeerError(f"client {client} is not in the cohort of this draw")
 
 
 class Collected(Protocol):
@@ -139,7 +252,7 @@ class Collected(Protocol):
         """The clients whose vector is in the sum."""
         ...
 
-    def unmask(self) -> RingVector:
+    def unmask(self) -> Sum:
         """Open the sum; raises TooFewClients if too few help."""
         ...
 
@@ -157,27 +270,69 @@ class Masked:
         """The clients whose masked vector arrived."""
         return self.confirming.survivors
 
-    def unmask(self) -> RingVector:
+    def unmask(self) -> Sum:
         """Ask the survivors to open the masks."""
         _run(self.confirming, self.exchange, self.refused)
         unmasking = self.confirming.close()
         _run(unmasking, self.exchange, self.refused)
-        return unmasking.close().vector
+        return unmasking.close()
 
 
 def ignore(_client: int, _error: PeerError) -> None:
     """Count who answered badly as dropped out, and say no more."""
 
 
+def forget(_positions: Mapping[int, Position]) -> None:
+    """Remember nobody's position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invite:
+    """What the server brings to an attempt of enrolled clients.
+
+    Attributes:
+        roster: who is enrolled.
+        opening: proof of the draw, where cohorts are drawn verifiably.
+        remembered: where the server has met each client last.
+        remember: takes the positions of all that joined, whatever becomes of the attempt.
+        excluded: clients that were found to cheat in this run; they count as dropped out.
+    """
+
+    roster: Roster | None = None
+    opening: Opening | None = None
+    remembered: Mapping[int, Position] = field(default_factory=dict)
+    remember: Remember = forget
+    excluded: Collection[int] = ()
+
+
+NOBODY_ENROLLED = Invite()
+
+
 def gather(
-    session: Session, model: bytes, exchange: Exchange, roster: Roster | None = None, refused: Refused = ignore
+    session: Session,
+    model: bytes,
+    exchange: Exchange,
+    *,
+    task: bytes = b"",
+    invite: Invite = NOBODY_ENROLLED,
+    refused: Refused = ignore,
 ) -> Masked:
-    """Run the first three exchanges of the protocol; raises TooFewClients with those who are left."""
-    advertising = Advertising(session, roster)
+    """Run the first three exchanges of the protocol; raises TooFewClients with those who are left.
+
+    `task` is all that decides what is trained beside the model; clients that were told otherwise add only noise.
+    """
+    advertising = Advertising(
+        session,
+        invite.roster,
+        opening=invite.opening,
+        remembered=invite.remembered,
+        excluded=invite.excluded,
+    )
     _run(advertising, exchange, refused)
+    invite.remember(advertising.positions)
     sharing = advertising.close()
     _run(sharing, exchange, refused)
-    masking = sharing.close(model)
+    masking = sharing.close(task, model)
     _run(masking, exchange, refused)
     return Masked(masking.close(), exchange, refused)
 
@@ -188,18 +343,22 @@ def _run(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
 
 
 class Book(Protocol):
-    """Where an attempt is charged before it can reveal anything."""
+    """Where an attempt is counted, under the charge of its run, before it can reveal anything."""
 
-    def reserve(self, run: str, release: Release) -> object:
-        """Charge for the worst that an attempt may release."""
+    def reserve(self, release: Release) -> object:
+        """Count an attempt and the worst that it may release; refuses one that has a row."""
         ...
 
-    def commit(self, run: str, release: Release) -> object:
-        """Charge for what unmasking will release."""
+    def commit(self, release: Release) -> object:
+        """Record what unmasking will release."""
         ...
 
     def void(self, run: str, number: int, attempt: int) -> object:
-        """Take back the charge of an attempt in which nothing can be unmasked any more."""
+        """Take back an attempt in which nothing can be unmasked any more."""
+        ...
+
+    def taken(self, clients: Iterable[int]) -> Mapping[int, int]:
+        """Return in how many attempts that were not void each client took part, over all runs."""
         ...
 
 
@@ -212,45 +371,87 @@ class Outcome:
     survivors: int
 
 
-Collect = Callable[[Session], Collected]
+Draw = Callable[[int], tuple[int, ...]]  # from an attempt's number to its cohort, sorted
+Bind = Callable[[Attempt, tuple[int, ...]], Session]  # from an attempt and its cohort to its session
+
+# Gathers a session's vectors, from clients that took part so often before.
+Collect = Callable[[Session, Mapping[int, int]], Collected]
+
+
+def run_plan(plan: Plan) -> RunPlan:
+    """Return what a run of this plan is charged: all attempts that it may take, each with no more than a quorum."""
+    if plan.sampling.scheme is Scheme.POISSON and plan.cohort < LEAST_SECRET_COHORT:
+        raise ConfigError(
+            f"cohorts of secret size must have at least {LEAST_SECRET_COHORT} clients on average, got {plan.cohort}"
+        )
+    return RunPlan(
+        plan=plan.digest,
+        release=plan.release("", 0, 0, (), plan.quorum),
+        rounds=plan.rounds,
+        max_attempts=plan.max_attempts,
+        attempts_per_round=plan.attempts_per_round,
+        participations=plan.participations,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        observer=plan.against,
+    )
 
 
 def aggregate(
-    plan: Plan,
-    first: Attempt,
-    cohort: tuple[int, ...],
-    collect: Collect,
-    book: Book,
-    *,
-    consistency: Consistency = Consistency.ASSUMED,
+    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, *, bind: Bind | None = None
 ) -> Outcome:
-    """Try a round, from its first attempt on, until one succeeds, charging each before it can reveal anything.
+    """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 
-    Where every vector counts (`shared`, `designated`), a further attempt goes on with those who were left.
+    `draw` gives each attempt its cohort: after one that was charged a fresh one, after a void one it may be the same
+    again. Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on
+    with those who were left. `bind` makes the session of an attempt where it is bound to more than the plan, as to a
+    roster and its draw.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
-    attempt is voided only before that request. Checked: test_round.py::test_charges_come_before_what_they_pay_for.
+    attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
+    Checked: test_round.py::test_charges_come_before_what_they_pay_for,
+    test_round.py::test_a_retry_counts_the_attempt_before_it.
     """
     run, number = first.run, first.round
-    for attempt in range(first.number, first.number + plan.attempts):
-        session = session_of(plan, Attempt(run, number, attempt), cohort, consistency)
-        book.reserve(run, plan.release(number, attempt, cohort, plan.quorum))
+    bind = bind or partial(session_of, plan)
+    left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
+    for attempt in range(first.number, plan.attempts_per_round):
+        cohort = draw(attempt)
+        if left and set(left) < set(cohort):
+            cohort = left
+        cohort, taken, left = *_standing(plan, cohort, book), ()
+        session = bind(Attempt(run, number, attempt), cohort)
+        book.reserve(plan.release(run, number, attempt, cohort, plan.quorum))
         try:
-            collected = collect(session)
+            collected = collect(session, taken)
         except TooFewClients as lack:
             book.void(run, number, attempt)
             if delivery_of(plan) is not Delivery.QUORUM and len(lack.left) > 1:
-                cohort = lack.left
+                left = lack.left
             continue
         survivors = collected.survivors
-        book.commit(run, plan.release(number, attempt, survivors, len(survivors)))
+        book.commit(plan.release(run, number, attempt, survivors, len(survivors)))
         try:
-            total = collected.unmask()
+            total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
         return Outcome(mean, attempt, len(survivors))
-    raise TooFewClients(f"round {number} failed in all of its {plan.attempts} attempts")
+    raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
+
+
+def _standing(plan: Plan, cohort: tuple[int, ...], book: Book) -> tuple[tuple[int, ...], dict[int, int]]:
+    """Return who is asked, and how often each has contributed; whoever is at its cap sends zero and its noise."""
+    taken = dict(book.taken(cohort))
+    if plan.sampling.scheme is Scheme.ONCE and (used := [client for client in cohort if taken[client]]):
+        # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
+        raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")
+    if plan.sampling.scheme is Scheme.POISSON and len(cohort) < _FEWEST:
+        # That so few were drawn is a secret, so the round looks like any other: others fill it up with zeros.
+        others = (client for client in range(plan.sampling.population) if client not in taken)
+        silent = tuple(islice(others, _FEWEST - len(cohort)))
+        cohort, taken = tuple(sorted(cohort + silent)), taken | dict.fromkeys(silent, plan.participations)
+    return cohort, taken
 
 
 def private_sum(
@@ -259,18 +460,22 @@ def private_sum(
     """Return the private sum of these clients' vectors, through the whole protocol in this process.
 
     For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
-    clients that `Participant.join` made elsewhere.
+    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the book.
     """
+    if not _FEWEST <= len(vectors) <= plan.cohort:
+        raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort}, got {len(vectors)}")
 
-    def join(session: Session, client: int) -> Client:
-        participant = Participant(plan=plan, client=client, entropy=entropy.child("client", client), taken=0)
-        return participant.join(session, lambda _model: vectors[client])
+    def collect(session: Session, taken: Mapping[int, int]) -> Collected:
+        def join(client: int) -> Client:
+            participant = Participant(
+                plan=plan, client=client, entropy=entropy.child("client", client), taken=taken[client]
+            )
+            return participant.join(session, lambda _task, _model: vectors[client])
 
-    def collect(session: Session) -> Collected:
-        machines = {client: join(session, client) for client in session.cohort}
+        machines = {client: join(client) for client in session.cohort}
         return gather(
             session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
         )
 
-    mean = aggregate(plan, first, tuple(sorted(vectors)), collect, book).mean
+    mean = aggregate(plan, first, lambda _attempt: tuple(sorted(vectors)), collect, book).mean
     return mean * np.float32(plan.cohort)

@@ -8,37 +8,45 @@ import numpy as np
 from d2pfed.accounting import Sampling, Scheme
 from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError
-from d2pfed.randomness import Entropy
+from d2pfed.randomness import Entropy, Stream
 from d2pfed.round import Outcome
+
+MOST_RATE = 1e6  # greater steps than any float32 model outlives
 
 
 @dataclass(frozen=True, slots=True)
 class Cohorts:
-    """Draws each round's cohort, and states by which scheme it does."""
+    """Draws the cohort of each attempt, and states by which scheme it does."""
 
     sampling: Sampling
     entropy: Entropy
 
-    def draw(self, round_number: int) -> tuple[int, ...]:
-        """Return the sorted clients of a round."""
+    def draw(self, number: int, attempt: int, block: int) -> tuple[int, ...]:
+        """Return the sorted clients of an attempt at a round.
+
+        Guarantee: each attempt has its own independent draw; of a partition, its block, which no other charged attempt
+        may have. Proof: theory.md#attempts. Checked: test_training.py::test_every_attempt_has_a_fresh_cohort.
+        """
         population, cohort = self.sampling.population, self.sampling.cohort
         match self.sampling.scheme:
             case Scheme.FIXED:
-                chosen = self.entropy.child("cohort", round_number).stream().subset(population, cohort)
+                chosen = self._fresh(number, attempt).subset(population, cohort)
             case Scheme.ONCE:
-                if (round_number + 1) * cohort > population:
+                if (block + 1) * cohort > population:
                     raise ConfigError(
-                        f"sampling `once` has {population // cohort} rounds of {cohort} out of {population}, "
-                        f"got round {round_number}"
+                        f"sampling `once` has {population // cohort} blocks of {cohort} out of {population}, "
+                        f"got block {block}"
                     )
                 order = self.entropy.child("partition").stream().permutation(population)
-                chosen = np.sort(order[round_number * cohort : (round_number + 1) * cohort])
+                chosen = np.sort(order[block * cohort : (block + 1) * cohort])
             case Scheme.POISSON:
-                coins = self.entropy.child("cohort", round_number).stream().below_each(population, population)
-                chosen = np.flatnonzero(coins < cohort)
+                chosen = np.flatnonzero(self._fresh(number, attempt).below_each(population, population) < cohort)
             case Scheme.NONE:
                 chosen = np.arange(population)[:cohort]
         return tuple(int(client) for client in chosen)
+
+    def _fresh(self, number: int, attempt: int) -> Stream:
+        return self.entropy.child("cohort", number, attempt).stream()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +60,8 @@ class ServerStep:
     averaging: float = 0.0  # decay of the running average of models; 0 means the last model counts
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.rate) and self.rate > 0):
-            raise ConfigError(f"the server's rate must be positive, got {self.rate}")
+        if not 0 < self.rate <= MOST_RATE:
+            raise ConfigError(f"the server's rate must be positive and at most {MOST_RATE:g}, got {self.rate}")
         for name in ("momentum", "second_moment", "averaging"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"the server's {name} must be in [0, 1), got {getattr(self, name)}")

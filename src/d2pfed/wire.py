@@ -12,7 +12,7 @@ from d2pfed.errors import ConfigError, PeerError
 ClientId = int
 Subset = NDArray[np.bool_]  # one flag per rank of the cohort
 
-VERSION = 1
+VERSION = 2
 BINDING_BYTES = 32
 ID_LIMIT = 1 << 64
 

@@ -1,6 +1,7 @@
 """Renyi divergence curves of the noises, as upper bounds at given orders; units are lattice steps."""
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -31,6 +32,7 @@ def gaussian(orders: FloatArray, ratio: float) -> FloatArray:
     return orders * (ratio * ratio / 2)
 
 
+@lru_cache(maxsize=256)  # a sum over all contributors, asked again for every release and every step of a search
 def sum_gap(sigma: float, contributors: int) -> float:
     """Return tau', the max-divergence per coordinate between a sum of discrete Gaussians and a single one.
 

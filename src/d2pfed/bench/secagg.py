@@ -3,75 +3,34 @@
 import multiprocessing
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain
 from multiprocessing.connection import Connection
 
 import numpy as np
 
-from d2pfed.bench.flower_secagg import measure_flower
+from d2pfed.bench.crowd import CHECKED, REAL, Answers, Crowd, enrolled
+from d2pfed.bench.flower_secagg import FlowerCost, estimate_flower, measure_flower
+from d2pfed.bench.scales import BESIDE_FLOWER, ESTIMATED_FLOWER, Scale
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Risk, choose
-from d2pfed.randomness import Entropy, digest
+from d2pfed.graph import Consistency
+from d2pfed.randomness import Entropy
 from d2pfed.ring import RingVector
-from d2pfed.secagg import Advertising, Client, Consistency, Contribute, Delivery, Session, collect
+from d2pfed.secagg import (
+    Advertising,
+    Client,
+    Contribute,
+    ServerPhase,
+    Session,
+    collect,
+)
+from d2pfed.secagg.exchange import Outbox
 from d2pfed.wire import ClientId
 
 END = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The size of one measured round; dropouts happen where they hurt most, after the keys were shared."""
-
-    clients: int
-    dimension: int
-    bits: int
-    dropouts: int
-
-    def session(self) -> Session:
-        """Return the session of this size: complete up to 100 clients, sparse beyond."""
-        tolerated = max(self.dropouts, self.clients // 10)
-        neighbourhood = choose(self.clients, Risk(dropouts=tolerated, colluders=self.clients // 10))
-        return Session(
-            run="bench",
-            round=0,
-            attempt=0,
-            plan_digest=digest("bench"),
-            cohort=tuple(range(self.clients)),
-            dimension=self.dimension,
-            bits=self.bits,
-            degree=neighbourhood.degree,
-            threshold=neighbourhood.threshold,
-            quorum=self.clients - tolerated,
-            delivery=Delivery.QUORUM,
-            consistency=Consistency.ASSUMED,
-        )
-
-    @property
-    def lost(self) -> frozenset[ClientId]:
-        """Return the clients whose vectors get lost, evenly spread."""
-        return frozenset(place * self.clients // self.dropouts for place in range(self.dropouts))
-
-
-BESIDE_FLOWER = (
-    Scale(clients=100, dimension=100_000, bits=16, dropouts=0),
-    Scale(clients=100, dimension=100_000, bits=16, dropouts=10),
-    Scale(clients=32, dimension=996_298, bits=8, dropouts=0),
-)
-ALONE = (
-    Scale(clients=1_000, dimension=100_000, bits=16, dropouts=100),
-    Scale(clients=10_000, dimension=10_000, bits=16, dropouts=1_000),
-    Scale(clients=20, dimension=1 << 24, bits=16, dropouts=2),
-)
-GROWTH = (
-    *(
-        Scale(clients=clients, dimension=10_000, bits=16, dropouts=clients // 10)
-        for clients in (20, 50, 100, 200, 500, 2_000)
-    ),
-    *(Scale(clients=50, dimension=1 << power, bits=16, dropouts=5) for power in (12, 14, 16, 18, 20, 22)),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,22 +54,39 @@ def bench_secagg(scales: Iterable[Scale]) -> Iterator[Row]:
     """Measure our rounds, each beside Flower's where it is installed and the scale is one to compare at."""
     has_flower = find_spec("flwr") is not None
     for scale in scales:
-        yield measure(scale)
+        yield measure_crowd(scale) if scale.is_crowd else measure(scale)
         if has_flower and scale in BESIDE_FLOWER:
-            peer = measure_flower(scale.clients, scale.dimension, scale.lost)
-            yield Row(
-                implementation="flower",
-                clients=scale.clients,
-                dimension=scale.dimension,
-                bits=64,
-                neighbours=scale.clients - 1,
-                dropouts=scale.dropouts,
-                client_seconds=peer.client_seconds,
-                server_seconds=peer.server_seconds,
-                round_seconds=peer.round_seconds,
-                upload_bytes=peer.upload_bytes,
-                server_peak_mib=_peak_mib(),
-            )
+            yield _row("flower", scale, measure_flower(scale.clients, scale.dimension, scale.lost))
+        if has_flower and scale in ESTIMATED_FLOWER:
+            cost = estimate_flower(scale.clients, scale.dimension, scale.dropouts)
+            yield _row("flower, scaled from one client and three secrets", scale, cost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What one client, the server and the whole round took, and what a client sent."""
+
+    client_seconds: float
+    server_seconds: float
+    round_seconds: float
+    upload_bytes: int
+
+
+def _row(implementation: str, scale: Scale, cost: _Cost | FlowerCost) -> Row:
+    is_ours = isinstance(cost, _Cost)
+    return Row(
+        implementation=implementation,
+        clients=scale.clients,
+        dimension=scale.dimension,
+        bits=scale.bits if is_ours else 64,
+        neighbours=scale.session().degree if is_ours else scale.clients - 1,
+        dropouts=scale.dropouts,
+        client_seconds=cost.client_seconds,
+        server_seconds=cost.server_seconds,
+        round_seconds=cost.round_seconds,
+        upload_bytes=cost.upload_bytes,
+        server_peak_mib=_peak_mib(),
+    )
 
 
 def measure(scale: Scale) -> Row:
@@ -122,38 +98,95 @@ def measure(scale: Scale) -> Row:
     here.recv_bytes()  # the clients are there
     transport = _Transport(here, scale.lost)
     begun, begun_cpu = time.perf_counter(), time.process_time()
-    total, survivors = _run(scale.session(), transport)
+    total, survivors = _run(scale, transport)
     server_seconds, round_seconds = time.process_time() - begun_cpu, time.perf_counter() - begun
     here.send_bytes(END)
     client_seconds = float(here.recv_bytes())
     clients.join()
-    session = scale.session()
-    expected = sum(survivors) % session.ring.modulus
+    expected = sum(survivors) % scale.session().ring.modulus
     if len(survivors) != scale.clients - scale.dropouts or bool((total != expected).any()):
         raise ConfigError(f"the sum of {scale} is wrong: a benchmark of nothing")
-    return Row(
-        implementation="d2pfed",
-        clients=scale.clients,
-        dimension=scale.dimension,
-        bits=scale.bits,
-        neighbours=session.degree,
-        dropouts=scale.dropouts,
-        client_seconds=client_seconds / scale.clients,
-        server_seconds=server_seconds,
-        round_seconds=round_seconds,
-        upload_bytes=transport.largest_upload,
-        server_peak_mib=_peak_mib(),
-    )
+    each = client_seconds / scale.clients
+    return _row("d2pfed", scale, _Cost(each, server_seconds, round_seconds, transport.largest_upload))
+
+
+class _Watch:
+    """Processor seconds of the server and of one real client in a crowd, and the bytes that the latter sends."""
+
+    def __init__(self, real: Client, client: ClientId) -> None:
+        self.server, self.client, self.sent = 0.0, 0.0, 0
+        self._real, self._name = real, client
+
+    def exchange(self, phase: ServerPhase, crowd: Callable[[Outbox, bytes], Answers]) -> None:
+        """Build every request, hear the real client, then the crowd."""
+        requests = phase.outbox()
+        request = b""
+        for client in requests:
+            with _counted(self, "server"):
+                built = requests[client]
+            request = built if client == self._name else request
+        if not request:
+            return
+        with _counted(self, "client"):
+            answer = self._real.receive(request)
+        self.sent += len(answer)
+        for client, data in chain([(self._name, answer)], crowd(requests, answer)):
+            with _counted(self, "server"):
+                phase.receive(client, data)
+
+
+@contextmanager
+def _counted(watch: _Watch, who: str) -> Iterator[None]:
+    begun = time.process_time()
+    yield
+    setattr(watch, who, getattr(watch, who) + time.process_time() - begun)
+
+
+def measure_crowd(scale: Scale) -> Row:
+    """Measure the server and one real client in a round whose other clients are played by one helper.
+
+    The sum is checked where the helper has put its masks, in the first coordinates.
+    """
+    session, roster = scale.session(), scale.roster() if scale.consistency is Consistency.SIGNED else None
+    root, begun = Entropy.system(), time.perf_counter()
+
+    def make(client: ClientId, entropy: Entropy) -> Client:
+        return Client(session, client, _constant(session, 7), entropy, *enrolled(roster, client))
+
+    crowd = Crowd(session, scale.lost, make, root)
+    watch = _Watch(make(session.cohort[REAL], root.child("real")), session.cohort[REAL])
+    session.ring.add_mask_into(np.zeros(64, np.uint32), root.stream())  # compile before the clock runs
+    advertising = Advertising(session, roster)
+    watch.exchange(advertising, crowd.advertise)
+    with _counted(watch, "server"):
+        sharing = advertising.close()
+    watch.exchange(sharing, crowd.share)
+    with _counted(watch, "server"):
+        masking = sharing.close(b"", bytes(4 * session.dimension))
+    watch.exchange(masking, crowd.mask)
+    with _counted(watch, "server"):
+        confirming = masking.close()
+    watch.exchange(confirming, crowd.confirm)
+    with _counted(watch, "server"):
+        unmasking = confirming.close()
+    watch.exchange(unmasking, crowd.unmask)
+    with _counted(watch, "server"):
+        total = unmasking.close().vector
+    if len(confirming.survivors) != scale.clients - scale.dropouts or bool((total[:CHECKED] != 7).any()):
+        raise ConfigError(f"the sum of {scale} is wrong: a benchmark of nothing")
+    name = f"d2pfed, {scale.consistency.value}, one client and the server measured"
+    return _row(name, scale, _Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
 
 
 def serve_clients(scale: Scale, connection: Connection) -> None:
     """Be all the clients of a round: answer each request, then say how long the processor worked."""
     session, root = scale.session(), Entropy.system()
+    roster = scale.roster() if scale.consistency is Consistency.SIGNED else None
     clients = {
-        client: Client(session, client, _constant(session, client), root.child(client))
+        client: Client(session, client, _constant(session, client), root.child(client), *enrolled(roster, client))
         for client in session.cohort
     }
-    session.ring.uniform(root.stream(), 64)  # compile before the clock runs
+    session.ring.add_mask_into(np.zeros(64, np.uint32), root.stream())  # compile before the clock runs
     connection.send_bytes(b"ready")
     begun = time.process_time()
     while (name := connection.recv_bytes()) != END:
@@ -191,21 +224,23 @@ class _Transport:
             yield client, answer
 
 
-def _run(session: Session, transport: _Transport) -> tuple[RingVector, tuple[ClientId, ...]]:
-    advertising = Advertising(session)
+def _run(scale: Scale, transport: _Transport) -> tuple[RingVector, tuple[ClientId, ...]]:
+    session = scale.session()
+    advertising = Advertising(session, scale.roster() if scale.consistency is Consistency.SIGNED else None)
     collect(advertising, transport.everyone)
     sharing = advertising.close()
     collect(sharing, transport.everyone)
-    masking = sharing.close(bytes(4 * session.dimension))
+    masking = sharing.close(b"", bytes(4 * session.dimension))
     collect(masking, transport.survivors)
     confirming = masking.close()
+    collect(confirming, transport.everyone)
     unmasking = confirming.close()
     collect(unmasking, transport.everyone)
     return unmasking.close().vector, confirming.survivors
 
 
 def _constant(session: Session, client: ClientId) -> Contribute:
-    def contribute(model: bytes, group_seed: bytes | None) -> RingVector:  # noqa: ARG001 - a benchmark trains nothing
+    def contribute(task: bytes, model: bytes, group_seed: bytes | None) -> RingVector:  # noqa: ARG001 - no training
         return np.full(session.dimension, client % session.ring.modulus, np.uint32)
 
     return contribute

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,12 +11,11 @@ import numpy as np
 
 from d2pfed.bench.training_peers import PEERS, Cost, Peer, Work, one_hidden_layer, stored_clients, train_in_a_loop
 from d2pfed.codec import FloatVector
-from d2pfed.directory import open_ledger
 from d2pfed.learning import Learner, LocalTraining, build_model, fitting, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.plan import Plan, Target, calibrate
 from d2pfed.randomness import Entropy
-from d2pfed.round import Attempt, aggregate
+from d2pfed.round import Attempt, aggregate, run_plan
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts
 
@@ -82,7 +81,14 @@ class Federation:
             epsilon=epsilon,
         )
         plan = calibrate(target)
-        with TemporaryDirectory() as directory, open_ledger(Path(directory) / "ledger.sqlite", plan) as book:
+        charge = run_plan(plan)
+        budget = replace(charge.budget, epsilon=10 * epsilon)  # a run of each fidelity
+        with (
+            TemporaryDirectory() as directory,
+            Ledger.create(Path(directory) / "ledger.sqlite", budget) as book,
+        ):
+            for fidelity in Fidelity:
+                book.begin(fidelity.value, fidelity.value, charge)
             yield Federation(learner, plan, book)
 
     def private(self, number: int, fidelity: Fidelity) -> FloatVector:
@@ -98,7 +104,11 @@ class Federation:
         )
         first = Attempt(fidelity.value, number, 0)
         return aggregate(
-            self.plan, first, self.cohort(number), lambda session: simulation.collect(session, fidelity), self.book
+            self.plan,
+            first,
+            lambda _attempt: self.cohort(number),
+            lambda session, taken: replace(simulation, taken=taken).collect(session, fidelity),
+            self.book,
         ).mean
 
     def plain(self, number: int) -> FloatVector:
@@ -111,7 +121,7 @@ class Federation:
 
     def cohort(self, number: int) -> tuple[int, ...]:
         """Return the clients of a round."""
-        return Cohorts(self.plan.sampling, self.entropy.child("cohorts")).draw(number)
+        return Cohorts(self.plan.sampling, self.entropy.child("cohorts")).draw(number, 0, number)
 
 
 def bench_training(repeats: int) -> Iterator[Row]:

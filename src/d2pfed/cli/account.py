@@ -1,14 +1,19 @@
 """`d2pfed account`: the epsilon of given parameters under a named accountant."""
 
+import math
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of
+from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of, round_up
 from d2pfed.cli.options import AsJson, CohortSize, Neighbours, Population, Rounds, SamplingScheme
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
+from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
+
+MOST_DIMENSION, MOST_TRIALS, MOST_LEVELS = 1 << 31, 1 << 53, 1 << 31
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-3, 1e6
 
 
 class Name(StrEnum):
@@ -40,6 +45,19 @@ def account(
     json: AsJson = False,
 ) -> None:
     """Say what epsilon follows from given noise, sampling and rounds."""
+    drawn = Sampling(sampling, population, cohort)
+    for name, value, most in (
+        ("population", population, MOST_POPULATION),
+        ("rounds", rounds, MOST_ROUNDS),
+        ("dimension", dimension, MOST_DIMENSION),
+        ("trials", 1 if trials is None else trials, MOST_TRIALS),
+        ("levels", 2 if levels is None else levels, MOST_LEVELS),
+    ):
+        check_range(name, value, 2 if name == "levels" else 1, most)
+    if noise_multiplier is not None and not LEAST_MULTIPLIER <= noise_multiplier <= MOST_MULTIPLIER:
+        raise ConfigError(
+            f"noise_multiplier must be in [{LEAST_MULTIPLIER:g}, {MOST_MULTIPLIER:g}], got {noise_multiplier:g}"
+        )
     if accountant is Name.BINOMIAL:
         if trials is None or levels is None:
             raise ConfigError("the accountant binomial needs --trials and --levels")
@@ -57,12 +75,14 @@ def account(
             raise ConfigError(f"the accountant {accountant} needs --noise-multiplier")
         epsilon = epsilon_of(
             noise_multiplier,
-            Sampling(sampling, population, cohort),
+            drawn,
             rounds,
             adjacency=adjacency,
             delta=delta,
             accountant=Accountant(accountant.value),
         )
+    if not math.isfinite(epsilon):
+        raise ConfigError(f"this noise keeps no epsilon at delta {delta:g}: {accountant} finds it infinite")
     result = {
         "epsilon": epsilon,
         "delta": delta,
@@ -80,6 +100,6 @@ def account(
         print_json(result)
     else:
         out().print(
-            f"epsilon {epsilon:.6f} at delta {delta:g} by {accountant}: {rounds} rounds of {cohort} in {population} "
-            f"clients, {sampling}, {adjacency}, one client"
+            f"epsilon {round_up(epsilon, 7)} at delta {round_up(delta, 6)} by {accountant}: {rounds} rounds of "
+            f"{cohort} in {population} clients, {sampling}, {adjacency}, one client"
         )

@@ -6,12 +6,19 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from d2pfed.accounting import Scheme, round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
-from d2pfed.errors import ConfigError
+from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, verify
+from d2pfed.plan import decode_plan
+from d2pfed.round import run_plan
 
-ledger = typer.Typer(help="Show, verify or create the record of releases.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="Show, verify or create the record of releases.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
 
 File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
 
@@ -19,68 +26,82 @@ File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
 @ledger.command("show")
 def show(
     path: File,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot of epsilon by release (PNG or SVG).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot of epsilon by run (PNG or SVG).")] = None,
     json: options.AsJson = False,
 ) -> None:
-    """Print every row: who reserved, committed or voided what, and epsilon after it."""
+    """Print every row: which run was charged, which attempts were reserved, committed or void."""
     file = _file(path)
     rows, budget = read_rows(file), read_budget(file)
     if plot is not None:
-        _plot(budget, tuple(row.epsilon for row in rows if row.kind is Kind.COMMIT), plot)
+        _plot(budget, tuple(row.epsilon for row in rows if row.kind is Kind.BEGIN), plot)
     if json:
         print_json({"budget": budget, "rows": [_fields(row) for row in rows]})
         return
-    table = Table(
-        title=f"Budget: epsilon {budget.epsilon:g} at delta {budget.delta:.2g} against {budget.observer}"
-    )
+    table = Table(title=f"Budget: {_budget(budget)}")
     for name in ("row", "server", "kind", "run", "round", "attempt", "survivors", "epsilon"):
         table.add_column(name, justify="left" if name in ("kind", "run") else "right")
     for row in rows:
         fields = _fields(row)
         shown = [fields[name] for name in ("row", "server", "kind", "run", "round", "attempt", "survivors")]
-        table.add_row(*("" if value is None else str(value) for value in shown), f"{row.epsilon:.4f}")
+        table.add_row(*("" if value is None else str(value) for value in shown), round_up(row.epsilon, 5))
     out().print(table)
 
 
 @ledger.command("verify")
 def verify_command(path: File, json: options.AsJson = False) -> None:
-    """Recompute everything from the rows alone: chain, order, servers, and every epsilon."""
+    """Recompute everything from the rows alone: chain, order, servers, attempts, and every epsilon."""
     file = _file(path)
-    found = verify(file, read_budget(file).measure)
+    found = verify(file)
     if json:
         print_json(found)
         return
     out().print(
         f"{file} holds together: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
-        f"(counted as spent), {found.servers} servers. Spent epsilon {found.spent:.4f} of {found.budget.epsilon:g} at "
-        f"delta {found.budget.delta:.2g} against {found.budget.observer}."
+        f"(counted as released), {found.servers} servers. Charged: epsilon {round_up(found.spent, 5)} of "
+        f"{_budget(found.budget)}, which holds whatever was chosen from outputs."
     )
+    for begun in found.runs:
+        plan = begun.plan
+        out().print(f"Run {begun.run}: {found.charged[begun.run]} of {plan.max_attempts} attempts charged.")
 
 
 @ledger.command("create")
 def create(
     path: Annotated[Path, typer.Argument(help="The file to make.")],
+    *,
     epsilon: options.Epsilon,
     delta: Annotated[float, typer.Option(help="Failure probability of the promise.")],
     against: options.Against = "released",
     participations: Annotated[int, typer.Option(help="The cap on one client's contributions.")] = 1,
+    declare: Annotated[
+        list[Path] | None,
+        typer.Option(help="A plan.json that will be run, fixed before any output is seen; once for each run."),
+    ] = None,
 ) -> None:
     """Make a ledger for all runs over one population, tuning runs included."""
-    budget = Budget(epsilon, delta, options.observer_named(against), participations)
-    Ledger.create(path, budget, budget.measure).close()
+    from d2pfed.report.records import read_text  # noqa: PLC0415 - the plotter takes a second to load
+
+    declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
+    budget = Budget(epsilon, delta, options.observer_named(against), participations, declared)
+    try:
+        Ledger.create(path, budget).close()
+    except BudgetExceeded as error:
+        raise ConfigError(str(error)) from error
+
+
+def _budget(budget: Budget) -> str:
+    return f"epsilon {budget.epsilon:g} at delta {round_up(budget.delta, 3)} against {budget.observer}"
 
 
 def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:
     from d2pfed.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib takes a second to load
 
     if not epsilons or path.suffix not in (".png", ".svg"):
-        raise ConfigError(
-            f"a plot needs a release and a name that ends in .png or .svg, got {len(epsilons)}, {path}"
-        )
-    spent = Line("spent", Ink.MAIN, epsilons, tuple(map(float, range(1, len(epsilons) + 1))))
+        raise ConfigError(f"a plot needs a run and a name that ends in .png or .svg, got {len(epsilons)}, {path}")
+    spent = Line("charged", Ink.MAIN, epsilons, tuple(map(float, range(1, len(epsilons) + 1))))
     lines = (Line("budget", Ink.LIMIT, (budget.epsilon,)), spent)
-    title = f"Epsilon spent against {budget.observer}"
-    drawing = draw(Plot(name="ledger", title=title, across="release", lines=lines))
+    title = f"Epsilon charged against {budget.observer}"
+    drawing = draw(Plot(name="ledger", title=title, across="run", lines=lines))
     path.write_bytes(drawing.png if path.suffix == ".png" else drawing.svg.encode())
 
 
@@ -92,14 +113,16 @@ def _file(path: Path) -> Path:
 
 
 def _fields(row: Row) -> dict[str, object]:
-    key = row.key
+    key, begun, release = row.key, row.begun, row.release
+    hidden = release is not None and release.sampling.scheme is Scheme.POISSON
     return {
         "row": row.seq,
         "server": row.epoch,
         "kind": row.kind.value,
-        "run": key.run if key else None,
+        "run": key.run if key else begun.run if begun else None,
         "round": key.round if key else None,
         "attempt": key.attempt if key else None,
-        "survivors": row.survivors,
+        "survivors": None if hidden else row.survivors,
+        "max_attempts": begun.plan.max_attempts if begun else None,
         "epsilon": row.epsilon,
     }

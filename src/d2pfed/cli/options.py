@@ -9,6 +9,7 @@ import typer
 
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding
 from d2pfed.errors import ConfigError
+from d2pfed.graph import Consistency
 from d2pfed.plan import Kind, Turn
 from d2pfed.simulation import EXCHANGES, Dropouts, Hire
 
@@ -30,7 +31,16 @@ SamplingScheme = Annotated[Scheme, typer.Option("--sampling", help="How cohorts 
 Sizes = Annotated[str, typer.Option(help="Whether cohort sizes are known or secret (needs poisson sampling).")]
 Neighbours = Annotated[Adjacency, typer.Option("--adjacency", help="Which two worlds are compared.")]
 DropoutRate = Annotated[float, typer.Option("--dropouts", help="Fraction of a cohort that may be missing.")]
-Colluders = Annotated[int, typer.Option(help="Clients that tell the server their noise.")]
+Colluders = Annotated[float, typer.Option(help="Share of the population that tells the server all it knows.")]
+Draws = Annotated[
+    int, typer.Option(help="Cohorts that the server can choose among, as clients verify; 0: they do not.")
+]
+Told = Annotated[
+    str, typer.Option("--consistency", help="How clients know that all are told the same: assumed, signed.")
+]
+Spare = Annotated[
+    int | None, typer.Option(help="Attempts beyond one a round that may be charged. [default: a tenth]")
+]
 Participations = Annotated[
     int | None, typer.Option(help="Cap on one client's contributions. [default: hardly ever binds]")
 ]
@@ -46,7 +56,7 @@ def observer_named(name: str) -> Observer:
     if name in plain:
         return plain[name]
     count = name.removeprefix("colluding(").removesuffix(")")
-    if name == f"colluding({count})" and count.isdecimal():
+    if name == f"colluding({count})" and count.isdecimal() and len(count) <= 9:
         return colluding(int(count))
     raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name}")
 
@@ -60,6 +70,14 @@ def scheme_of(sampling: Scheme, sizes: str) -> Scheme:
             f"poisson sampling and secret sizes go together, got sampling {sampling} and sizes {sizes}"
         )
     return sampling
+
+
+def consistency_named(name: str) -> Consistency:
+    """Return how clients know that all are told the same."""
+    try:
+        return Consistency(name)
+    except ValueError:
+        raise ConfigError(f"consistency must be assumed or signed, got {name}") from None
 
 
 def one_of(kind: type[Choice], name: str) -> Choice:

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from d2pfed.accounting import Adjacency, Scheme
+from d2pfed.accounting import Adjacency, Scheme, round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, out, plain, print_json
-from d2pfed.plan import Explanation, Kind, Target, Turn, calibrate, explain
-from d2pfed.round import Attempt, session_of
+from d2pfed.plan import VERIFIED_DRAWS, Explanation, Kind, Target, Turn, calibrate, explain
+from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
 
 
@@ -28,7 +28,10 @@ def plan(
     sizes: options.Sizes = "known",
     adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
     dropouts: options.DropoutRate = 0.0,
-    colluders: options.Colluders = 0,
+    colluders: options.Colluders = 0.0,
+    draws: options.Draws = VERIFIED_DRAWS,
+    consistency: options.Told = "assumed",
+    spare: options.Spare = None,
     participations: options.Participations = None,
     clip: options.Clip = 1.0,
     bits: options.Bits = None,
@@ -49,6 +52,9 @@ def plan(
         adjacency=adjacency,
         dropouts=dropouts,
         colluders=colluders,
+        draws=draws,
+        consistency=options.consistency_named(consistency),
+        spare=spare,
         participations=participations,
         clip_norm=clip,
         bits=bits,
@@ -56,8 +62,7 @@ def plan(
     )
     agreed = calibrate(target)
     price = explain(target, agreed)
-    session = session_of(agreed, Attempt("plan", 0, 0), tuple(range(agreed.cohort)))
-    upload = upload_bytes(session)  # keys and shares included
+    upload = upload_bytes(sketch_of(agreed))  # keys and shares included
     if json:
         per_observer = {str(item.observer): plain(item.epsilon) for item in price.spent}
         wish = {"options": plain(target), "sizes": sizes}
@@ -67,8 +72,8 @@ def plan(
         return
     console = out()
     console.print(_table(price, upload, dimension))
-    console.print(price.why_noise)
-    console.print(price.why_bits)
+    for reason in (price.why_noise, price.why_bits, price.why_graph, price.why_colluders):
+        console.print(reason)
     console.print(epsilons(price.spent))
     for warning in price.warnings:
         console.print(f"Warning: {warning}")
@@ -82,9 +87,12 @@ def _table(price: Explanation, upload: int, dimension: int) -> Table:
         ("bits a coordinate", f"{price.bits}"),
         ("vector a client and round", f"{price.upload_bytes:,} bytes for {dimension:,} parameters"),
         ("upload with keys and shares", f"{upload:,} bytes"),
-        ("chance that a sum wraps", f"{price.wrap_probability:.2g} a round"),
+        ("chance that a sum wraps", f"at most {round_up(price.wrap_probability, 2)} a round"),
         ("error against a trusted server", f"{100 * (price.relative_error - 1):+.2f} %"),
         ("noise in the mean over the clip", f"{price.noise_to_clip:.3g}"),
+        ("attempts that may be charged", f"{price.max_attempts}"),
+        ("colluders in a cohort", f"at most {price.colluders}"),
+        ("neighbours, threshold, cut off", f"{price.neighbours}, {price.threshold}, {price.cut_off}"),
     ):
         table.add_row(name, value)
     return table

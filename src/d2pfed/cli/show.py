@@ -9,7 +9,7 @@ from fractions import Fraction
 from rich.console import Console
 from rich.table import Table
 
-from d2pfed.accounting import Observer, Spent
+from d2pfed.accounting import Observer, Spent, round_up
 
 OBSERVED = {
     "released": "who sees only the models",
@@ -49,18 +49,20 @@ def plain(value: object) -> object:
     return str(value)
 
 
-def epsilons(spent: tuple[Spent, ...]) -> Table:
-    """Return the table of one epsilon per observer, each with all that it depends on."""
-    table = Table(title="What each observer can learn about one client", title_justify="left")
+def epsilons(spent: tuple[Spent, ...], when: str = "") -> Table:
+    """Return the table of one epsilon per observer, each with all that it depends on; bounds are rounded up."""
+    table = Table(title=f"What each observer can learn about one client{when}", title_justify="left")
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left")
     for item in spent:
-        value = f"{item.epsilon:.4g}" if math.isfinite(item.epsilon) else "infinite"
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
             scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
         table.add_row(
-            f"{item.observer}: {OBSERVED[item.observer.view]}", value, f"{item.delta:.2g}", item.reason or scope
+            f"{item.observer}: {OBSERVED[item.observer.view]}",
+            round_up(item.epsilon, 4),
+            round_up(item.delta, 3),
+            item.reason or scope,
         )
     return table
 

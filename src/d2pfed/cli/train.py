@@ -1,7 +1,8 @@
 """`d2pfed train`: the main job, from a wish to a trained model, a ledger and a summary."""
 
 import signal
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -14,7 +15,9 @@ from d2pfed import canonical
 from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
-from d2pfed.plan import Kind, Target, Turn, explain
+from d2pfed.errors import ConfigError
+from d2pfed.plan import Kind, Plan, Target, Turn, explain
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.randomness import digest
 from d2pfed.simulation import Fidelity, InProcess
 from d2pfed.training import ServerStep
@@ -22,6 +25,10 @@ from d2pfed.training import ServerStep
 if TYPE_CHECKING:
     from d2pfed.run import Progress as Advance
     from d2pfed.run import Summary
+
+
+LONGEST_NAME = 100
+EXHAUSTED = 3  # the exit status of a run that its budget or its attempts have ended
 
 
 class Engine(StrEnum):
@@ -53,8 +60,12 @@ def train(
     sizes: options.Sizes = "known",
     adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
     dropouts: options.DropoutRate = 0.0,
-    colluders: options.Colluders = 0,
+    colluders: options.Colluders = 0.0,
     participations: options.Participations = None,
+    spare: Annotated[
+        int | None,
+        typer.Option(help="Attempts beyond one a round that epsilon covers: what a kill costs. [default: 10 %]"),
+    ] = None,
     clip: options.Clip = 1.0,
     bits: options.Bits = None,
     rotation: options.Rotation = Turn.HADAMARD,
@@ -85,7 +96,15 @@ def train(
     ] = None,
     data: options.DataDirectory = None,
     name: Annotated[str | None, typer.Option(help="The run's name. [default: task and a digest]")] = None,
-    ledger: Annotated[Path | None, typer.Option(help="A ledger that other runs over these clients share.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="A ledger that other runs over these clients share: see ledger create.")
+    ] = None,
+    stop_is_blind: Annotated[
+        bool,
+        typer.Option(
+            "--stop-is-blind", help="Nobody will stop the run for what it has shown: say what was spent."
+        ),
+    ] = False,
     engine: Annotated[Engine, typer.Option(help="Where clients are trained and encoded.")] = Engine.PROCESS,
     address: Annotated[
         str | None, typer.Option(help="A Ray cluster's address, for --engine ray. [default: this machine]")
@@ -105,6 +124,12 @@ def train(
     )
     from d2pfed.run import Job, Settings  # noqa: PLC0415
 
+    if seed is not None:
+        check_range("seed", seed, 0, 2**63 - 1)
+    if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
+        raise ConfigError(
+            f"a run's name must be one of a folder, of at most {LONGEST_NAME} characters, got {name!r}"
+        )
     chosen = load_task(
         task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
     )
@@ -124,10 +149,14 @@ def train(
         dropouts=dropouts,
         colluders=colluders,
         participations=participations,
+        spare=spare,
         clip_norm=clip,
         bits=bits,
         rotation=rotation,
     )
+    # A round that is killed again and again is bounded by the run's attempts, not by its own.
+    tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - rounds)
+    target = replace(target, attempts_per_round=tries)
     settings = Settings(
         task=task,
         data=chosen.description,
@@ -150,6 +179,7 @@ def train(
         dropouts=options.dropouts_of(lost),
         fidelity=fidelity,
         seed=seed,
+        stop_is_blind=stop_is_blind,
     )
     job = Job.of(settings, chosen, network)
     directory = Path("runs") / (name or f"{task}-{digest(canonical.encode(settings)).hex()[:8]}")
@@ -158,23 +188,29 @@ def train(
     for warning in explain(target, job.plan).warnings:
         console.print(f"Warning: {warning}")
     hire = InProcess if engine is Engine.PROCESS else options.on_ray(workers, address)
-    with _Watcher.start(rounds) as watcher:
-        summary = job.execute(directory, ledger or directory / "ledger.sqlite", watcher, hire)
+    with _Watcher.start(job.plan) as watcher:
+        summary = job.execute(directory, ledger, watcher, hire)
     if json:
         print_json(plain(summary))
     else:
         _print(summary)
+    match summary.end.value:
+        case "interrupted":
+            sys.exit(128 + watcher.caught)
+        case "exhausted":
+            sys.exit(EXHAUSTED)
 
 
 @dataclass
 class _Watcher:
-    """Shows progress, and turns the first Ctrl-C into a stop after the round."""
+    """Shows progress, and turns the first Ctrl-C or SIGTERM into a stop after the round."""
 
     bar: Progress
-    going: bool = True
+    plan: Plan
+    caught: int = 0  # the signal that asked for the stop
 
     @staticmethod
-    def start(rounds: int) -> "_Watcher":
+    def start(plan: Plan) -> "_Watcher":
         columns = (
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -183,46 +219,60 @@ class _Watcher:
             TimeRemainingColumn(),
         )
         bar = Progress(*columns, console=err())
-        bar.add_task("planning", total=rounds)
-        return _Watcher(bar)
+        bar.add_task("planning", total=plan.rounds)
+        return _Watcher(bar, plan)
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._stop)
+        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def __call__(self, advance: "Advance") -> bool:
         megabytes = advance.round * advance.upload_bytes / 1e6
-        text = f"accuracy {advance.accuracy:.3f}  epsilon {advance.epsilon:.3f}  {megabytes:.2f} MB a client"
+        text = (
+            f"accuracy {advance.accuracy:.3f}  {advance.charged} of {self.plan.max_attempts} attempts  "
+            f"{megabytes:.2f} MB a client"
+        )
         self.bar.update(self.bar.task_ids[0], completed=advance.round, description=text)
-        return self.going
+        return not self.caught
 
-    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
-        self.going = False
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        self.caught = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        err().print("Stopping after this round; the same command resumes. Ctrl-C again stops at once.")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        err().print("Stopping after this round; the same command resumes. Once more stops at once.")
 
 
 def _print(summary: "Summary") -> None:
     console = out()
-    if summary.test_accuracy is None:
-        console.print(f"Stopped after round {summary.rounds} ({summary.stopped}); the same command resumes.")
-    else:
-        early = f" ({summary.stopped})" if summary.stopped else ""
-        console.print(
-            f"Test accuracy {100 * summary.test_accuracy:.2f} % after {summary.rounds} rounds{early}; "
-            f"validation {100 * summary.validation_accuracy:.2f} %."
-        )
+    match summary.end.value:
+        case "interrupted":
+            console.print(f"Stopped after round {summary.rounds}; the same command resumes.")
+        case "exhausted":
+            console.print(
+                f"Ended after round {summary.rounds} and cannot go on: {summary.stopped}. The test data stay closed."
+            )
+        case _:
+            console.print(
+                f"Test accuracy {100 * (summary.test_accuracy or 0):.2f} % after {summary.rounds} rounds; "
+                f"validation {100 * summary.validation_accuracy:.2f} %."
+            )
     console.print(
         f"Each client sent {summary.upload_bytes:,} bytes a round for {summary.dimension:,} parameters "
         f"({summary.bits} bits a coordinate)."
     )
-    if summary.spent:
-        console.print(epsilons(summary.spent))
+    console.print(
+        f"{summary.charged:,} of {summary.max_attempts:,} attempts are charged. The epsilons are those of all of them, "
+        "however the run ends."
+    )
+    console.print(epsilons(summary.promised))
+    if summary.so_far:
+        console.print(epsilons(summary.so_far, " so far, as nobody stopped the run for what it has shown"))
     if summary.repeatable:
         console.print("This run repeats from its seed: it protects nobody from whoever knows the seed.")
     console.print(

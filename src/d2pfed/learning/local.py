@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
+
+MOST_RATE = 1e6  # greater steps than any float32 model outlives
+MOST_EPOCHS, MOST_BATCH = 10_000, 100_000
 
 _ADAM_DECAYS = (0.9, 0.999)
 _RMSPROP_DECAY = 0.99
@@ -34,16 +37,16 @@ class LocalTraining:
     batch_size: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < math.inf:
-            raise ConfigError(f"rate must be positive and finite, got {self.rate}")
+        if not 0 < self.rate <= MOST_RATE:
+            raise ConfigError(f"rate must be positive and at most {MOST_RATE:g}, got {self.rate}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
         if self.momentum and self.optimiser is not Optimiser.SGD:
             raise ConfigError(f"momentum is sgd's, got {self.momentum} with {self.optimiser}")
-        if self.epochs < 1:
-            raise ConfigError(f"epochs must be at least 1, got {self.epochs}")
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 1 <= self.epochs <= MOST_EPOCHS:
+            raise ConfigError(f"epochs must be in [1, {MOST_EPOCHS}], got {shown(self.epochs)}")
+        if not 1 <= self.batch_size <= MOST_BATCH:
+            raise ConfigError(f"batch_size must be in [1, {MOST_BATCH}], got {shown(self.batch_size)}")
 
     def schedule(self, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Return which of `count` rows each step uses, one line a step; -1 fills up the last batch of an epoch."""

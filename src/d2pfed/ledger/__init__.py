@@ -1,11 +1,13 @@
 """The durable record of releases: a row before anything can be unmasked, and a budget that is never overrun."""
 
+from d2pfed.ledger.budget import Begun, Budget, RunPlan
 from d2pfed.ledger.ledger import Ledger, Meter
-from d2pfed.ledger.rows import Budget, Head, Key, Kind, Row
+from d2pfed.ledger.rows import Head, Key, Kind, Row
 from d2pfed.ledger.text import decode_release, encode_release
 from d2pfed.ledger.verify import Verification, read_budget, read_rows, verify
 
 __all__ = [
+    "Begun",
     "Budget",
     "Head",
     "Key",
@@ -13,6 +15,7 @@ __all__ = [
     "Ledger",
     "Meter",
     "Row",
+    "RunPlan",
     "Verification",
     "decode_release",
     "encode_release",

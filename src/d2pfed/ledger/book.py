@@ -1,16 +1,18 @@
 """What the rows add up to: the rules of the ledger as a fold over its rows, the same for writing and verifying."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting.release import Release
-from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.rows import ROOT, Budget, Head, Key, Kind, Row
+from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
+from d2pfed.ledger.budget import Begun, Budget, RunPlan, require_no_worse
+from d2pfed.ledger.rows import ROOT, Head, Key, Kind, Row
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt so far: its last kind of row, the server it belongs to, and the release it is charged for."""
+    """An attempt so far: its last kind of row, the server it belongs to, and what it may have released."""
 
     kind: Kind
     epoch: int
@@ -27,8 +29,11 @@ class Book:
         self.budget = Budget.decode(first.body)
         self.epoch = 0
         self.epsilon = 0.0
+        self.runs: dict[str, Begun] = {}  # in the order of their beginning
         self.attempts: dict[Key, Attempt] = {}  # in the order of their reservations
-        self.seqs: dict[tuple[Key, Kind], int] = {}
+        self.charged: Counter[str] = Counter()  # attempts of each run that are not void
+        self.tried: Counter[tuple[str, int]] = Counter()  # attempts of each round of a run, void ones included
+        self.taken: Counter[int] = Counter()  # charged attempts that each client took part in, over all runs
         self.hashes = [first.hash]
 
     @property
@@ -37,26 +42,60 @@ class Book:
         return Head(len(self.hashes) - 1, self.hashes[-1])
 
     def releases(self) -> tuple[Release, ...]:
-        """Return what counts as spent: all that was committed, and all that was reserved and is not void."""
+        """Return what may have been released: all that was committed, and all that was reserved and is not void."""
         return tuple(attempt.release for attempt in self.attempts.values() if attempt.kind is not Kind.VOID)
 
-    def after(self, kind: Kind, key: Key, release: Release | None) -> tuple[Release, ...]:
-        """Return what would count as spent after this step of an attempt; refuses a step that is not allowed."""
-        attempts = self.attempts | {key: self._step(kind, key, release)}
-        return tuple(attempt.release for attempt in attempts.values() if attempt.kind is not Kind.VOID)
+    def plans(self) -> tuple[RunPlan, ...]:
+        """Return what was charged, in the order in which the runs began."""
+        return tuple(begun.plan for begun in self.runs.values())
 
     def add(self, row: Row) -> None:
         """Take the next row, or refuse it by number."""
         _check_chain(row, len(self.hashes), self.hashes[-1])
         try:
-            if row.kind is Kind.OPEN:
-                self._check_open(row)
-            else:
-                self._add_step(row)
-        except (LedgerError, ConfigError) as error:
+            match row.kind:
+                case Kind.OPEN:
+                    self._check_open(row)
+                case Kind.BEGIN:
+                    self._add_run(row)
+                case _:
+                    self._add_step(row)
+        except (LedgerError, ConfigError, BudgetExceeded) as error:
             raise LedgerError(f"row {row.seq}: {error}") from error
         self.epoch, self.epsilon = row.epoch, row.epsilon
         self.hashes.append(row.hash)
+
+    def check_begin(self, begun: Begun) -> None:
+        """Refuse a run that has begun, or whose promise is not of the budget's kind."""
+        if begun.run in self.runs:
+            raise LedgerError(f"run {begun.run} has begun already")
+        if other := next((each.run for each in self.runs.values() if each.owner == begun.owner), None):
+            raise LedgerError(f"run {begun.run}: its directory has begun run {other} here")
+        self.budget.require_like(begun.plan)
+
+    def step(self, kind: Kind, key: Key, release: Release | None) -> Attempt:
+        """Return an attempt after its next step, or refuse a step that is not allowed."""
+        if release is not None and (release.run, release.round, release.attempt) != (
+            key.run,
+            key.round,
+            key.attempt,
+        ):
+            raise LedgerError(f"{key} has a release of run {release.run}, {release.round}, {release.attempt}")
+        begun = self.attempts.get(key)
+        if kind is Kind.RESERVE and release is not None:
+            if begun is not None:
+                # The noise is fresh at each call, so the same attempt again would be another release, for nothing.
+                raise LedgerError(f"{key} has a row: take attempt {self.tried[key.run, key.round]}")
+            self._check_attempt(key, release)
+            return Attempt(kind, self.epoch, release)
+        if begun is None or begun.kind is not Kind.RESERVE or kind not in (Kind.COMMIT, Kind.VOID):
+            raise LedgerError(f"{key}: {kind} cannot follow {'nothing' if begun is None else begun.kind}")
+        if begun.epoch != self.epoch:
+            # The attempt's keys died with that server: it stays charged, and the round needs a new attempt.
+            raise LedgerError(f"{key}: reserved in epoch {begun.epoch}, which epoch {self.epoch} cannot {kind}")
+        if release is not None:
+            _check_realised(release, begun.release)
+        return replace(begun, kind=kind, release=begun.release if release is None else release)
 
     def _check_open(self, row: Row) -> None:
         if row.epoch != self.epoch + 1:
@@ -64,35 +103,54 @@ class Book:
         if row.key is not None or row.body:
             raise LedgerError("a server's first row names no attempt and has no body")
 
+    def _add_run(self, row: Row) -> None:
+        self._check_epoch(row)
+        if row.key is not None:
+            raise LedgerError("a run's first row names no attempt")
+        begun = Begun.decode(row.body)
+        self.check_begin(begun)
+        self.runs[begun.run] = begun
+
     def _add_step(self, row: Row) -> None:
-        if row.epoch != self.epoch:
-            raise LedgerError(f"a server of epoch {row.epoch} wrote in epoch {self.epoch}")
+        self._check_epoch(row)
         if row.key is None:
             raise LedgerError(f"{row.kind} needs the run, round and attempt it is about")
         if row.kind is Kind.VOID and row.body:
             raise LedgerError("a void attempt releases nothing, so its body must be empty")
-        attempt = self._step(row.kind, row.key, row.release)
-        if row.epsilon > self.budget.epsilon:
-            raise LedgerError(f"epsilon {row.epsilon} is over the budget of {self.budget.epsilon}")
-        if row.kind is Kind.COMMIT and row.epsilon > self.epsilon:
-            raise LedgerError(f"epsilon {row.epsilon} is more than the {self.epsilon} with what was reserved")
-        self.attempts[row.key] = attempt
-        self.seqs[row.key, row.kind] = row.seq
+        if row.epsilon != self.epsilon:
+            raise LedgerError(f"an attempt prices nothing: epsilon must stay {self.epsilon}, got {row.epsilon}")
+        before, after = self.attempts.get(row.key), self.step(row.kind, row.key, row.release)
+        self.attempts[row.key] = after
+        if before is None:
+            self.tried[row.key.run, row.key.round] += 1
+            self.charged[row.key.run] += 1
+        else:
+            self.taken.subtract(before.release.participants)
+        if row.kind is Kind.VOID:
+            self.charged[row.key.run] -= 1
+        else:
+            self.taken.update(after.release.participants)
 
-    def _step(self, kind: Kind, key: Key, release: Release | None) -> Attempt:
-        if release is not None and (release.round, release.attempt) != (key.round, key.attempt):
-            raise LedgerError(f"{key} has a release of round {release.round}, attempt {release.attempt}")
-        begun = self.attempts.get(key)
-        if kind is Kind.RESERVE and begun is None and release is not None:
-            return Attempt(kind, self.epoch, release)
-        if begun is None or begun.kind is not Kind.RESERVE or kind not in (Kind.COMMIT, Kind.VOID):
-            raise LedgerError(f"{key}: {kind} cannot follow {'nothing' if begun is None else begun.kind}")
-        if begun.epoch != self.epoch:
-            # The attempt's keys died with that server: it stays spent, and the round needs a new attempt.
-            raise LedgerError(f"{key}: reserved in epoch {begun.epoch}, which epoch {self.epoch} cannot {kind}")
-        if release is not None:
-            _check_realised(release, begun.release)
-        return replace(begun, kind=kind, release=begun.release if release is None else release)
+    def _check_epoch(self, row: Row) -> None:
+        if row.epoch != self.epoch:
+            raise LedgerError(f"a server of epoch {row.epoch} wrote in epoch {self.epoch}")
+
+    def _check_attempt(self, key: Key, release: Release) -> None:
+        """Refuse an attempt that its run was not charged for."""
+        if key.run not in self.runs:
+            raise LedgerError(f"run {key.run} has not begun")
+        plan = self.runs[key.run].plan
+        if key.round >= plan.rounds:
+            raise LedgerError(f"{key}: the run has {plan.rounds} rounds, counted from 0")
+        if key.attempt != self.tried[key.run, key.round]:
+            raise LedgerError(f"{key}: the next attempt at this round is {self.tried[key.run, key.round]}")
+        if key.attempt >= plan.attempts_per_round:
+            raise BudgetExceeded(f"{key}: a round may be tried {plan.attempts_per_round} times")
+        if self.charged[key.run] >= plan.max_attempts:
+            raise BudgetExceeded(
+                f"{key}: all of the {plan.max_attempts} attempts that the run may take are charged"
+            )
+        require_no_worse(release, plan.release)
 
 
 def _check_chain(row: Row, seq: int, previous: bytes) -> None:
@@ -105,10 +163,7 @@ def _check_chain(row: Row, seq: int, previous: bytes) -> None:
 
 
 def _check_realised(realised: Release, reserved: Release) -> None:
-    for name in ("unit", "adjacency", "sampling"):
-        planned, real = getattr(reserved, name), getattr(realised, name)
-        if planned != real:
-            raise LedgerError(f"{name} was reserved as {planned}, and the commit says {real}")
+    require_no_worse(realised, reserved)
     strangers = set(realised.participants) - set(reserved.participants)
     if reserved.participants and strangers:
         raise LedgerError(f"client {min(strangers)} takes part and was not among those reserved for")

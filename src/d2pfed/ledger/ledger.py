@@ -1,43 +1,47 @@
-"""The ledger a server writes: reserve before vectors are asked for, commit before they are unmasked."""
+"""The ledger a server writes: a run charged when it begins, each of its attempts recorded before it can reveal."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from d2pfed.accounting.filters import Charged
 from d2pfed.accounting.release import Release
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger.book import Book, replay
+from d2pfed.ledger.budget import Begun, Budget, RunPlan, price
 from d2pfed.ledger.lock import Lock
-from d2pfed.ledger.rows import Budget, Head, Key, Kind, Row, chained_row, first_row
+from d2pfed.ledger.rows import Head, Key, Kind, Row, chained_row, first_row
 from d2pfed.ledger.store import Store, require_file
 from d2pfed.ledger.text import encode_release
 
-Meter = Callable[
-    [Sequence[Release]], float
-]  # epsilon of releases for the budget's observer and delta; errs upwards
+# Whether whole runs, in the order in which they began, are within a budget, and what they cost; errs upwards.
+Meter = Callable[[Budget, Sequence[RunPlan]], Charged]
 
 ROUNDING = (
     1e-6  # relative: meters are pure functions, and only the rounding of another machine's libraries differs
 )
 
 
-def measure(meter: Meter, releases: Sequence[Release]) -> float:
-    """Return epsilon of the releases; refuses a meter that answers with nan or a negative number."""
-    epsilon = float(meter(releases)) if releases else 0.0
-    if math.isnan(epsilon) or epsilon < 0:
-        raise LedgerError(f"the meter must return an epsilon of at least 0, got {epsilon}")
-    return epsilon
+def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+    """Return what the runs cost; refuses a meter that answers with nan or a negative number."""
+    if not plans:
+        return Charged(admitted=True, units=(), of=0, composed=0.0)
+    charged = meter(budget, plans)
+    if math.isnan(charged.composed) or charged.composed < 0:
+        raise LedgerError(f"the meter must return an epsilon of at least 0, got {charged.composed}")
+    return charged
 
 
 class Ledger:
     """The budget of a population, drawn on by all runs over its clients and written by one server at a time.
 
+    A run is charged once, when it begins, for all attempts that it may take; its attempts are recorded and counted.
     Each opening starts an epoch. An attempt belongs to the epoch that reserved it: after a crash it can be neither
-    committed nor void nor replayed; it stays spent, and the round goes on with `next_attempt`. After an error in
-    writing, nobody knows whether the row is on the disk: the ledger closes itself, and only a new opening tells.
+    committed nor void; it stays charged, and the round goes on with `next_attempt`. After an error in writing, nobody
+    knows whether the row is on the disk: the ledger closes itself, and only a new opening tells.
     """
 
     def __init__(self, store: Store, book: Book, meter: Meter, closing: ExitStack) -> None:
@@ -47,33 +51,36 @@ class Ledger:
         self._closing: ExitStack | None = closing
 
     @staticmethod
-    def create(path: Path, budget: Budget, meter: Meter) -> "Ledger":
+    def create(path: Path, budget: Budget, meter: Meter = price) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
         path = path.resolve()
+        charged = measure(meter, budget, budget.declared)
+        if not charged.admitted:
+            raise BudgetExceeded(f"the declared runs: {_refusal(charged, budget)}")
         with ExitStack() as undo:
             undo.callback((lock := Lock.take(path)).close)
             Store.create(path, first_row(budget))
             undo.pop_all()
-        return _begin(path, meter, lock)
+        return _opened(path, meter, lock)
 
     @staticmethod
-    def open(path: Path, meter: Meter) -> "Ledger":
+    def open(path: Path, meter: Meter = price) -> "Ledger":
         """Open a ledger; refuses at once if another server has it open."""
-        return _begin(path.resolve(), meter, Lock.take(_existing(path)))
+        return _opened(path.resolve(), meter, Lock.take(_existing(path)))
 
     @staticmethod
-    def open_in_turn(path: Path, meter: Meter) -> "Ledger":
+    def open_in_turn(path: Path, meter: Meter = price) -> "Ledger":
         """Open a ledger as soon as no other server has it open."""
-        return _begin(path.resolve(), meter, Lock.wait(_existing(path)))
+        return _opened(path.resolve(), meter, Lock.wait(_existing(path)))
 
     @staticmethod
-    def take_over(path: Path, meter: Meter) -> "Ledger":
+    def take_over(path: Path, meter: Meter = price) -> "Ledger":
         """Open a ledger although another server has it open, and shut that one out.
 
         Guarantee: the other server, even if it was only asleep, commits nothing more.
         Checked: test_ledger_races.py::test_a_stopped_server_cannot_commit_after_a_takeover.
         """
-        return _begin(path.resolve(), meter, Lock.replace(_existing(path)))
+        return _opened(path.resolve(), meter, Lock.replace(_existing(path)))
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +91,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Let the next server in; unfinished attempts stay spent."""
+        """Let the next server in; unfinished attempts stay charged."""
         closing, self._closing = self._closing, None
         if closing is not None:
             closing.close()
@@ -94,37 +101,62 @@ class Ledger:
         """What may be spent."""
         return self._book.budget
 
-    def reserve(self, run: str, release: Release) -> Row:
-        """Record the most an attempt can cost, before the first masked vector is asked for.
+    def begin(self, run: str, owner: str, plan: RunPlan) -> None:
+        """Charge a run for all attempts that it may take, or find that it was charged; it belongs to one owner.
 
-        Guarantee: when this returns, the release counts as spent, whatever happens to this process, and with it
-        epsilon is within the budget. Checked: test_ledger_crashes.py::test_no_kill_loses_a_release.
+        Guarantee: when this returns, all that the run may release is within the budget, whatever is chosen from
+        what was seen: which runs, when they stop, which attempts are repeated.
+        Checked: test_ledger.py::test_a_run_is_charged_wholly_when_it_begins.
         """
-        return self._step(Kind.RESERVE, Key(run, release.round, release.attempt), release)
+        self._require_open()
+        begun, found = Begun(run, owner, plan), self._book.runs.get(run)
+        if found is not None:
+            _require_same(found, begun)
+            return
+        self._book.check_begin(begun)
+        charged = measure(self._meter, self.budget, (*self._book.plans(), plan))
+        if not charged.admitted:
+            raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
+        self._append(Kind.BEGIN, None, begun.encode(), charged.composed)
 
-    def commit(self, run: str, release: Release) -> Row:
+    def reserve(self, release: Release) -> Row:
+        """Record an attempt at its worst, before the first masked vector is asked for.
+
+        Guarantee: when this returns, the attempt counts as one of those that its run was charged for, whatever
+        happens to this process. Checked: test_ledger_crashes.py::test_no_kill_loses_a_release.
+        """
+        return self._step(Kind.RESERVE, Key(release.run, release.round, release.attempt), release)
+
+    def commit(self, release: Release) -> Row:
         """Record what an attempt releases, before the request that unmasks it.
 
-        Guarantee: as `reserve`, and the realised release costs no more than what was reserved for it.
+        Guarantee: as `reserve`, and the realised release tells no more than what was reserved for it.
         """
-        return self._step(Kind.COMMIT, Key(run, release.round, release.attempt), release)
+        return self._step(Kind.COMMIT, Key(release.run, release.round, release.attempt), release)
 
     def void(self, run: str, number: int, attempt: int) -> Row:
-        """Record that an attempt at round `number` ended before anything could be unmasked: it costs nothing."""
+        """Record that an attempt at round `number` ended before anything could be unmasked: it does not count."""
         return self._step(Kind.VOID, Key(run, number, attempt), None)
 
     def releases(self) -> tuple[Release, ...]:
-        """Return what counts as spent: all that was committed, and all that was reserved and is not void."""
+        """Return what may have been released: all that was committed, and all that was reserved and is not void."""
         return self._book.releases()
 
     def spent(self) -> float:
-        """Return epsilon of `releases`."""
+        """Return epsilon of all runs that are charged, each with all attempts that it may take, composed."""
         return self._book.epsilon
+
+    def charged(self, run: str) -> int:
+        """Return how many attempts of a run may have been opened; void ones are not among them."""
+        return self._book.charged[run]
+
+    def taken(self, clients: Iterable[int]) -> dict[int, int]:
+        """Return in how many attempts that may have been opened each client took part, over all runs."""
+        return {client: self._book.taken[client] for client in clients}
 
     def next_attempt(self, run: str, number: int) -> int:
         """Return the first attempt at round `number` of a run that no row mentions."""
-        begun = [key.attempt for key in self._book.attempts if (key.run, key.round) == (run, number)]
-        return max(begun, default=-1) + 1
+        return self._book.tried[run, number]
 
     def head(self) -> Head:
         """Return the last row's number and hash, which a checkpoint carries."""
@@ -140,40 +172,29 @@ class Ledger:
                 f"row {head.seq} is not the one that was seen: this is another ledger, or a rewritten one"
             )
 
-    def rows_since(self, head: Head) -> tuple[Row, ...]:
-        """Return the rows of attempts after a head: those that a checkpoint with that head knows nothing of."""
-        self.require_head(head)
+    def require_own(self, run: str, head: Head | None, rounds: int) -> None:
+        """Refuse if someone else has carried the run on since its owner saw this head, after so many rounds.
+
+        Guarantee: of a run's directory and its copies only one goes on, since each opening has its own epoch.
+        Checked: test_run.py::test_of_a_run_and_its_copy_one_goes_on.
+        """
         self._require_open()
-        return tuple(row for row in self._store.rows(head.seq + 1) if row.key is not None)
+        epoch = 0 if head is None else self._store.rows(head.seq)[0].epoch
+        seen = -1 if head is None else head.seq
+        for row in self._store.rows(seen + 1):
+            if row.key is not None and row.key.run == run and (row.epoch > epoch or row.key.round > rounds):
+                raise LedgerError(
+                    f"run {run}: row {row.seq} is unknown to its directory, which is an older copy, or has one that "
+                    f"went on"
+                )
 
     def _step(self, kind: Kind, key: Key, release: Release | None) -> Row:
         self._require_open()
-        body = "" if release is None else encode_release(release)
-        if (key, kind) in self._book.seqs:
-            return self._replayed(kind, key, body)
-        after = self._book.after(kind, key, release)
-        # The last row was measured over all that counts now, and a meter is a pure function: a commit of exactly
-        # what was reserved costs the same.
-        epsilon = self.spent() if after == self._book.releases() else measure(self._meter, after)
-        if epsilon > self.budget.epsilon:
-            raise BudgetExceeded(f"{key}: epsilon would be {epsilon}, the budget is {self.budget.epsilon}")
-        if kind is Kind.COMMIT and epsilon > self.spent():
-            raise BudgetExceeded(f"{key}: epsilon would be {epsilon}, with what was reserved it is {self.spent()}")
-        return self._append(_next_row(self._book, kind, key, body, epsilon))
+        self._book.step(kind, key, release)
+        return self._append(kind, key, "" if release is None else encode_release(release), self.spent())
 
-    def _replayed(self, kind: Kind, key: Key, body: str) -> Row:
-        attempt, seq = self._book.attempts[key], self._book.seqs[key, kind]
-        if attempt.epoch != self._book.epoch:
-            # The same call after a restart is a new attempt with new noise: under the old row it would be free.
-            raise LedgerError(
-                f"{key}: an earlier server began it, take attempt {self.next_attempt(key.run, key.round)}"
-            )
-        (row, *_) = self._store.rows(seq)
-        if row.body != body:
-            raise LedgerError(f"{key}: {kind} was recorded in row {seq} with another release")
-        return row
-
-    def _append(self, row: Row) -> Row:
+    def _append(self, kind: Kind, key: Key | None, body: str, epsilon: float) -> Row:
+        row = _next_row(self._book, kind, key, body, epsilon)
         try:
             self._store.append(row, self._book.head)
         except BaseException:
@@ -187,17 +208,28 @@ class Ledger:
             raise LedgerError("the ledger is closed")
 
 
+def _require_same(found: Begun, begun: Begun) -> None:
+    if found.owner != begun.owner:
+        raise LedgerError(f"run {found.run} was begun by another directory: choose another name")
+    if found.plan != begun.plan:
+        raise LedgerError(f"run {found.run} was begun with another plan: choose another name")
+
+
+def _refusal(charged: Charged, budget: Budget) -> str:
+    return charged.reason or f"epsilon would be {charged.composed}, the budget is {budget.epsilon}"
+
+
 def _existing(path: Path) -> Path:
     require_file(path)  # before the lock, which would leave a file beside a ledger that is not there
     return path.resolve()
 
 
-def _begin(path: Path, meter: Meter, lock: Lock) -> Ledger:
+def _opened(path: Path, meter: Meter, lock: Lock) -> Ledger:
     with ExitStack() as undo:
         undo.callback(lock.close)
         undo.callback((store := Store.open(path)).close)
         book = replay(store.rows())
-        epsilon = measure(meter, book.releases())
+        epsilon = measure(meter, book.budget, book.plans()).composed
         if epsilon < book.epsilon * (1 - ROUNDING):
             raise LedgerError(
                 f"the meter says {epsilon}, recorded is {book.epsilon}: it is not this budget's meter"

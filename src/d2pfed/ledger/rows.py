@@ -1,60 +1,18 @@
-"""The values a ledger is made of: its budget, its rows and the hash that chains them."""
+"""The values a ledger is made of: its rows and the hash that chains them."""
 
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from d2pfed import canonical
-from d2pfed.accounting import RELEASED, Observer, Release, View, spent, upper_bound
+from d2pfed.accounting import Release
 from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger.budget import LARGEST, Begun, Budget, check_name
 from d2pfed.ledger.text import decode_release
 from d2pfed.randomness import digest
 
 HASH_BYTES = 32
 ROOT = bytes(HASH_BYTES)  # what the first row is chained to
-LARGEST = 2**63 - 1  # of SQLite's integers
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What all releases of a population may cost together, for which observer, at which cap of participations."""
-
-    epsilon: float
-    delta: float
-    observer: Observer = RELEASED
-    participations: int = 1
-
-    def __post_init__(self) -> None:
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
-        if not 0 <= self.delta < 1:
-            raise ConfigError(f"a budget's delta must be in [0, 1), got {self.delta}")
-        if self.participations < 1:
-            raise ConfigError(f"a budget's participations must be at least 1, got {self.participations}")
-
-    def encode(self) -> str:
-        """Return the canonical text."""
-        return canonical.encode(self)
-
-    @staticmethod
-    def decode(text: str) -> "Budget":
-        """Return the budget that has exactly this text."""
-        try:
-            budget = canonical.decode(text, {"Budget": Budget, "Observer": Observer, "View": View})
-        except ConfigError as error:
-            raise LedgerError(f"not the text of a budget: {error}") from error
-        if not isinstance(budget, Budget):
-            raise LedgerError(f"not the text of a budget: it is that of {budget!r}")
-        return budget
-
-    def measure(self, releases: Sequence[Release]) -> float:
-        """Return epsilon of the releases for this observer: a quick bound, or the certified one near the end."""
-        quick = upper_bound(releases, self.observer, delta=self.delta, cap=self.participations).epsilon
-        if quick <= self.epsilon:
-            return quick
-        return spent(releases, self.observer, delta=self.delta, cap=self.participations).epsilon
 
 
 class Kind(StrEnum):
@@ -62,22 +20,22 @@ class Kind(StrEnum):
 
     CREATE = "create"  # the ledger begins, with its budget
     OPEN = "open"  # a server begins to write, with the next epoch; all earlier servers are shut out
-    RESERVE = "reserve"  # the most an attempt can cost, before masked vectors are asked for
+    BEGIN = "begin"  # a run begins and is charged, with all attempts that it may take: the only row that prices
+    RESERVE = "reserve"  # an attempt of a run, before masked vectors are asked for
     COMMIT = "commit"  # what the attempt releases, before it is unmasked
     VOID = "void"  # the attempt ended before anything could be unmasked
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """An attempt at a round of a run: nothing is ever charged twice under the same key."""
+    """An attempt at a round of a run: nothing is ever released twice under the same key."""
 
     run: str
     round: int
     attempt: int
 
     def __post_init__(self) -> None:
-        if not self.run or not self.run.isprintable():
-            raise ConfigError(f"a run needs a name of printable characters, got {self.run!r}")
+        check_name(self.run)
         if not (0 <= self.round <= LARGEST and 0 <= self.attempt <= LARGEST):
             raise ConfigError(f"round and attempt must be in [0, 2^63), got {self.round} and {self.attempt}")
 
@@ -113,13 +71,14 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the ledger; `epsilon` is what all releases cost together once this row is there."""
+    """One line of the ledger; `epsilon` is that of all runs charged so far, composed: what they cost together
+    if none of them was chosen from what was seen. The budget holds in any case."""
 
     seq: int
     epoch: int
     kind: Kind
     key: Key | None  # of an attempt; None where the row is about the ledger itself
-    body: str  # the budget's text, the release's, or empty
+    body: str  # the text of the budget, of a run's beginning or of a release, or empty
     epsilon: float
     hash: bytes
 
@@ -132,6 +91,11 @@ class Row:
     def release(self) -> Release | None:
         """The release that was reserved or committed, if the row is about one."""
         return decode_release(self.body) if self.kind in (Kind.RESERVE, Kind.COMMIT) else None
+
+    @property
+    def begun(self) -> Begun | None:
+        """The run that begins, if the row is about one."""
+        return Begun.decode(self.body) if self.kind is Kind.BEGIN else None
 
     @property
     def survivors(self) -> int | None:

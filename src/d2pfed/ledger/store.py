@@ -10,7 +10,7 @@ from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger.rows import Head, Key, Kind, Row
 
 APPLICATION = 0x44325046  # "D2PF" in the header of the file
-SCHEMA = 1
+SCHEMA = 2
 
 # A commit in WAL with synchronous=FULL has been synced when it returns; with NORMAL a power cut may take it back.
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "fullfsync=ON", "trusted_schema=OFF")

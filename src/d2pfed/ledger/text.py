@@ -19,7 +19,7 @@ from d2pfed.accounting.release import (
 )
 from d2pfed.errors import ConfigError, LedgerError
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,10 @@ class Recorded:
 
 
 _LAWS = (DiscreteGaussianSum, SkellamSum, BinomialSum, ContinuousGaussian)
-_TYPES = {kind.__name__: kind for kind in (Recorded, Release, Unit, Adjacency, Sampling, Scheme, *_LAWS)}
+RELEASE_TYPES: dict[str, type] = {
+    kind.__name__: kind for kind in (Release, Unit, Adjacency, Sampling, Scheme, *_LAWS)
+}
+_TYPES = RELEASE_TYPES | {"Recorded": Recorded}
 
 
 def encode_release(release: Release) -> str:

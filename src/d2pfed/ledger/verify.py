@@ -6,8 +6,9 @@ from pathlib import Path
 
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.book import Book, replay
+from d2pfed.ledger.budget import Begun, Budget, price
 from d2pfed.ledger.ledger import ROUNDING, Meter, measure
-from d2pfed.ledger.rows import Budget, Head, Kind, Row
+from d2pfed.ledger.rows import Head, Kind, Row
 from d2pfed.ledger.store import Store
 
 
@@ -20,8 +21,10 @@ class Verification:
     servers: int  # how often it was opened for writing
     committed: int
     void: int
-    unfinished: int  # reserved and neither committed nor void: they count as spent
-    spent: float  # epsilon of all that is committed or unfinished, measured anew
+    unfinished: int  # reserved and neither committed nor void: they count as charged
+    runs: tuple[Begun, ...]  # in the order of their beginning
+    charged: dict[str, int]  # attempts of each run that may have been opened
+    spent: float  # epsilon of all runs that are charged, each with all attempts it may take, composed anew
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
@@ -36,11 +39,12 @@ def read_budget(path: Path) -> Budget:
     return replay(_rows(path)).budget
 
 
-def verify(path: Path, meter: Meter) -> Verification:
+def verify(path: Path, meter: Meter = price) -> Verification:
     """Check a ledger from its rows alone; refuses the first row that is wrong, by number.
 
-    Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules,
-    each recorded epsilon is the one its releases have, and none is over the budget. Whether the last rows are
+    Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules, no
+    run has more attempts than it was charged for, each recorded epsilon is the one the charged runs have, and none is
+    over the budget. Whether the last rows are
     missing shows only against a head that someone kept (`Ledger.require_head`).
     Checked: test_ledger_verify.py.
     """
@@ -49,9 +53,16 @@ def verify(path: Path, meter: Meter) -> Verification:
     spent = 0.0
     for row in rows[1:]:
         book.add(row)
-        spent = measure(meter, book.releases())
-        if abs(row.epsilon - spent) > ROUNDING * spent:
-            raise LedgerError(f"row {row.seq}: it records epsilon {row.epsilon}, and its releases cost {spent}")
+        # Attempts price nothing, and the rules have held their rows to the epsilon before.
+        if row.kind in (Kind.OPEN, Kind.BEGIN):
+            charged = measure(meter, book.budget, book.plans())
+            spent = charged.composed
+            if abs(row.epsilon - spent) > ROUNDING * spent:
+                raise LedgerError(
+                    f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost {spent}"
+                )
+            if not charged.admitted:
+                raise LedgerError(f"row {row.seq}: the runs begun so far are over the budget")
     return _summary(book, spent)
 
 
@@ -69,5 +80,7 @@ def _summary(book: Book, spent: float) -> Verification:
         committed=kinds.count(Kind.COMMIT),
         void=kinds.count(Kind.VOID),
         unfinished=kinds.count(Kind.RESERVE),
+        runs=tuple(book.runs.values()),
+        charged={run: book.charged[run] for run in book.runs},
         spent=spent,
     )

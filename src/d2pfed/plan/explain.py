@@ -3,11 +3,15 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting import Spent
+from d2pfed.accounting import Scheme, Spent, round_up
+from d2pfed.graph import Consistency
 from d2pfed.mechanism import Centered
-from d2pfed.plan.agreement import Plan, promises, variance
-from d2pfed.plan.calibrate import SAFE_WRAP_PROBABILITY, ideal_multiplier
+from d2pfed.plan.agreement import Plan, promises
+from d2pfed.plan.calibrate import ideal_multiplier
+from d2pfed.plan.collusion import colluding_clients
+from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
 from d2pfed.plan.target import Target
+from d2pfed.plan.widths import variance
 
 HOPELESS = 10.0  # the noise's norm in the mean over the clip: above it, updates drown
 
@@ -24,9 +28,16 @@ class Explanation:
     wrap_probability: float
     relative_error: float  # root mean square error of the mean over that of an ideal trusted server
     noise_to_clip: float  # the noise's norm in the mean, over the clip
+    max_attempts: int
+    colluders: int  # of a cohort
+    neighbours: int
+    threshold: int
+    cut_off: int
     spent: tuple[Spent, ...]
     why_noise: str
     why_bits: str
+    why_graph: str
+    why_colluders: str
     warnings: tuple[str, ...]
 
 
@@ -43,9 +54,16 @@ def explain(target: Target, plan: Plan) -> Explanation:
         wrap_probability=plan.wrap_probability,
         relative_error=_error(plan) / ideal,
         noise_to_clip=spread / target.clip_norm,
+        max_attempts=plan.max_attempts,
+        colluders=plan.colluders,
+        neighbours=plan.neighbours,
+        threshold=plan.threshold,
+        cut_off=plan.cut_off,
         spent=promises(plan),
         why_noise=_why_noise(target, plan),
         why_bits=_why_bits(plan),
+        why_graph=_why_graph(plan),
+        why_colluders=_why_colluders(target, plan),
         warnings=_warnings(plan, spread / target.clip_norm),
     )
 
@@ -60,8 +78,10 @@ def _why_noise(target: Target, plan: Plan) -> str:
     missing = plan.cohort - plan.quorum
     reserve = f", even if {missing} of them are missing" if missing else ""
     reserve += f", and {plan.colluders} of them tell their noise" if plan.colluders else ""
+    reserve += f", and the server keeps {plan.cut_off} of them out of the sum" if plan.cut_off else ""
+    spare = f" and {plan.max_attempts - plan.rounds} spare attempts" if plan.max_attempts > plan.rounds else ""
     return (
-        f"To keep epsilon {target.epsilon:g} against `{plan.against}` over {plan.rounds} rounds, the sum of "
+        f"To keep epsilon {target.epsilon:g} against `{plan.against}` over {plan.rounds} rounds{spare}, the sum of "
         f"{plan.cohort} clients needs noise of {plan.sigma / target.clip_norm:.4g} times the clip{reserve}."
     )
 
@@ -70,9 +90,41 @@ def _why_bits(plan: Plan) -> str:
     steps = math.sqrt(variance(plan.noise(plan.cohort)))
     return (
         f"The sum's noise is {steps:.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, with a "
-        f"chance of {plan.wrap_probability:.1g} that any of {plan.codec.length} coordinates wraps in a round "
+        f"chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in a round "
         f"(at most {SAFE_WRAP_PROBABILITY:g} is allowed)."
     )
+
+
+def _why_graph(plan: Plan) -> str:
+    how = "with everyone else" if plan.neighbours == plan.cohort - 1 else f"with {plan.neighbours} others"
+    text = f"Each client shares its secrets {how}; {plan.threshold} shares open one."
+    if plan.consistency is Consistency.ASSUMED:
+        return f"{text} Consistency is assumed: this holds for a server that does not choose who drops out."
+    if plan.neighbours == plan.cohort - 1:
+        return f"{text} This holds for any {plan.colluders} colluders, whenever they are chosen."
+    return (
+        f"{text} A server that chooses who drops out may keep {plan.cut_off} more of the survivors out of the sum. "
+        f"Colluders are fixed before the graph is known; failure 2^-40 over 2^60 graphs."
+    )
+
+
+def _why_colluders(target: Target, plan: Plan) -> str:
+    colluding = colluding_clients(target.colluders, target.population)
+    if colluding == 0:
+        return "No client is taken to collude with the server."
+    among = f"if at most {colluding} of {target.population} clients collude"
+    if plan.cohort == target.population:
+        return f"Everyone is in the cohort: {plan.colluders} colluders, {among}."
+    if target.draws == 0 or target.scheme is Scheme.NONE:
+        return f"Cohorts not verified: the server may put {plan.colluders} colluders into one, {among}."
+    simulated = plan.consistency is Consistency.ASSUMED
+    text = (
+        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders in "
+        f"each except with chance 2^-40, {among}"
+    )
+    if simulated:
+        return f"{text}; a simulation verifies no draw."
+    return f"{text}, the authority drew its nonce after the server's commitment, and issues few rosters."
 
 
 def _warnings(plan: Plan, noise_to_clip: float) -> tuple[str, ...]:

@@ -1,16 +1,31 @@
 """The Target: what a person wishes for before any noise is chosen."""
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
 from d2pfed.accounting import CAP_SHARE, RELEASED, Adjacency, Observer, Sampling, Scheme, cap_excess
 from d2pfed.errors import ConfigError
+from d2pfed.graph import Consistency
+from d2pfed.plan.bounds import (
+    LEAST_DELTA,
+    MOST_ATTEMPTS_PER_ROUND,
+    MOST_COHORT,
+    MOST_POPULATION,
+    MOST_ROUNDS,
+    check_range,
+)
+from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within
+from d2pfed.ring import MAX_BITS
+from d2pfed.rotation import MAX_DIMENSION
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
+SPARE = Fraction(1, 10)  # attempts that may be charged beyond one a round, as a share of the rounds
 
 
 class Kind(StrEnum):
@@ -22,6 +37,9 @@ class Kind(StrEnum):
     DDGAUSS = "ddgauss"
     SKELLAM = "skellam"
     BINOMIAL = "binomial"
+
+
+HELD_BY_ONE = (Kind.SHARED, Kind.DESIGNATED)  # where one client can know all of the noise
 
 
 class Turn(StrEnum):
@@ -46,51 +64,82 @@ class Target:
     scheme: Scheme = Scheme.FIXED
     adjacency: Adjacency = Adjacency.REPLACE_ONE
     dropouts: float = 0.0  # the fraction of a cohort that may be missing from the sum
-    colluders: int = 0
+    colluders: float = 0.0  # the share of the population that may tell the server all it knows
+    draws: int = VERIFIED_DRAWS  # cohorts that the server can choose among, as clients verify; 0: they do not
+    consistency: Consistency = Consistency.ASSUMED  # a simulation; a deployment says signed
     participations: int | None = None  # None: the least cap that costs next to nothing
-    attempts: int = 3
+    attempts_per_round: int = 3
+    spare: int | None = None  # attempts beyond one a round that may be charged; None: a tenth of the rounds
     clip_norm: float = 1.0
     bits: int | None = None  # None: as few as serve
     rotation: Turn = Turn.HADAMARD
 
     def __post_init__(self) -> None:
-        for name in ("dimension", "population", "cohort", "rounds", "attempts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_range("dimension", self.dimension, 1, MAX_DIMENSION)
+        check_range("population", self.population, 1, MOST_POPULATION)
+        check_range("cohort", self.cohort, 1, MOST_COHORT)
         if self.cohort > self.population:
             raise ConfigError(f"cohort must be at most the population {self.population}, got {self.cohort}")
+        check_range("rounds", self.rounds, 1, MOST_ROUNDS)
+        check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
+        check_range("draws", self.draws, 0, 1 << 32)
+        if self.spare is not None:
+            check_range("spare", self.spare, 0, MOST_ROUNDS)
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ConfigError(f"delta must be in (0, 1), got {self.delta}")
+        if self.delta is not None and not LEAST_DELTA <= self.delta < 1:
+            raise ConfigError(f"delta must be in [{LEAST_DELTA:g}, 1), got {self.delta}")
         if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
             raise ConfigError(f"clip must be positive and finite, got {self.clip_norm}")
-        if not 0 <= self.dropouts < 1:
-            raise ConfigError(f"dropouts must be in [0, 1), got {self.dropouts}")
-        if not 0 <= self.colluders < self.quorum:
-            raise ConfigError(f"colluders must be in [0, quorum = {self.quorum}), got {self.colluders}")
-        if self.bits is not None and not 1 <= self.bits <= 32:
-            raise ConfigError(f"bits must be in [1, 32], got {self.bits}")
+        for name in ("dropouts", "colluders"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.bits is not None:
+            check_range("bits", self.bits, 1, MAX_BITS)
         self._check_sampling()
 
     def _check_sampling(self) -> None:
-        if self.scheme is Scheme.ONCE and self.rounds * self.cohort > self.population:
+        blocks = self.rounds + (self.spare or 0)
+        if self.scheme is Scheme.ONCE and blocks * self.cohort > self.population:
             raise ConfigError(
-                f"sampling `once` needs rounds x cohort <= population: "
-                f"{self.rounds} x {self.cohort} > {self.population}; at most {self.population // self.cohort} rounds"
+                f"sampling `once` needs (rounds + spare) x cohort <= population: "
+                f"{blocks} x {self.cohort} > {self.population}; at most {self.population // self.cohort} rounds"
             )
-        if self.participations is not None and not 1 <= self.participations <= self.rounds * self.attempts:
+        if self.participations is not None and not 1 <= self.participations <= self.max_attempts:
             raise ConfigError(
-                f"participations must be in [1, rounds x attempts = {self.rounds * self.attempts}], "
-                f"got {self.participations}"
+                f"participations must be in [1, rounds + spare = {self.max_attempts}], got {self.participations}"
             )
         if self.scheme is Scheme.ONCE and self.participations not in (None, 1):
             raise ConfigError(f"sampling `once` means one participation, got {self.participations}")
-        if self.scheme is Scheme.POISSON and self.mechanism not in (Kind.SHARED, Kind.DESIGNATED):
+        if self.scheme is Scheme.POISSON and self.mechanism not in HELD_BY_ONE:
             raise ConfigError(
                 f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
                 f"mechanism shared or designated, got {self.mechanism}"
             )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How cohorts are drawn."""
+        return Sampling(self.scheme, self.population, self.cohort)
+
+    @property
+    def max_attempts(self) -> int:
+        """How many attempts the whole run may be charged for: one a round and the spare ones.
+
+        A crash between charge and result costs one. Under `once` an attempt uses up a block of the population, so
+        there are no more than it holds.
+        """
+        if self.spare is not None:
+            return self.rounds + self.spare
+        spare = math.ceil(SPARE * self.rounds)
+        if self.scheme is Scheme.ONCE:
+            spare = min(spare, self.population // self.cohort - self.rounds)
+        return self.rounds + spare
+
+    @property
+    def cohort_colluders(self) -> int:
+        """The most colluders of one cohort, but for a chance of 2^-40 over all draws."""
+        return colluders_within(self.colluders, self.sampling, self.draws)
 
     @property
     def quorum(self) -> int:
@@ -110,25 +159,29 @@ class Target:
         An amplified promise pays for the chance that a cap binds, so there it is one that hardly ever does; elsewhere
         at most 1 % of all contributions are lost to it.
         """
-        if self.participations is not None:
-            return self.participations
-        if self.scheme is Scheme.ONCE:
-            return 1
-        if self.scheme is Scheme.NONE:
-            return self.rounds
-        if self.against != RELEASED:
-            return _least_cap(self.rounds, self.cohort / self.population)
-        sampling = Sampling(self.scheme, self.population, self.cohort)
-        allowed = CAP_SHARE / 4 * self.spent_delta / (1 + math.exp(min(self.epsilon, 700)))  # retries add draws
-        caps = range(1, self.rounds + 1)
-        return next(cap for cap in caps if cap_excess(sampling, self.rounds, cap) <= allowed)
+        return self.participations or _default_cap(self)
 
 
-def _least_cap(rounds: int, rate: float) -> int:
+@lru_cache(maxsize=64)  # a search for the least noise asks again and again
+def _default_cap(target: Target) -> int:
+    if target.scheme is Scheme.ONCE:
+        return 1
+    attempts = target.max_attempts
+    if target.scheme is Scheme.NONE:
+        return attempts
+    if target.against != RELEASED:
+        return _least_cap(attempts, target.cohort / target.population)
+    allowed = CAP_SHARE * target.spent_delta
+    # The excess falls with the cap.
+    return 1 + bisect_left(
+        range(1, attempts + 1), -allowed, key=lambda cap: -cap_excess(target.sampling, attempts, cap)
+    )
+
+
+def _least_cap(draws: int, rate: float) -> int:
     """Return the least m for which a client's contributions beyond the first m are at most 1 % of all."""
     from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
 
-    kept = np.cumsum(
-        bdtrc(np.arange(rounds), rounds, rate)
-    )  # the mean of min(Bin(rounds, rate), m), m = 1, 2, ...
+    # The mean of min(Bin(draws, rate), m), m = 1, 2, ...
+    kept = np.cumsum(bdtrc(np.arange(draws), draws, rate))
     return 1 + int(np.argmax(kept >= (1 - LOST_TO_THE_CAP) * kept[-1]))

@@ -8,11 +8,12 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from d2pfed.accounting import round_up
 from d2pfed.report.panels import Panel
 from d2pfed.report.plots import Drawing, Ink
 from d2pfed.report.story import RoundPoint, Story
 from d2pfed.report.tables import plan_table
-from d2pfed.report.wording import Promise, in_bytes, meaning, percent, promise, upward
+from d2pfed.report.wording import Promise, in_bytes, meaning, percent, promise
 
 MOST_ROWS = 50  # of the table of rounds; the rest is in the metrics
 _DARK = {
@@ -41,7 +42,7 @@ class Row:
     round: str
     accuracy: str
     loss: str
-    epsilon: str
+    charged: str
     update_norm: str
     survivors: str
     seconds: str
@@ -70,21 +71,24 @@ def render(story: Story, drawn: Sequence[tuple[Panel, Drawing]]) -> str:
 
 
 def _state(story: Story) -> str:
-    done, planned = len(story.rounds), story.plan.rounds
+    done, planned = story.done, story.plan.rounds
+    if story.exhausted:
+        return (
+            f"Ended after round {done:,} of {planned:,}: {story.stopped}. It cannot go on, and the test data stay "
+            "closed."
+        )
     if story.test_accuracy is None:
         return (
             f"Stopped after round {done:,} of {planned:,}: {story.stopped or 'rounds are left'}. "
             "The same command resumes it; the test data stay closed until the end."
         )
-    early = f" of {planned:,}: {story.stopped}" if story.stopped else ""
-    return f"Finished after {done:,} round{'s' * (done != 1)}{early}."
+    return f"Finished after {done:,} round{'s' * (done != 1)}."
 
 
 def _facts(story: Story) -> list[Fact]:
     price, against = story.explanation, story.plan.against
-    held = {item.observer: item.epsilon for item in story.spent or price.spent}
-    # An observer that nobody is asked about by default is measured round by round.
-    epsilon = held.get(against, story.rounds[-1].epsilon if story.rounds else story.plan.epsilon)
+    # An observer that nobody is asked about by default has the plan's own promise.
+    epsilon = {item.observer: item.epsilon for item in price.spent}.get(against, story.plan.epsilon)
     if story.test_accuracy is not None:
         accuracy = Fact("Test accuracy", percent(story.test_accuracy), "opened once, at the end")
     elif story.rounds:
@@ -93,14 +97,21 @@ def _facts(story: Story) -> list[Fact]:
         accuracy = Fact("Accuracy", "none yet", "no round is complete")
     return [
         accuracy,
-        Fact("Epsilon", upward(epsilon, 4), f"against {against}, delta {upward(story.plan.delta, 3)}"),
+        Fact(
+            "Epsilon",
+            round_up(epsilon, 4),
+            f"against {against}, delta {round_up(story.plan.delta, 3)}; the whole plan's",
+        ),
+        Fact(
+            "Attempts", f"{story.charged:,} of {story.plan.max_attempts:,}", "charged, of all that epsilon covers"
+        ),
         Fact("Upload", in_bytes(price.upload_bytes), "per client and round"),
         Fact("Width", f"{price.bits} bits", "per coordinate"),
     ]
 
 
 def _promises(story: Story) -> list[Promise]:
-    return [promise(story, item) for item in story.spent or story.explanation.spent]
+    return [promise(story, item) for item in story.explanation.spent]
 
 
 def _warnings(story: Story) -> list[str]:
@@ -135,7 +146,7 @@ def _row(story: Story, point: RoundPoint) -> Row:
         round=f"{point.round:,}",
         accuracy=percent(point.accuracy),
         loss=f"{point.loss:.4f}" if math.isfinite(point.loss) else "not finite",
-        epsilon=upward(point.epsilon, 4),
+        charged=f"{point.charged:,}",
         update_norm=f"{point.update_norm:.4g}",
         survivors="" if survivors is None else f"{survivors:,}",
         seconds="" if seconds is None else f"{seconds:.2f}",

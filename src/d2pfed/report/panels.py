@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate
 
+from d2pfed.accounting import round_up
 from d2pfed.report.plots import Ink, Line, Plot, Scale
 from d2pfed.report.story import Story
-from d2pfed.report.wording import in_bytes, percent, unit_of, upward
+from d2pfed.report.wording import in_bytes, percent, unit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ def panels(story: Story) -> tuple[Panel, ...]:
     """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
     if not story.rounds:
         return ()
-    found = [_accuracy(story), _epsilon(story), _upload(story), _noise(story), _loss(story)]
+    found = [_accuracy(story), _attempts(story), _upload(story), _noise(story), _loss(story)]
     survivors = () if story.secret_sizes else _survivors(story)
     return (*(panel for panel in found if panel is not None), *survivors)
 
@@ -47,18 +48,19 @@ def _loss(story: Story) -> Panel | None:
     return Panel(plot, f"From {heights[0]:.4g} after the first round to {heights[-1]:.4g} after the last.")
 
 
-def _epsilon(story: Story) -> Panel | None:
-    heights = tuple(point.epsilon for point in story.rounds)
-    if not all(math.isfinite(height) for height in heights):
-        return None
-    last, budget = upward(heights[-1], 4), upward(story.plan.epsilon, 4)
+def _attempts(story: Story) -> Panel:
+    counts = tuple(float(point.charged) for point in story.rounds)
+    most, epsilon = story.plan.max_attempts, round_up(story.plan.epsilon, 4)
     lines = (
-        Line(f"budget {budget}", Ink.LIMIT, (story.plan.epsilon,)),
-        Line(f"spent {last}", Ink.MAIN, heights, _numbers(story)),
+        Line(f"most {most:,}", Ink.LIMIT, (float(most),)),
+        Line(f"charged {story.charged:,}", Ink.MAIN, counts, _numbers(story)),
     )
-    title = f"Epsilon spent against {story.plan.against}"
-    plot = Plot(name="epsilon", title=title, across="round", lines=lines)
-    return Panel(plot, f"At delta {upward(story.plan.delta, 3)}; spent {last} of a budget of {budget}.")
+    plot = Plot(name="attempts", title="Attempts charged", across="round", lines=lines)
+    return Panel(
+        plot,
+        f"Epsilon {epsilon} at delta {round_up(story.plan.delta, 3)} against {story.plan.against} covers {most:,} "
+        f"attempts, however the run ends; {story.charged:,} were charged.",
+    )
 
 
 def _upload(story: Story) -> Panel:

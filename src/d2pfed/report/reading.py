@@ -26,10 +26,11 @@ def read_story(run: Path) -> Story:
     target = _decode(settings.where, text_of(settings.value("target")), Target)
     summary = Record.parse(f"{run / 'summary.json'}", read_text(run / "summary.json"))
     rounds = _rounds(run / "metrics.jsonl")
-    if (told := summary.whole("rounds")) != len(rounds):
+    last = rounds[-1].round if rounds else 0
+    if (told := summary.whole("rounds")) < last:
         raise ConfigError(
-            f"{summary.where} tells of {told} rounds and metrics.jsonl of {len(rounds)}: the run has gone on since, "
-            f"so resume it by its own command first"
+            f"{summary.where} tells of {told} rounds and metrics.jsonl of {last}: the run has gone on since, so resume "
+            f"it by its own command first"
         )
     return Story(
         title=f"{settings.text('task')}, {settings.text('model')}",
@@ -38,10 +39,13 @@ def read_story(run: Path) -> Story:
         settings=table(settings.values),
         plan=plan,
         explanation=explain(target, plan),
-        spent=tuple(_spent(item) for item in summary.records("spent")),
+        so_far=tuple(_spent(item) for item in summary.records("so_far")),
+        done=told,
+        charged=summary.whole("charged"),
         rounds=rounds,
         test_accuracy=summary.number_or_none("test_accuracy"),
         stopped=summary.text("stopped"),
+        exhausted=summary.text("end") == "exhausted",
         repeatable=settings.value("seed") is not None,
         ledger="ledger.sqlite" if (run / "ledger.sqlite").is_file() else None,
     )
@@ -67,7 +71,7 @@ def _round(record: Record) -> RoundPoint:
         round=record.whole("round"),
         accuracy=record.number("accuracy"),
         loss=record.number("loss"),
-        epsilon=record.number("epsilon"),
+        charged=record.whole("charged"),
         survivors=record.whole_or_none("survivors"),
         attempt=record.whole_or_none("attempt"),
         update_norm=record.number("update_norm"),

@@ -7,7 +7,7 @@ from d2pfed.accounting import Scheme, Spent
 from d2pfed.accounting.released import is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Explanation, Plan
-from d2pfed.plan.agreement import variance
+from d2pfed.plan.widths import variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class RoundPoint:
     round: int  # counted from 1
     accuracy: float  # on the validation data
     loss: float  # not finite if the model diverged
-    epsilon: float  # spent against the plan's observer up to here
+    charged: int  # attempts up to here that may have been opened
     survivors: int | None
     attempt: int | None  # of the attempt that succeeded, counted from 0
     update_norm: float  # of the noisy mean
@@ -28,10 +28,9 @@ class RoundPoint:
         if self.round < 1:
             raise ConfigError(f"a round's number must be at least 1, got {self.round}")
         _check_accuracy(f"the accuracy of round {self.round}", self.accuracy)
-        _check_not_negative("epsilon", self.epsilon)
         if not 0 <= self.update_norm < math.inf:
             raise ConfigError(f"the update norm must be finite and at least 0, got {self.update_norm}")
-        for name in ("survivors", "attempt", "upload_bytes", "seconds"):
+        for name in ("charged", "survivors", "attempt", "upload_bytes", "seconds"):
             if (value := getattr(self, name)) is not None:
                 _check_not_negative(name, value)
 
@@ -46,21 +45,32 @@ class Story:
     settings: tuple[tuple[str, str], ...]  # names and values
     plan: Plan
     explanation: Explanation
-    spent: tuple[Spent, ...]  # one for each observer; none if nothing was released
-    rounds: tuple[RoundPoint, ...]
-    test_accuracy: float | None  # None while rounds are left
+    so_far: tuple[Spent, ...]  # what was charged so far; none unless the run stopped early, blind to its outputs
+    done: int  # rounds that are complete
+    charged: int  # attempts that may have been opened
+    rounds: tuple[RoundPoint, ...]  # as far as they were measured: a crash may have taken a line
+    test_accuracy: float | None  # None unless all rounds are done
     stopped: str  # why before the planned end; empty if it came to its end
+    exhausted: bool  # its budget, or the attempts that it may take, are used up
     repeatable: bool  # from a seed, which undoes the noise
     ledger: str | None  # its file in the run's directory, if it is there
 
     def __post_init__(self) -> None:
         numbers = [point.round for point in self.rounds]
-        if numbers != list(range(1, len(numbers) + 1)):
-            raise ConfigError(f"a story's rounds must be 1, 2, 3, ... in order, got {numbers[:10]}")
-        if len(numbers) > self.plan.rounds:
-            raise ConfigError(f"the plan has {self.plan.rounds} rounds, the story {len(numbers)}")
+        if numbers != sorted(set(numbers)):
+            raise ConfigError(f"a story's rounds must be in order, got {numbers[:10]}")
+        if not max(numbers, default=0) <= self.done <= self.plan.rounds:
+            raise ConfigError(
+                f"the plan has {self.plan.rounds} rounds, the story {self.done} and metrics up to "
+                f"{max(numbers, default=0)}"
+            )
         if self.test_accuracy is not None:
             _check_accuracy("the test accuracy", self.test_accuracy)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the same command would carry the run on."""
+        return self.test_accuracy is None and not self.exhausted
 
     @property
     def secret_sizes(self) -> bool:

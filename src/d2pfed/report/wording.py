@@ -2,9 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 
-from d2pfed.accounting import Adjacency, Spent, View
+from d2pfed.accounting import Adjacency, Spent, View, round_up
 from d2pfed.report.story import Story
 
 EMPTY_PROMISE = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
@@ -30,18 +29,7 @@ class Promise:
     epsilon: str
     sentence: str
     scope: str
-    planned: str  # the whole plan's epsilon, if it differs; else empty
-
-
-def upward(value: float, digits: int) -> str:
-    """Return a bound in so many significant digits, rounded up."""
-    if not math.isfinite(value):
-        return "infinite" if value > 0 else "not a number"
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
-    if rounded != 0 and not Decimal("0.001") <= abs(rounded) < Decimal(1_000_000):
-        mantissa, exponent = f"{rounded:e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return f"{rounded:,f}"
+    so_far: str  # what was charged so far, if the run stopped early and blind to its outputs; else empty
 
 
 def percent(share: float) -> str:
@@ -70,14 +58,14 @@ def times(count: int) -> str:
 
 def promise(story: Story, item: Spent) -> Promise:
     """Return one observer's promise in words: what it sees, what it can learn, and what that rests on."""
-    whole = {other.observer: other.epsilon for other in story.explanation.spent}.get(item.observer)
+    part = {other.observer: other.epsilon for other in story.so_far}.get(item.observer)
     return Promise(
         observer=str(item.observer),
         exact=repr(item.epsilon),
-        epsilon=upward(item.epsilon, 4),
+        epsilon=round_up(item.epsilon, 4),
         sentence=f"{_sight(item)} {_limit(item)}",
         scope=_scope(item),
-        planned="" if whole is None or whole == item.epsilon else upward(whole, 4),
+        so_far="" if part is None else round_up(part, 4),
     )
 
 
@@ -102,10 +90,10 @@ def _limit(item: Spent) -> str:
     if not math.isfinite(item.epsilon):
         because = f": {item.reason}" if item.reason else ""
         return f"may learn anything about a {item.unit}: epsilon is infinite{because}."
-    bound = f"epsilon {upward(item.epsilon, 4)} at delta {upward(item.delta, 3)}"
+    bound = f"epsilon {round_up(item.epsilon, 4)} at delta {round_up(item.delta, 3)}"
     if item.epsilon > EMPTY_PROMISE:
         return f"can learn about one {item.unit} what {bound} allows, which is too much to call a protection."
-    factor = upward(math.exp(item.epsilon), 3)
+    factor = round_up(math.exp(item.epsilon), 3)
     return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from d2pfed.codec import Codec
 from d2pfed.graph import Risk, choose
 from d2pfed.mechanism import LEAST_WIDTH, Centered
-from d2pfed.plan.agreement import wrap_probability
+from d2pfed.plan.widths import wrap_probability
 from d2pfed.randomness import Entropy, digest
 from d2pfed.reproduce.exhibit import Cell, Exhibit, Place, Size, Table
 from d2pfed.reproduce.setting import CIFAR10, INFIMNIST, Setting
@@ -113,7 +113,7 @@ def uploads(setting: Setting) -> Iterator[Upload]:
 def session_of(setting: Setting, upload: Upload) -> Session:
     """Return a session of the real protocol that carries such an upload, a tenth of the clients allowed to drop out."""
     tolerated = setting.cohort // 10
-    hood = choose(setting.cohort, Risk(dropouts=tolerated, colluders=tolerated))
+    hood = choose(setting.cohort, Risk(dropouts=tolerated, colluders=tolerated), Consistency.ASSUMED)
     return Session(
         run="table-comm",
         round=0,
@@ -125,6 +125,7 @@ def session_of(setting: Setting, upload: Upload) -> Session:
         degree=hood.degree,
         threshold=hood.threshold,
         quorum=setting.cohort - tolerated,
+        colluders=tolerated,
         delivery=Delivery.QUORUM,
         consistency=Consistency.ASSUMED,
     )
@@ -239,7 +240,7 @@ def _words() -> tuple[str, str]:
 
 
 def _zero(session: Session) -> Contribute:
-    def contribute(model: bytes, group_seed: bytes | None) -> RingVector:  # noqa: ARG001 - only sizes are measured
+    def contribute(task: bytes, model: bytes, group_seed: bytes | None) -> RingVector:  # noqa: ARG001 - only sizes are measured
         return np.zeros(session.dimension, np.uint32)
 
     return contribute

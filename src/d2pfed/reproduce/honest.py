@@ -107,7 +107,7 @@ class Trial:
         path = folder / f"honest-{digest(canonical.encode(self.what)).hex()[:8]}"
         if not (path / "summary.json").exists():  # it is written last
             job = Job(self.what, *self.parts(), self.setting.plan)
-            job.execute(path, path / "ledger.sqlite", self._listener(tell))
+            job.execute(path, None, self._listener(tell))
         return read_story(path)
 
     def _listener(self, tell: Callable[[Progress], None]) -> Callable[[Progress], bool]:
@@ -163,6 +163,7 @@ def _settings(scale: Scale) -> tuple[Setting, ...]:
             epsilon=EPSILON,
             delta=DELTA,
             rotation=Turn.PHASE,  # hardly any padding, so fewer bytes
+            spare=0,  # as in the paper: one attempt a round
         )
         found.append(Setting(name=name, target=target, plan=calibrate(target)))
     return tuple(found)
@@ -217,7 +218,7 @@ def _exhibit(
                 "run": stories[trial.setting.name].run,
                 "settings": json.loads(canonical.encode(trial.what)),
                 "plan": json.loads(canonical.encode(trial.setting.plan)),
-                "spent": [asdict(spent) for spent in stories[trial.setting.name].spent],
+                "promised": [asdict(item) for item in stories[trial.setting.name].explanation.spent],
             }
             for trial in trials
         },

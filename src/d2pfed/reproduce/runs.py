@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ class Curve:
     validation: tuple[float, ...]  # after each round
     released: tuple[float, ...]  # true epsilon of the released models after each round; empty if not private
     test: float  # of the last model; the test data was opened for it once
-    server: float | None  # true epsilon against the server, of the client that took part most; None: not private
+    server: float | None  # true epsilon against the server; None: not private
     folder: str
 
     @property
@@ -101,7 +101,7 @@ def _carry_out(system: System, folder: Path, tell: Tell) -> Curve:
     if not _is_finished(path):
         if isinstance(system.work, Plan):
             job = Job(settings, system.scene.task, system.scene.model, system.work)
-            job.execute(path, path / "ledger.sqlite", _listener(tell), lambda learn: InProcess(_finite(learn)))
+            job.execute(path, None, _listener(tell), lambda learn: InProcess(_finite(learn)))
         else:
             _run_trusted(system, path, canonical.encode(settings), tell)
     return _read(system, path)
@@ -154,15 +154,14 @@ def _run_trusted(system: System, path: Path, settings: str, tell: Tell) -> None:
         checkpoint = directory.load()
         state = checkpoint.state if checkpoint else system.step.start(scene.model.initial())
         directory.keep_metrics(state.rounds)
-        charge = _Charge(system)
         for record in train(state, system.step, scene.experiment.rounds, _aggregate(system, path.name, entropy)):
             state = record.state
             accuracy = evaluate(scene.model, state.average, scene.task.validation).accuracy
-            directory.append({"round": record.round, "accuracy": accuracy, "epsilon": charge(record.round)})
+            directory.append({"round": record.round, "accuracy": accuracy, "charged": record.round})
             directory.save(Checkpoint(state, ""))
             tell(record.round)
         test = evaluate(scene.model, state.average, scene.task.test()).accuracy
-        directory.replace("summary.json", json.dumps({"test_accuracy": test, "spent": []}).encode())
+        directory.replace("summary.json", json.dumps({"test_accuracy": test, "promised": []}).encode())
 
 
 def _aggregate(system: System, run: str, entropy: Entropy) -> Callable[[int, FloatVector], Outcome]:
@@ -171,7 +170,7 @@ def _aggregate(system: System, run: str, entropy: Entropy) -> Callable[[int, Flo
     learner = _finite(Learner(scene.model, scene.task.clients, system.local))
 
     def once(number: int, params: FloatVector) -> Outcome:
-        cohort = cohorts.draw(number)
+        cohort = cohorts.draw(number, 0, number)
         shuffle = int.from_bytes(digest("shuffle", run, number)[:7], "little")
         updates = learner(params, cohort, shuffle)
         if isinstance(noise, ContinuousGaussian):
@@ -183,28 +182,37 @@ def _aggregate(system: System, run: str, entropy: Entropy) -> Callable[[int, Flo
     return once
 
 
-@dataclass(frozen=True, slots=True)
-class _Charge:
-    """From a number of rounds to the epsilon of a trusted server's releases; None without noise."""
+def _epsilons(system: System, charged: Sequence[int]) -> tuple[float, ...]:
+    """Return the epsilon of so many attempts, as of runs that were planned to end there; none without noise."""
+    target, work = system.target, system.work
+    if work is None:
+        return ()
+    release = (
+        _release(system, work) if isinstance(work, ContinuousGaussian) else work.release("", 0, 0, (), work.quorum)
+    )
+    cap = work.participations if isinstance(work, Plan) else target.rounds
+    return tuple(
+        upper_bound(
+            [replace(release, round=number) for number in range(count)],
+            RELEASED,
+            delta=target.spent_delta,
+            cap=cap,
+        ).epsilon
+        for count in charged
+    )
 
-    system: System
 
-    def __call__(self, rounds: int) -> float | None:
-        noise = self.system.work
-        if not isinstance(noise, ContinuousGaussian):
-            return None
-        release = Release(
-            run="",
-            round=0,
-            attempt=0,
-            unit=Unit.CLIENT,
-            adjacency=Adjacency.REPLACE_ONE,
-            sampling=self.system.scene.experiment.sampling,
-            noise=noise,
-            participants=(),
-        )
-        target = self.system.target
-        return upper_bound([release] * rounds, RELEASED, delta=target.spent_delta, cap=target.rounds).epsilon
+def _release(system: System, noise: ContinuousGaussian) -> Release:
+    return Release(
+        run="",
+        round=0,
+        attempt=0,
+        unit=Unit.CLIENT,
+        adjacency=Adjacency.REPLACE_ONE,
+        sampling=system.scene.experiment.sampling,
+        noise=noise,
+        participants=(),
+    )
 
 
 def _is_finished(path: Path) -> bool:
@@ -216,12 +224,11 @@ def _is_finished(path: Path) -> bool:
 def _read(system: System, path: Path) -> Curve:
     summary = json.loads((path / "summary.json").read_text())
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    found = [line["epsilon"] for line in lines]
-    server = [item for item in summary["spent"] if item["observer"]["view"] == "server"]
+    server = [item for item in summary["promised"] if item["observer"]["view"] == "server"]
     return Curve(
         system=system,
         validation=tuple(100 * line["accuracy"] for line in lines),
-        released=tuple(found) if None not in found else (),
+        released=_epsilons(system, [line["charged"] for line in lines]),
         test=100 * summary["test_accuracy"],
         server=server[0]["epsilon"] if server else None,
         folder=f"runs/{path.name}",

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, spent
 from d2pfed.codec import Codec
-from d2pfed.graph import Risk, complete
+from d2pfed.graph import Consistency, Risk, complete
 from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, load_task, parse_partition
 from d2pfed.learning.architectures import on_raw_pixels
 from d2pfed.mechanism import BinomialNoise, Mechanism, Shared
@@ -235,6 +235,7 @@ def _wish(
         mechanism=mechanism,
         clip_norm=clip_norm,
         bits=bits,
+        spare=0,  # as in the paper: one attempt a round
     )
 
 
@@ -253,18 +254,21 @@ def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: i
         adjacency=Adjacency.REPLACE_ONE,
         sampling=experiment.sampling,
         rounds=experiment.rounds,
-        attempts=1,
+        attempts_per_round=1,
+        max_attempts=experiment.rounds,
         participations=experiment.rounds,
         epsilon=1.0,
         delta=DELTA,
         against=RELEASED,
+        consistency=Consistency.ASSUMED,
         colluders=0,
         quorum=experiment.cohort,
         threshold=hood.threshold,
         neighbours=hood.degree,
+        cut_off=hood.cut_off,
         codec=codec,
         mechanism=mechanism,
         ring=Ring(bits),
     )
-    releases = [plan.release(number, 0, (), plan.quorum) for number in range(plan.rounds)]
+    releases = [plan.release("", number, 0, (), plan.quorum) for number in range(plan.rounds)]
     return replace(plan, epsilon=spent(releases, RELEASED, delta=DELTA, cap=plan.participations).epsilon)

@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
 from safetensors.numpy import save
@@ -12,11 +12,12 @@ from safetensors.numpy import save
 from d2pfed import canonical
 from d2pfed.accounting import Scheme, Spent, spent
 from d2pfed.codec import FloatVector
-from d2pfed.directory import Checkpoint, RunDirectory, open_ledger
+from d2pfed.directory import Checkpoint, RunDirectory, open_run
 from d2pfed.errors import BudgetExceeded
 from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
-from d2pfed.ledger import Head, Ledger
+from d2pfed.ledger import Ledger
 from d2pfed.plan import Plan, Target, calibrate, observers
+from d2pfed.plan.agreement import promises
 from d2pfed.randomness import Entropy, digest
 from d2pfed.report import read_story, write_report
 from d2pfed.round import Attempt, Outcome, aggregate
@@ -37,6 +38,15 @@ class Settings:
     dropouts: Dropouts
     fidelity: Fidelity
     seed: int | None  # None: the system's entropy; a number repeats the run and protects nobody
+    stop_is_blind: bool = False  # whether the run, if it stops early, does so for nothing that it has shown
+
+
+class End(StrEnum):
+    """How a run ended."""
+
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"  # the same command carries it on
+    EXHAUSTED = "exhausted"  # its budget, or the attempts that it may take, are used up: it cannot go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +57,7 @@ class Progress:
     rounds: int
     accuracy: float  # on the validation data
     loss: float
-    epsilon: float  # spent against the plan's observer
+    charged: int  # attempts that may have been opened so far, of the most that the run was charged for
     survivors: int | None  # None, as all that tells it, where cohort sizes are secret
     attempt: int | None
     update_norm: float
@@ -61,10 +71,14 @@ class Summary:
 
     directory: str
     rounds: int
+    end: End
     stopped: str  # why before the planned end; empty if it came to its end
-    test_accuracy: float | None  # None while rounds are left
+    test_accuracy: float | None  # None unless all rounds are done
     validation_accuracy: float
-    spent: tuple[Spent, ...]
+    promised: tuple[Spent, ...]  # what the whole plan spends: it holds however the run ended
+    so_far: tuple[Spent, ...]  # what was charged so far; none unless the stop was blind to all outputs
+    charged: int  # attempts that may have been opened
+    max_attempts: int
     upload_bytes: int  # of one client and round
     dimension: int
     bits: int
@@ -88,65 +102,56 @@ class Job:
         """Plan a run."""
         return Job(settings, task, model, calibrate(settings.target))
 
-    def execute(self, path: Path, ledger: Path, listen: Listener, hire: Hire = InProcess) -> Summary:
+    def execute(self, path: Path, ledger: Path | None, listen: Listener, hire: Hire = InProcess) -> Summary:
         """Carry the run on from where it is to its end, its budget's end, or the listener's wish.
 
-        `hire` says who trains the clients; a run may go on with another crew than it began with.
+        `ledger` is one that other runs over these clients share, None the run's own. `hire` says who trains the
+        clients; a run may go on with another crew than it began with.
         """
         learner = Learner(self.model, self.task.clients, self.settings.local)
         with RunDirectory.open(path, canonical.encode(self.settings)) as directory:
             directory.replace("plan.json", canonical.encode(self.plan).encode())
-            with open_ledger(ledger, self.plan) as book, hire(learner) as crew:
-                state, stopped = self._rounds(directory, book, listen, crew)
-                return self._conclude(directory, book, state, stopped)
+            last = directory.load()
+            state = self.settings.step.start(self.model.initial()) if last is None else last.state
+            try:
+                book = open_run(directory, self.plan, directory.path.name, ledger, last)
+            except BudgetExceeded as limit:
+                directory.keep_metrics(state.rounds)
+                return self._conclude(directory, None, state, End.EXHAUSTED, f"{limit}")
+            with book, hire(learner) as crew:
+                directory.keep_metrics(state.rounds)
+                return self._conclude(directory, book, *self._rounds(directory, book, listen, crew, state))
 
     def _rounds(
-        self, directory: RunDirectory, book: Ledger, listen: Listener, crew: Crew
-    ) -> tuple[ServerState, str]:
-        state = self._resume(directory, book)
+        self, directory: RunDirectory, book: Ledger, listen: Listener, crew: Crew, state: ServerState
+    ) -> tuple[ServerState, End, str]:
         start = time.monotonic()
         try:
             for record in train(
                 state, self.settings.step, self.plan.rounds, self._aggregate(directory, book, crew)
             ):
                 state = record.state
-                progress = self._progress(record, book.spent(), time.monotonic() - start)
+                progress = self._progress(record, book.charged(directory.path.name), time.monotonic() - start)
                 directory.append(asdict(progress))
                 directory.save(Checkpoint(state, book.head().encode()))
-                if not listen(progress):
-                    return state, "interrupted"
+                if not listen(progress) and state.rounds < self.plan.rounds:
+                    return state, End.INTERRUPTED, "interrupted"
                 start = time.monotonic()
         except BudgetExceeded as limit:
-            return state, f"the budget is spent: {limit}"
-        return state, ""
-
-    def _resume(self, directory: RunDirectory, book: Ledger) -> ServerState:
-        """Return the state that was kept last, or the first one; refuse it beside an older ledger."""
-        checkpoint = directory.load()
-        if checkpoint is None:
-            directory.keep_metrics(0)
-            return self.settings.step.start(self.model.initial())
-        book.require_head(Head.decode(checkpoint.head))
-        directory.keep_metrics(checkpoint.state.rounds)
-        return checkpoint.state
+            return state, End.EXHAUSTED, f"{limit}"
+        return state, End.COMPLETE, ""
 
     def _aggregate(
         self, directory: RunDirectory, book: Ledger, crew: Crew
     ) -> Callable[[int, FloatVector], Outcome]:
         seed, run = self.settings.seed, directory.path.name
         entropy = Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
-        # A resumed run keeps its cohorts, or a client of a partition might be drawn in two rounds.
+        # A resumed run keeps the secret of its cohorts, or a client of a partition might be drawn in two rounds.
         drawing = directory.identity().cohorts if seed is None else entropy.child("cohorts")
         cohorts = Cohorts(self.plan.sampling, drawing)
-        taken: Counter[int] = Counter()
-        counted = 0  # releases of earlier rounds, which change no more
 
-        def once(round_number: int, params: FloatVector) -> Outcome:
-            nonlocal counted
-            releases = book.releases()
-            taken.update(client for release in releases[counted:] for client in release.participants)
-            counted = len(releases)
-            shuffle = int.from_bytes(digest("shuffle", run, round_number)[:7], "little")
+        def once(number: int, params: FloatVector) -> Outcome:
+            shuffle = int.from_bytes(digest("shuffle", run, number)[:7], "little")
             simulation = Simulation(
                 plan=self.plan,
                 model=params.tobytes(),
@@ -154,21 +159,24 @@ class Job:
                 encode=crew.encode(params, shuffle),
                 dropouts=self.settings.dropouts,
                 entropy=entropy.child("clients"),
-                taken=taken,
+                taken={},
             )
             # The first round goes through every message of the protocol; the others give the same sum without.
-            fidelity = Fidelity.PROTOCOL if round_number == 0 else self.settings.fidelity
+            fidelity = Fidelity.PROTOCOL if number == 0 else self.settings.fidelity
+            first = book.next_attempt(run, number)
+            if first >= self.plan.attempts_per_round:
+                raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
             return aggregate(
                 self.plan,
-                Attempt(run, round_number, book.next_attempt(run, round_number)),
-                cohorts.draw(round_number),
-                lambda session: simulation.collect(session, fidelity),
+                Attempt(run, number, first),
+                lambda attempt: cohorts.draw(number, attempt, book.charged(run)),
+                lambda session, taken: replace(simulation, taken=taken).collect(session, fidelity),
                 book,
             )
 
         return once
 
-    def _progress(self, record: RoundRecord, epsilon: float, seconds: float) -> Progress:
+    def _progress(self, record: RoundRecord, charged: int, seconds: float) -> Progress:
         metrics = evaluate(self.model, record.state.average, self.task.validation)
         secret = self.plan.sampling.scheme is Scheme.POISSON
         return Progress(
@@ -176,7 +184,7 @@ class Job:
             rounds=self.plan.rounds,
             accuracy=metrics.accuracy,
             loss=metrics.loss,
-            epsilon=epsilon,
+            charged=charged,
             survivors=None if secret else record.survivors,
             attempt=None if secret else record.attempt,
             update_norm=record.update_norm,
@@ -184,29 +192,38 @@ class Job:
             seconds=None if secret else seconds,
         )
 
-    def _conclude(self, directory: RunDirectory, book: Ledger, state: ServerState, stopped: str) -> Summary:
-        """Open the test data if training is over, write the model, and say what was spent."""
-        over = state.rounds == self.plan.rounds or stopped.startswith("the budget")
-        accuracy = evaluate(self.model, state.average, self.task.test()).accuracy if over else None
-        directory.replace("model.safetensors", save({"params": state.average}))
-        releases = book.releases()
+    def _conclude(
+        self, directory: RunDirectory, book: Ledger | None, state: ServerState, end: End, stopped: str
+    ) -> Summary:
+        """Open the test data if all rounds are done, write the model, and say what was promised."""
+        complete = end is End.COMPLETE
+        run = directory.path.name
         summary = Summary(
             directory=str(directory.path),
             rounds=state.rounds,
+            end=end,
             stopped=stopped,
-            test_accuracy=accuracy,
+            test_accuracy=evaluate(self.model, state.average, self.task.test()).accuracy if complete else None,
             validation_accuracy=evaluate(self.model, state.average, self.task.validation).accuracy,
-            spent=tuple(
-                spent(releases, observer, delta=self.plan.delta, cap=self.plan.participations)
-                for observer in observers(self.plan)
-            )
-            if releases
-            else (),
+            promised=promises(self.plan),
+            so_far=() if book is None or complete or not self.settings.stop_is_blind else self._so_far(book, run),
+            charged=0 if book is None else book.charged(run),
+            max_attempts=self.plan.max_attempts,
             upload_bytes=self.plan.ring.packed_bytes(self.plan.codec.length),
             dimension=self.model.dimension,
             bits=self.plan.ring.bits,
             repeatable=self.settings.seed is not None,
         )
+        directory.replace("model.safetensors", save({"params": state.average}))
         directory.replace("summary.json", json.dumps(asdict(summary), default=str, indent=2).encode())
         write_report(read_story(directory.path), directory.path)
         return summary
+
+    def _so_far(self, book: Ledger, run: str) -> tuple[Spent, ...]:
+        """Return what the attempts so far cost: a bound only if nobody stopped the run for what was seen."""
+        # Without participants: who took part, and how often, stays with the server.
+        releases = [replace(release, participants=()) for release in book.releases() if release.run == run]
+        plan = self.plan
+        return tuple(
+            spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
+        )

@@ -1,12 +1,17 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them."""
 
+from d2pfed.graph import Consistency
 from d2pfed.secagg.client import Client
+from d2pfed.secagg.desk import Contribute
 from d2pfed.secagg.exchange import Exchange, ServerPhase, collect
-from d2pfed.secagg.messages import Invitation, decode_invitation, upload_bytes
-from d2pfed.secagg.phases import Contribute, group_seed_of
-from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster
+from d2pfed.secagg.history import History
+from d2pfed.secagg.invitation import Invitation, decode_invitation
+from d2pfed.secagg.messages import upload_bytes
+from d2pfed.secagg.phases import group_seed_of
+from d2pfed.secagg.position import Position
+from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster, issue_roster
 from d2pfed.secagg.server import Advertising, Confirming, Masking, Sharing, Unmasking, carried, require_enough
-from d2pfed.secagg.session import Consistency, Delivery, Session
+from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.unmask import Sum
 
 __all__ = [
@@ -15,6 +20,8 @@ __all__ = [
     "Consistency",
     "Client",
     "Contribute",
+    "History",
+    "Position",
     "Invitation",
     "decode_invitation",
     "Advertising",
@@ -28,6 +35,7 @@ __all__ = [
     "collect",
     "Roster",
     "Enrolment",
+    "issue_roster",
     "encode_roster",
     "decode_roster",
     "carried",

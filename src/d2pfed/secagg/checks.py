@@ -2,18 +2,58 @@
 
 from collections.abc import Mapping
 
-from d2pfed.errors import PeerError
-from d2pfed.secagg import crypto, keys
-from d2pfed.secagg.messages import Advert
-from d2pfed.secagg.roster import Roster
+from d2pfed.errors import PeerError, RolledBack
+from d2pfed.secagg import crypto
+from d2pfed.secagg.adverts import Advert, Joined, leaf
+from d2pfed.secagg.history import History
+from d2pfed.secagg.invitation import Invitation
+from d2pfed.secagg.position import Position, verify_position
+from d2pfed.secagg.roster import Enrolment, Roster
 from d2pfed.secagg.session import Delivery, Session
-from d2pfed.wire import Subset
+from d2pfed.wire import ClientId, Subset
 
 
-def require_request(received: bytes, expected: bytes) -> None:
-    """Refuse a first request that is not, to the byte, the invitation to the session this client has agreed to."""
-    if received != expected:
+def require_invited(session: Session, client: ClientId, invited: Invitation) -> None:
+    """Refuse a first request that is not the invitation to the session this client has agreed to."""
+    named = (invited.run, invited.round, invited.attempt, invited.draw, invited.block)
+    agreed = (session.run, session.round, session.attempt, session.draw, session.block)
+    is_ours = (invited.client, invited.binding) == (client, session.digest)
+    if not is_ours or named != agreed or invited.cohort not in (None, session.cohort):
         raise PeerError("an invitation must be to the agreed session")
+
+
+def require_server_position(
+    enrolment: Enrolment, history: History, client: ClientId, remembered: Position | None
+) -> None:
+    """Refuse everything if the server has met this client at a position that its log does not have."""
+    if remembered is not None:
+        _require_in_chain(enrolment, history, client, remembered, "the server")
+
+
+def require_peer_position(enrolment: Enrolment, history: History, client: ClientId, claim: Position) -> None:
+    """Refuse everything if a peer has met this client at a position that its log does not have."""
+    _require_in_chain(enrolment, history, client, claim, "another client")
+
+
+def is_own(enrolment: Enrolment, client: ClientId, claim: Position) -> bool:
+    """Say whether a position bears its owner's signature; what does not is ignored, or anyone could lock it out."""
+    try:
+        verify_position(claim, enrolment.roster.key(client), enrolment.roster.authority, client)
+    except PeerError:
+        return False
+    return True
+
+
+def _require_in_chain(
+    enrolment: Enrolment, history: History, client: ClientId, claim: Position, witness: str
+) -> None:
+    if is_own(enrolment, client, claim) and not history.contains(claim.count, claim.head):
+        raise RolledBack(
+            f"{witness} has met client {client} at row {claim.count}, which its log does not have: it was restored "
+            f"from an older state, or has a twin",
+            claim.count,
+            claim.head,
+        )
 
 
 def require_self(rank: int, present: Subset) -> None:
@@ -35,11 +75,14 @@ def require_quorum(session: Session, present: Subset) -> None:
         raise PeerError(f"at least {session.quorum} clients must be left, got {count}")
 
 
-def require_neighbours(session: Session, rank: int, present: Subset) -> None:
-    """Refuse a set that leaves a client too few neighbours: colluders among them would know all of its masks."""
-    count = int(present[session.graph.neighbours(rank)].sum())
-    if count < session.least_neighbours:
-        raise PeerError(f"at least {session.least_neighbours} neighbours must be left, got {count}")
+def require_holders(joined: Joined, rank: int, present: Subset) -> None:
+    """Refuse a set that leaves a client too few holders: colluders among them would know all of its secrets.
+
+    Those that hold its shares count, not those whose shares it holds: of the latter it may have any number.
+    """
+    count, least = joined.count_holders(rank, present), joined.session.least_holders
+    if count < least:
+        raise PeerError(f"at least {least} holders of a client's shares must be left, got {count}")
 
 
 def require_designated(session: Session, present: Subset) -> None:
@@ -54,6 +97,19 @@ def require_own_advert(echoed: Advert, own: Advert) -> None:
         raise PeerError("a client's own keys must come back as it sent them")
 
 
+def require_own_leaf(listed: bytes, own: bytes) -> None:
+    """Refuse a list in which this client's advert has no part: its graph could have been chosen long ago."""
+    if listed != own:
+        raise PeerError("a client's own leaf must be in its place")
+
+
+def require_leaves_fit(session: Session, leaves: Mapping[int, bytes], adverts: Mapping[int, Advert]) -> None:
+    """Refuse adverts other than those that the list of all of them stands for."""
+    for rank, advert in adverts.items():
+        if leaves[rank] != leaf(session, session.cohort[rank], advert):
+            raise PeerError(f"the advert of client {session.cohort[rank]} is not the one in the list")
+
+
 def require_distinct_keys(adverts: Mapping[int, Advert]) -> None:
     """Refuse one key under two names, be it another client's or this one's own."""
     publics = [key for advert in adverts.values() for key in (advert.seal_public, advert.mask_public)]
@@ -65,12 +121,20 @@ def require_enrolled_adverts(session: Session, roster: Roster, adverts: Mapping[
     """Refuse keys that their enrolled owner did not sign for this session: they could be the server's own."""
     for rank, advert in adverts.items():
         client = session.cohort[rank]
-        statement = keys.advert_statement(session, client, advert)
-        crypto.require_signature(roster.key(client), advert.signature, statement)
+        crypto.require_signature(roster.key(client), advert.signature, leaf(session, client, advert))
+
+
+def require_few_unopened(session: Session, unopened: int) -> None:
+    """Refuse to go on if more boxes do not open than bad clients can have sent: the server withholds claims.
+
+    Where the server keeps to the protocol no claims are made, and any number of boxes may be bad.
+    """
+    if session.is_signed and unopened > session.most_liars:
+        raise PeerError(f"at most {session.most_liars} boxes may fail to open, got {unopened}")
 
 
 def require_enough_signatures(session: Session, signatures: Mapping[int, bytes]) -> None:
-    """Refuse fewer signatures than the quorum: that is over half of the cohort, so no two sets are confirmed."""
+    """Refuse fewer signatures than the quorum: two of them overlap in an honest client, which signs once."""
     if len(signatures) < session.quorum:
         raise PeerError(f"at least {session.quorum} clients must confirm the survivors, got {len(signatures)}")
 

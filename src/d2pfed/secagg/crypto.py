@@ -36,6 +36,14 @@ class Agreement:
             raise PeerError("a public key must not have low order") from None
 
 
+_PROBE = Agreement(bytes(32))  # any private key tells a low order: all are multiples of the cofactor
+
+
+def require_order(public: bytes) -> None:
+    """Refuse a public key of low order, with which every secret agreed on is zero."""
+    _PROBE.agree(public)
+
+
 def hkdf(shared: bytes, *path: PathPart) -> bytes:
     """Derive the 32-byte key for one purpose from an agreed secret (HKDF with SHA-256).
 

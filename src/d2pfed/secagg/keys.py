@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from d2pfed.randomness import digest
 from d2pfed.secagg import crypto
-from d2pfed.secagg.messages import Advert
+from d2pfed.secagg.adverts import Joined
 from d2pfed.secagg.session import Session
 from d2pfed.wire import ClientId, Subset, pack_subset
 
@@ -14,13 +14,6 @@ NO_GROUP = b""  # what stands for the hash of the group seed where there is none
 def commitment(session: Session, client: ClientId, seed: bytes) -> bytes:
     """Return the hash that a client publishes of its self-mask seed, which has 256 random bits."""
     return digest("d2pfed commitment", session.digest, client, seed)
-
-
-def advert_statement(session: Session, client: ClientId, advert: Advert) -> bytes:
-    """Return what an enrolled client signs about its keys."""
-    return digest(
-        "d2pfed advert", session.digest, client, advert.seal_public, advert.mask_public, advert.commitment
-    )
 
 
 def box_key(session: Session, shared: bytes, sender: ClientId, receiver: ClientId) -> bytes:
@@ -34,17 +27,18 @@ def group_seed(session: Session, contributions: Sequence[bytes]) -> bytes:
 
 
 def group_hash(seed: bytes) -> bytes:
-    """Return the hash of the group seed that goes into the mask keys."""
+    """Return the hash of the group seed that goes into the mask keys and to the server, which compares."""
     return digest("d2pfed group hash", seed)
 
 
-def context(session: Session, model: bytes, sharers: Subset) -> bytes:
+def context(joined: Joined, task: bytes, model: bytes, sharers: Subset) -> bytes:
     """Return the hash of all that clients must have seen alike before they mask.
 
-    Guarantee: masks of two clients cancel only if both saw this session, this model and these sharers.
-    Checked: test_malicious_server.py (another model for the victim).
+    Guarantee: masks of two clients cancel only if both saw this session, these adverts, this task, this model and
+    these sharers. Checked: test_malicious_server.py (another model, another task for the victim).
     """
-    return digest("d2pfed context", session.digest, digest("d2pfed model", model), pack_subset(sharers))
+    trained = digest("d2pfed model", model), digest("d2pfed task", task)
+    return digest("d2pfed context", joined.session.digest, joined.digest, *trained, pack_subset(sharers))
 
 
 def pair_mask_key(shared: bytes, context: bytes, pair: tuple[ClientId, ClientId], group: bytes) -> bytes:

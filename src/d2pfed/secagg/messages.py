@@ -1,4 +1,4 @@
-"""The messages of the exchanges: what each carries, as bytes and back."""
+"""The messages of the exchanges after the invitation: what each carries, as bytes and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,41 +6,47 @@ from enum import IntEnum
 
 from d2pfed.errors import PeerError
 from d2pfed.ring import RingVector
-from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES, TAG_BYTES
-from d2pfed.secagg.session import Consistency, Delivery, Session
+from d2pfed.secagg.adverts import LEAF_BYTES, Advert, Joined, advert_bytes, leaf, lists_leaves, read_advert
+from d2pfed.secagg.crypto import SIGNATURE_BYTES, TAG_BYTES
+from d2pfed.secagg.position import POSITION_BYTES
+from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
 from d2pfed.wire import (
     HEADER_BYTES,
-    ClientId,
     Reader,
     Subset,
     frame,
-    pack_ids,
     pack_integer,
     pack_subset,
-    pack_text,
+    subset_bytes,
     subset_of,
     unframe,
-    unframe_unbound,
 )
 
 SEED_BYTES = 32
 CONTEXT_BYTES = 32
+HASH_BYTES = 32
 
 
 class Kind(IntEnum):
-    """What a frame holds; requests are odd, answers even."""
+    """What a frame holds; requests are odd, answers even. Kinds 11 to 16 are kept for standing keys."""
 
     INVITATION = 1
-    ADVERT = 2
-    ADVERTS = 3
-    BOXES = 4
+    KEY_ADVERTISEMENT = 2
+    KEY_ADVERTISEMENTS = 3
+    ENCRYPTED_SHARES = 4
     MASK_REQUEST = 5
-    MASKED = 6
+    MASKED_VECTOR = 6
     SURVIVORS = 7
-    CONFIRMATION = 8
+    SURVIVORS_SIGNATURE = 8
     UNMASK_REQUEST = 9
-    OPENED = 10
+    UNMASKING_SHARES = 10
+    STANDING_INVITATION = 11
+    STANDING_ADVERT = 12
+    STANDING_ADVERTS = 13
+    STANDING_READY = 14
+    STANDING_REQUEST = 15
+    STANDING_MASKED = 16
     ROSTER = 32
     SAVED_INVITED = 65
     SAVED_ADVERTISED = 66
@@ -49,154 +55,127 @@ class Kind(IntEnum):
     SAVED_CONFIRMED = 69
 
 
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """The first request, read before there is a session: who is asked to take part in which sum."""
-
-    client: ClientId
-    binding: bytes
-    run: str
-    round: int
-    attempt: int
-    cohort: tuple[ClientId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Advert:
-    """A client's public keys for one session, the commitment to its self-mask seed, and its signature if any."""
-
-    seal_public: bytes
-    mask_public: bytes
-    commitment: bytes
-    signature: bytes
-
-    def pack(self) -> bytes:
-        """Return the advert's bytes."""
-        return self.seal_public + self.mask_public + self.commitment + self.signature
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Adverts:
-    """Who joined, and the adverts of a client's holders among them (itself included) by rank."""
+    """Who joined and what follows from it, all the leaves that this client knows, and the adverts it was shown."""
 
-    joined: Subset
+    joined: Joined
+    leaves: Mapping[int, bytes]
     adverts: Mapping[int, Advert]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class EncryptedShares:
+    """Sealed boxes by the rank of the other end, and whose of them carry a claim about a position."""
+
+    boxes: Mapping[int, bytes]
+    claims: Subset
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MaskRequest:
-    """Who shared keys, the boxes for this client by sender's rank, and the model."""
+    """Who shared keys, the boxes for this client by sender's rank, the task, and the model."""
 
     sharers: Subset
-    boxes: Mapping[int, bytes]
+    shares: EncryptedShares
+    task: bytes
     model: bytes
 
 
-def holders_within(session: Session, rank: int, present: Subset) -> list[int]:
-    """Return who of a subset holds shares of a client's secrets, the client included if it is in the subset."""
-    holders = session.graph.holders(rank)
-    return [int(holder) for holder in holders[present[holders]]]
+@dataclass(frozen=True, slots=True)
+class MaskedVector:
+    """A masked vector, the context of its masks and, under `everyone`, the hash of the group seed (else empty)."""
 
-
-def peers_within(session: Session, rank: int, present: Subset) -> list[int]:
-    """Return a client's neighbours in a subset."""
-    return [peer for peer in holders_within(session, rank, present) if peer != rank]
-
-
-def encode_invitation(session: Session, rank: int) -> bytes:
-    """Ask a client to take part."""
-    counters = pack_integer(session.round, 4) + pack_integer(session.attempt, 4)
-    return _frame(session, Kind.INVITATION, rank, pack_text(session.run), counters, pack_ids(session.cohort))
-
-
-def decode_invitation(data: bytes) -> Invitation:
-    """Read an invitation; the receiver builds the session from its own plan and checks it has this binding."""
-    reader, client, binding = unframe_unbound(data, Kind.INVITATION)
-    run = reader.text()
-    number, attempt = reader.integer(4), reader.integer(4)
-    cohort = reader.ids()
-    reader.end()
-    if not run or client not in cohort:
-        raise PeerError("an invitation must name a run and invite a client of its cohort")
-    return Invitation(client, binding, run, number, attempt, cohort)
+    context: bytes
+    group: bytes
+    vector: RingVector
 
 
 def encode_advert(session: Session, rank: int, advert: Advert) -> bytes:
     """Advertise a client's keys."""
-    return _frame(session, Kind.ADVERT, rank, advert.pack())
+    return _frame(session, Kind.KEY_ADVERTISEMENT, rank, advert.pack())
 
 
 def decode_advert(session: Session, rank: int, data: bytes) -> Advert:
     """Read a client's advert."""
-    reader = _unframe(session, Kind.ADVERT, rank, data)
+    reader = _unframe(session, Kind.KEY_ADVERTISEMENT, rank, data)
     advert = read_advert(session, reader)
     reader.end()
     return advert
 
 
-def read_advert(session: Session, reader: Reader) -> Advert:
-    """Read the next advert of a body."""
-    keys = reader.take(PUBLIC_BYTES), reader.take(PUBLIC_BYTES), reader.take(SEED_BYTES)
-    return Advert(*keys, reader.take(_signature_bytes(session)))
-
-
-def encode_adverts(session: Session, rank: int, joined: Subset, adverts: Mapping[int, Advert]) -> bytes:
-    """Tell a client who joined, with the adverts of its holders."""
-    packed = [adverts[holder].pack() for holder in holders_within(session, rank, joined)]
-    return _frame(session, Kind.ADVERTS, rank, pack_subset(joined), *packed)
+def encode_adverts(joined: Joined, rank: int, leaves: Mapping[int, bytes], adverts: Mapping[int, Advert]) -> bytes:
+    """Tell a client who joined, with the adverts of its partners and its own."""
+    listed = [leaves[other] for other in sorted(leaves)] if lists_leaves(joined.session) else []
+    packed = [adverts[other].pack() for other in joined.shown(rank)]
+    return _frame(
+        joined.session, Kind.KEY_ADVERTISEMENTS, rank, pack_subset(joined.present), b"".join(listed), *packed
+    )
 
 
 def decode_adverts(session: Session, rank: int, data: bytes) -> Adverts:
-    """Read who joined: one advert for every holder in the subset, no more and no fewer."""
-    reader = _unframe(session, Kind.ADVERTS, rank, data)
-    joined = reader.subset(len(session.cohort))
-    adverts = {holder: read_advert(session, reader) for holder in holders_within(session, rank, joined)}
+    """Read who joined: one advert for every partner in the subset and its own, no more and no fewer."""
+    reader = _unframe(session, Kind.KEY_ADVERTISEMENTS, rank, data)
+    present = reader.subset(len(session.cohort))
+    ranks = [int(other) for other in present.nonzero()[0]]
+    if lists_leaves(session):
+        leaves = dict(zip(ranks, reader.records(len(ranks), LEAF_BYTES), strict=True))
+        joined = Joined.of(session, present, leaves)
+        adverts = {other: read_advert(session, reader) for other in joined.shown(rank)}
+    else:
+        early = Joined(session, present, b"")  # the graph is known before the adverts
+        adverts = {other: read_advert(session, reader) for other in early.shown(rank)}
+        leaves = {other: leaf(session, session.cohort[other], advert) for other, advert in adverts.items()}
+        joined = Joined.of(session, present, leaves)
     reader.end()
-    return Adverts(joined, adverts)
+    return Adverts(joined, leaves, adverts)
 
 
-def encode_boxes(session: Session, rank: int, boxes: Mapping[int, bytes]) -> bytes:
-    """Send a client's sealed shares, one box per neighbour that joined, in order of rank."""
-    return _frame(session, Kind.BOXES, rank, *(boxes[peer] for peer in sorted(boxes)))
+def encode_boxes(joined: Joined, rank: int, shares: EncryptedShares) -> bytes:
+    """Send a client's sealed shares, one box per other holder that joined, in order of rank."""
+    return _frame(joined.session, Kind.ENCRYPTED_SHARES, rank, *_pack_boxes(joined.session, shares))
 
 
-def decode_boxes(session: Session, rank: int, joined: Subset, data: bytes) -> dict[int, bytes]:
+def decode_boxes(joined: Joined, rank: int, data: bytes) -> EncryptedShares:
     """Read a client's sealed shares by receiver's rank."""
-    reader = _unframe(session, Kind.BOXES, rank, data)
-    boxes = _read_boxes(session, peers_within(session, rank, joined), reader)
+    reader = _unframe(joined.session, Kind.ENCRYPTED_SHARES, rank, data)
+    shares = _read_boxes(joined.session, joined.receivers(rank), reader)
     reader.end()
-    return boxes
+    return shares
 
 
-def encode_mask_request(
-    session: Session, rank: int, sharers: Subset, boxes: Mapping[int, bytes], model: bytes
+def encode_mask_request(  # noqa: PLR0917 - the fields of the message
+    joined: Joined, rank: int, sharers: Subset, shares: EncryptedShares, task: bytes, model: bytes
 ) -> bytes:
-    """Ask a client for its masked vector: who shared keys, the boxes for it in order of rank, the model."""
-    ordered = (boxes[peer] for peer in sorted(boxes))
-    return _frame(session, Kind.MASK_REQUEST, rank, pack_subset(sharers), *ordered, model)
+    """Ask a client for its masked vector: who shared keys, the boxes for it in order of rank, task and model."""
+    boxes = _pack_boxes(joined.session, shares)
+    trained = pack_integer(len(task), 4), task, model
+    return _frame(joined.session, Kind.MASK_REQUEST, rank, pack_subset(sharers), *boxes, *trained)
 
 
-def decode_mask_request(session: Session, rank: int, data: bytes) -> MaskRequest:
-    """Read a request for the masked vector: one box from every neighbour in the subset, then the model."""
-    reader = _unframe(session, Kind.MASK_REQUEST, rank, data)
-    sharers = reader.subset(len(session.cohort))
-    boxes = _read_boxes(session, peers_within(session, rank, sharers), reader)
-    return MaskRequest(sharers, boxes, reader.rest())
+def decode_mask_request(joined: Joined, rank: int, data: bytes) -> MaskRequest:
+    """Read a request for the masked vector: one box from every sender in the subset, the task, then the model."""
+    reader = _unframe(joined.session, Kind.MASK_REQUEST, rank, data)
+    sharers = reader.subset(len(joined.session.cohort))
+    shares = _read_boxes(joined.session, joined.senders(rank, sharers), reader)
+    return MaskRequest(sharers, shares, reader.take(reader.integer(4)), reader.rest())
 
 
-def encode_masked(session: Session, rank: int, context: bytes, vector: RingVector) -> bytes:
-    """Send a masked vector at `bits` bits per coordinate, and the context of its masks."""
-    return _frame(session, Kind.MASKED, rank, context, session.ring.pack(vector))
+def encode_masked(session: Session, rank: int, masked: MaskedVector) -> bytes:
+    """Send a masked vector at `bits` bits per coordinate, the context of its masks and the group's hash if any."""
+    packed = session.ring.pack(masked.vector)
+    return _frame(session, Kind.MASKED_VECTOR, rank, masked.context, masked.group, packed)
 
 
-def decode_masked(session: Session, rank: int, context: bytes, data: bytes) -> RingVector:
+def decode_masked(session: Session, rank: int, context: bytes, data: bytes) -> MaskedVector:
     """Read a masked vector of the session's dimension; one masked in another context would spoil the sum."""
-    reader = _unframe(session, Kind.MASKED, rank, data)
-    if reader.take(len(context)) != context:
-        raise PeerError("a vector was masked for another model or other sharers")
+    reader = _unframe(session, Kind.MASKED_VECTOR, rank, data)
+    if reader.take(CONTEXT_BYTES) != context:
+        raise PeerError("a vector was masked for another model, task or set of clients")
+    group = reader.take(HASH_BYTES if session.delivery is Delivery.EVERYONE else 0)
     packed = reader.take(session.ring.packed_bytes(session.dimension))
     reader.end()
-    return session.ring.unpack(packed, session.dimension)
+    return MaskedVector(context, group, session.ring.unpack(packed, session.dimension))
 
 
 def encode_survivors(session: Session, kind: Kind, rank: int, survivors: Subset) -> bytes:
@@ -214,12 +193,12 @@ def decode_survivors(session: Session, kind: Kind, rank: int, data: bytes) -> Su
 
 def encode_confirmation(session: Session, rank: int, signature: bytes) -> bytes:
     """Send a client's signature under what it was told."""
-    return _frame(session, Kind.CONFIRMATION, rank, signature)
+    return _frame(session, Kind.SURVIVORS_SIGNATURE, rank, signature)
 
 
 def decode_confirmation(session: Session, rank: int, data: bytes) -> bytes:
     """Read a client's signature."""
-    reader = _unframe(session, Kind.CONFIRMATION, rank, data)
+    reader = _unframe(session, Kind.SURVIVORS_SIGNATURE, rank, data)
     signature = reader.take(SIGNATURE_BYTES)
     reader.end()
     return signature
@@ -241,43 +220,63 @@ def decode_signatures(session: Session, rank: int, data: bytes) -> dict[int, byt
     return dict(zip(signers, signatures, strict=True))
 
 
-def encode_opened(session: Session, rank: int, shares: Sequence[int]) -> bytes:
-    """Send one share for every client of the sharers whose shares this one holds, in order of rank."""
-    return _frame(session, Kind.OPENED, rank, pack_shares(shares))
+def encode_opened(joined: Joined, rank: int, sharers: Subset, shares: Mapping[int, int]) -> bytes:
+    """Send one share for every client of the sharers whose shares this one holds, and say whose it lacks."""
+    lacking = [owner for owner in joined.owners(rank, sharers) if owner not in shares]
+    missing = subset_of(len(joined.session.cohort), lacking)
+    packed = pack_shares(shares[owner] for owner in sorted(shares))
+    return _frame(joined.session, Kind.UNMASKING_SHARES, rank, pack_subset(missing), packed)
 
 
-def decode_opened(session: Session, rank: int, sharers: Subset, data: bytes) -> dict[int, int]:
-    """Read one share per owner's rank."""
-    reader = _unframe(session, Kind.OPENED, rank, data)
-    owners = holders_within(session, rank, sharers)
-    shares = reader.records(len(owners), SHARE_BYTES)
+def decode_opened(joined: Joined, rank: int, sharers: Subset, data: bytes) -> dict[int, int | None]:
+    """Read one share per owner's rank, None where the sender says that it never got one."""
+    reader = _unframe(joined.session, Kind.UNMASKING_SHARES, rank, data)
+    missing = reader.subset(len(joined.session.cohort))
+    owners = joined.owners(rank, sharers)
+    held = [owner for owner in owners if not missing[owner]]
+    if len(held) + int(missing.sum()) != len(owners) or missing[rank]:
+        raise PeerError("only shares that somebody else should have sent can be missing")
+    shares = reader.records(len(held), SHARE_BYTES)
     reader.end()
-    return {owner: unpack_share(share) for owner, share in zip(owners, shares, strict=True)}
+    opened = {owner: unpack_share(share) for owner, share in zip(held, shares, strict=True)}
+    return {owner: opened.get(owner) for owner in owners}
 
 
 def box_bytes(session: Session) -> int:
-    """Return the size of a sealed box: two shares, the group contribution if there is one, and the tag."""
+    """Return the size of a box without a claim: two shares, the group contribution if there is one, and the tag."""
     contribution = SEED_BYTES if session.delivery is Delivery.EVERYONE else 0
     return 2 * SHARE_BYTES + contribution + TAG_BYTES
 
 
 def upload_bytes(session: Session) -> int:
-    """Return all that one client sends in an attempt in which nobody drops out."""
-    signature = _signature_bytes(session)
-    advert = HEADER_BYTES + 2 * PUBLIC_BYTES + SEED_BYTES + signature
-    boxes = HEADER_BYTES + session.degree * box_bytes(session)
-    masked = HEADER_BYTES + CONTEXT_BYTES + session.ring.packed_bytes(session.dimension)
-    confirmation = HEADER_BYTES + signature if signature else 0
-    opened = HEADER_BYTES + (session.degree + 1) * SHARE_BYTES
+    """Return what one client sends in an attempt in which nobody drops out and nobody remembers a position.
+
+    In a sparse signed graph clients hold shares of more or fewer others, `degree` on the average: this is the mean.
+    """
+    subset = subset_bytes(len(session.cohort))
+    advert = HEADER_BYTES + advert_bytes(session)
+    boxes = HEADER_BYTES + session.degree * box_bytes(session) + (subset if session.is_signed else 0)
+    group = HASH_BYTES if session.delivery is Delivery.EVERYONE else 0
+    masked = HEADER_BYTES + CONTEXT_BYTES + group + session.ring.packed_bytes(session.dimension)
+    confirmation = HEADER_BYTES + SIGNATURE_BYTES if session.is_signed else 0
+    opened = HEADER_BYTES + subset + (session.degree + 1) * SHARE_BYTES
     return advert + boxes + masked + confirmation + opened
 
 
-def _signature_bytes(session: Session) -> int:
-    return SIGNATURE_BYTES if session.consistency is Consistency.SIGNED else 0
+def _pack_boxes(session: Session, shares: EncryptedShares) -> tuple[bytes, ...]:
+    claims = (pack_subset(shares.claims),) if session.is_signed else ()
+    return (*claims, *(shares.boxes[other] for other in sorted(shares.boxes)))
 
 
-def _read_boxes(session: Session, peers: Sequence[int], reader: Reader) -> dict[int, bytes]:
-    return dict(zip(peers, reader.records(len(peers), box_bytes(session)), strict=True))
+def _read_boxes(session: Session, others: Sequence[int], reader: Reader) -> EncryptedShares:
+    size = len(session.cohort)
+    claims = reader.subset(size) if session.is_signed else subset_of(size, ())
+    if bool((claims & ~subset_of(size, others)).any()):
+        raise PeerError("a claim must be in a box")
+    plain = box_bytes(session)
+    return EncryptedShares(
+        {other: reader.take(plain + POSITION_BYTES * int(claims[other])) for other in others}, claims
+    )
 
 
 def _frame(session: Session, kind: Kind, rank: int, *fields: bytes) -> bytes:

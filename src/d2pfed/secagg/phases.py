@@ -1,7 +1,10 @@
-"""The phases of a client: each holds only what it may still use, and answers one request."""
+"""The phases of a client: each holds only what it may still use, and answers one request.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+Invited -> Advertised -> Shared -> Masked -> (Confirmed, if signed) -> Finished
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -9,50 +12,14 @@ import numpy as np
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.randomness import Entropy, Stream
 from d2pfed.ring import RingVector
-from d2pfed.secagg import checks, crypto, keys, messages, shamir
-from d2pfed.secagg.messages import Advert, Kind, holders_within
-from d2pfed.secagg.roster import Enrolment
-from d2pfed.secagg.session import Consistency, Delivery, Session
-from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.wire import Subset
-
-# From the model's bytes and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
-Contribute = Callable[[bytes, bytes | None], RingVector]
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What does not change from phase to phase."""
-
-    session: Session
-    rank: int
-    contribute: Contribute
-    enrolment: Enrolment | None
-
-    def __post_init__(self) -> None:
-        if self.session.consistency is Consistency.SIGNED:
-            self.enrolled.require_self(self.client)
-
-    @property
-    def client(self) -> int:
-        """Return this client's identity."""
-        return self.session.cohort[self.rank]
-
-    @property
-    def enrolled(self) -> Enrolment:
-        """Return the enrolment that signed consistency needs."""
-        if self.enrolment is None:
-            raise ConfigError("signed consistency needs an enrolment, got none")
-        return self.enrolment
-
-    def sign(self, statement: bytes) -> bytes:
-        """Return this client's signature, empty where nothing is signed."""
-        return crypto.sign(self.enrolled.secret, statement) if self.signs else b""
-
-    @property
-    def signs(self) -> bool:
-        """Say whether this session is signed."""
-        return self.session.consistency is Consistency.SIGNED
+from d2pfed.secagg import boxes, checks, crypto, keys, messages, shamir
+from d2pfed.secagg.adverts import Advert, Joined, leaf
+from d2pfed.secagg.desk import Desk
+from d2pfed.secagg.invitation import decode_invitation
+from d2pfed.secagg.messages import Adverts, EncryptedShares, Kind, MaskedVector
+from d2pfed.secagg.position import Position
+from d2pfed.secagg.session import Delivery, Session
+from d2pfed.wire import ClientId, Subset, subset_of
 
 
 class Phase(Protocol):
@@ -79,12 +46,19 @@ class Invited:
     entropy: Entropy
 
     def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
-        """Advertise keys that belong to this session alone."""
-        session = desk.session
-        checks.require_request(data, messages.encode_invitation(session, desk.rank))
+        """Advertise keys that belong to this session alone, and where this client stands."""
+        session, history = desk.session, desk.history
+        invited = decode_invitation(data, desk.depth)
+        checks.require_invited(session, desk.client, invited)
+        if session.is_signed and history is not None:
+            checks.require_server_position(desk.enrolled, history, desk.client, invited.remembered)
         fresh = _fresh(session, desk.client, self.entropy)
         secrets = Advertised(
-            fresh.child("seal").key, fresh.child("mask").key, fresh.child("self").key, fresh.child("shares")
+            fresh.child("seal").key,
+            fresh.child("mask").key,
+            fresh.child("self").key,
+            fresh.child("shares"),
+            history.position if session.is_signed and history is not None else None,
         )
         return messages.encode_advert(session, desk.rank, secrets.advert(desk)), secrets
 
@@ -97,13 +71,13 @@ class Advertised:
     mask_secret: bytes = field(repr=False)
     seed: bytes = field(repr=False)
     entropy: Entropy
+    position: Position | None
 
     def advert(self, desk: Desk) -> Advert:
         """Return the public side of the secrets."""
         publics = crypto.Agreement(self.seal_secret).public, crypto.Agreement(self.mask_secret).public
-        unsigned = Advert(*publics, keys.commitment(desk.session, desk.client, self.seed), b"")
-        statement = keys.advert_statement(desk.session, desk.client, unsigned)
-        return Advert(*publics, unsigned.commitment, desk.sign(statement))
+        unsigned = Advert(*publics, keys.commitment(desk.session, desk.client, self.seed), self.position)
+        return replace(unsigned, signature=desk.sign(leaf(desk.session, desk.client, unsigned)))
 
     def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
         """Split both secrets among the holders that joined, agree on keys with them, forget the private keys."""
@@ -111,93 +85,124 @@ class Advertised:
         listed = messages.decode_adverts(session, desk.rank, data)
         self._check(desk, listed)
         contribution = _group_contribution(self.entropy) if session.delivery is Delivery.EVERYONE else b""
-        shares = self._split(session, desk.rank, list(listed.adverts))
+        shares = self._split(listed.joined, desk.rank)
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
-        boxes: dict[int, bytes] = {}
+        known = desk.history.known if session.is_signed and desk.history is not None else {}
+        sealed: dict[int, bytes] = {}
         peers: dict[int, Peer] = {}
-        for rank, advert in listed.adverts.items():
-            if rank == desk.rank:
-                continue
-            peer, shared = session.cohort[rank], seal.agree(advert.seal_public)
-            outbound = keys.box_key(session, shared, desk.client, peer)
-            boxes[rank] = crypto.seal(outbound, pack_shares(shares[rank]) + contribution)
+        for rank in listed.joined.partners(desk.rank, listed.joined.present):
+            advert, peer = listed.adverts[rank], session.cohort[rank]
+            shared = seal.agree(advert.seal_public)
             peers[rank] = Peer(keys.box_key(session, shared, peer, desk.client), mask.agree(advert.mask_public))
-        state = Shared(self.seed, shares[desk.rank][0], contribution, listed.joined, peers)
-        return messages.encode_boxes(session, desk.rank, boxes), state
+            if rank in shares:
+                outbound = keys.box_key(session, shared, desk.client, peer)
+                content = boxes.Content(*shares[rank], contribution, known.get(peer))
+                sealed[rank] = crypto.seal(outbound, content.pack())
+        claims = subset_of(len(session.cohort), [rank for rank in sealed if session.cohort[rank] in known])
+        state = Shared(self.seed, shares[desk.rank][0], contribution, listed.joined, peers, _met(desk, listed))
+        return messages.encode_boxes(listed.joined, desk.rank, EncryptedShares(sealed, claims)), state
 
-    def _check(self, desk: Desk, listed: messages.Adverts) -> None:
-        _check_left(desk, listed.joined)
-        checks.require_own_advert(listed.adverts[desk.rank], self.advert(desk))
+    def _check(self, desk: Desk, listed: Adverts) -> None:
+        session, own = desk.session, self.advert(desk)
+        desk.check_left(listed.joined, listed.joined.present)
+        checks.require_own_advert(listed.adverts[desk.rank], own)
+        checks.require_own_leaf(listed.leaves[desk.rank], leaf(session, desk.client, own))
+        checks.require_leaves_fit(session, listed.leaves, listed.adverts)
         checks.require_distinct_keys(listed.adverts)
-        if desk.signs:
-            checks.require_enrolled_adverts(desk.session, desk.enrolled.roster, listed.adverts)
+        if session.is_signed:
+            checks.require_enrolled_adverts(session, desk.enrolled.roster, listed.adverts)
 
-    def _split(self, session: Session, rank: int, present: list[int]) -> dict[int, tuple[int, int]]:
-        """Return (share of the seed, share of the mask key) by holder; points are places among all the holders."""
-        points = [int(place) + 1 for place in np.searchsorted(session.graph.holders(rank), present)]
+    def _split(self, joined: Joined, rank: int) -> dict[int, tuple[int, int]]:
+        """Return (share of the seed, share of the mask key) by holder that joined, this client included."""
+        holders = sorted([rank, *joined.receivers(rank)])
         stream = self.entropy.child("coefficients").stream()
         secrets = (int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret))
-        columns = [shamir.split(secret, session.threshold, points, stream) for secret in secrets]
-        return dict(zip(present, zip(*columns, strict=True), strict=True))
+        points, threshold = joined.points(rank, holders), joined.session.threshold
+        columns = [shamir.split(secret, threshold, points, stream) for secret in secrets]
+        return dict(zip(holders, zip(*columns, strict=True), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a client keeps about a neighbour: the key of the box to come, and the secret their mask grows from."""
+    """What a client keeps about a partner: the key of the box to come, and the secret their mask grows from."""
 
     box_key: bytes = field(repr=False)
     mask_shared: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """Waits for the others' boxes and the model; answers with the masked vector."""
+    """Waits for the others' boxes and the model; answers with the masked vector.
+
+    `met` is where others stood when they joined, to be remembered beyond this session; it is not saved with it.
+    """
 
     seed: bytes = field(repr=False)
     own_seed_share: int = field(repr=False)
     contribution: bytes = field(repr=False)
-    joined: Subset
+    joined: Joined
     peers: Mapping[int, Peer] = field(repr=False)
+    met: Mapping[ClientId, Position] = field(default_factory=dict, repr=False)
 
     def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
         """Open the boxes, mask the contribution, and forget all that could unmask it."""
-        session = desk.session
-        request = messages.decode_mask_request(session, desk.rank, data)
-        checks.require_within(request.sharers, self.joined)
-        _check_left(desk, request.sharers)
-        opened = {rank: crypto.unseal(self.peers[rank].box_key, box) for rank, box in request.boxes.items()}
-        seed_shares = {rank: unpack_share(plain[:SHARE_BYTES]) for rank, plain in opened.items()}
-        key_shares = {rank: unpack_share(plain[SHARE_BYTES : 2 * SHARE_BYTES]) for rank, plain in opened.items()}
+        session, joined = desk.session, self.joined
+        request = messages.decode_mask_request(joined, desk.rank, data)
+        checks.require_within(request.sharers, joined.present)
+        desk.check_left(joined, request.sharers)
+        opened = self._open(desk, request.shares)
+        group = self._group_seed(desk, request.sharers, opened)
+        context = keys.context(joined, request.task, request.model, request.sharers)
+        vector = _checked(session, desk.contribute(request.task, request.model, group))
+        hashed = keys.NO_GROUP if group is None else keys.group_hash(group)
+        self._mask(desk, vector, context, hashed, self._partners(desk, request.sharers, opened))
+        seed_shares = {rank: content.seed_share for rank, content in opened.items()}
+        key_shares = {rank: content.key_share for rank, content in opened.items()}
         seed_shares[desk.rank] = self.own_seed_share
-        group = self._group_seed(desk, {rank: plain[2 * SHARE_BYTES :] for rank, plain in opened.items()})
-        context = keys.context(session, request.model, request.sharers)
-        vector = _checked(session, desk.contribute(request.model, group))
-        self._mask(desk, vector, context, keys.NO_GROUP if group is None else keys.group_hash(group), list(opened))
-        state = Masked(context, request.sharers, seed_shares, key_shares)
-        return messages.encode_masked(session, desk.rank, context, vector), state
+        state = Masked(context, joined, request.sharers, seed_shares, key_shares)
+        return messages.encode_masked(session, desk.rank, MaskedVector(context, hashed, vector)), state
 
-    def _group_seed(self, desk: Desk, contributions: dict[int, bytes]) -> bytes | None:
+    def _open(self, desk: Desk, shares: EncryptedShares) -> dict[int, boxes.Content]:
+        """Return what is in the boxes that open; the others' senders, or the server, will be asked about them."""
+        tried = {
+            rank: boxes.unseal(desk.session, self.peers[rank].box_key, box) for rank, box in shares.boxes.items()
+        }
+        opened = {rank: content for rank, content in tried.items() if content is not None}
+        checks.require_few_unopened(desk.session, len(tried) - len(opened))
+        for content in opened.values():
+            if content.claim is not None and desk.history is not None:
+                checks.require_peer_position(desk.enrolled, desk.history, desk.client, content.claim)
+        return opened
+
+    def _partners(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> list[int]:  # noqa: ARG002
+        """Return with whom masks are shared, whoever's box opened: a server could spoil boxes to have fewer masks."""
+        return self.joined.partners(desk.rank, sharers)
+
+    def _group_seed(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> bytes | None:
         if desk.session.delivery is not Delivery.EVERYONE:
             return None
-        everyone = contributions | {desk.rank: self.contribution}
+        if len(opened) != int(sharers.sum()) - 1:
+            raise PeerError("every client's part of the group seed is needed, got a box that does not open")
+        everyone = {rank: content.contribution for rank, content in opened.items()}
+        everyone[desk.rank] = self.contribution
         return keys.group_seed(desk.session, [everyone[rank] for rank in sorted(everyone)])
 
     def _mask(self, desk: Desk, vector: RingVector, context: bytes, group: bytes, partners: list[int]) -> None:
-        session, ring, client = desk.session, desk.session.ring, desk.client
-        own = Stream(keys.self_mask_key(self.seed, context, client))
-        ring.add_into(vector, ring.uniform(own, session.dimension))
+        ring, client = desk.session.ring, desk.client
+        ring.add_mask_into(vector, Stream(keys.self_mask_key(self.seed, context, client)))
         for rank in partners:
-            pair = client, session.cohort[rank]
-            stream = Stream(keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group))
-            apply = ring.add_into if desk.rank < rank else ring.subtract_into
-            apply(vector, ring.uniform(stream, session.dimension))
+            pair = client, desk.session.cohort[rank]
+            key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group)
+            apply = ring.add_mask_into if desk.rank < rank else ring.subtract_mask_into
+            apply(vector, Stream(key))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Masked:
     """Waits to hear whose vectors arrived; answers with its signature, or with one share per client."""
 
     context: bytes
+    joined: Joined
     sharers: Subset
     seed_shares: Mapping[int, int] = field(repr=False)
     key_shares: Mapping[int, int] = field(repr=False)
@@ -205,11 +210,11 @@ class Masked:
     def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
         """Confirm the survivors if the session is signed, else open the shares."""
         session = desk.session
-        kind = Kind.SURVIVORS if desk.signs else Kind.UNMASK_REQUEST
+        kind = Kind.SURVIVORS if session.is_signed else Kind.UNMASK_REQUEST
         survivors = messages.decode_survivors(session, kind, desk.rank, data)
         checks.require_within(survivors, self.sharers)
-        _check_left(desk, survivors)
-        if not desk.signs:
+        desk.check_left(self.joined, survivors)
+        if not session.is_signed:
             return self.open(desk, survivors), Finished()
         signature = desk.sign(keys.survivors_statement(self.context, survivors))
         return messages.encode_confirmation(session, desk.rank, signature), Confirmed(self, survivors)
@@ -220,12 +225,14 @@ class Masked:
         Guarantee: a survivor's mask key and a dropped client's seed stay closed; both would open its vector.
         Checked: test_malicious_server.py (both kinds of share), test_secagg_machine.py (I1).
         """
-        owners = holders_within(desk.session, desk.rank, self.sharers)
-        shares = [self.seed_shares[owner] if survivors[owner] else self.key_shares[owner] for owner in owners]
-        return messages.encode_opened(desk.session, desk.rank, shares)
+        shares = {
+            owner: seed_share if survivors[owner] else self.key_shares[owner]
+            for owner, seed_share in self.seed_shares.items()
+        }
+        return messages.encode_opened(self.joined, desk.rank, self.sharers, shares)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Confirmed:
     """Waits for the others' signatures under the same survivors; answers with one share per client."""
 
@@ -255,12 +262,14 @@ def _group_contribution(entropy: Entropy) -> bytes:
     return entropy.child("group").key
 
 
-def _check_left(desk: Desk, present: Subset) -> None:
-    """Check what must hold for the clients that are left, whichever exchange it is."""
-    checks.require_self(desk.rank, present)
-    checks.require_quorum(desk.session, present)
-    checks.require_neighbours(desk.session, desk.rank, present)
-    checks.require_designated(desk.session, present)
+def _met(desk: Desk, listed: Adverts) -> dict[ClientId, Position]:
+    """Return where the others stand. Each checks what is said about itself, so nobody checks it for them."""
+    positions = {desk.session.cohort[rank]: advert.position for rank, advert in listed.adverts.items()}
+    return {
+        client: position
+        for client, position in positions.items()
+        if position is not None and client != desk.client
+    }
 
 
 def _checked(session: Session, vector: RingVector) -> RingVector:

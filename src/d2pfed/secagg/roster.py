@@ -1,33 +1,102 @@
-"""The clients that somebody other than the server has enrolled, by their signing keys."""
+"""The clients that somebody other than the server has enrolled, by their signing keys, for a limited time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from d2pfed.chain import HEAD_BYTES, first_head
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import digest
+from d2pfed.randomness import Entropy, digest
 from d2pfed.secagg import crypto
+from d2pfed.secagg.draws import MOST_DEPTH
 from d2pfed.secagg.messages import Kind
-from d2pfed.wire import BINDING_BYTES, ClientId, frame, pack_ids, unframe
+from d2pfed.wire import BINDING_BYTES, ID_LIMIT, ClientId, frame, pack_ids, pack_integer, unframe
+
+DAY_SECONDS = 86_400
+LIFETIME_DAYS = 30
+MOST_LIFETIME_DAYS = 90
+NONCE_BYTES = 32
+NO_ROOT = bytes(32)  # where cohorts are not verified
 
 _UNBOUND = bytes(BINDING_BYTES)  # a roster belongs to no session
+_NO_DEPTH = 255
+_COUNTER_BYTES = 8
+
+Floor = tuple[int, bytes]  # rows in a client's log, and the head after them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Enrolled clients and their public signing keys, no key twice."""
+    """Enrolled clients and their public signing keys, no key twice, as one authority has signed them.
+
+    Attributes:
+        keys: the public signing key of each client.
+        serial: number of the authority's rosters, from 1: a client never goes back to a lower one.
+        issued, expires: seconds since 1970.
+        nonce: drawn by the authority after it has received `root`.
+        depth: of the tree of draws that the server has committed to; None if cohorts are not verified.
+        root: of that tree; zero bytes if there is none.
+        floors: the latest position of each client that the authority has seen: rows and head.
+        authority: its public signing key.
+        digest: what the authority signs, and what a session and a draw are bound to.
+    """
 
     keys: Mapping[ClientId, bytes]
+    serial: int
+    issued: int
+    expires: int
+    nonce: bytes
+    depth: int | None
+    root: bytes
+    floors: Mapping[ClientId, Floor]
+    authority: bytes
+    digest: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_one_key_each(list(self.keys.values()))
-        object.__setattr__(self, "keys", MappingProxyType(dict(self.keys)))
+        self._check_numbers()
+        self._check_bytes()
+        object.__setattr__(self, "keys", MappingProxyType(dict(sorted(self.keys.items()))))
+        object.__setattr__(self, "floors", MappingProxyType(dict(self.floors)))
+        object.__setattr__(self, "digest", digest("d2pfed roster", _body(self)))
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """Return all enrolled clients, increasing: the population of every draw."""
+        return tuple(self.keys)
 
     def key(self, client: ClientId) -> bytes:
         """Return a client's public signing key, or refuse a client that was not enrolled."""
         if client not in self.keys:
             raise PeerError(f"client {client} is not enrolled")
         return self.keys[client]
+
+    def _check_numbers(self) -> None:
+        if not 1 <= self.serial < 1 << 64:
+            raise ConfigError(f"a roster's serial must be in [1, 2^64), got {self.serial}")
+        lifetime = self.expires - self.issued
+        if self.issued < 0 or not 0 < lifetime <= MOST_LIFETIME_DAYS * DAY_SECONDS:
+            raise ConfigError(
+                f"a roster must live for at most {MOST_LIFETIME_DAYS} days after its issue, got {lifetime} seconds"
+            )
+        if self.depth is not None and not 0 <= self.depth <= MOST_DEPTH:
+            raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {self.depth}")
+        if any(not 0 <= client < ID_LIMIT for client in self.keys):
+            raise ConfigError("a client's identity must be in [0, 2^64)")
+        if self.floors.keys() != self.keys.keys():
+            raise ConfigError("every enrolled client must have a floor, and nobody else")
+        if any(not 0 <= count < 1 << 64 for count, _ in self.floors.values()):
+            raise ConfigError("a floor's count must be in [0, 2^64)")
+
+    def _check_bytes(self) -> None:
+        sizes = {len(key) for key in (*self.keys.values(), self.authority)}
+        sizes |= {len(value) for value in (self.nonce, self.root)} | {
+            len(head) for _, head in self.floors.values()
+        }
+        if sizes != {32}:
+            raise ConfigError(f"keys, heads, nonce and root must have 32 bytes, got {sorted(sizes)}")
+        if self.depth is None and self.root != NO_ROOT:
+            raise ConfigError("a roster without draws must have a root of zero bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +123,115 @@ def require_authority(authority: bytes, signature: bytes, statement: bytes) -> N
     crypto.require_signature(authority, signature, statement)
 
 
+def require_serial(roster: Roster, highest: int, seen: bytes) -> None:
+    """Refuse a roster older than the highest serial seen (0 if none), or another one of that serial.
+
+    Guarantee: a server cannot bring back a client that the authority has dropped by showing an old roster.
+    Checked: test_roster.py::test_a_roster_that_was_replaced_is_refused.
+    """
+    if roster.serial < highest:
+        raise PeerError(f"a roster of serial {highest} or later is needed, got {roster.serial}")
+    if roster.serial == highest and roster.digest != seen:
+        raise PeerError(f"the authority has signed two rosters of serial {highest}")
+
+
+def require_unexpired(roster: Roster, now: int) -> None:
+    """Refuse a roster after its time; `now` is that of `not_before`, in seconds since 1970."""
+    if now >= roster.expires:
+        raise PeerError(f"a roster has expired: it was good until {roster.expires}, got {now}")
+
+
+def not_before(clock: int, latest: int) -> int:
+    """Return the time by a clock that may have been set back, given the latest time that was ever seen.
+
+    A day is allowed for clocks that differ.
+    """
+    return max(clock, latest - DAY_SECONDS)
+
+
+def issue_roster(
+    keys: Mapping[ClientId, bytes],
+    authority: bytes,
+    *,
+    serial: int,
+    issued: int,
+    entropy: Entropy,
+    lifetime_days: int = LIFETIME_DAYS,
+    depth: int | None = None,
+    root: bytes = NO_ROOT,
+    floors: Mapping[ClientId, Floor] = MappingProxyType({}),
+) -> Roster:
+    """Return the authority's next roster; a client without a floor is new.
+
+    Guarantee: the nonce is drawn here, after the root is known, and can be had from nobody, so that the server cannot
+    try trees until their cohorts suit it.
+    Checked: test_draws.py::test_a_server_that_knows_the_nonce_tries_trees_until_a_cohort_suits_it.
+    """
+    new = {client: (0, first_head(authority, client)) for client in keys}
+    return Roster(
+        keys=keys,
+        serial=serial,
+        issued=issued,
+        expires=issued + lifetime_days * DAY_SECONDS,
+        nonce=entropy.stream().bytes(NONCE_BYTES),
+        depth=depth,
+        root=root,
+        floors=new | dict(floors),
+        authority=authority,
+    )
+
+
 def encode_roster(roster: Roster, authority_secret: bytes) -> bytes:
     """Return a roster signed by the authority that enrolled its clients."""
-    clients = sorted(roster.keys)
-    body = pack_ids(clients) + b"".join(roster.keys[client] for client in clients)
-    return frame(Kind.ROSTER, _UNBOUND, 0, body, crypto.sign(authority_secret, _statement(body)))
+    if crypto.signing_public(authority_secret) != roster.authority:
+        raise ConfigError("a roster must be signed with the key of the authority that it names")
+    return frame(Kind.ROSTER, _UNBOUND, 0, _body(roster), crypto.sign(authority_secret, roster.digest))
 
 
 def decode_roster(data: bytes, authority: bytes) -> Roster:
-    """Return a roster that this authority has signed.
+    """Return a roster that this authority has signed; whether it is old or expired is for the caller to check.
 
-    Guarantee: whoever cannot sign as the authority cannot add, drop or change a client.
+    Guarantee: whoever cannot sign as the authority cannot add, drop or change a client, a floor or the draws.
     Checked: test_malicious_server.py (rosters signed by the server itself).
     """
     reader = unframe(data, Kind.ROSTER, _UNBOUND, 0)
+    serial, issued, expires = (reader.integer(_COUNTER_BYTES) for _ in range(3))
+    nonce, depth, root = reader.take(NONCE_BYTES), reader.integer(1), reader.take(len(NO_ROOT))
     clients = reader.ids()
     keys = reader.records(len(clients), crypto.PUBLIC_BYTES)
+    floors = reader.records(len(clients), _COUNTER_BYTES + HEAD_BYTES)
     signature = reader.take(crypto.SIGNATURE_BYTES)
     reader.end()
-    require_authority(authority, signature, _statement(pack_ids(clients) + b"".join(keys)))
-    return Roster(dict(zip(clients, keys, strict=True)))
+    try:
+        roster = Roster(
+            keys=dict(zip(clients, keys, strict=True)),
+            serial=serial,
+            issued=issued,
+            expires=expires,
+            nonce=nonce,
+            depth=None if depth == _NO_DEPTH else depth,
+            root=root,
+            floors={client: _floor(floor) for client, floor in zip(clients, floors, strict=True)},
+            authority=authority,
+        )
+    except ConfigError as error:
+        raise PeerError(str(error)) from None
+    require_authority(authority, signature, roster.digest)
+    return roster
 
 
-def _statement(body: bytes) -> bytes:
-    return digest("d2pfed roster", body)
+def _body(roster: Roster) -> bytes:
+    numbers = b"".join(
+        pack_integer(each, _COUNTER_BYTES) for each in (roster.serial, roster.issued, roster.expires)
+    )
+    depth = _NO_DEPTH if roster.depth is None else roster.depth
+    fields = [numbers, roster.nonce, pack_integer(depth, 1), roster.root, pack_ids(roster.clients)]
+    fields += [roster.keys[client] for client in roster.clients]
+    for client in roster.clients:
+        count, head = roster.floors[client]
+        fields += [pack_integer(count, _COUNTER_BYTES), head]
+    return b"".join(fields)
+
+
+def _floor(record: bytes) -> Floor:
+    return int.from_bytes(record[:_COUNTER_BYTES], "little"), record[_COUNTER_BYTES:]

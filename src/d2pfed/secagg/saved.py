@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.randomness import KEY_BYTES, Entropy
-from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, Kind, holders_within, peers_within
+from d2pfed.secagg.adverts import DIGEST_BYTES, Joined
+from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, Kind
 from d2pfed.secagg.phases import Advertised, Confirmed, Invited, Masked, Peer, Phase, Shared
+from d2pfed.secagg.position import POSITION_BYTES, unpack_position
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.wire import Reader, frame, kind_of, pack_integer, pack_subset, unframe
+from d2pfed.wire import Reader, frame, kind_of, pack_integer, pack_subset, subset_of, unframe
 
 _KINDS: Mapping[type, Kind] = {
     Invited: Kind.SAVED_INVITED,
@@ -41,14 +43,16 @@ def _pack(phase: SavedPhase) -> bytes:
         case Invited():
             return _pack_entropy(phase.entropy)
         case Advertised():
-            return phase.seal_secret + phase.mask_secret + phase.seed + _pack_entropy(phase.entropy)
+            secrets = phase.seal_secret + phase.mask_secret + phase.seed + _pack_entropy(phase.entropy)
+            return secrets + (b"" if phase.position is None else phase.position.pack())
         case Shared():
             own = phase.seed + pack_shares([phase.own_seed_share]) + phase.contribution
             peers = (peer.box_key + peer.mask_shared for _, peer in sorted(phase.peers.items()))
-            return b"".join((own, pack_subset(phase.joined), *peers))
+            return b"".join((own, _pack_joined(phase.joined), *peers))
         case Masked():
+            held = pack_subset(subset_of(len(phase.sharers), phase.seed_shares))
             shares = _pack_by_rank(phase.seed_shares) + _pack_by_rank(phase.key_shares)
-            return phase.context + pack_subset(phase.sharers) + shares
+            return phase.context + _pack_joined(phase.joined) + pack_subset(phase.sharers) + held + shares
         case Confirmed():
             return pack_subset(phase.survivors) + _pack(phase.masked)
 
@@ -59,7 +63,9 @@ def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
             return Invited(_read_entropy(reader))
         case Kind.SAVED_ADVERTISED:
             secrets = reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(SEED_BYTES)
-            return Advertised(*secrets, _read_entropy(reader))
+            entropy = _read_entropy(reader)
+            position = unpack_position(reader.take(POSITION_BYTES)) if session.is_signed else None
+            return Advertised(*secrets, entropy, position)
         case Kind.SAVED_SHARED:
             return _read_shared(session, rank, reader)
         case Kind.SAVED_MASKED:
@@ -74,19 +80,29 @@ def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
 def _read_shared(session: Session, rank: int, reader: Reader) -> Shared:
     seed, own = reader.take(SEED_BYTES), unpack_share(reader.take(SHARE_BYTES))
     contribution = reader.take(SEED_BYTES if session.delivery is Delivery.EVERYONE else 0)
-    joined = reader.subset(len(session.cohort))
-    peers = {
-        peer: Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in peers_within(session, rank, joined)
-    }
+    joined = _read_joined(session, reader)
+    partners = joined.partners(rank, joined.present)
+    peers = {peer: Peer(reader.take(KEY_BYTES), reader.take(KEY_BYTES)) for peer in partners}
     return Shared(seed, own, contribution, joined, peers)
 
 
 def _read_masked(session: Session, rank: int, reader: Reader) -> Masked:
-    context, sharers = reader.take(CONTEXT_BYTES), reader.subset(len(session.cohort))
-    owners = holders_within(session, rank, sharers)
+    context, joined = reader.take(CONTEXT_BYTES), _read_joined(session, reader)
+    sharers, held = reader.subset(len(session.cohort)), reader.subset(len(session.cohort))
+    owners = [int(owner) for owner in held.nonzero()[0]]
+    if not held[rank] or not set(owners) <= set(joined.owners(rank, sharers)):
+        raise PeerError("saved shares must be this client's own and of others that have sent it some")
     seeds = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners}
     mask_keys = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners if owner != rank}
-    return Masked(context, sharers, seeds, mask_keys)
+    return Masked(context, joined, sharers, seeds, mask_keys)
+
+
+def _pack_joined(joined: Joined) -> bytes:
+    return pack_subset(joined.present) + joined.digest
+
+
+def _read_joined(session: Session, reader: Reader) -> Joined:
+    return Joined(session, reader.subset(len(session.cohort)), reader.take(DIGEST_BYTES))
 
 
 def _pack_by_rank(shares: Mapping[int, int]) -> bytes:

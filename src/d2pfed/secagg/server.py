@@ -6,52 +6,98 @@ Each has an `outbox` of requests, takes the answers that come (`receive`), and i
 did not answer, or answered badly, has dropped out. Too few left: the attempt is void.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.secagg import checks, keys, messages
+from d2pfed.graph import Graph
+from d2pfed.secagg import checks, crypto, keys, messages
+from d2pfed.secagg.adverts import Advert, Joined, leaf
+from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.exchange import Gate, Outbox
-from d2pfed.secagg.messages import Advert, Kind
+from d2pfed.secagg.invitation import encode_invitation
+from d2pfed.secagg.messages import EncryptedShares, Kind
+from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Roster
-from d2pfed.secagg.session import Consistency, Delivery, Session
+from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.unmask import Aggregate, RunJobs, Shares, Sum, unmask
 from d2pfed.wire import ClientId, Subset, subset_of
 
+_NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Known:
     """What later phases need from the first."""
 
-    session: Session
+    joined: Joined
     roster: Roster | None
     adverts: Mapping[int, Advert]
+    leaves: Mapping[int, bytes] = field(repr=False)
+    blamed: frozenset[int]
 
 
 class Advertising:
-    """First exchange: invite the cohort, collect public keys."""
+    """First exchange: invite the cohort, collect public keys.
 
-    def __init__(self, session: Session, roster: Roster | None = None) -> None:
-        if session.consistency is Consistency.SIGNED and roster is None:
-            raise ConfigError("signed consistency needs a roster, got none")
-        self._gate = Gate(session, np.ones(len(session.cohort), np.bool_))
+    `opening` proves the draw where cohorts are drawn verifiably, `remembered` is where the server has met each client
+    last, and `excluded` are clients that were found to cheat: they are not asked.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        roster: Roster | None = None,
+        *,
+        opening: Opening | None = None,
+        remembered: Mapping[ClientId, Position] = _NOTHING,
+        excluded: Collection[ClientId] = (),
+    ) -> None:
+        if session.is_signed and (roster is None or roster.digest != session.roster_digest):
+            raise ConfigError("signed consistency needs the session's roster, got none or another")
+        if (roster is not None and roster.depth is not None) != (opening is not None):
+            raise ConfigError("a roster's verifiable draws need an opening, and only they")
+        self._gate = Gate(session, np.array([client not in excluded for client in session.cohort]))
         self._roster = roster
+        self._opening = opening
+        self._remembered = remembered
         self._adverts: dict[int, Advert] = {}
         self._publics: set[bytes] = set()
+        self._blamed: set[int] = set()
+
+    @property
+    def positions(self) -> dict[ClientId, Position]:
+        """Return where the clients that advertised stand, for the server to remember; none unless signed."""
+        cohort = self._gate.session.cohort
+        return {
+            cohort[rank]: advert.position for rank, advert in self._adverts.items() if advert.position is not None
+        }
 
     def outbox(self) -> Outbox:
         """Return the invitations."""
-        return self._gate.outbox(lambda rank: messages.encode_invitation(self._gate.session, rank))
+        session = self._gate.session
+        return self._gate.outbox(
+            lambda rank: encode_invitation(
+                session, rank, self._opening, self._remembered.get(session.cohort[rank])
+            )
+        )
 
     def receive(self, client: ClientId, data: bytes) -> None:
-        """Take a client's keys."""
+        """Take a client's keys; one that sends a key of low order is to blame, for no accident makes one."""
         session, rank = self._gate.session, self._gate.admit(client)
         advert = messages.decode_advert(session, rank, data)
-        if self._roster is not None and session.consistency is Consistency.SIGNED:
+        if self._roster is not None and session.is_signed:
             checks.require_enrolled_adverts(session, self._roster, {rank: advert})
         publics = {advert.seal_public, advert.mask_public}
+        try:
+            for public in publics:
+                crypto.require_order(public)
+        except PeerError:
+            self._blamed.add(rank)
+            raise
         if len(publics) < 2 or publics & self._publics:
             raise PeerError("all public keys of a session must be distinct")
         self._publics |= publics
@@ -59,71 +105,94 @@ class Advertising:
 
     def close(self) -> "Sharing":
         """Go on with those that advertised and have holders enough."""
-        session = self._gate.session
-        joined = carried(session, subset_of(len(session.cohort), self._adverts))
-        return Sharing(_Known(session, self._roster, self._adverts), joined)
+        session, blamed = self._gate.session, frozenset(self._blamed)
+        present = subset_of(len(session.cohort), self._adverts)
+        if session.fixed_graph is not None:
+            present = carried(session, session.fixed_graph, present, blamed)
+        require_enough(session, present, blamed)
+        leaves = {rank: leaf(session, session.cohort[rank], self._adverts[rank]) for rank in _ranks(present)}
+        joined = Joined.of(session, present, leaves)
+        return Sharing(_Known(joined, self._roster, self._adverts, leaves, blamed))
 
 
 class Sharing:
     """Second exchange: pass the keys on, collect sealed shares."""
 
-    def __init__(self, known: _Known, joined: Subset) -> None:
+    def __init__(self, known: _Known) -> None:
         self._known = known
-        self._gate = Gate(known.session, joined)
-        self._boxes: dict[int, dict[int, bytes]] = {}
+        self._gate = Gate(known.joined.session, known.joined.present)
+        self._sent: dict[int, EncryptedShares] = {}
 
     def outbox(self) -> Outbox:
-        """Return the keys of each client's holders."""
-        session, joined, adverts = self._known.session, self._gate.asked, self._known.adverts
-        return self._gate.outbox(lambda rank: messages.encode_adverts(session, rank, joined, adverts))
+        """Return the keys of each client's partners."""
+        known = self._known
+        return self._gate.outbox(
+            lambda rank: messages.encode_adverts(known.joined, rank, known.leaves, known.adverts)
+        )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's sealed shares."""
         rank = self._gate.admit(client)
-        self._boxes[rank] = messages.decode_boxes(self._gate.session, rank, self._gate.asked, data)
+        self._sent[rank] = messages.decode_boxes(self._known.joined, rank, data)
 
-    def close(self, model: bytes) -> "Masking":
-        """Go on with those that shared and have holders enough, and give them the model."""
-        session = self._gate.session
-        sharers = carried(session, subset_of(len(session.cohort), self._boxes))
-        return Masking(self._known, sharers, self._boxes, model)
+    def close(self, task: bytes, model: bytes) -> "Masking":
+        """Go on with those that shared and have holders enough, and give them task and model."""
+        joined, blamed = self._known.joined, self._known.blamed
+        present = subset_of(len(joined.session.cohort), self._sent)
+        sharers = carried(joined.session, joined.graph, present, blamed)
+        return Masking(self._known, sharers, self._sent, task, model)
 
 
 class Masking:
     """Third exchange: pass the boxes and the model on, add up the masked vectors as they come."""
 
     def __init__(
-        self, known: _Known, sharers: Subset, boxes: Mapping[int, Mapping[int, bytes]], model: bytes
+        self, known: _Known, sharers: Subset, sent: Mapping[int, EncryptedShares], task: bytes, model: bytes
     ) -> None:
+        session = known.joined.session
         self._known = known
-        self._gate = Gate(known.session, sharers)
-        self._boxes = boxes
-        self._model = model
-        self._context = keys.context(known.session, model, sharers)
-        self._total = np.zeros(known.session.dimension, np.uint32)
+        self._gate = Gate(session, sharers)
+        self._sent = sent
+        self._task, self._model = task, model
+        self._context = keys.context(known.joined, task, model, sharers)
+        self._total = np.zeros(session.dimension, np.uint32)
         self._arrived: list[int] = []
+        self._groups: set[bytes] = set()
 
     def outbox(self) -> Outbox:
         """Return the requests for masked vectors."""
         return self._gate.outbox(self._request)
 
     def _request(self, rank: int) -> bytes:
-        session, sharers = self._gate.session, self._gate.asked
-        boxes = {peer: self._boxes[peer][rank] for peer in messages.peers_within(session, rank, sharers)}
-        return messages.encode_mask_request(session, rank, sharers, boxes, self._model)
+        joined, sharers = self._known.joined, self._gate.asked
+        boxes = {sender: self._sent[sender].boxes[rank] for sender in joined.senders(rank, sharers)}
+        claims = subset_of(len(sharers), [sender for sender in boxes if self._sent[sender].claims[rank]])
+        shares = EncryptedShares(boxes, claims)
+        return messages.encode_mask_request(joined, rank, sharers, shares, self._task, self._model)
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Add a client's masked vector."""
         session, rank = self._gate.session, self._gate.admit(client)
-        session.ring.add_into(self._total, messages.decode_masked(session, rank, self._context, data))
+        masked = messages.decode_masked(session, rank, self._context, data)
+        session.ring.add_into(self._total, masked.vector)
+        self._groups.add(masked.group)
         self._arrived.append(rank)
 
     def close(self) -> "Confirming":
         """Settle who has survived; it is final."""
-        session, sharers = self._gate.session, self._gate.asked
+        session, blamed = self._gate.session, self._known.blamed
         survivors = subset_of(len(session.cohort), self._arrived)
-        require_enough(session, survivors)
-        aggregate = Aggregate(session, self._known.adverts, self._context, sharers, survivors, self._total)
+        require_enough(session, survivors, blamed)
+        require_one_group(session, self._groups, survivors)
+        aggregate = Aggregate(
+            joined=self._known.joined,
+            adverts=self._known.adverts,
+            context=self._context,
+            sharers=self._gate.asked,
+            survivors=survivors,
+            total=self._total,
+            blamed=blamed,
+        )
         return Confirming(aggregate, self._known.roster)
 
 
@@ -133,8 +202,7 @@ class Confirming:
     def __init__(self, aggregate: Aggregate, roster: Roster | None) -> None:
         self._aggregate = aggregate
         self._roster = roster
-        self._is_signed = aggregate.session.consistency is Consistency.SIGNED
-        asked = aggregate.survivors if self._is_signed else np.zeros_like(aggregate.survivors)
+        asked = aggregate.survivors if aggregate.session.is_signed else np.zeros_like(aggregate.survivors)
         self._gate = Gate(aggregate.session, asked)
         self._signatures: dict[int, bytes] = {}
 
@@ -159,11 +227,11 @@ class Confirming:
 
     def close(self) -> "Unmasking":
         """Go on if a quorum has signed."""
-        if not self._is_signed:
-            return Unmasking(self._aggregate, {})
-        if len(self._signatures) < self._gate.session.quorum:
+        session = self._gate.session
+        if session.is_signed and len(self._signatures) < session.quorum:
             raise TooFewClients(
-                f"{self._gate.session.quorum} clients must confirm the survivors, got {len(self._signatures)}"
+                f"{session.quorum} clients must confirm the survivors, got {len(self._signatures)}",
+                blamed=session.names(self._aggregate.blamed),
             )
         return Unmasking(self._aggregate, self._signatures)
 
@@ -175,8 +243,7 @@ class Unmasking:
         self._aggregate = aggregate
         self._signatures = signatures
         signers = subset_of(len(aggregate.session.cohort), signatures)
-        is_signed = aggregate.session.consistency is Consistency.SIGNED
-        self._gate = Gate(aggregate.session, signers if is_signed else aggregate.survivors)
+        self._gate = Gate(aggregate.session, signers if aggregate.session.is_signed else aggregate.survivors)
         self._shares: Shares = {int(owner): {} for owner in np.flatnonzero(aggregate.sharers)}
 
     @property
@@ -187,7 +254,7 @@ class Unmasking:
     def outbox(self) -> Outbox:
         """Return the requests for shares: with the survivors, or with the signatures under them."""
         session, survivors = self._aggregate.session, self._aggregate.survivors
-        if session.consistency is Consistency.SIGNED:
+        if session.is_signed:
             return self._gate.outbox(lambda rank: messages.encode_signatures(session, rank, self._signatures))
         return self._gate.outbox(
             lambda rank: messages.encode_survivors(session, Kind.UNMASK_REQUEST, rank, survivors)
@@ -195,8 +262,8 @@ class Unmasking:
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's shares."""
-        session, rank = self._gate.session, self._gate.admit(client)
-        opened = messages.decode_opened(session, rank, self._aggregate.sharers, data)
+        rank = self._gate.admit(client)
+        opened = messages.decode_opened(self._aggregate.joined, rank, self._aggregate.sharers, data)
         for owner, share in opened.items():
             self._shares[owner][rank] = share
 
@@ -205,21 +272,29 @@ class Unmasking:
         return unmask(self._aggregate, self._shares, run_jobs)
 
 
-def carried(session: Session, present: Subset) -> Subset:
+def carried(session: Session, graph: Graph, present: Subset, blamed: Collection[int] = ()) -> Subset:
     """Return those of a subset whose secrets the others of it can open, or find that too few are left."""
-    while np.any(short := present & (session.graph.count_neighbours(present) < session.least_neighbours)):
+    while np.any(short := present & (graph.count_holders(present) < session.least_holders)):
         present = present & ~short
-    require_enough(session, present)
+    require_enough(session, present, blamed)
     return present
 
 
-def require_enough(session: Session, present: Subset) -> None:
+def require_enough(session: Session, present: Subset, blamed: Collection[int] = ()) -> None:
     """Find an attempt void if the quorum, or the designated, is not left."""
-    left = tuple(session.cohort[rank] for rank in _ranks(present))
+    left, names = session.names(_ranks(present)), session.names(blamed)
     if len(left) < session.quorum:
-        raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left)
+        raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left, names)
     if session.delivery is Delivery.DESIGNATED and not present[session.rank(session.designated)]:
-        raise TooFewClients(f"the designated, client {session.designated}, must be left", left)
+        raise TooFewClients(f"the designated, client {session.designated}, must be left", left, names)
+
+
+def require_one_group(session: Session, groups: Collection[bytes], survivors: Subset) -> None:
+    """Find an attempt void if clients hold different group seeds: somebody gave different parts to different ones."""
+    if len(groups) > 1:
+        raise TooFewClients(
+            f"all clients must have one group seed, got {len(groups)}", session.names(_ranks(survivors))
+        )
 
 
 def _ranks(present: Subset) -> list[int]:

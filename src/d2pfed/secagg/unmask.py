@@ -10,37 +10,45 @@ from d2pfed.errors import TooFewClients
 from d2pfed.randomness import Stream
 from d2pfed.ring import Ring, RingVector
 from d2pfed.secagg import keys
+from d2pfed.secagg.adverts import Advert, Joined
+from d2pfed.secagg.blame import Disputes
 from d2pfed.secagg.crypto import Agreement
-from d2pfed.secagg.messages import Advert, peers_within
 from d2pfed.secagg.session import Session
-from d2pfed.secagg.shamir import SECRET_BYTES, Opener
+from d2pfed.secagg.shamir import SECRET_BYTES, Corrector, Opener
 from d2pfed.wire import ClientId, Subset
 
-Shares = dict[int, dict[int, int]]  # by owner's rank, then holder's
+Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
+IsRight = Callable[[bytes], bool]
 
 _MASKS_PER_JOB = 32  # enough to pay for handing a job to another process, few enough to share the work evenly
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Aggregate:
-    """The masked sum, and what is needed to unmask it."""
+    """The masked sum, and what is needed to unmask it; `blamed` are the ranks of those found to cheat so far."""
 
-    session: Session
+    joined: Joined
     adverts: Mapping[int, Advert]
     context: bytes
     sharers: Subset
     survivors: Subset
     total: RingVector = field(repr=False)
+    blamed: frozenset[int] = frozenset()
+
+    @property
+    def session(self) -> Session:
+        """Return the session of the sum."""
+        return self.joined.session
 
     @property
     def survivor_ids(self) -> tuple[ClientId, ...]:
         """Return whose vectors are in the sum."""
-        return tuple(self.session.cohort[rank] for rank in np.flatnonzero(self.survivors))
+        return self.session.names(np.flatnonzero(self.survivors).tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sum:
-    """The unmasked sum, and the holders whose shares were wrong and did no harm."""
+    """The unmasked sum, and the clients that must have cheated and did no harm."""
 
     vector: RingVector
     blamed: tuple[ClientId, ...]
@@ -72,27 +80,34 @@ def unmask(aggregate: Aggregate, shares: Shares, run_jobs: RunJobs) -> Sum:
     opener = _Opener(aggregate, shares)
     for part in run_jobs(expand, _jobs(session, _masks(aggregate, opener))):
         session.ring.add_into(total, part)
-    return Sum(total, tuple(session.cohort[rank] for rank in sorted(opener.blamed)))
+    return Sum(total, session.names(aggregate.blamed | opener.settle().certain()))
 
 
 def expand(job: MaskJob) -> RingVector:
     """Return the sum of a job's masks."""
     part = np.zeros(job.dimension, np.uint32)
     for key in job.added:
-        job.ring.add_into(part, job.ring.uniform(Stream(key), job.dimension))
+        job.ring.add_mask_into(part, Stream(key))
     for key in job.subtracted:
-        job.ring.subtract_into(part, job.ring.uniform(Stream(key), job.dimension))
+        job.ring.subtract_mask_into(part, Stream(key))
     return part
 
 
 class _Opener:
-    """Opens secrets from shares and checks them; remembers Lagrange coefficients per set of points."""
+    """Opens secrets from shares and checks them; remembers Lagrange coefficients, and whose shares were wrong."""
 
     def __init__(self, aggregate: Aggregate, shares: Shares) -> None:
         self._aggregate = aggregate
-        self._shares = shares
+        self._given = {
+            owner: {holder: share for holder, share in held.items() if share is not None}
+            for owner, held in shares.items()
+        }
+        self._disputes = Disputes(aggregate.session.most_liars)
+        for owner, held in shares.items():
+            self._disputes.add(owner, [holder for holder, share in held.items() if share is None])
         self._coefficients: dict[tuple[int, ...], Opener] = {}
-        self.blamed: set[int] = set()
+        self._suspects: set[int] = set()
+        self._right: dict[int, IsRight] = {}  # of the secrets that were opened, by owner
 
     def seed(self, owner: int) -> bytes:
         """Return a client's self-mask seed, as it committed to it."""
@@ -105,35 +120,75 @@ class _Opener:
         published = self._aggregate.adverts[owner].mask_public
         return Agreement(self._open(owner, lambda secret: Agreement(secret).public == published))
 
-    def _open(self, owner: int, is_right: Callable[[bytes], bool]) -> bytes:
-        """Return the owner's secret; if one share is wrong and there are more than enough, find out whose."""
-        held = self._shares[owner]
-        if (secret := self._join(owner, held, is_right)) is not None:
-            return secret
-        for holder in held:
-            others = {other: share for other, share in held.items() if other != holder}
-            if (secret := self._join(owner, others, is_right)) is not None:
-                self.blamed.add(holder)
-                return secret
-        client, threshold = self._aggregate.session.cohort[owner], self._aggregate.session.threshold
-        raise TooFewClients(
-            f"{threshold} right shares must open a secret of client {client}, got {len(held)} shares"
-        )
+    def settle(self) -> Disputes:
+        """Hold the shares of all who have sent a wrong one against all opened secrets; return every dispute."""
+        for owner, is_right in self._right.items():
+            held = self._given[owner]
+            others = [holder for holder in sorted(held) if holder not in self._suspects]
+            few = others[: self._aggregate.session.threshold - 1]
+            if len(few) == self._aggregate.session.threshold - 1:
+                suspects = self._suspects & held.keys()
+                self._disputes.add(
+                    owner, [holder for holder in suspects if not self._join(owner, [*few, holder], is_right)]
+                )
+        return self._disputes
 
-    def _join(self, owner: int, held: Mapping[int, int], is_right: Callable[[bytes], bool]) -> bytes | None:
-        session = self._aggregate.session
-        holders = sorted(held)[: session.threshold]
-        if len(holders) < session.threshold:
+    def _open(self, owner: int, is_right: IsRight) -> bytes:
+        """Return the owner's secret from just enough shares, suspects last, or else correct what is wrong."""
+        holders = sorted(self._given[owner], key=lambda holder: (holder in self._suspects, holder))
+        threshold = self._aggregate.session.threshold
+        secret = self._join(owner, sorted(holders[:threshold]), is_right) or self._correct(owner, is_right)
+        if secret is None:
+            raise self._void(owner)
+        self._right[owner] = is_right
+        return secret
+
+    def _join(self, owner: int, holders: list[int], is_right: IsRight) -> bytes | None:
+        """Return the secret behind just enough shares, if it is the right one."""
+        if len(holders) < self._aggregate.session.threshold:
             return None
-        places = np.searchsorted(session.graph.holders(owner), holders)
-        points = tuple(int(place) + 1 for place in places)
+        points = tuple(self._aggregate.joined.points(owner, holders))
         if points not in self._coefficients:
             self._coefficients[points] = Opener(points)
-        joined = self._coefficients[points].join([held[holder] for holder in holders])
-        if joined >> (8 * SECRET_BYTES):
+        held = self._given[owner]
+        return _secret(self._coefficients[points].join([held[holder] for holder in holders]), is_right)
+
+    def _correct(self, owner: int, is_right: IsRight) -> bytes | None:
+        """Return the secret that most shares agree on, if it is the right one, and suspect who sent the others."""
+        held, threshold = self._given[owner], self._aggregate.session.threshold
+        holders = sorted(held)
+        if len(holders) < threshold:
             return None
-        secret = joined.to_bytes(SECRET_BYTES, "little")
-        return secret if is_right(secret) else None
+        corrector = Corrector(self._aggregate.joined.points(owner, holders), threshold)
+        corrected = corrector.correct(
+            [held[holder] for holder in holders], lambda secret: _secret(secret, is_right) is not None
+        )
+        if corrected is None:
+            return None
+        wrong = [holders[place] for place in corrected.wrong]
+        self._disputes.add(owner, wrong)
+        self._suspects.update(wrong)
+        return corrected.secret.to_bytes(SECRET_BYTES, "little")
+
+    def _void(self, owner: int) -> TooFewClients:
+        """Say that a secret cannot be opened, and who may be to blame for it."""
+        session, count = self._aggregate.session, len(self._given[owner])
+        blamed = self._aggregate.blamed | self.settle().certain() | self._disputes.around(owner)
+        # So many shares outvote all liars among the holders: it is the owner that gave out what does not fit.
+        if count >= session.threshold + 2 * session.most_liars:
+            blamed |= {owner}
+        return TooFewClients(
+            f"{session.threshold} right shares must open a secret of client {session.cohort[owner]}, "
+            f"got {count} shares",
+            blamed=session.names(blamed),
+        )
+
+
+def _secret(joined: int, is_right: IsRight) -> bytes | None:
+    if joined >> (8 * SECRET_BYTES):
+        return None
+    secret = joined.to_bytes(SECRET_BYTES, "little")
+    return secret if is_right(secret) else None
 
 
 def _masks(aggregate: Aggregate, opener: _Opener) -> Iterator[tuple[bool, bytes]]:
@@ -143,7 +198,7 @@ def _masks(aggregate: Aggregate, opener: _Opener) -> Iterator[tuple[bool, bytes]
         yield False, keys.self_mask_key(opener.seed(owner), context, session.cohort[owner])
     for owner in map(int, np.flatnonzero(aggregate.sharers & ~aggregate.survivors)):
         agreement = opener.mask_key(owner)
-        for peer in peers_within(session, owner, aggregate.survivors):
+        for peer in aggregate.joined.partners(owner, aggregate.survivors):
             shared = agreement.agree(aggregate.adverts[peer].mask_public)
             pair = session.cohort[owner], session.cohort[peer]
             key = keys.pair_mask_key(shared, context, pair, keys.NO_GROUP)

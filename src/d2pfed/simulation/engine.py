@@ -9,12 +9,13 @@ from itertools import islice
 import numpy as np
 
 from d2pfed.codec import FloatVector
-from d2pfed.errors import TooFewClients
+from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.graph import Graph
 from d2pfed.plan import Plan
 from d2pfed.randomness import Entropy
 from d2pfed.ring import RingVector
 from d2pfed.round import Collected, Masked, Participant, gather
-from d2pfed.secagg import Client, Delivery, Session, carried, group_seed_of, require_enough
+from d2pfed.secagg import Client, Delivery, Session, Sum, carried, group_seed_of, require_enough
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.wire import subset_of
 
@@ -71,10 +72,12 @@ class Simulation:
         return _participant(self.plan, client, self.entropy, self.taken)
 
     def _by_sum(self, session: Session) -> Collected:
-        present = session.cohort
+        present, graph = session.cohort, _graph(session)
         for exchange in ("advertise", "share"):
             answered = self._left(session, present, exchange)
-            ranks = carried(session, subset_of(len(session.cohort), [session.rank(client) for client in answered]))
+            ranks = carried(
+                session, graph, subset_of(len(session.cohort), [session.rank(client) for client in answered])
+            )
             present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
         survivors = self._left(session, present, "masked")
         _require_enough(session, survivors)
@@ -129,6 +132,13 @@ def _participant(plan: Plan, client: int, entropy: Entropy, taken: Mapping[int, 
     )
 
 
+def _graph(session: Session) -> Graph:
+    """Return the graph, which a simulation must know beforehand: its server keeps to the protocol."""
+    if session.fixed_graph is None:
+        raise ConfigError("a simulation's server keeps to the protocol: consistency must be assumed, got signed")
+    return session.fixed_graph
+
+
 def _require_enough(session: Session, clients: Sequence[int]) -> None:
     require_enough(session, subset_of(len(session.cohort), [session.rank(client) for client in clients]))
 
@@ -143,15 +153,15 @@ class Summed:
     helpers: tuple[int, ...]
     total: RingVector = field(repr=False)
 
-    def unmask(self) -> RingVector:
+    def unmask(self) -> Sum:
         """Return the sum if enough of each client's holders would have opened its secret."""
         ranks = [self.session.rank(client) for client in self.helpers]
         helping = subset_of(len(self.session.cohort), ranks)
-        shares = self.session.graph.count_neighbours(helping) + helping  # a client holds one of its own
+        shares = _graph(self.session).count_holders(helping) + helping  # a client holds one of its own
         for client in self.sharers:
             if shares[self.session.rank(client)] < self.session.threshold:
                 raise TooFewClients(f"{self.session.threshold} shares must open a secret of client {client}")
-        return self.total
+        return Sum(self.total, ())
 
 
 class _Loopback:
@@ -181,5 +191,5 @@ class _Loopback:
     def _machine(self, client: int) -> Client:
         if client not in self._clients:
             participant = self._simulation._participant(client)  # noqa: SLF001 - one module
-            self._clients[client] = participant.join(self._session, lambda _model: self._update)
+            self._clients[client] = participant.join(self._session, lambda _task, _model: self._update)
         return self._clients[client]

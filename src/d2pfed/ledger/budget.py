@@ -1,0 +1,185 @@
+"""What may be spent, and what a run is charged: wholly, when it begins."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from d2pfed import canonical
+from d2pfed.accounting import RELEASED, Observer, Release, View
+from d2pfed.accounting.filters import Charged, Filter, PlanCost
+from d2pfed.accounting.release import ContinuousGaussian, Noise
+from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
+from d2pfed.ledger.text import RELEASE_TYPES
+
+Value = TypeVar("Value")
+
+LARGEST = 2**63 - 1  # of SQLite's integers
+MOST_ATTEMPTS = 1 << 31  # of one run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A run as the ledger charges it: at most so many releases, none of them worse than this one."""
+
+    plan: bytes  # the digest of all that was agreed
+    release: Release  # the worst that an attempt may release: of no run, round 0, with nobody known to take part
+    rounds: int
+    max_attempts: int  # how many attempts of the whole run may be charged
+    attempts_per_round: int  # how many a round may have, void ones included
+    participations: int  # the cap on one client's contributions, over all runs of the ledger
+    epsilon: float  # what the run promises by itself, for its observer
+    delta: float
+    observer: Observer
+
+    def __post_init__(self) -> None:
+        if (self.release.run, self.release.round, self.release.attempt, self.release.participants) != (
+            "",
+            0,
+            0,
+            (),
+        ):
+            raise ConfigError("what a run is charged for must be a release of no run and nobody")
+        if not 1 <= self.rounds <= self.max_attempts <= MOST_ATTEMPTS:
+            raise ConfigError(
+                f"a run needs at least one round and as many attempts, got {self.rounds} and {self.max_attempts}"
+            )
+        if self.attempts_per_round < 1:
+            raise ConfigError(f"attempts per round must be at least 1, got {self.attempts_per_round}")
+
+    @property
+    def budget(self) -> "Budget":
+        """What the run may spend by itself, whatever else its ledger would still allow."""
+        return Budget(self.epsilon, self.delta, self.observer, self.participations)
+
+    @property
+    def cost(self) -> PlanCost:
+        """All that the run may release, as it is accounted for."""
+        return PlanCost(self.release, self.max_attempts, self.participations)
+
+    def require_promise(self) -> None:
+        """Refuse a run whose attempts, all of them charged, would spend more than it promises by itself."""
+        charged = price(self.budget, (self,))
+        if not charged.admitted:
+            raise BudgetExceeded(
+                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed}, and it promises "
+                f"{self.epsilon}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all releases of a population may cost together, for which observer, at which cap of participations.
+
+    `declared` are runs that were fixed before any output was seen: they are composed exactly.
+    """
+
+    epsilon: float
+    delta: float
+    observer: Observer = RELEASED
+    participations: int = 1
+    declared: tuple[RunPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
+            raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
+        if not 0 <= self.delta < 1:
+            raise ConfigError(f"a budget's delta must be in [0, 1), got {self.delta}")
+        if not 1 <= self.participations <= LARGEST:
+            raise ConfigError(f"a budget's participations must be in [1, 2^63), got {self.participations}")
+        for plan in self.declared:
+            self.require_like(plan)
+
+    def require_like(self, plan: RunPlan) -> None:
+        """Refuse a run that this budget does not speak of: another observer, delta or cap."""
+        wanted = replace(self, epsilon=plan.epsilon, declared=())
+        if plan.budget != wanted:
+            raise ConfigError(f"the ledger has the budget {_brief(wanted)}, this plan needs {_brief(plan.budget)}")
+
+    def encode(self) -> str:
+        """Return the canonical text."""
+        return canonical.encode(self)
+
+    @staticmethod
+    def decode(text: str) -> "Budget":
+        """Return the budget that has exactly this text."""
+        return _decoded(text, Budget)
+
+
+def price(budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+    """Return whether whole runs, in the order in which they began, are within a budget, and what they cost.
+
+    Guarantee: the budget holds whatever runs and stops were chosen from earlier outputs. Proof: theory.md#filters.
+    """
+    declared = tuple(plan.cost for plan in budget.declared)
+    return Filter(budget.epsilon, budget.delta, budget.observer, declared).charge([plan.cost for plan in plans])
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run that was charged: its name, whose it is, and its plan."""
+
+    run: str
+    owner: str  # what tells its directory from all others
+    plan: RunPlan
+
+    def __post_init__(self) -> None:
+        check_name(self.run)
+
+    def encode(self) -> str:
+        """Return the canonical text."""
+        return canonical.encode(self)
+
+    @staticmethod
+    def decode(text: str) -> "Begun":
+        """Return the beginning of a run that has exactly this text."""
+        return _decoded(text, Begun)
+
+
+def check_name(run: str) -> None:
+    """Refuse a run's name that a person could not read."""
+    if not run or not run.isprintable():
+        raise ConfigError(f"a run needs a name of printable characters, got {run!r}")
+
+
+def require_no_worse(release: Release, charged: Release) -> None:
+    """Refuse a release that may tell more than the one that was charged: less noise, or another kind of any part.
+
+    More contributors of the same noise are further independent noise on the sum, so what they release is a function
+    of what was charged and of something that is nobody's data.
+    """
+    for name in ("unit", "adjacency", "sampling"):
+        planned, real = getattr(charged, name), getattr(release, name)
+        if planned != real:
+            raise LedgerError(f"{name} was charged as {planned}, and the release says {real}")
+    if not _is_no_worse(release.noise, charged.noise):
+        raise BudgetExceeded(f"its noise is {release.noise}, and what was charged has {charged.noise}")
+
+
+def _is_no_worse(noise: Noise, planned: Noise) -> bool:
+    if isinstance(noise, ContinuousGaussian) or isinstance(planned, ContinuousGaussian):
+        return noise == planned
+    return (
+        noise.contributors >= planned.contributors and replace(noise, contributors=planned.contributors) == planned
+    )
+
+
+def _brief(budget: Budget) -> str:
+    return (
+        f"at delta {budget.delta:g} against {budget.observer} with at most {budget.participations} "
+        f"participation{'s' * (budget.participations != 1)}"
+    )
+
+
+_TYPES = RELEASE_TYPES | {kind.__name__: kind for kind in (Budget, RunPlan, Begun, Observer, View)}
+
+
+def _decoded(text: str, kind: type[Value]) -> Value:
+    name = kind.__name__.lower()
+    try:
+        value = canonical.decode(text, _TYPES)
+    except ConfigError as error:
+        raise LedgerError(f"not the text of a {name}: {error}") from error
+    if not isinstance(value, kind):
+        raise LedgerError(f"not the text of a {name}: it is that of {value!r}")
+    return value

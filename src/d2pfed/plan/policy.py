@@ -1,0 +1,167 @@
+"""What a client insists on, whatever plan a server proposes; it believes no number that the server wrote."""
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from d2pfed.accounting import Noise, Sampling, client_epsilon
+from d2pfed.errors import ConfigError
+from d2pfed.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
+from d2pfed.mechanism import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
+from d2pfed.plan.agreement import Plan
+from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
+from d2pfed.plan.target import Kind
+from d2pfed.plan.widths import noise_width, variance, widest
+
+_MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
+_KINDS: dict[type, Kind] = {
+    Centered: Kind.CENTERED,
+    Shared: Kind.SHARED,
+    Designated: Kind.DESIGNATED,
+    DDGauss: Kind.DDGAUSS,
+    SkellamNoise: Kind.SKELLAM,
+    BinomialNoise: Kind.BINOMIAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """What a client's own roster says of the others: how many there are, and how the server draws them.
+
+    `draws` counts the cohorts (under `once`, the partitions) that the server can choose among under all rosters that
+    are to be expected: 2^depth for each; 0 where draws are not verified.
+    """
+
+    population: int
+    draws: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a client insists on; the defaults suit a cohort of strangers.
+
+    `mechanisms` are those with noise of each client's own, which no other client knows. `binomial` has that too, and
+    is left out because its composition is far from tight: a few rounds use up what a budget holds.
+    """
+
+    mechanisms: tuple[Kind, ...] = (Kind.CENTERED, Kind.DDGAUSS, Kind.SKELLAM)
+    least_cohort: int = 10
+    most_cohort: int = SIGNED_UP_TO
+    least_quorum: int = 8
+    least_colluders: float = 0.1  # of the population: what the client wants to be safe from
+    least_noise_multiplier: float = 0.3
+    most_epsilon: float = 10.0  # against the server and those colluders, as the client computes it
+    most_delta: float = 1e-4
+    most_participations: int = 100
+    most_clip_norm: float = math.inf
+    most_bits: int = 32
+    most_dimension: int = 1 << 27
+    most_fraction_bits: int = 12  # a table of 4,096 rows
+    most_rounds: int = 100_000
+    most_attempts_per_round: int = 100
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mechanisms", tuple(Kind(name) for name in self.mechanisms))
+        if not 0 <= self.least_colluders < 1:
+            raise ConfigError(f"least_colluders must be a share in [0, 1), got {self.least_colluders}")
+
+    def check(self, plan: Plan, enrolled: Enrolled | None = None) -> None:
+        """Refuse a plan that asks for more than this client gives.
+
+        `enrolled` comes from the client's own roster, which makes the client one that insists on signed consistency.
+        Without it the client believes that the server keeps to the protocol: consistency is assumed, the population
+        is what the plan says, and cohorts are drawn as promised.
+
+        Sizes are checked before anything is computed from them. Then the client puts its own number of colluders in
+        the place of the plan's: the quorum rule, the graph's bounds and epsilon must hold with that. Epsilon is
+        for replace-one neighbours, from the noise, the participations and delta alone. Checked: test_policy.py.
+        """
+        self._check_sizes(plan)
+        self._check_mechanism(plan)
+        expected = Consistency.ASSUMED if enrolled is None else Consistency.SIGNED
+        if plan.consistency is not expected:
+            raise ConfigError(
+                f"this client's policy: consistency must be {expected.value}, the plan has {plan.consistency.value}"
+            )
+        colluders = self._colluders(plan, enrolled)
+        _check_graph(plan, colluders)
+        self._check_epsilon(plan, colluders)
+
+    def _check_sizes(self, plan: Plan) -> None:
+        _check_at_most("cohort", plan.cohort, self.most_cohort)
+        _check_at_least("cohort", plan.cohort, self.least_cohort)
+        _check_at_least("quorum", plan.quorum, self.least_quorum)
+        _check_at_most("dimension", plan.codec.length, self.most_dimension)
+        _check_at_most("fraction bits", plan.codec.fraction_bits, self.most_fraction_bits)
+        _check_at_most("bits", plan.ring.bits, self.most_bits)
+        _check_at_most("clip norm", plan.codec.clip_norm, self.most_clip_norm)
+        _check_at_most("rounds", plan.rounds, self.most_rounds)
+        _check_at_most("attempts per round", plan.attempts_per_round, self.most_attempts_per_round)
+        _check_at_most("participations", plan.participations, self.most_participations)
+        _check_at_most("delta", plan.delta, self.most_delta)
+
+    def _check_mechanism(self, plan: Plan) -> None:
+        kind = kind_of(plan.mechanism)
+        if kind not in self.mechanisms:
+            allowed = ", ".join(self.mechanisms)
+            raise ConfigError(f"this client's policy: the mechanism must be one of {allowed}, the plan has {kind}")
+        width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
+        _check_at_most("width of a client's noise", width, most)
+
+    def _colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
+        """Return how many of a cohort this client wants to be safe from."""
+        if enrolled is None:
+            return colluders_within(self.least_colluders, plan.sampling, VERIFIED_DRAWS)
+        _check_at_most("population", plan.sampling.population, enrolled.population)
+        sampling = Sampling(plan.sampling.scheme, enrolled.population, plan.cohort)
+        return colluders_within(self.least_colluders, sampling, enrolled.draws)
+
+    def _check_epsilon(self, plan: Plan, colluders: int) -> None:
+        """Refuse too little noise: that of a quorum, less who may be cut off, and what the colluders know of it."""
+        whole = plan.noise(plan.quorum - plan.cut_off)
+        left = whole.without(colluders)
+        multiplier = 0.0 if left is None else math.sqrt(variance(left)) / (2 * float(left.radius))
+        _check_at_least("noise multiplier", multiplier, self.least_noise_multiplier)
+        for observer, noise in (("server", whole), (f"colluding({colluders})", left)):
+            _check_at_most(f"epsilon against {observer}", _epsilon(plan, noise), self.most_epsilon)
+
+
+def _epsilon(plan: Plan, noise: Noise | None) -> float:
+    if noise is None:
+        return math.inf
+    release = replace(plan.release("", 0, 0, (), plan.quorum), noise=noise)
+    return client_epsilon([release] * plan.participations, plan.delta)
+
+
+def _check_graph(plan: Plan, colluders: int) -> None:
+    """Refuse a graph in which so many colluders could open a secret, or cut a client off from the others."""
+    require_honest_majority(plan.cohort, plan.quorum, colluders)
+    if plan.consistency is Consistency.SIGNED:
+        check_bounds(plan.cohort, plan.neighbourhood, plan.quorum, colluders)
+        return
+    _check_at_least("threshold", plan.threshold, (plan.neighbours + 1) // 2 + 1)
+    if plan.neighbours == plan.cohort - 1:
+        _check_at_least("threshold", plan.threshold, colluders + 1)
+        return
+    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBOURS)
+    risk = Risk(dropouts=plan.cohort - plan.quorum, colluders=colluders)
+    if exposed(plan.cohort, plan.neighbourhood, risk) > Fraction(1, 1 << risk.security_bits):
+        raise ConfigError(
+            f"this client's policy: {plan.neighbours} neighbours and a threshold of {plan.threshold} must withstand "
+            f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort} clients, and do not"
+        )
+
+
+def kind_of(mechanism: Mechanism) -> Kind:
+    """Return the name of a mechanism."""
+    return _KINDS[type(mechanism)]
+
+
+def _check_at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise ConfigError(f"this client's policy: {name} must be at least {least:g}, the plan has {value:g}")
+
+
+def _check_at_most(name: str, value: float, most: float) -> None:
+    if not value <= most:
+        raise ConfigError(f"this client's policy: {name} must be at most {most:g}, the plan has {value:g}")

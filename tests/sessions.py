@@ -1,0 +1,121 @@
+"""Random sessions: any size, graph, delivery and consistency, dropouts anywhere, and clients that cheat."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from d2pfed.errors import TooFewClients
+from d2pfed.randomness import Stream, digest
+from d2pfed.secagg import Client, Consistency, Delivery, Session, messages
+from d2pfed.secagg.messages import EncryptedShares, Kind
+from d2pfed.secagg.shamir import PRIME
+from d2pfed.wire import kind_of
+from federation import Federation, expected_sum, make_session, run_round
+
+
+@dataclass
+class Fate:
+    """What goes wrong in one session: who is lost where, and who cheats how."""
+
+    lost: dict[str, set[int]]
+    spoils_boxes: set[int]
+    lies_about_shares: set[int]
+    stream: Stream
+
+    @property
+    def cheats(self) -> set[int]:
+        return self.spoils_boxes | self.lies_about_shares
+
+
+def draw_session(stream: Stream) -> Session:
+    """A session of any kind that its rules allow."""
+    size = 3 + stream.below(18)
+    consistency = Consistency.SIGNED if stream.below(2) else Consistency.ASSUMED
+    delivery = list(Delivery)[stream.below(3)]
+    degree, threshold = size - 1, size // 2 + 1
+    is_sparse = size > 8 and delivery is Delivery.QUORUM and stream.below(2) == 0
+    if is_sparse:
+        degree = 4 + 2 * stream.below((size - 5) // 2)
+        threshold = (degree + 1) // 2 + 1
+    colluders = stream.below(max(1, min(threshold, size // 4)))
+    least = max((size + colluders) // 2 + 1, threshold)
+    quorum = size if delivery is Delivery.EVERYONE else least + stream.below(size - least + 1)
+    return make_session(
+        size,
+        degree=degree,
+        threshold=threshold,
+        quorum=quorum,
+        colluders=colluders,
+        delivery=delivery,
+        consistency=consistency,
+        bits=1 + stream.below(32),
+        dimension=size + stream.below(20),
+        attempt=stream.below(1000),
+    )
+
+
+def draw_fate(session: Session, stream: Stream) -> Fate:
+    """Mostly few dropouts, sometimes none, and in some sessions clients that cheat."""
+    size, spare = len(session.cohort), len(session.cohort) - session.quorum
+    lost: dict[str, set[int]] = {}
+    for phase in ("advertise", "share", "mask", "confirm", "unmask"):
+        count = stream.below(2 + spare // 2) if stream.below(3) == 0 else 0
+        lost[phase] = {session.cohort[rank] for rank in stream.subset(size, min(count, size))}
+    bad = stream.below(session.colluders + 1) if stream.below(2) else 0
+    cheats = [session.cohort[rank] for rank in stream.subset(size, bad)]
+    spoiling = {client for client in cheats if stream.below(2)}
+    return Fate(lost, spoiling, set(cheats) - spoiling, stream)
+
+
+class Cheat:
+    """A client whose answers are spoilt on their way out: boxes to some of its holders, or the shares it opens."""
+
+    def __init__(self, client: Client, rank: int, fate: Fate, name: int) -> None:
+        self._client, self._rank, self._fate, self._name = client, rank, fate, name
+
+    def receive(self, request: bytes) -> bytes:
+        before = self._client._phase
+        answer = self._client.receive(request)
+        if kind_of(answer) == Kind.ENCRYPTED_SHARES and self._name in self._fate.spoils_boxes:
+            return self._spoil(self._client._phase.joined, answer)
+        if kind_of(answer) == Kind.UNMASKING_SHARES and self._name in self._fate.lies_about_shares:
+            held = getattr(before, "masked", before)
+            opened = messages.decode_opened(held.joined, self._rank, held.sharers, answer)
+            wrong = {owner: (share + 1) % PRIME for owner, share in opened.items() if share is not None}
+            return messages.encode_opened(held.joined, self._rank, held.sharers, wrong)
+        return answer
+
+    def _spoil(self, joined, answer: bytes) -> bytes:
+        sent = messages.decode_boxes(joined, self._rank, answer)
+        boxes = {
+            rank: self._fate.stream.bytes(len(box)) if self._fate.stream.below(2) else box
+            for rank, box in sent.boxes.items()
+        }
+        return messages.encode_boxes(joined, self._rank, EncryptedShares(boxes, sent.claims))
+
+
+def run_session(seed: int) -> str:
+    """Run one session and return 'sum' or 'void'; a wrong sum, or an honest client blamed for one, fails."""
+    stream = Stream(digest("a random session", seed))
+    session = draw_session(stream)
+    fate = draw_fate(session, stream)
+    vectors = {
+        client: session.ring.uniform(Stream(digest("update", seed, client)), session.dimension)
+        for client in session.cohort
+    }
+    federation = Federation(session, seed=b"session %d" % seed, vectors=vectors, may_refuse=True)
+    for client in fate.cheats:
+        federation.clients[client] = Cheat(federation.clients[client], session.rank(client), fate, client)
+
+    def lose(phase: str, client: int, answer: bytes | None) -> bytes | None:
+        is_after = (client + seed) % 2  # half of them are lost before they are asked
+        return None if client in fate.lost[phase] and bool(answer) == bool(is_after) else answer
+
+    try:
+        total, survivors = run_round(federation, lose)
+    except TooFewClients:
+        return "void"
+    assert len(survivors) >= session.quorum
+    assert np.array_equal(total.vector, expected_sum(session, survivors, vectors)), f"session {seed}: a wrong sum"
+    assert set(total.blamed) <= fate.cheats, f"session {seed}: an honest client is blamed"
+    return "sum"

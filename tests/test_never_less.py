@@ -1,0 +1,326 @@
+"""The ledger never says less than what happened: each way in which it once did, and the defect that brings it back."""
+
+import math
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from _pytest.outcomes import Failed
+
+from d2pfed import round as rounds
+from d2pfed.accounting import SERVER, Adjacency, Scheme, round_up, spent
+from d2pfed.cli import show
+from d2pfed.errors import ConfigError, LedgerError, TooFewClients
+from d2pfed.ledger import Ledger
+from d2pfed.ledger.book import Book
+from d2pfed.plan import Kind, Target, calibrate
+from d2pfed.randomness import Entropy
+from d2pfed.round import Attempt, aggregate, private_sum, run_plan
+from d2pfed.simulation import Dropouts, Fidelity, Simulation
+from d2pfed.training import Cohorts
+
+D = 6
+CLIENTS = tuple(range(12))
+
+
+@cache
+def plan_of(scheme=Scheme.NONE, rounds_=3, cap=1, population=12, kind=Kind.CENTERED, cohort=12):
+    return calibrate(
+        Target(
+            dimension=D,
+            population=population,
+            cohort=cohort,
+            rounds=rounds_,
+            epsilon=40.0,
+            delta=1e-3,
+            against=SERVER,
+            scheme=scheme,
+            participations=cap,
+            adjacency=Adjacency.ZERO_OUT,
+            mechanism=kind,
+            spare=2,
+        )
+    )
+
+
+@contextmanager
+def book_of(tmp_path, plan, *runs):
+    budget = replace(run_plan(plan).budget, epsilon=1000.0)
+    with Ledger.create(tmp_path / "ledger", budget) as book:
+        for run in runs:
+            book.begin(run, run, run_plan(plan))
+        yield book
+
+
+def one_hot():
+    return {client: np.eye(D, dtype=np.float32)[client % D] for client in CLIENTS}
+
+
+def summed(plan, book, run, number, attempt=0):
+    return private_sum(plan, Attempt(run, number, attempt), one_hot(), book, Entropy.replay(b"sum"))
+
+
+def is_noise(plan, total):
+    """Whether nobody's vector is in a sum: each coordinate of the full one is 2."""
+    return float(np.abs(total).mean()) < 1 and np.abs(total).max() < 8 * plan.sigma + 1
+
+
+# 1. The same attempt again
+
+
+def the_same_attempt_again_is_refused(tmp_path):
+    plan = plan_of()
+    with book_of(tmp_path, plan, "run") as book:
+        summed(plan, book, "run", 0)
+        with pytest.raises(LedgerError, match="has a row: take attempt 1"):
+            summed(plan, book, "run", 0)
+        assert book.charged("run") == len(book.releases()) == 1
+
+
+def test_the_same_attempt_again_is_refused(tmp_path):
+    the_same_attempt_again_is_refused(tmp_path)
+
+
+def test_a_ledger_that_answers_with_the_old_row_is_caught(tmp_path, monkeypatch):
+    reserve = Ledger.reserve
+
+    def replayed(self, release):
+        keys = {(each.run, each.round, each.attempt) for each in self.releases()}
+        return None if (release.run, release.round, release.attempt) in keys else reserve(self, release)
+
+    monkeypatch.setattr(Ledger, "reserve", replayed)
+    monkeypatch.setattr(Ledger, "commit", lambda *_: None)
+    with pytest.raises(Failed, match="DID NOT RAISE"):
+        the_same_attempt_again_is_refused(tmp_path)
+
+
+# 2 and 3. Participations, over all runs of a ledger
+
+
+def a_client_at_its_cap_is_in_no_further_sum(tmp_path):
+    plan = plan_of(cap=1)
+    with book_of(tmp_path, plan, "first", "second") as book:
+        assert not is_noise(plan, summed(plan, book, "first", 0))
+        assert is_noise(plan, summed(plan, book, "first", 1))
+        assert is_noise(plan, summed(plan, book, "second", 0))
+
+
+def test_a_client_at_its_cap_is_in_no_further_sum_of_any_run(tmp_path):
+    a_client_at_its_cap_is_in_no_further_sum(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "counted", [lambda *_: 0, lambda book, client: book._book.taken[client] * (len(book._book.runs) < 2)]
+)
+def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch, counted):
+    monkeypatch.setattr(
+        Ledger, "taken", lambda self, clients: {client: counted(self, client) for client in clients}
+    )
+    with pytest.raises(AssertionError):
+        a_client_at_its_cap_is_in_no_further_sum(tmp_path)
+
+
+def test_more_clients_than_planned_are_refused(tmp_path):
+    plan = plan_of()
+    with book_of(tmp_path, plan, "run") as book:
+        many = {client: np.zeros(D, np.float32) for client in range(13)}
+        with pytest.raises(ConfigError, match="2 clients to the planned 12, got 13"):
+            private_sum(plan, Attempt("run", 0, 0), many, book, Entropy.replay(b"sum"))
+        assert book.releases() == ()
+
+
+# 4. Retries
+
+
+class Fails:
+    """A collected sum that too few help to open, the first so many times."""
+
+    def __init__(self, plan, failures):
+        self.plan, self.failures, self.seen = plan, failures, []
+        self.cohorts = []
+
+    def __call__(self, session, taken):
+        self.seen.append(dict(taken))
+        self.cohorts.append(session.cohort)
+        collected = Simulation(
+            plan=self.plan,
+            model=b"",
+            updates=lambda clients: (np.zeros(D, np.float32) for _ in clients),
+            dropouts=Dropouts(),
+            entropy=Entropy.replay(b"retries"),
+            taken=taken,
+        ).collect(session, Fidelity.SUM)
+        return _Shut(collected) if len(self.seen) <= self.failures else collected
+
+
+class _Shut:
+    def __init__(self, collected):
+        self.survivors = collected.survivors
+
+    def unmask(self):
+        raise TooFewClients("nobody helps")
+
+
+def a_retry_counts_the_attempt_before_it(tmp_path):
+    plan = plan_of(cap=2)
+    with book_of(tmp_path, plan, "run") as book:
+        collect = Fails(plan, failures=2)
+        aggregate(plan, Attempt("run", 0, 0), lambda _attempt: CLIENTS, collect, book)
+        assert [taken[5] for taken in collect.seen] == [0, 1, 2]
+
+
+def test_a_retry_counts_the_attempt_before_it(tmp_path):
+    a_retry_counts_the_attempt_before_it(tmp_path)
+
+
+def test_a_count_that_is_taken_once_a_round_is_caught(tmp_path, monkeypatch):
+    taken, found = Ledger.taken, []
+
+    def first(self, clients):
+        found.append(taken(self, clients))
+        return found[0]
+
+    monkeypatch.setattr(Ledger, "taken", first)
+    with pytest.raises(AssertionError):
+        a_retry_counts_the_attempt_before_it(tmp_path)
+
+
+def a_partition_goes_on_with_its_next_block(tmp_path, block):
+    plan = plan_of(Scheme.ONCE, population=72)
+    cohorts = Cohorts(plan.sampling, Entropy.replay(b"partition"))
+    with book_of(tmp_path, plan, "run") as book:
+        collect = Fails(plan, failures=2)
+        aggregate(plan, Attempt("run", 0, 0), lambda attempt: cohorts.draw(0, attempt, block(book)), collect, book)
+        clients = [client for cohort in collect.cohorts for client in cohort]
+        assert len(clients) == len(set(clients)) == 36
+        assert all(count == 0 for taken in collect.seen for count in taken.values())
+
+
+def test_a_partition_goes_on_with_its_next_block(tmp_path):
+    a_partition_goes_on_with_its_next_block(tmp_path, lambda book: book.charged("run"))
+
+
+def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_path, monkeypatch):
+    with pytest.raises(
+        ConfigError, match=r"`once` uses each client once, and client [0-9]+ has contributed already"
+    ):
+        a_partition_goes_on_with_its_next_block(tmp_path, lambda _book: 0)
+    monkeypatch.setattr(rounds, "_standing", lambda _plan, cohort, book: (cohort, dict(book.taken(cohort))))
+    (tmp_path / "again").mkdir()
+    with pytest.raises(AssertionError):  # without the check the round steps by noise, and says nothing
+        a_partition_goes_on_with_its_next_block(tmp_path / "again", lambda _book: 0)
+
+
+def test_a_void_attempt_may_keep_its_block(tmp_path):
+    plan = plan_of(Scheme.ONCE, population=72)
+    cohorts = Cohorts(plan.sampling, Entropy.replay(b"partition"))
+    asked = []
+
+    def collect(session, taken):
+        asked.append(session.cohort)
+        if len(asked) == 1:
+            raise TooFewClients("void")
+        return Fails(plan, failures=0)(session, taken)
+
+    with book_of(tmp_path, plan, "run") as book:
+        aggregate(
+            plan,
+            Attempt("run", 0, 0),
+            lambda attempt: cohorts.draw(0, attempt, book.charged("run")),
+            collect,
+            book,
+        )
+    assert asked[0] == asked[1]
+
+
+# 5. A release carries its run
+
+
+def runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path):
+    plan = plan_of(Scheme.ONCE, population=144)
+    with book_of(tmp_path, plan, "a", "b") as book:
+        for number in range(2):
+            for run in ("a", "b"):
+                book.reserve(plan.release(run, number, 0, (), plan.quorum))
+        two = [
+            replace(run_plan(plan).release, run=run, round=number)
+            for run in "ab"
+            for number in range(plan.max_attempts)
+        ]
+        # Each client is in one block of each run: twice one release, not once.
+        least = spent(two[:1], SERVER, delta=plan.delta, cap=1).epsilon
+        assert book.spent() > 1.2 * least
+        assert {release.run for release in book.releases()} == {"a", "b"}
+
+
+def test_runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path):
+    runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path)
+
+
+def test_releases_under_another_runs_name_are_caught(tmp_path, monkeypatch):
+    step = Book.step
+    monkeypatch.setattr(
+        Book,
+        "step",
+        lambda self, kind, key, release: step(self, kind, replace(key, run="a"), replace(release, run="a")),
+    )
+    with pytest.raises((AssertionError, LedgerError)):
+        runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path)
+
+
+# 7. Secret sizes
+
+
+@pytest.mark.parametrize("drawn", [(), (7,)])
+def test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, drawn):
+    plan = plan_of(Scheme.POISSON, population=4000, kind=Kind.DESIGNATED, cohort=40)
+    with book_of(tmp_path, plan, "run") as book:
+        collect = Fails(plan, failures=0)
+        outcome = aggregate(plan, Attempt("run", 0, 0), lambda _attempt: drawn, collect, book)
+    assert np.isfinite(outcome.mean).all()
+    assert np.abs(outcome.mean).max() > 0
+    (taken,) = collect.seen
+    assert set(drawn) < set(taken)
+    assert all(count >= plan.participations for client, count in taken.items() if client not in drawn)
+
+
+def test_without_others_who_fill_it_up_a_small_secret_cohort_is_caught_aborting(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "_FEWEST", 0)
+    with pytest.raises(ConfigError):
+        test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, ())
+
+
+def test_small_secret_cohorts_are_refused_before_the_run():
+    plan = plan_of(Scheme.POISSON, population=4000, kind=Kind.DESIGNATED, cohort=39)
+    with pytest.raises(ConfigError, match="secret size must have at least 40 clients on average, got 39"):
+        run_plan(plan)
+
+
+# 10. Printed bounds
+
+
+def printed_bounds_are_bounds():
+    template = run_plan(plan_of())
+    item = spent([template.release], SERVER, delta=1e-3, cap=1)
+    for value in np.geomspace(0.0101, 29.7, 300):
+        table = show.epsilons((replace(item, epsilon=float(value), delta=float(value) * 1e-6),))
+        for column, true in ((1, value), (2, value * 1e-6)):
+            (cell,) = table.columns[column].cells
+            assert float(cell) >= true
+            assert float(cell) <= true * 1.01
+
+
+def test_printed_bounds_are_rounded_up():
+    printed_bounds_are_bounds()
+
+
+def test_bounds_that_are_rounded_to_nearest_are_caught(monkeypatch):
+    monkeypatch.setattr(show, "round_up", lambda value, digits: f"{value:.{digits}g}")
+    with pytest.raises(AssertionError):
+        printed_bounds_are_bounds()
+
+
+def test_an_infinite_bound_is_said_in_words():
+    assert round_up(math.inf, 4) == "infinite"

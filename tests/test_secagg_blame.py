@@ -1,0 +1,289 @@
+"""One bad client: the attempt goes on without it, and the server learns its name."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from d2pfed.errors import PeerError, TooFewClients
+from d2pfed.randomness import Stream, digest
+from d2pfed.secagg import Advertising, Consistency, Delivery, boxes, collect, crypto, messages
+from d2pfed.secagg.adverts import leaf
+from d2pfed.secagg.messages import EncryptedShares
+from d2pfed.secagg.phases import Advertised
+from d2pfed.secagg.shamir import PRIME
+from evil import LOW_ORDER
+from federation import (
+    Federation,
+    advertising_of,
+    change_shares,
+    enrolment_secret,
+    expected_sum,
+    keep_all,
+    make_session,
+    run_round,
+    until_unmasking,
+)
+
+SIGNED = Consistency.SIGNED
+BOTH = pytest.mark.parametrize("consistency", [Consistency.ASSUMED, SIGNED], ids=lambda value: value.value)
+BAD = 3
+
+
+def twelve(consistency=Consistency.ASSUMED, **changes):
+    """Twelve clients of whom two may cheat; seven shares open a secret, so two wrong ones are corrected."""
+    shape = {"threshold": 7, "quorum": 9, "colluders": 2, "consistency": consistency}
+    return make_session(12, **(shape | changes))
+
+
+def with_low_order(session, rank, key):
+    """A loss that puts a key of low order into one client's advert, signed by its owner."""
+
+    def lose(phase, client, answer):
+        if phase != "advertise" or client != session.cohort[rank] or not answer:
+            return answer
+        advert = replace(messages.decode_advert(session, rank, answer), **{key: bytes.fromhex(LOW_ORDER[0])})
+        if session.is_signed:
+            signature = crypto.sign(enrolment_secret(client), leaf(session, client, advert))
+            advert = replace(advert, signature=signature)
+        return messages.encode_advert(session, rank, advert)
+
+    return lose
+
+
+@BOTH
+@pytest.mark.parametrize("key", ["seal_public", "mask_public"])
+def test_a_key_of_low_order_is_refused_on_receipt_and_its_sender_named(consistency, key):
+    session = twelve(consistency)
+    total, survivors = run_round(Federation(session), with_low_order(session, BAD, key))
+    assert session.cohort[BAD] not in survivors
+    assert np.array_equal(total.vector, expected_sum(session, survivors))
+    assert total.blamed == (session.cohort[BAD],)
+
+
+def test_unless_it_is_refused_on_receipt_one_such_key_voids_the_attempt(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.crypto.require_order", lambda public: None)
+    session = twelve()
+    federation = Federation(session)
+    advertising = advertising_of(federation)
+    collect(advertising, federation.exchange("advertise", with_low_order(session, BAD, "mask_public")))
+    sharing = advertising.close()
+    for client, request in sharing.outbox().items():
+        with pytest.raises(PeerError, match=r"low order|own keys"):
+            federation.clients[client].receive(request)
+    with pytest.raises(TooFewClients):
+        sharing.close(b"", b"")
+
+
+def test_who_is_blamed_is_named_when_the_attempt_is_void_too():
+    session = twelve(quorum=12)
+    with pytest.raises(TooFewClients) as lack:
+        run_round(Federation(session), with_low_order(session, BAD, "seal_public"))
+    assert lack.value.blamed == (session.cohort[BAD],)
+
+
+def test_the_excluded_are_not_asked_and_count_as_dropped_out():
+    session = twelve()
+    out = session.cohort[:2]
+    advertising = Advertising(session, excluded=out)
+    assert set(advertising.outbox()) == set(session.cohort) - set(out)
+    with pytest.raises(PeerError, match="not asked"):
+        advertising.receive(out[0], b"")
+
+
+def garbage(session, sender, receivers):
+    """A loss that replaces one client's boxes to some others by noise."""
+
+    def lose(phase, client, answer):
+        if phase != "share" or client != session.cohort[sender] or not answer:
+            return answer
+        joined = lose.joined(answer)
+        sent = messages.decode_boxes(joined, sender, answer)
+        noise = Stream(digest("noise"))
+        spoilt = {rank: noise.bytes(len(box)) if rank in receivers else box for rank, box in sent.boxes.items()}
+        return messages.encode_boxes(joined, sender, EncryptedShares(spoilt, sent.claims))
+
+    lose.joined = lambda answer: lose.federation.clients[session.cohort[sender]]._phase.joined
+    return lose
+
+
+def run_with_garbage(session, sender, receivers):
+    lose = garbage(session, sender, receivers)
+    lose.federation = Federation(session)
+    return run_round(lose.federation, lose)
+
+
+@BOTH
+@pytest.mark.parametrize("count", [3, 5], ids=["to some", "to as many as may be spared"])
+def test_boxes_full_of_garbage_are_missed_and_their_sender_named(consistency, count):
+    session = twelve(consistency)
+    total, survivors = run_with_garbage(session, BAD, list(range(4, 4 + count)))
+    assert survivors == session.cohort
+    assert np.array_equal(total.vector, expected_sum(session, survivors))
+    assert total.blamed == (session.cohort[BAD],)
+
+
+@BOTH
+def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its_sender(consistency):
+    session = twelve(consistency)
+    with pytest.raises(TooFewClients) as lack:
+        run_with_garbage(session, BAD, list(range(12)))
+    assert lack.value.blamed == (session.cohort[BAD],)
+    again = replace(session, attempt=1)
+    federation = Federation(again)
+    advertising = Advertising(again, federation.roster, excluded=lack.value.blamed)
+    collect(advertising, federation.exchange("advertise", keep_all))
+    assert set(advertising.close().outbox()) == set(again.cohort) - set(lack.value.blamed)
+
+
+def test_so_few_boxes_that_do_not_open_name_nobody():
+    """The owner has spoilt them, or their receivers lie: nobody can tell, and the sum is right."""
+    session = twelve()
+    total, survivors = run_with_garbage(session, BAD, [5, 6])
+    assert np.array_equal(total.vector, expected_sum(session, survivors))
+    assert total.blamed == ()
+
+
+def test_a_client_that_stops_at_a_bad_box_lets_one_client_stop_them_all(monkeypatch):
+    def stop(session, key, box):
+        return boxes.Content(0, 0, crypto.unseal(key, box)[66:])
+
+    monkeypatch.setattr("d2pfed.secagg.phases.boxes.unseal", stop)
+    session = twelve()
+    lose = garbage(session, BAD, list(range(12)))
+    lose.federation = Federation(session)
+    with pytest.raises(PeerError, match="does not open"):
+        run_round(lose.federation, lose)
+
+
+@pytest.mark.parametrize("share", [PRIME, 2**264 - 1])
+def test_a_box_with_a_number_outside_of_the_field_counts_as_missing(share):
+    session = make_session(4)
+    key = digest("a key")
+    assert boxes.unseal(session, key, crypto.seal(key, share.to_bytes(33, "little") + bytes(33))) is None
+
+
+def lie(session, liars, change):
+    """Run all exchanges with some clients changing the shares that they send."""
+    federation = Federation(session)
+    unmasking = until_unmasking(federation)
+    for client, request in unmasking.outbox().items():
+        answer = federation.clients[client].receive(request)
+        if session.rank(client) in liars:
+            answer = change_shares(unmasking, session.rank(client), answer, change)
+        unmasking.receive(client, answer)
+    return unmasking
+
+
+@BOTH
+@pytest.mark.parametrize("liars", [(0, 1), (2, 9), (10, 11)], ids=str)
+def test_two_wrong_shares_of_every_secret_are_corrected_and_their_senders_named(consistency, liars):
+    session = twelve(consistency)
+    total = lie(session, liars, lambda owner, share: (share + 1) % PRIME).close()
+    assert np.array_equal(total.vector, expected_sum(session, session.cohort))
+    # Wrong shares that were not among the first `threshold` were never used, so nobody is blamed for them.
+    assert total.blamed == tuple(session.cohort[rank] for rank in liars if min(liars) < session.threshold)
+
+
+@pytest.mark.parametrize("liar", range(12))
+def test_one_wrong_share_of_one_secret_is_corrected_and_names_nobody(liar):
+    """Its owner may have given it out wrong: one share against one word."""
+    session = twelve()
+    total = lie(session, (liar,), lambda owner, share: (share + (owner == 2)) % PRIME).close()
+    assert np.array_equal(total.vector, expected_sum(session, session.cohort))
+    assert total.blamed == ()
+
+
+def test_without_correction_two_wrong_shares_void_the_attempt(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.unmask._Opener._correct", lambda self, owner, is_right: None)
+    with pytest.raises(TooFewClients, match="right shares"):
+        lie(twelve(), (0, 1), lambda owner, share: (share + 1) % PRIME).close()
+
+
+def test_more_wrong_shares_than_can_be_corrected_void_the_attempt():
+    with pytest.raises(TooFewClients, match="right shares"):
+        lie(twelve(), (0, 1, 2), lambda owner, share: (share + 1) % PRIME).close()
+
+
+def test_an_owner_whose_shares_fit_nothing_is_named(monkeypatch):
+    """It seals shares of another seed than it committed to."""
+    session, split = twelve(), Advertised._split
+    monkeypatch.setattr(
+        Advertised,
+        "_split",
+        lambda self, joined, rank: split(
+            replace(self, seed=digest("another")) if rank == BAD else self, joined, rank
+        ),
+    )
+    with pytest.raises(TooFewClients) as lack:
+        run_round(Federation(session))
+    assert lack.value.blamed == (session.cohort[BAD],)
+
+
+def test_where_a_dispute_voids_an_attempt_both_sides_are_named():
+    """Two shares are missing, and with a third client gone too few are left: one of the three has cheated."""
+    session = twelve(quorum=7)
+    lose = garbage(session, BAD, [5, 6])
+    lose.federation = Federation(session)
+    gone = set(session.cohort[8:])
+
+    def lose_more(phase, client, answer):
+        return None if phase == "unmask" and client in gone else lose(phase, client, answer)
+
+    with pytest.raises(TooFewClients) as lack:
+        run_round(lose.federation, lose_more)
+    assert lack.value.blamed == tuple(session.cohort[rank] for rank in (BAD, 5, 6))
+
+
+# --- everyone's delivery: one group seed ---
+
+
+def two_faced(monkeypatch, session, bad, some):
+    """A client that gives some others another part of the group seed."""
+    kept = boxes.Content.pack
+    turn = {"sender": None}
+
+    def pack(self):
+        turn["count"] = turn.get("count", 0)
+        content = self
+        if turn["sender"] == bad:
+            if turn["count"] in some:
+                content = replace(self, contribution=digest("another part"))
+            turn["count"] += 1
+        return kept(content)
+
+    monkeypatch.setattr(boxes.Content, "pack", pack)
+    federation = Federation(session)
+
+    def lose(phase, client, answer):
+        if answer == b"":
+            turn["sender"] = client if phase == "share" else None
+        return answer
+
+    return federation, lose
+
+
+EVERYONE = {"delivery": Delivery.EVERYONE, "quorum": 8}
+
+
+def test_a_two_faced_part_of_the_group_seed_is_noticed(monkeypatch):
+    session = make_session(8, **EVERYONE)
+    federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})
+    with pytest.raises(TooFewClients, match="one group seed, got 2"):
+        run_round(federation, lose)
+
+
+def test_unless_hashes_are_compared_a_two_faced_part_spoils_the_sum_unnoticed(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.server.require_one_group", lambda *inputs: None)
+    session = make_session(8, **EVERYONE)
+    federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})
+    total, survivors = run_round(federation, lose)
+    assert not np.array_equal(total.vector, expected_sum(session, survivors))
+
+
+def test_where_everyone_must_deliver_a_bad_box_stops_its_receiver():
+    session = make_session(8, **EVERYONE)
+    lose = garbage(session, BAD, [5])
+    lose.federation = Federation(session)
+    with pytest.raises(PeerError, match="group seed"):
+        run_round(lose.federation, lose)

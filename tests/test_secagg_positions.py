@@ -1,0 +1,240 @@
+"""Positions in a session: a client that was rolled back, or has a twin, is told so by its peers and by the server."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from d2pfed.errors import ConfigError, PeerError, RolledBack
+from d2pfed.randomness import digest
+from d2pfed.secagg import Client, Consistency, collect, messages
+from d2pfed.secagg.adverts import Advert, Joined
+from d2pfed.secagg.messages import EncryptedShares
+from d2pfed.secagg.position import Position
+from federation import (
+    Federation,
+    advertising_of,
+    expected_sum,
+    keep_all,
+    make_session,
+    one_hot,
+    position_of,
+    run_round,
+)
+
+SESSION = make_session(8, consistency=Consistency.SIGNED, quorum=6, colluders=1)
+VICTIM, *OTHERS = SESSION.cohort
+ROSTER = Federation(SESSION).roster
+
+
+def nothing(*inputs):
+    """The check is not made."""
+
+
+def rolled_back(rows=2, seen=5, witnesses=OTHERS[:2]):
+    """The victim's log has two rows, and some peers have met it at its fifth."""
+    known = {witness: {VICTIM: position_of(VICTIM, seen, ROSTER)} for witness in witnesses}
+    return Federation(SESSION, counts={VICTIM: rows}, known=known)
+
+
+def vector_of_victim(federation, change=lambda rank, shares: shares):
+    """What the victim sends when it is asked for its masked vector; `change` is done to the boxes on their way."""
+    advertising = advertising_of(federation)
+    collect(advertising, federation.exchange("advertise", keep_all))
+    sharing = advertising.close()
+    collect(sharing, federation.exchange("share", keep_all))
+    for rank in list(sharing._sent):
+        sharing._sent[rank] = change(rank, sharing._sent[rank])
+    return federation.clients[VICTIM].receive(sharing.close(b"", b"").outbox()[VICTIM])
+
+
+# --- peers ---
+
+
+def test_a_client_that_a_peer_has_met_later_in_its_log_sends_nothing():
+    federation = rolled_back()
+    with pytest.raises(RolledBack, match="another client has met client 7 at row 5"):
+        vector_of_victim(federation)
+    with pytest.raises(PeerError, match="finished"):
+        federation.clients[VICTIM].receive(b"")
+
+
+def test_unless_peers_positions_are_checked_a_restored_home_sends_a_second_vector(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_peer_position", nothing)
+    assert vector_of_victim(rolled_back())
+
+
+def test_what_the_log_contains_is_no_reason_to_stop():
+    federation = rolled_back(rows=5)
+    total, survivors = run_round(federation)
+    assert np.array_equal(total.vector, expected_sum(SESSION, survivors))
+
+
+def test_another_head_at_the_same_count_is_a_twin():
+    claim = position_of(VICTIM, 1, ROSTER, log="the twin's log")
+    with pytest.raises(RolledBack):
+        vector_of_victim(Federation(SESSION, known={OTHERS[0]: {VICTIM: claim}}))
+
+
+FORGED = [
+    Position(9, digest("a head"), bytes(64)),
+    replace(position_of(VICTIM, 5, ROSTER), count=6),
+    position_of(OTHERS[0], 5, ROSTER),
+]
+
+
+@pytest.mark.parametrize("claim", FORGED, ids=["unsigned", "of another count", "of another client"])
+def test_a_claim_that_the_client_did_not_sign_is_ignored(claim):
+    assert vector_of_victim(Federation(SESSION, known={OTHERS[0]: {VICTIM: claim}}))
+
+
+@pytest.mark.parametrize("claim", FORGED, ids=["unsigned", "of another count", "of another client"])
+def test_unless_its_own_signature_is_asked_for_a_colluder_locks_a_client_out(claim, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.is_own", lambda enrolment, client, claim: True)
+    with pytest.raises(RolledBack):
+        vector_of_victim(Federation(SESSION, known={OTHERS[0]: {VICTIM: claim}}))
+
+
+def spoil_claims(rank, shares):
+    """A server that spoils the boxes that carry a claim to the victim, and nothing else."""
+    claims = shares.claims.copy()
+    if not claims[0]:
+        return shares
+    claims[0] = False
+    return EncryptedShares({**shares.boxes, 0: bytes(messages.box_bytes(SESSION))}, claims)
+
+
+def test_a_server_cannot_spoil_more_claims_than_bad_clients_could():
+    with pytest.raises(PeerError, match="at most 1 boxes may fail to open, got 2"):
+        vector_of_victim(rolled_back(), spoil_claims)
+
+
+def test_a_server_that_may_spoil_any_number_of_boxes_hides_all_claims(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_few_unopened", nothing)
+    assert vector_of_victim(rolled_back(), spoil_claims)
+
+
+def test_so_few_claims_it_can_hide():
+    """What is not noticed: as many honest witnesses as there may be bad clients."""
+    assert vector_of_victim(rolled_back(witnesses=OTHERS[:1]), spoil_claims)
+
+
+def test_a_claim_cannot_be_cut_off_its_box():
+    def cut(rank, shares):
+        boxes = {to: box[:-104] if shares.claims[to] else box for to, box in shares.boxes.items()}
+        return EncryptedShares(boxes, np.zeros(8, np.bool_))
+
+    with pytest.raises(PeerError, match="fail to open"):
+        vector_of_victim(rolled_back(), cut)
+
+
+def test_a_claim_without_a_box_is_refused():
+    session = SESSION
+    joined = Joined(session, np.ones(8, np.bool_), bytes(32))
+    claims = np.zeros(8, np.bool_)
+    claims[0] = True
+    boxes = {rank: bytes(messages.box_bytes(session)) for rank in range(1, 8)}
+    with pytest.raises(PeerError, match="a claim must be in a box"):
+        messages.decode_boxes(joined, 0, messages.encode_boxes(joined, 0, EncryptedShares(boxes, claims)))
+
+
+# --- the server ---
+
+
+def invite(remembered, rows=2):
+    federation = Federation(SESSION, counts={VICTIM: rows})
+    outbox = advertising_of(federation, {VICTIM: remembered}).outbox()
+    return federation.clients[VICTIM].receive(outbox[VICTIM])
+
+
+def test_a_client_that_the_server_has_met_later_in_its_log_does_not_advertise():
+    with pytest.raises(RolledBack, match="the server has met client 7 at row 5"):
+        invite(position_of(VICTIM, 5, ROSTER))
+
+
+def test_unless_the_servers_position_is_checked_it_joins(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_server_position", nothing)
+    assert invite(position_of(VICTIM, 5, ROSTER))
+
+
+def test_what_the_server_rightly_remembers_is_no_reason_to_stop():
+    assert invite(position_of(VICTIM, 2, ROSTER))
+
+
+def test_the_server_learns_where_everyone_stands():
+    federation = Federation(SESSION, counts={VICTIM: 4})
+    advertising = advertising_of(federation)
+    collect(advertising, federation.exchange("advertise", keep_all))
+    assert advertising.positions[VICTIM] == position_of(VICTIM, 4, ROSTER)
+    assert set(advertising.positions) == set(SESSION.cohort)
+
+
+# --- what peers remember ---
+
+
+def after_sharing(federation, change=lambda adverts: adverts):
+    """The first of the others, after it was shown the adverts."""
+    advertising = advertising_of(federation)
+    collect(advertising, federation.exchange("advertise", keep_all))
+    sharing = advertising.close()
+    known = sharing._known
+    adverts = change(dict(known.adverts))
+    client = OTHERS[0]
+    request = messages.encode_adverts(known.joined, SESSION.rank(client), known.leaves, adverts)
+    federation.clients[client].receive(request)
+    return federation.clients[client]
+
+
+def test_a_client_meets_all_others_where_they_stand():
+    met = after_sharing(Federation(SESSION, counts={VICTIM: 4})).met
+    assert set(met) == set(SESSION.cohort) - {OTHERS[0]}
+    assert met[VICTIM] == position_of(VICTIM, 4, ROSTER)
+
+
+def test_a_restored_client_has_nobody_to_remember_any_more():
+    federation = Federation(SESSION)
+    assert federation.restore(OTHERS[0], after_sharing(federation).save()).met == {}
+
+
+def with_old_position(adverts):
+    """A server that pairs an old position with a new advert."""
+    return adverts | {0: replace(adverts[0], position=position_of(VICTIM, 1, ROSTER))}
+
+
+def test_a_position_belongs_to_its_advert():
+    with pytest.raises(PeerError, match="signature"):
+        after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
+
+
+def test_unless_it_is_in_the_adverts_statement_a_server_makes_peers_remember_an_old_one(monkeypatch):
+    def leaf(session, client, advert: Advert):
+        return digest("d2pfed advert", session.digest, client, advert.seal_public, advert.mask_public)
+
+    for module in ("phases", "checks", "messages", "server"):
+        monkeypatch.setattr(f"d2pfed.secagg.{module}.leaf", leaf)
+    client = after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
+    assert client.met[VICTIM] == position_of(VICTIM, 1, ROSTER)
+
+
+def test_a_signed_session_needs_a_history():
+    federation = Federation(SESSION)
+    with pytest.raises(ConfigError, match="history"):
+        Client(
+            SESSION,
+            VICTIM,
+            lambda task, model, group: one_hot(SESSION, VICTIM),
+            None,
+            federation.enrolment(VICTIM),
+        )
+
+
+def test_a_position_is_kept_with_the_secrets_of_its_session():
+    """The log may grow while the session waits: what was advertised stays what it was."""
+    federation = Federation(SESSION)
+    advertising = advertising_of(federation)
+    outbox = advertising.outbox()
+    for client in SESSION.cohort:
+        advertising.receive(client, federation.clients[client].receive(outbox[client]))
+    saved = federation.clients[VICTIM].save()
+    grown = Federation(SESSION, counts={VICTIM: 9})
+    assert grown.restore(VICTIM, saved).receive(advertising.close().outbox()[VICTIM])
