@@ -159,7 +159,9 @@ def test_what_is_not_finite_leaves_its_plot_out():
 
 def test_a_huge_epsilon_is_not_called_a_protection():
     told = story(2)
-    large, small = (promise(told, replace(told.explanation.spent[0], epsilon=value)).sentence for value in (20.5, 19.5))
+    large, small = (
+        promise(told, replace(told.explanation.spent[0], epsilon=value)).sentence for value in (20.5, 19.5)
+    )
     assert "too much to call a protection" in large
     assert "too much" not in small
 

@@ -94,9 +94,7 @@ def test_the_story_has_the_numbers_that_the_run_wrote(run):
 
 
 def test_a_run_of_secret_sizes_logs_nothing_that_tells_them(finished, tmp_path):
-    job(Kind.DESIGNATED, Scheme.POISSON, 1, cohort=40).execute(
-        tmp_path / "secret", None, lambda _: True
-    )
+    job(Kind.DESIGNATED, Scheme.POISSON, 1, cohort=40).execute(tmp_path / "secret", None, lambda _: True)
     told, known = (read_story(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
     assert (told.survivors, told.attempt, told.seconds) == (None, None, None)
     assert None not in (known.survivors, known.attempt, known.seconds)

@@ -1,10 +1,12 @@
 """What a shared ledger may still admit: whole plans, charged when their runs begin, whoever chose them."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from d2pfed.accounting.observers import Observer
-from d2pfed.accounting.release import Release
+from d2pfed.accounting.observers import RELEASED, Observer, spent, upper_bound
+from d2pfed.accounting.release import DiscreteGaussianSum, Release
+from d2pfed.accounting.released import is_amplified
 from d2pfed.errors import ConfigError
 
 
@@ -73,16 +75,32 @@ class Filter:
         Guarantee: if every run began after `admitted`, all releases of all runs, and when each stopped, are
         (epsilon, delta)-private together. Proof: theory.md#filters. Checked: test_accounting_filters.py.
         """
-        from dataclasses import replace
+        if not plans:
+            return Charged(admitted=True, units=(), of=0, composed=0.0)
+        composed = self._composed(plans)
+        first = self.declared or plans[:1]
+        kinds = {plan.release for plan in first}
+        declared = not (Counter(plans) - Counter(first))
+        counted = len(kinds) == 1 and all(plan.release in kinds for plan in plans)
+        if not (declared or counted or self._is_gaussian(plans)):
+            reason = (
+                "a run of another kind than the first, behind sampled cohorts, must be declared with the budget"
+            )
+            return Charged(admitted=False, units=(), of=0, composed=composed, reason=reason)
+        return Charged(admitted=composed <= self.epsilon, units=(), of=0, composed=composed)
 
-        from d2pfed.accounting.observers import spent, upper_bound
-
+    def _composed(self, plans: Sequence[PlanCost]) -> float:
         releases = [
             replace(plan.release, run=f"{number}", round=turn)
             for number, plan in enumerate(plans)
             for turn in range(plan.attempts)
         ]
-        composed = upper_bound(releases, self.observer, delta=self.delta, cap=plans[0].cap).epsilon
-        if composed > self.epsilon:
-            composed = spent(releases, self.observer, delta=self.delta, cap=plans[0].cap).epsilon
-        return Charged(composed <= self.epsilon, (), 0, composed)
+        cap = max(plan.cap for plan in plans)
+        quick = upper_bound(releases, self.observer, delta=self.delta, cap=cap).epsilon
+        return (
+            quick if quick <= self.epsilon else spent(releases, self.observer, delta=self.delta, cap=cap).epsilon
+        )
+
+    def _is_gaussian(self, plans: Sequence[PlanCost]) -> bool:
+        amplified = self.observer == RELEASED and any(is_amplified(plan.release.sampling) for plan in plans)
+        return not amplified and all(isinstance(plan.release.noise, DiscreteGaussianSum) for plan in plans)
