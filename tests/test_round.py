@@ -76,7 +76,7 @@ def run(plan, fidelity, book, first=FIRST, **changes):
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BINOMIAL])
 @pytest.mark.parametrize("lost", [0, Fraction(1, 12)])
 def test_sum_and_protocol_agree_bit_for_bit(kind, lost):
-    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts_per_round=20)
+    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts_per_round=16)
     dropouts = Dropouts(lost, lost, lost, lost)
     diaries = Diary(), Diary()
     outcomes = [

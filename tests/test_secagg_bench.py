@@ -4,7 +4,7 @@ import pytest
 from d2pfed.bench import secagg as bench
 from d2pfed.bench.crowd import Crowd
 from d2pfed.bench.flower_secagg import estimate_flower, measure_flower
-from d2pfed.bench.secagg import ALONE, BESIDE_FLOWER, GROWTH, Scale
+from d2pfed.bench.scales import ALONE, BESIDE_FLOWER, GROWTH, Scale
 from d2pfed.errors import ConfigError
 from d2pfed.secagg import Consistency, upload_bytes
 

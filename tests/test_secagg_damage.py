@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,13 +17,23 @@ from d2pfed.secagg.saved import decode_phase
 from d2pfed.wire import HEADER_BYTES, frame, kind_of, subset_of
 from federation import MODEL, TASK, Federation, make_session, run_round
 from rosters import AUTHORITY
+from vectors_secagg import make_federation
 
-SESSIONS = [
-    make_session(5),
-    make_session(9, degree=4, threshold=3, quorum=5, bits=11),
-    make_session(5, delivery=Delivery.EVERYONE, quorum=5),
-    make_session(5, consistency=Consistency.SIGNED),
-]
+few = partial(
+    patch, "d2pfed.graph.graphs.SIGNED_COMPLETE_UP_TO", 5
+)  # so that a signed graph of nine may be sparse
+
+with few():
+    SESSIONS = [
+        make_session(5),
+        make_session(9, degree=4, threshold=3, quorum=5, bits=11),
+        make_session(5, delivery=Delivery.EVERYONE, quorum=5),
+        make_session(5, consistency=Consistency.SIGNED),
+        make_session(9, degree=4, threshold=3, quorum=8, consistency=Consistency.SIGNED),
+        make_federation("drawn").session,
+        make_federation("claims").session,
+    ]
+FEDERATIONS = {5: partial(make_federation, "drawn"), 6: partial(make_federation, "claims")}
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,12 @@ class Sample:
         return kind_of(self.data)
 
 
-def decoders(session, rank, joined):
+def federation_of(session):
+    place = next(place for place, known in enumerate(SESSIONS) if known is session)
+    return FEDERATIONS[place]() if place in FEDERATIONS else Federation(session)
+
+
+def decoders(session, rank, joined, depth):
     everyone = subset_of(len(session.cohort), range(len(session.cohort)))
     context = keys.context(joined, TASK, MODEL, everyone)
     if session.consistency is Consistency.ASSUMED:
@@ -46,7 +62,7 @@ def decoders(session, rank, joined):
     else:
         last = partial(messages.decode_signatures, session, rank)
     return {
-        Kind.INVITATION: partial(decode_invitation, depth=None),
+        Kind.INVITATION: partial(decode_invitation, depth=depth),
         Kind.KEY_ADVERTISEMENT: partial(messages.decode_advert, session, rank),
         Kind.KEY_ADVERTISEMENTS: partial(messages.decode_adverts, session, rank),
         Kind.ENCRYPTED_SHARES: partial(messages.decode_boxes, joined, rank),
@@ -60,8 +76,9 @@ def decoders(session, rank, joined):
 
 
 def samples_of(session):
-    federation = Federation(session)
+    federation = federation_of(session)
     client, rank = session.cohort[1], 1
+    depth = federation.roster.depth if federation.roster else None
     readers = None
     kept, found = federation.clients[client], []
 
@@ -75,7 +92,9 @@ def samples_of(session):
             joined = getattr(kept._phase, "joined", None) or Joined(
                 session, np.ones(len(session.cohort), bool), b""
             )
-            readers = readers if kind_of(request) > Kind.KEY_ADVERTISEMENTS else decoders(session, rank, joined)
+            readers = (
+                readers if kind_of(request) > Kind.KEY_ADVERTISEMENTS else decoders(session, rank, joined, depth)
+            )
             for data in (request, answer):
                 fixed = len(data) - (len(MODEL) if kind_of(data) == Kind.MASK_REQUEST else 0)
                 found.append(Sample(data, readers[kind_of(data)], fixed))
@@ -89,7 +108,14 @@ def samples_of(session):
     return found
 
 
-SAMPLES = [sample for session in SESSIONS for sample in samples_of(session)]
+with few():
+    SAMPLES = [sample for session in SESSIONS for sample in samples_of(session)]
+
+
+@pytest.fixture(autouse=True)
+def small_graphs():
+    with few():
+        yield
 
 
 def test_the_samples_are_of_every_kind_and_all_are_read():
@@ -167,7 +193,8 @@ def accepted(count, *path):
 
 def damage(count: int) -> str:
     """The same by campaign, from fresh seeds, with whatever count."""
-    taken = accepted(count, Stream(Entropy.system().key).below(2**64))
+    with few():
+        taken = accepted(count, Stream(Entropy.system().key).below(2**64))
     assert taken == [], taken[:3]
     return f"{count} damaged messages: 0 accepted, 0 unexpected exceptions"
 
@@ -193,12 +220,14 @@ def test_the_damage_finds_a_missing_checksum(monkeypatch):
     assert accepted(5_000, "checksum")
 
 
-@pytest.mark.parametrize("session", SESSIONS, ids=["complete", "sparse", "everyone", "signed"])
+@pytest.mark.parametrize(
+    "session", SESSIONS, ids=["complete", "sparse", "everyone", "signed", "sparse signed", "drawn", "claims"]
+)
 def test_a_liars_values_leave_a_client_with_a_refusal_or_an_answer(session):
     """Whatever a peer writes into the fields of a well-formed request, nothing but PeerError comes out."""
     damage = Damage("values", session.digest)
     requests = []
-    federation = Federation(session)
+    federation = federation_of(session)
     client = session.cohort[1]
     kept = federation.clients[client].receive
     federation.clients[client] = type(
@@ -206,7 +235,7 @@ def test_a_liars_values_leave_a_client_with_a_refusal_or_an_answer(session):
     )()
     run_round(federation)
     for number in range(240):
-        machine = Federation(session).clients[client]
+        machine = federation_of(session).clients[client]
         phase = number % len(requests)
         for request in requests[:phase]:
             machine.receive(request)

@@ -2,11 +2,12 @@
 
 from d2pfed.graph import Consistency
 from d2pfed.secagg.client import Client
+from d2pfed.secagg.desk import Contribute
 from d2pfed.secagg.exchange import Exchange, ServerPhase, collect
 from d2pfed.secagg.history import History
 from d2pfed.secagg.invitation import Invitation, decode_invitation
 from d2pfed.secagg.messages import upload_bytes
-from d2pfed.secagg.phases import Contribute, group_seed_of
+from d2pfed.secagg.phases import group_seed_of
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster, issue_roster
 from d2pfed.secagg.server import Advertising, Confirming, Masking, Sharing, Unmasking, carried, require_enough

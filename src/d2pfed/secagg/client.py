@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from d2pfed.randomness import Entropy
+from d2pfed.secagg.desk import Contribute, Desk
 from d2pfed.secagg.history import History
-from d2pfed.secagg.phases import Contribute, Desk, Finished, Invited, Phase, Shared
+from d2pfed.secagg.phases import Finished, Invited, Phase, Shared
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Enrolment
 from d2pfed.secagg.saved import decode_phase, encode_phase

@@ -3,7 +3,7 @@
 Invited -> Advertised -> Shared -> Masked -> (Confirmed, if signed) -> Finished
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -14,56 +14,12 @@ from d2pfed.randomness import Entropy, Stream
 from d2pfed.ring import RingVector
 from d2pfed.secagg import boxes, checks, crypto, keys, messages, shamir
 from d2pfed.secagg.adverts import Advert, Joined, leaf
-from d2pfed.secagg.history import History
+from d2pfed.secagg.desk import Desk
 from d2pfed.secagg.invitation import decode_invitation
 from d2pfed.secagg.messages import Adverts, EncryptedShares, Kind, MaskedVector
 from d2pfed.secagg.position import Position
-from d2pfed.secagg.roster import Enrolment
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.wire import ClientId, Subset, subset_of
-
-# From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
-Contribute = Callable[[bytes, bytes, bytes | None], RingVector]
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What does not change from phase to phase."""
-
-    session: Session
-    rank: int
-    contribute: Contribute
-    enrolment: Enrolment | None
-    history: History | None
-
-    def __post_init__(self) -> None:
-        if self.session.is_signed:
-            self.enrolled.require_self(self.client)
-            if self.enrolled.roster.digest != self.session.roster_digest:
-                raise ConfigError("a signed session belongs to the roster of its clients, got another one")
-            if self.history is None:
-                raise ConfigError("signed consistency needs a history, got none")
-
-    @property
-    def client(self) -> ClientId:
-        """Return this client's identity."""
-        return self.session.cohort[self.rank]
-
-    @property
-    def enrolled(self) -> Enrolment:
-        """Return the enrolment that signed consistency needs."""
-        if self.enrolment is None:
-            raise ConfigError("signed consistency needs an enrolment, got none")
-        return self.enrolment
-
-    @property
-    def depth(self) -> int | None:
-        """Return the depth of the tree that cohorts are drawn from, if they are drawn verifiably."""
-        return None if self.enrolment is None else self.enrolment.roster.depth
-
-    def sign(self, statement: bytes) -> bytes:
-        """Return this client's signature, empty where nothing is signed."""
-        return crypto.sign(self.enrolled.secret, statement) if self.session.is_signed else b""
 
 
 class Phase(Protocol):
@@ -148,7 +104,7 @@ class Advertised:
 
     def _check(self, desk: Desk, listed: Adverts) -> None:
         session, own = desk.session, self.advert(desk)
-        _check_left(desk, listed.joined, listed.joined.present)
+        desk.check_left(listed.joined, listed.joined.present)
         checks.require_own_advert(listed.adverts[desk.rank], own)
         checks.require_own_leaf(listed.leaves[desk.rank], leaf(session, desk.client, own))
         checks.require_leaves_fit(session, listed.leaves, listed.adverts)
@@ -193,7 +149,7 @@ class Shared:
         session, joined = desk.session, self.joined
         request = messages.decode_mask_request(joined, desk.rank, data)
         checks.require_within(request.sharers, joined.present)
-        _check_left(desk, joined, request.sharers)
+        desk.check_left(joined, request.sharers)
         opened = self._open(desk, request.shares)
         group = self._group_seed(desk, request.sharers, opened)
         context = keys.context(joined, request.task, request.model, request.sharers)
@@ -257,7 +213,7 @@ class Masked:
         kind = Kind.SURVIVORS if session.is_signed else Kind.UNMASK_REQUEST
         survivors = messages.decode_survivors(session, kind, desk.rank, data)
         checks.require_within(survivors, self.sharers)
-        _check_left(desk, self.joined, survivors)
+        desk.check_left(self.joined, survivors)
         if not session.is_signed:
             return self.open(desk, survivors), Finished()
         signature = desk.sign(keys.survivors_statement(self.context, survivors))
@@ -314,14 +270,6 @@ def _met(desk: Desk, listed: Adverts) -> dict[ClientId, Position]:
         for client, position in positions.items()
         if position is not None and client != desk.client
     }
-
-
-def _check_left(desk: Desk, joined: Joined, present: Subset) -> None:
-    """Check what must hold for the clients that are left, whichever exchange it is."""
-    checks.require_self(desk.rank, present)
-    checks.require_quorum(desk.session, present)
-    checks.require_holders(joined, desk.rank, present)
-    checks.require_designated(desk.session, present)
 
 
 def _checked(session: Session, vector: RingVector) -> RingVector:
