@@ -108,7 +108,7 @@ def realised_epsilon(releases: Sequence[Release], observer: Observer, *, delta: 
     For the server's own eyes: it tells about cohorts, and amplification rests on nobody learning any.
     """
     check_delta(delta)
-    _check(releases)
+    check_releases(releases)
     left = [_left(release.noise, observer) for release in releases]
     noises = [noise for noise in left if noise is not None]
     if not all(release.participants for release in releases) or len(noises) < len(left):
@@ -141,7 +141,7 @@ def _spent(releases: tuple[Release, ...], observer: Observer, delta: float, cap:
     check_delta(delta)
     if cap < 1:
         raise ConfigError(f"cap must be at least 1, got {cap}")
-    _check(releases)
+    check_releases(releases)
     runs = batches(releases, cap)
     result = Spent(
         epsilon=math.inf,
@@ -219,7 +219,8 @@ def _left(noise: Noise, observer: Observer) -> Noise | None:
     return noise.without(known)
 
 
-def _check(releases: Sequence[Release]) -> None:
+def check_releases(releases: Sequence[Release]) -> None:
+    """Refuse releases that do not make one account."""
     if not releases:
         raise ConfigError("there must be at least one release to account for")
     for release in {id(release): release for release in releases}.values():

@@ -81,16 +81,19 @@ def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float,
     if method is Method.GAUSSIAN and not any(is_amplified(run.sampling) for run in runs):
         return gaussian_total_epsilon(total, delta, releases), method
     if method is Method.GAUSSIAN:
-        parts = list(sampled_parts(runs, adjacency).items())
+        parts = list(sampled_parts(runs, adjacency, releases).items())
         epsilon = composed(loss_costs(parts, delta, points)).epsilon(delta, kappa)
         if math.isfinite(epsilon):
             return epsilon, "pld"
     return renyi_total_epsilon(total, delta - kappa), Method.RENYI
 
 
-def sampled_parts(runs: Sequence[RunBatch], adjacency: Adjacency) -> Counter[SampledGaussian]:
-    """Return which Gaussians stand for the releases of runs whose noises all have one, and how often."""
-    charge = partial(gaussian_charge, releases=sum(run.count for run in runs))
+def sampled_parts(runs: Sequence[RunBatch], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
+    """Return which Gaussians stand for the releases of runs whose noises all have one, and how often.
+
+    The slack of each is that of one among so many releases.
+    """
+    charge = partial(gaussian_charge, releases=releases)
     parts: Counter[SampledGaussian] = Counter()
     for part in _exposures(runs, adjacency, charge):
         parts[_sampled(part, adjacency)] += part.count
