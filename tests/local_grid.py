@@ -11,13 +11,12 @@ from flwr.clientapp import ClientApp
 
 from d2pfed.accounting import SERVER, Scheme
 from d2pfed.flower.client import private
-from d2pfed.flower.enrol import make_secret
 from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.home import read_secret
+from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.server import PrivateFedAvg
+from d2pfed.graph import Consistency
 from d2pfed.plan import Plan, Target, calibrate
-from d2pfed.secagg import Roster, encode_roster
-from rosters import roster_of
+from homes import home_in
 
 DIMENSION = 16
 RUN = 17
@@ -39,6 +38,8 @@ def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
         "epsilon": 5000.0,
         "delta": 1e-5,
         "dropouts": 0.4,
+        "spare": 4,
+        "consistency": Consistency.SIGNED,
     }
     return calibrate(Target(**(wish | changes)))
 
@@ -133,40 +134,21 @@ def make_context(client: int, home: Path | None) -> Context:
     return Context(run_id=RUN, node_id=100 + client, node_config=config, state=RecordDict(), run_config={})
 
 
-def enrol(directory: Path, clients: int) -> Roster:
-    """Homes of enrolled clients under a directory."""
-    authority = make_secret(directory / "authority.key")
-    keys = {}
-    for client in range(clients):
-        home = directory / f"home-{client}"
-        home.mkdir(mode=0o700)
-        keys[client] = make_secret(home / "key")
-        (home / "client.toml").write_text(
-            f'client = {client}\nauthority = "{authority.hex()}"\n[policy]\nleast_cohort = 3\nleast_quorum = 3\n'
-            "least_noise_multiplier = 0.0\nmost_epsilon = 1e6\n[budget]\nepsilon = 1e6\n"
-        )
-    secret = read_secret(directory / "authority.key")
-    roster = roster_of(keys, secret, int(time.time()))
-    signed = encode_roster(roster, secret)
-    for client in range(clients):
-        (directory / f"home-{client}" / "roster").write_bytes(signed)
-    return roster
-
-
 def make_grid(directory: Path, clients: int = 5, train: Callable[[int], Train] = one_hot) -> LocalGrid:
     return LocalGrid(
         {
-            100 + client: (make_app(train(client)), make_context(client, directory / f"home-{client}"))
+            100 + client: (make_app(train(client)), make_context(client, home_in(directory, client)))
             for client in range(clients)
         }
     )
 
 
-def make_strategy(plan: Plan, directory: Path, roster: Roster | None, **changes: object) -> PrivateFedAvg:
+def make_strategy(plan: Plan, directory: Path, roster: SignedRoster | None, **changes: object) -> PrivateFedAvg:
     settings: dict[str, object] = {
         "plan": plan,
         "directory": directory / "run",
         "roster": roster,
+        "draws": None if roster is None or roster.roster.depth is None else directory / "draws",
         "deadlines": Deadlines(joining=60.0, keys=60.0, poll=0.001),
         "make_letter": make_message,
     }

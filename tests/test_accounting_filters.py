@@ -1,1 +1,217 @@
-"""What a shared ledger may admit."""
+"""What a shared ledger may admit: whole plans, whoever chose them from outputs."""
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from d2pfed.accounting.conversion import gaussian_epsilon
+from d2pfed.accounting.filters import Filter, PlanCost
+from d2pfed.accounting.observers import RELEASED, SERVER, spent
+from d2pfed.accounting.profiles import Law, SampledGaussian
+from d2pfed.accounting.reference import Reference
+from d2pfed.accounting.release import (
+    Adjacency,
+    BinomialSum,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Release,
+    Sampling,
+    Scheme,
+    SkellamSum,
+    Unit,
+)
+from d2pfed.accounting.tilted import profile_bounds
+from d2pfed.errors import ConfigError
+
+DELTA = 1e-5
+NOISE = DiscreteGaussianSum(Fraction(2), 400, Fraction(14), 51_370)
+SKELLAM = SkellamSum(Fraction(4), 400, Fraction(14), Fraction(196), 51_370)
+BINOMIAL = BinomialSum(400_000, 100, Fraction(300), Fraction(60_000), Fraction(30), 51_370)
+FIXED = Sampling(Scheme.FIXED, 100_000, 1000)
+
+
+def plan(noise=NOISE, attempts=50, cap=50, sampling=FIXED, adjacency=Adjacency.REPLACE_ONE):
+    release = Release(
+        run="",
+        round=0,
+        attempt=0,
+        unit=Unit.CLIENT,
+        adjacency=adjacency,
+        sampling=sampling,
+        noise=noise,
+        participants=(),
+    )
+    return PlanCost(release, attempts, cap)
+
+
+def alone(cost, observer=RELEASED, delta=DELTA):
+    return spent([cost.release] * cost.attempts, observer, delta=delta, cap=cost.cap).epsilon
+
+
+FIRST = plan()
+OTHER = plan(replace(NOISE, contributors=300), 30, 30, Sampling(Scheme.FIXED, 100_000, 700))
+
+
+def test_one_plan_is_admitted_at_exactly_its_own_epsilon():
+    for cost, observer in (
+        (FIRST, RELEASED),
+        (FIRST, SERVER),
+        (plan(SKELLAM), RELEASED),
+        (plan(BINOMIAL), SERVER),
+    ):
+        own = alone(cost, observer)
+        charged = Filter(own, DELTA, observer).charge([cost])
+        assert charged.admitted
+        assert charged.composed <= own
+        refused = Filter(own * (1 - 1e-3), DELTA, observer).charge([cost])
+        assert not refused.admitted
+        assert "budget" in refused.reason
+
+
+def test_nothing_begun_costs_nothing():
+    charged = Filter(1.0, DELTA, RELEASED).charge([])
+    assert charged.admitted
+    assert charged.composed == 0
+
+
+def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
+    twice = alone(plan(attempts=100, cap=100))
+    charged = Filter(1.03 * twice, DELTA, RELEASED).charge([FIRST, FIRST])
+    assert charged.admitted
+    assert charged.units == (50, 50)
+    assert charged.of >= 100
+    assert not Filter(twice * (1 - 1e-3), DELTA, RELEASED).charge([FIRST, FIRST]).admitted
+
+
+def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it():
+    charged = Filter(2.0, DELTA, RELEASED).charge([FIRST, OTHER])
+    assert charged.admitted
+    exact = charged.composed
+    assert sum(charged.units) <= charged.of
+    assert alone(FIRST) < exact < 2.0
+    enough = charged.units[1]
+    # In its units the plan is dominated, so as many rounds of the first kind cost at least as much.
+    assert alone(plan(attempts=enough, cap=enough)) >= alone(OTHER) * (1 - 0.02)
+
+
+def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
+    reference = Reference.of(SampledGaussian(Law.KNOWN_SIZE, 0.7, 0.01), 50, DELTA)
+    own = reference._losses(reference.part)
+    for other, count in (
+        (SampledGaussian(Law.KNOWN_SIZE, 0.9, 0.007), 30),
+        (SampledGaussian(Law.HIDDEN_ZERO_OUT, 0.5, 0.01), 60),
+        (SampledGaussian(Law.KNOWN_SIZE, 0.05, 1.0), 1),
+    ):
+        slack = 2e-7
+        units = reference.units({other: count}, slack)
+        losses = reference._losses(other)
+
+        def missed(number, losses=losses, count=count):
+            gaps = []
+            for order in (0, 1):
+                true = profile_bounds([(losses[order], count)], 1 << 16)[0]
+                gaps.append(float(np.max(true - profile_bounds([(own[order], number)], 1 << 16)[1])))
+            return max(gaps)
+
+        assert missed(units) <= slack < missed(units - 1) * (1 + 1e-3)
+
+
+def test_what_a_plan_was_charged_does_not_change_when_more_plans_come():
+    budget = Filter(3.0, DELTA, RELEASED)
+    third = replace(OTHER, attempts=20)
+    prices = [budget.charge(plans).units for plans in ([FIRST, OTHER], [FIRST, OTHER, third, OTHER])]
+    assert prices[1][:2] == prices[0]
+    assert prices[1][3] >= prices[1][1]  # less slack is left for it
+
+
+def test_a_plan_that_no_number_of_rounds_covers_is_added_up():
+    """A client that is known to take part has losses that rare rounds never have: only plain addition remains."""
+    exposed = plan(replace(NOISE, contributors=4000), 1, 1, Sampling(Scheme.NONE, 1000, 1000))
+    skellam = plan(SKELLAM, 5, 5)
+    for later in (exposed, skellam):
+        total = alone(FIRST, delta=0.025 * DELTA) + alone(later, delta=0.0125 * DELTA)
+        charged = Filter(1.01 * total, DELTA, RELEASED).charge([FIRST, later])
+        assert charged.admitted
+        assert not Filter(max(alone(FIRST), alone(later)), DELTA, RELEASED).charge([FIRST, later]).admitted
+
+
+def test_declared_plans_are_composed_exactly_in_any_order_and_need_not_all_run():
+    both = spent(
+        [FIRST.release] * 50 + [replace(OTHER.release, run="other")] * 30, RELEASED, delta=DELTA, cap=50
+    ).epsilon
+    budget = Filter(both * (1 + 1e-6), DELTA, RELEASED, (FIRST, OTHER))
+    for begun in ([FIRST], [OTHER], [OTHER, FIRST], [FIRST, OTHER]):
+        assert budget.charge(begun).admitted
+    assert not Filter(both, DELTA, RELEASED).charge([FIRST, OTHER]).admitted
+    assert not budget.charge([FIRST, OTHER, FIRST]).admitted
+    assert not Filter(both * 0.99, DELTA, RELEASED, (FIRST, OTHER)).charge([FIRST]).admitted
+    roomy = Filter(3 * both, DELTA, RELEASED, (FIRST, OTHER)).charge([OTHER, FIRST, FIRST])
+    assert roomy.admitted
+    assert roomy.units == (50, 0, 50)
+
+
+def test_squared_ratios_add_where_nothing_is_amplified():
+    once = Sampling(Scheme.ONCE, 100_000, 1000)
+    for observer, cost, ratio in (
+        (SERVER, plan(cap=3), np.sqrt(6) * 28 / 40),
+        (RELEASED, plan(sampling=once, cap=1), np.sqrt(2) * 28 / 40),
+    ):
+        exact = gaussian_epsilon(DELTA, ratio)
+        assert Filter(1.03 * exact, DELTA, observer).charge([cost, cost]).admitted
+        assert not Filter(exact, DELTA, observer).charge([cost, cost]).admitted
+
+
+def test_noise_of_several_kinds_fits_one_ledger():
+    for observer in (SERVER, RELEASED):
+        for later in (plan(SKELLAM, cap=2), plan(BINOMIAL, 2, 2)):
+            charged = Filter(200.0, DELTA, observer).charge([plan(cap=2), later])
+            assert charged.admitted
+            assert charged.composed < 200
+    first = plan(SKELLAM, 5, 5)
+    assert Filter(50.0, DELTA, RELEASED).charge([first, first]).admitted
+    assert not Filter(alone(first), DELTA, RELEASED).charge([first, first]).admitted
+
+
+def test_caps_use_up_the_slack_and_are_added_up():
+    """Ten runs whose caps cost a hundredth of delta each are more than a twentieth of it."""
+    tight = plan(attempts=50, cap=8, sampling=Sampling(Scheme.FIXED, 100_000, 1000))
+    budget = Filter(1000.0, DELTA, RELEASED)
+    few = budget.charge([tight] * 3)
+    assert few.units == (50, 50, 50)
+    many = budget.charge([tight] * 40)
+    assert many.units == ()  # admitted, if at all, by plain addition
+
+
+def test_noise_that_the_observer_knows_is_never_admitted():
+    trusted = plan(ContinuousGaussian(40.0, 14.0))
+    assert not Filter(1e6, DELTA, SERVER).charge([trusted]).admitted
+    assert not Filter(1e6, DELTA, SERVER).charge([FIRST, trusted]).admitted
+    assert Filter(10.0, DELTA, RELEASED).charge([trusted, trusted]).admitted
+
+
+def test_a_budget_whose_slack_is_below_rounding_has_plain_addition_left():
+    small = Filter(40.0, 1e-30, RELEASED)
+    assert small.charge([FIRST, FIRST]).units == (50, 50)
+    mixed = small.charge([FIRST, OTHER])
+    assert mixed.admitted
+    assert mixed.units == ()
+
+
+def test_plans_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match="attempts and cap"):
+        plan(attempts=0)
+    with pytest.raises(ConfigError, match="attempts and cap"):
+        plan(cap=0)
+    with pytest.raises(ConfigError, match="adjacency"):
+        Filter(9.0, DELTA, SERVER).charge([FIRST, plan(adjacency=Adjacency.ZERO_OUT)])
+    with pytest.raises(ConfigError, match="delta"):
+        Filter(9.0, 0.0, SERVER).charge([FIRST])
+
+
+def test_a_filter_is_a_value_that_a_verifier_can_ask_again():
+    budget = Filter(2.0, DELTA, RELEASED)
+    assert budget.charge([FIRST, OTHER]) == Filter(2.0, DELTA, RELEASED).charge([FIRST, OTHER])
+    assert Counter([FIRST, FIRST])[FIRST] == 2

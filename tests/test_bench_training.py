@@ -77,6 +77,15 @@ def test_memory_does_not_grow_over_sixty_rounds(tmp_path):
     assert json.loads(done.stdout)["rounds"] == 60
 
 
+@pytest.mark.parametrize(("campaign", "size"), [("kills", 3), ("exhausted", 1)])
+def test_a_kill_costs_a_round_and_not_the_run(tmp_path, campaign, size):
+    root = Path(campaign_training.__file__).parent.parent
+    command = [sys.executable, campaign_training.__file__, campaign, str(size), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_leak_of_a_thousandth_a_round_is_seen():
     leaking = campaign_training.Watch(memory=[1000 + turn for turn in range(60)])
     steady = campaign_training.Watch(memory=[1000 + turn % 7 for turn in range(60)])

@@ -83,3 +83,49 @@ def test_a_value_without_a_text_is_refused():
 def test_fractions_and_floats_keep_every_bit():
     assert canonical.decode(canonical.encode(Fraction(1, 3)), {}) == Fraction(1, 3)
     assert canonical.decode(canonical.encode(0.1 + 0.2), {}) == 0.1 + 0.2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 81,
+        "-" + "9" * 4000,
+        "9" * 10**6,
+        '{"":"Fraction","is":"' + "9" * 4000 + '"}',
+        '{"":"Fraction","is":"1/' + "3" * 10**6 + '"}',
+        '{"":"float","is":"0x1.' + "0" * 10**6 + 'p+0"}',
+        "[" * 18 + "]" * 18,
+        "[" * 900 + "]" * 900,
+        '{"":"Point","x":' * 20 + "1" + ',"y":2}' * 20,
+        "[" + "1," * (1 << 22) + "1]",
+    ],
+    ids=range(10),
+)
+def test_no_text_makes_decoding_work_hard(text):
+    with pytest.raises(ConfigError, match="not the canonical text") as refusal:
+        canonical.decode(text, TYPES)
+    assert len(str(refusal.value)) < 400
+    assert "\n" not in str(refusal.value)
+
+
+def test_without_the_bound_on_digits_a_number_is_read_that_cannot_be_printed(monkeypatch):
+    """The square of a number that Python still reads is one that it refuses to write: an error in the error."""
+    text = "9" * 4000
+    monkeypatch.setattr(canonical, "_whole", int)
+    monkeypatch.setattr(canonical, "_TOO_LONG", 10**5000)
+    read = canonical.decode(text, TYPES)
+    with pytest.raises(ValueError, match="4300 digits"):
+        f"{read * read}"
+
+
+def test_what_is_not_read_is_not_written():
+    for value in (10**80, -(10**80), Fraction(1, 10**80), (1, (10**81,))):
+        with pytest.raises(ConfigError, match="more than 80 digits"):
+            canonical.encode(value)
+    assert canonical.decode(canonical.encode(10**80 - 1), TYPES) == 10**80 - 1
+
+
+def test_a_caller_may_ask_for_shorter_texts():
+    assert canonical.decode("[1,2]", TYPES, most=5) == (1, 2)
+    with pytest.raises(ConfigError, match="5 characters, at most 4 are read"):
+        canonical.decode("[1,2]", TYPES, most=4)

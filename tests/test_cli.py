@@ -1,9 +1,11 @@
 import json
+import signal
 import sys
 
 import pytest
 
 from d2pfed.cli import main
+from d2pfed.cli.train import _Watcher
 
 
 @pytest.fixture
@@ -125,7 +127,7 @@ def test_a_run_from_training_to_its_ledger_and_report(run, tmp_path):
     assert "round" in err
     status, out, _ = run("ledger show runs/tiny --plot epsilon.png --json")
     rows = json.loads(out)["rows"]
-    assert [row["kind"] for row in rows] == ["create", "open", *["reserve", "commit"] * 2]
+    assert [row["kind"] for row in rows] == ["create", "open", "begin", *["reserve", "commit"] * 2]
     assert (tmp_path / "epsilon.png").read_bytes().startswith(b"\x89PNG")
     assert "commit" in run("ledger show runs/tiny")[1]
     assert json.loads(run("ledger verify runs/tiny --json")[1])["committed"] == 2
@@ -139,7 +141,8 @@ def test_a_finished_run_answers_in_json(run):
     summary = json.loads(out)
     assert status == 0
     assert summary["repeatable"] is True
-    assert summary["spent"][0]["observer"] == "released"
+    assert summary["promised"][0]["observer"] == "released"
+    assert (summary["charged"], summary["max_attempts"], summary["so_far"]) == (2, 3, [])
     assert "other settings" in run(f"{TINY} --seed 4")[2]
 
 
@@ -147,11 +150,59 @@ def test_a_ledger_of_a_population_is_made_once(run):
     line = "ledger create clients.sqlite --epsilon 4 --delta 1e-3 --participations 2"
     assert run(line)[0] == 0
     assert run(line)[0] == 2
-    assert "epsilon 0.0000 of 4" in run("ledger verify clients.sqlite")[1]
+    assert "epsilon 0 of epsilon 4" in run("ledger verify clients.sqlite")[1]
     status, _, err = run("ledger show clients.sqlite --plot nothing.png")
     assert (status, err.count("\n")) == (2, 1)
-    status, _, err = run(f"{TINY} --delta 1e-3 --participations 2 --ledger clients.sqlite")
-    assert status == 0, err
+    status, out, err = run(f"{TINY} --delta 1e-3 --participations 2 --ledger clients.sqlite")
+    assert status == 3, err  # its own promise is not within the ledger's budget
+    assert "cannot go on" in out
+    assert "Test accuracy" not in out
+
+
+def test_a_ledger_that_is_not_there_is_one_line_and_no_ledger_is_made(run, tmp_path):
+    status, _, err = run(f"{TINY} --ledger misspelt.sqlite")
+    assert (status, err.count("d2pfed: there is no ledger at misspelt.sqlite")) == (2, 1)
+    assert not (tmp_path / "misspelt.sqlite").exists()
+
+
+def test_declared_runs_are_within_the_budget_together_or_there_is_no_ledger(run, tmp_path):
+    assert run(f"{TINY} --delta 1e-3 --participations 2")[0] == 0
+    line = "ledger create {} --epsilon {} --delta 1e-3 --participations 2 --declare runs/tiny/plan.json"
+    assert run(line.format("rich.sqlite", 31))[0] == 0
+    status, _, err = run(line.format("poor.sqlite", 20))
+    assert status == 2
+    assert "the declared runs" in err
+    assert not (tmp_path / "poor.sqlite").exists()
+    other = TINY.replace("--name tiny", "--name other")
+    assert run(f"{other} --delta 1e-3 --participations 2 --ledger rich.sqlite")[0] == 0
+    assert "Run other: 2 of 3 attempts charged" in run("ledger verify rich.sqlite")[1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_run_after_its_round_and_is_its_exit_status(run, monkeypatch, number, code):
+    call = _Watcher.__call__
+
+    def signalled(self, advance):
+        signal.raise_signal(number)
+        return call(self, advance)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Watcher, "__call__", signalled)
+        status, out, _ = run(TINY)
+    assert status == code
+    assert "Stopped after round 1; the same command resumes." in out
+    status, out, _ = run(TINY)
+    assert status == 0
+    assert "after 2 rounds" in out
+    assert signal.getsignal(number) is not None
+
+
+def test_a_run_out_of_attempts_has_its_own_exit_status_and_the_test_data_closed(run, tmp_path):
+    status, out, _ = run(f"{TINY} --lost 0,0,0,1 --json")
+    summary = json.loads(out)
+    assert status == 3
+    assert (summary["end"], summary["test_accuracy"]) == ("exhausted", None)
+    assert summary["charged"] == summary["max_attempts"] == 3
 
 
 def test_data_says_what_was_found_where(run, tmp_path):

@@ -1,5 +1,6 @@
 """Every Python block in the README and the documents runs, and prints what the document says it prints."""
 
+import pkgutil
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -26,3 +27,30 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page, code, output, tmp
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+THREATS = (ROOT / "docs" / "threats.md").read_text()
+NAMED_TESTS = sorted(set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", THREATS)))
+NAMED_CODE = sorted(set(re.findall(r"`((?:\w+\.)+\w+)`", THREATS)))
+
+
+def test_the_threats_name_tests_and_code():
+    assert len(NAMED_TESTS) >= 30
+    assert len(NAMED_CODE) >= 20
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED_TESTS, ids=[name for _, name in NAMED_TESTS])
+def test_every_attack_that_the_threats_name_is_a_test(file, name):
+    assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), f"{file} has no {name}"
+
+
+@pytest.mark.parametrize("name", NAMED_CODE)
+def test_every_check_that_the_threats_name_is_in_the_code(name):
+    if name.startswith("flower."):
+        pytest.importorskip("flwr")
+    assert pkgutil.resolve_name(f"d2pfed.{name}") is not None
+
+
+def test_a_check_that_is_not_there_is_caught():
+    with pytest.raises((AttributeError, ImportError)):
+        pkgutil.resolve_name("d2pfed.plan.policy.Policy.checks_nothing")

@@ -1,9 +1,8 @@
+import fcntl
 import os
-import stat
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,26 +11,24 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from typer.testing import CliRunner
 
 from d2pfed import canonical
-from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client import private
-from d2pfed.flower.enrol import app as enrol_app
-from d2pfed.flower.enrol import read_roster
-from d2pfed.flower.envelope import EXCHANGE, Introduction, Request
-from d2pfed.flower.home import SIMULATION_VARIABLE, Home, read_home
-from d2pfed.flower.layout import Layout
-from d2pfed.flower.store import Account, Saved, Store
+from d2pfed.accounting import Scheme
+from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.flower.account import Account, Given
+from d2pfed.flower.client import home_of, private
+from d2pfed.flower.envelope import EXCHANGE
+from d2pfed.flower.grid import Deadlines
+from d2pfed.flower.home import SIMULATION_VARIABLE, read_home
+from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
-from d2pfed.round import Attempt, session_of
-from d2pfed.secagg import Consistency, encode_roster
-from d2pfed.secagg.messages import Kind, encode_invitation
+from d2pfed.plan import Policy
+from d2pfed.secagg.messages import Kind
 from d2pfed.wire import kind_of
+from homes import anchor_in, enrol, home_in
 from local_grid import (
     DIMENSION,
-    enrol,
     make_app,
     make_context,
     make_grid,
@@ -42,24 +39,7 @@ from local_grid import (
     one_hot,
     start,
 )
-from rosters import roster_of
-
-LAYOUT = Layout.of(ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))}))
-
-
-def introduction(plan, run: str = "a run") -> Introduction:
-    return Introduction(run, canonical.encode(plan), LAYOUT.encode())
-
-
-def ask(home, content: RecordDict, client: int = 0) -> RecordDict:
-    """The answer of a client app to one message; errors come out as they are."""
-    app = make_app(one_hot(client))
-    return app(make_message(content, 100 + client), make_context(client, home)).content
-
-
-def invitation(plan, client: int = 0, number: int = 0, attempt: int = 0, run: str = "a run") -> RecordDict:
-    session = session_of(plan, Attempt(run, number, attempt), tuple(range(5)), Consistency.SIGNED)
-    return Request(encode_invitation(session, client), 60.0, 300.0).pack()
+from lying_server import LyingServer
 
 
 @pytest.fixture
@@ -68,11 +48,16 @@ def plan():
 
 
 @pytest.fixture
-def home(tmp_path, plan):
-    """The home of client 0, to which a run has been introduced."""
-    enrol(tmp_path, 5)
-    ask(tmp_path / "home-0", introduction(plan).pack())
-    return tmp_path / "home-0"
+def server(tmp_path, plan):
+    """A server whose run has been introduced to client 0."""
+    made = LyingServer(tmp_path, plan, enrol(tmp_path, 5))
+    made.introduce(0)
+    return made
+
+
+@pytest.fixture
+def home(tmp_path, server):
+    return home_in(tmp_path, 0)
 
 
 def replay(grid, node: int, kind: Kind):
@@ -222,13 +207,13 @@ def test_messages_of_other_strategies_are_refused(home, category):
         private(message, make_context(0, home), one_hot(0))
 
 
-def test_an_invitation_is_answered_once(home, plan):
-    ask(home, invitation(plan, number=3))
+def test_an_invitation_is_answered_once(server):
+    server.invite(number=1, attempt=1)
     with pytest.raises(PeerError, match="stale"):
-        ask(home, invitation(plan, number=3))
-    with pytest.raises(PeerError, match="round 2, attempt 7 of run a run is stale"):
-        ask(home, invitation(plan, number=2, attempt=7))
-    ask(home, invitation(plan, number=3, attempt=1))
+        server.invite(number=1, attempt=1)
+    with pytest.raises(PeerError, match="round 0, attempt 2 of run a run is stale"):
+        server.invite(number=0, attempt=2)
+    server.invite(number=1, attempt=2)
 
 
 ANSWER = """
@@ -243,9 +228,9 @@ print(sorted({"numba", "scipy", "dp_accounting", "mpmath", "torch", "matplotlib"
 """
 
 
-def test_a_request_that_asks_for_no_vector_loads_nothing_slow(home, plan):
+def test_a_request_that_asks_for_no_vector_loads_nothing_slow(server, home):
     """Flower starts a process for each message, so what it loads is what most exchanges cost."""
-    frame = invitation(plan)[EXCHANGE]["frame"].hex()
+    frame = server.invitation()[EXCHANGE]["frame"].hex()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     loaded = subprocess.run(
         [sys.executable, "-c", ANSWER, str(home), frame],
@@ -260,7 +245,7 @@ def test_a_request_that_asks_for_no_vector_loads_nothing_slow(home, plan):
 def test_no_request_of_a_finished_round_is_answered_again(tmp_path, plan):
     grid, roster = make_grid(tmp_path), enrol(tmp_path, 5)
     start(make_strategy(plan, tmp_path, roster), grid, 1)
-    for kind in (Kind.INVITATION, Kind.ADVERTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST):
+    for kind in (Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST):
         again = grid.answer(100, replay(grid, 100, kind))
         assert again.has_error()
         assert "stale" in again.error.reason or "has answered this request" in again.error.reason
@@ -289,31 +274,19 @@ def test_a_replayed_request_in_mid_round_gets_no_second_answer(tmp_path, plan):
     assert all(reply.has_error() for reply in seconds)
 
 
-def test_a_plan_that_was_not_agreed_on_is_refused(home, plan):
+def test_a_plan_that_was_not_agreed_on_is_refused(server, plan):
     other = replace(plan, attempts_per_round=plan.attempts_per_round + 1)
     with pytest.raises(PeerError, match="was agreed on with another plan"):
-        ask(home, invitation(other))
+        replace(server, plan=other).invite()
     with pytest.raises(PeerError, match="introduced with another plan"):
-        ask(home, introduction(other).pack())
+        replace(server, plan=other).introduce(0)
     with pytest.raises(PeerError, match="never introduced"):
-        ask(home, invitation(plan, run="another run"))
+        replace(server, run="another run").invite()
 
 
-def test_an_invitation_for_another_client_is_refused(home, plan):
+def test_an_invitation_for_another_client_is_refused(server):
     with pytest.raises(PeerError, match="this is client 0, the invitation is for client 3"):
-        ask(home, invitation(plan, client=3))
-
-
-def test_an_attempt_is_over_when_its_time_is(home, plan):
-    session = session_of(plan, Attempt("a run", 0, 0), tuple(range(5)), Consistency.SIGNED)
-    store = Store(home)
-    now = time.time()
-    for begun, expires in ((now - 100, now - 1), (now + 50, now + 100)):  # too late, or a clock that was set back
-        store.save(session.digest, Saved(b"invitation", begun, expires, b"state"))
-        with pytest.raises(PeerError, match="over"):
-            store.take(session.digest)
-        with pytest.raises(PeerError, match="no part in that session"):
-            store.take(session.digest)
+        server.ask(0, server.invitation(client=3))
 
 
 def test_an_answer_that_took_too_long_is_not_sent(tmp_path, plan):
@@ -339,169 +312,165 @@ def test_an_answer_that_took_too_long_is_not_sent(tmp_path, plan):
     assert "longer than the server's 1 seconds" in late.error.reason
 
 
-def test_saved_secrets_are_used_once(tmp_path):
-    store, session = Store(tmp_path), b"s" * 32
-    now = time.time()
-    for _ in range(20):
-        store.save(session, Saved(b"invitation", now, now + 100, b"state"))
-
-        def take(_):
-            try:
-                return Store(tmp_path).take(session)
-            except PeerError:
-                return None
-
-        with ThreadPoolExecutor(8) as pool:
-            taken = [saved for saved in pool.map(take, range(8)) if saved is not None]
-        assert [saved.state for saved in taken] == [b"state"]
-        assert list((tmp_path / "states").iterdir()) == []
-
-
-def test_what_is_kept_is_readable_by_its_owner_alone(home, plan):
-    ask(home, invitation(plan))
-    files = [path for path in (*(home / "states").iterdir(), *(home / "runs").iterdir()) if path.suffix != ".lock"]
-    assert len(files) == 3
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
-
-
-def test_a_key_that_others_can_read_is_refused(home):
-    (home / "key").chmod(0o644)
-    with pytest.raises(ConfigError, match="readable by its owner alone"):
-        read_home(home)
-
-
-def test_a_roster_that_the_authority_did_not_sign_is_refused(home):
-    roster = read_home(home).enrolment.roster
-    other = os.urandom(32)
-    (home / "roster").write_bytes(encode_roster(roster_of(roster.keys, other), other))
-    with pytest.raises(PeerError, match="signature"):
-        read_home(home)
-
-
-def test_a_client_that_the_roster_knows_by_another_key_is_refused(tmp_path, home):
-    (home / "key").write_bytes((tmp_path / "home-1" / "key").read_bytes())
-    with pytest.raises(ConfigError, match="client 0 is enrolled with another key"):
-        read_home(home)
-
-
-def test_a_plan_below_the_clients_policy_is_refused(home, plan):
-    text = (home / "client.toml").read_text()
-    (home / "client.toml").write_text(text.replace("least_cohort = 3", "least_cohort = 6"))
-    with pytest.raises(ConfigError, match="policy"):
-        ask(home, introduction(plan, "stricter").pack())
-    with pytest.raises(ConfigError, match="policy"):
-        ask(home, invitation(plan))
-
-
-def test_a_plan_beyond_the_clients_own_budget_is_refused(tmp_path, plan):
-    enrol(tmp_path, 5)
-    home = tmp_path / "home-0"
-    text = (home / "client.toml").read_text()
-    (home / "client.toml").write_text(
-        text.replace("epsilon = 1e6\n", "epsilon = 1.0\n").replace("most_epsilon = 1.0", "most_epsilon = 1e6")
-    )
-    with pytest.raises(ConfigError, match="its budget is 1"):
-        ask(home, introduction(plan).pack())
-
-
-def test_a_client_counts_each_vector_and_stops_at_its_cap(home, plan):
-    account = Account(home, read_home(home).budget)
-    counts = [
-        account.charge(plan, "a run", plan.release(number, 0, (), plan.quorum))
-        for number in range(plan.participations + 2)
-    ]
-    assert counts == [*range(plan.participations), plan.participations, plan.participations]
-    assert account.charge(plan, "another run", plan.release(0, 0, (), plan.quorum)) == 0
-
-
-def test_a_client_at_its_cap_sends_zero_and_its_noise(tmp_path):
-    plan = make_plan(rounds=2, participations=1)
-    grid, roster = make_grid(tmp_path), enrol(tmp_path, 5)
-    models = {}
-
-    def evaluate(number, arrays):
-        models[number] = arrays["params"].numpy()
-
-    start(make_strategy(plan, tmp_path, roster), grid, evaluate_fn=evaluate)
-    assert (models[1][:5] > 0.1).all()
-    assert np.abs(models[2] - models[1]).max() < 0.1
-
-
-def test_a_client_without_a_home_is_refused_with_what_to_do(monkeypatch):
-    monkeypatch.delenv(SIMULATION_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match="a client needs a home: start its SuperNode with --node-config"):
-        Home.of(make_context(0, None))
-
-
-def test_a_simulated_client_is_not_enrolled_and_a_home_goes_before_it(monkeypatch, tmp_path, home):
-    monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path))
-    assert Home.of(make_context(3, None)).consistency is Consistency.ASSUMED
-    assert Home.of(make_context(3, home)).consistency is Consistency.SIGNED
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("client = ", "is not TOML"),
-        ('client = 0\nsever = "x"', "unknown settings: sever"),
-        ('authority = "00"', "not a client's settings"),
-        ('client = 0\nconsistency = "hoped"', "not a client's settings"),
-        ('client = -1\nconsistency = "assumed"', "identity must be in"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(tmp_path, text, complaint):
-    (tmp_path / "client.toml").write_text(text)
-    with pytest.raises(ConfigError, match=complaint):
-        read_home(tmp_path)
-
-
 def test_the_whole_run_works_without_a_roster_where_everyone_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path / "simulation"))
     grid = make_grid(tmp_path)
     grid.apps = {node: (app, make_context(node - 100, None)) for node, (app, _) in grid.apps.items()}
-    params = start(make_strategy(make_plan(rounds=1), tmp_path, None), grid)
+    plan = make_plan(rounds=1, consistency=Consistency.ASSUMED)
+    params = start(make_strategy(plan, tmp_path, None), grid)
     assert (params[:5] > 0.1).all()
 
 
-def test_the_commands_of_enrolment_make_a_home_that_can_be_read(tmp_path):
-    def enrolled(*arguments) -> str:
-        done = CliRunner().invoke(enrol_app, [str(argument) for argument in arguments])
-        assert done.exit_code == 0, done.output
-        return done.output.strip()
-
-    authority = enrolled("authority", tmp_path / "authority.key")
-    clients = [enrolled("client", tmp_path / f"c{number}", number, authority) for number in (4, 9)]
-    enrolled("roster", tmp_path / "authority.key", tmp_path / "roster", *clients)
-    (tmp_path / "c9" / "roster").write_bytes((tmp_path / "roster").read_bytes())
-    home = read_home(tmp_path / "c9")
-    assert home.client == 9
-    assert home.consistency is Consistency.SIGNED
-    assert home.policy.least_cohort == 10
-    assert set(read_roster(tmp_path / "roster", authority).keys) == {4, 9}
-    again = CliRunner().invoke(enrol_app, ["authority", str(tmp_path / "authority.key")])
-    assert isinstance(again.exception, ConfigError)
-    assert "holds a key already" in str(again.exception)
-
-
-def test_an_error_of_the_clients_own_tells_the_server_nothing_of_its_machine(tmp_path, caplog):
-    app, message = make_app(one_hot(0)), make_message(introduction(make_plan()).pack(), 100)
+def test_an_error_of_the_clients_own_tells_the_server_nothing_of_its_machine(tmp_path, server, caplog):
+    app, message = make_app(one_hot(0)), make_message(server.introduction().pack(), 100)
     with pytest.raises(ConfigError, match="not set up; its own log says why") as failure:
         app(message, make_context(0, tmp_path / "nowhere"))
     assert str(tmp_path) not in str(failure.value)
     assert str(tmp_path / "nowhere") in caplog.text
 
 
-def test_a_defect_tells_the_server_nothing_of_the_client(home, plan, caplog):
+def test_a_defect_tells_the_server_nothing_of_the_client(server, home, caplog):
     (home / "runs").rename(home / "gone")
     (home / "runs").write_text("in the way")
-    with pytest.raises(PeerError, match="this client failed; its own log says why"):
-        ask(home, invitation(plan))
+    with pytest.raises((PeerError, ConfigError)) as failure:
+        server.invite()
+    assert str(home) not in str(failure.value)
     assert str(home) in caplog.text
 
 
-def test_a_new_attempt_forgets_the_secrets_of_the_one_before(home, plan):
-    ask(home, invitation(plan, attempt=0))
-    (before,) = (home / "states").iterdir()
-    ask(home, invitation(plan, attempt=1))
-    (after,) = (home / "states").iterdir()
+def test_a_new_attempt_forgets_the_secrets_of_the_one_before(server, home):
+    server.invite(attempt=0)
+    (before,) = (home / "states").glob("*.state")
+    server.invite(attempt=1)
+    (after,) = (home / "states").glob("*.state")
     assert before != after
+
+
+def test_a_client_without_a_home_is_refused_with_what_to_do(monkeypatch):
+    monkeypatch.delenv(SIMULATION_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="a client needs a home: start its SuperNode with --node-config"):
+        home_of(make_context(0, None))
+
+
+def test_a_simulated_client_is_not_enrolled_and_a_home_goes_before_it(monkeypatch, tmp_path, home):
+    monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path))
+    assert home_of(make_context(3, None)).consistency is Consistency.ASSUMED
+    assert home_of(make_context(3, home)).consistency is Consistency.SIGNED
+
+
+def is_free(lock) -> bool:
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def test_a_plan_is_checked_while_no_lock_is_held(tmp_path, monkeypatch):
+    """A plan that takes long to check must not keep other runs waiting."""
+    free, check, room = [], Policy.check, Account.require_room
+
+    def look(*_):
+        places = [home_in(tmp_path, 0) / "runs" / "lock", anchor_in(tmp_path, 0) / "lock"]
+        free.extend(is_free(lock) for lock in places if lock.exists())
+
+    def slow_check(self, plan, enrolled=None):
+        look()
+        check(self, plan, enrolled)
+
+    def slow_room(self, plan, history):
+        look()
+        room(self, plan, history)
+
+    monkeypatch.setattr(Policy, "check", slow_check)
+    monkeypatch.setattr(Account, "require_room", slow_room)
+    server = LyingServer(tmp_path, make_plan(), enrol(tmp_path, 5))
+    server.introduce(0)
+    replace(server, run="another run", first_draw=20).introduce(0)
+    assert free == [True] * len(free)
+    assert len(free) >= 4
+
+
+WILD = {
+    '"cohort":5': '"cohort":1000000000000',
+    '"population":5': '"population":1000000000000',
+    '"dimension":16': '"dimension":1' + "0" * 300,
+    '"rounds":2': '"rounds":1' + "0" * 4000,
+    '"is":"2"': '"is":"4294967296"',
+}
+
+
+@pytest.mark.parametrize("found", WILD)
+def test_wild_numbers_in_an_introduction_are_refused(server, found):
+    text = canonical.encode(server.plan)
+    assert found in text
+    wild = replace(server.introduction(), run="wild", plan=text.replace(found, WILD[found]))
+    with pytest.raises((PeerError, ConfigError)):
+        server.ask(0, wild.pack())
+    server.invite()  # it is as before
+
+
+def test_a_plan_below_the_clients_policy_is_refused_also_after_it_was_agreed_on(server, home):
+    text = (home / "client.toml").read_text()
+    (home / "client.toml").write_text(text.replace("least_cohort = 3", "least_cohort = 6"))
+    with pytest.raises(ConfigError, match="policy"):
+        replace(server, run="stricter").introduce(0)
+    with pytest.raises(ConfigError, match="policy"):
+        server.invite()
+
+
+def test_colluders_that_the_client_counts_on_are_not_the_servers_to_choose(server, home):
+    """Five clients with a quorum of three fall to one colluder."""
+    text = (home / "client.toml").read_text()
+    (home / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.1"))
+    with pytest.raises(ConfigError, match="2 quorum > cohort"):
+        replace(server, run="stricter").introduce(0)
+    safe = make_plan(dropouts=0.2, colluders=0.1)
+    assert safe.colluders == 1
+    replace(server, run="safer", plan=safe).introduce(0)
+
+
+def test_a_saved_phase_that_a_crash_has_left_is_erased_at_the_next_message(server, home):
+    server.invite()
+    (state,) = (home / "states").glob("*.state")
+    leftover = home / "states" / f".{state.name}.4711"
+    leftover.write_bytes(state.read_bytes())
+    damaged = home / "states" / ("ff" * 32 + ".state")
+    damaged.write_bytes(b"damaged")
+    replace(server, run="another run", first_draw=30).introduce(0)
+    assert not leftover.exists()
+    assert not damaged.exists()
+    assert state.exists()
+
+
+def test_a_sampled_client_at_its_cap_sends_zero_and_its_noise_also_in_the_next_run(tmp_path):
+    """The cap counts the vectors of all runs: a second run of the same plan gets nothing but noise."""
+    plan = make_plan(rounds=2, scheme=Scheme.FIXED, participations=1)
+    grid, roster = make_grid(tmp_path), enrol(tmp_path, 5)
+    models = {}
+
+    def evaluate(number, arrays):
+        models[number] = arrays["params"].numpy()
+
+    strategy = make_strategy(plan, tmp_path, roster)
+    start(strategy, grid, evaluate_fn=evaluate)
+    assert (models[1][:5] > 0.1).all()
+    assert np.abs(models[2] - models[1]).max() < 0.1
+    again = start(replace(strategy, directory=tmp_path / "another run"), grid)
+    assert np.abs(again).max() < 0.2
+    assert all(reply.has_content() for reply in grid.received)  # nobody stays away
+    for client in range(5):
+        assert Given.of(read_home(home_in(tmp_path, client)).log.read()).participations == 1
+
+
+def test_silos_at_their_cap_stay_away_from_the_next_run(tmp_path):
+    plan = make_plan(rounds=2, spare=0)
+    grid, roster = make_grid(tmp_path), enrol(tmp_path, 5)
+    strategy = make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001))
+    start(strategy, grid)
+    with pytest.raises(TooFewClients, match="0 came within"):
+        start(replace(strategy, directory=tmp_path / "another run"), grid)
+    assert "has sent 2 vectors in all its runs, the plan's cap is 2" in grid.received[-1].error.reason

@@ -1,5 +1,14 @@
 import difflib
+import re
+import tomllib
 from pathlib import Path
+
+import pytest
+
+from d2pfed.errors import ConfigError
+from d2pfed.flower.account import Account
+from d2pfed.flower.home import init_home, read_home
+from d2pfed.plan import Enrolled
 
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE = (ROOT / "examples/flower/before/client_app.py").read_text().splitlines()
@@ -14,3 +23,21 @@ def test_an_existing_client_becomes_private_in_at_most_five_changed_lines():
 def test_the_guide_shows_the_change_as_it_is():
     diff = difflib.unified_diff(BEFORE, PRIVATE, "before/client_app.py", "digits/client_app.py", lineterm="")
     assert "\n".join(diff) in (ROOT / "docs/deploy.md").read_text()
+
+
+def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+    pytest.importorskip("torch", reason="the example trains with torch (extra `train`)")
+    from digits.server_app import make_plan  # noqa: PLC0415 - loads torch
+
+    config = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    plan = make_plan(config | {"roster": "a roster"})
+    enrolled = Enrolled(config["population"], 4 << 12)
+    told = re.search(r"d2pfed client init .* --epsilon (\d+)", (ROOT / "docs/deploy.md").read_text())
+    init_home(tmp_path / "home", 0, bytes(range(32)), tmp_path / "anchor", float(told[1]))
+    home = read_home(tmp_path / "home")
+    home.policy.check(plan, enrolled)
+    Account(home.log, home.budget).require_room(plan, home.log.read())
+    init_home(tmp_path / "cautious", 1, bytes(range(32)), tmp_path / "another")
+    with pytest.raises(ConfigError, match="epsilon against server must be at most 10"):
+        read_home(tmp_path / "cautious").policy.check(plan, enrolled)

@@ -21,11 +21,21 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from loopback import Federation, end, make_certificate, make_node_key
 
+from d2pfed.flower.account import Given
+from d2pfed.flower.home import read_home
+from d2pfed.flower.positions import Positions
+from d2pfed.flower.rosters import read_roster
+from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind, read_rows
+from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.rows import Head
+from d2pfed.plan import decode_plan
 from local_grid import DIMENSION, make_plan, noise_bound
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLED, SLOW, WRONG_CERTIFICATE, UNREGISTERED = 2, 3, 5, 6
+SURVIVORS = 0, 1, 3, 4
+PLAN = {"dropouts": 0.2, "colluders": 0.1, "spare": 6, "epsilon": 20000.0}
 
 
 ENCODE = """
@@ -69,7 +79,7 @@ def story(tmp_path_factory):
     planted = f"planted-{os.urandom(8).hex()}"
     (signals / "planted").write_text(planted)
     (signals / f"delay-{KILLED}-1").write_text("3600")
-    (signals / f"delay-{SLOW}-2").write_text(str(1.5 * deadline))
+    (signals / f"delay-{SLOW}-1").write_text(str(1.5 * deadline))
     place = directory / "federation"
     with Federation(
         place, 5, environment={"PYTHONPATH": str(ROOT / "src")}, database=str(place / "superlink.db")
@@ -86,6 +96,7 @@ def story(tmp_path_factory):
                 "directory": str(directory / "run"),
                 "roster": str(federation.roster),
                 "authority": federation.authority,
+                "draws": str(federation.draws),
                 "signals": str(signals),
                 "training-seconds": deadline,
                 "keys-seconds": deadline,
@@ -139,8 +150,8 @@ def test_the_sums_are_those_of_the_survivors(story):
         int(key): np.array(value)
         for key, value in json.loads((story.directory / "run" / "models.json").read_text()).items()
     }
-    plan = make_plan()
-    for number, survivors in ((1, (0, 1, 3, 4)), (2, (0, 1, 4))):
+    plan = make_plan(**PLAN)
+    for number, survivors in ((1, SURVIVORS), (2, SURVIVORS)):
         exact = np.zeros(DIMENSION)
         exact[list(survivors)] = 1 / 5
         noise = models[number] - models[number - 1] - exact
@@ -155,19 +166,45 @@ def test_the_ledger_has_the_realised_survivors(story):
     assert [row.kind for row in rows[::2]] == [Kind.RESERVE] * len(ends)
     assert ends.count(Kind.COMMIT) == 2
     assert set(ends) <= {Kind.COMMIT, Kind.VOID}
-    assert [row.release.participants for row in rows if row.kind is Kind.COMMIT] == [(0, 1, 3, 4), (0, 1, 4)]
+    assert ends[0] is Kind.VOID  # one killed, one slow: three of five are no quorum beside a colluder
+    assert [row.release.participants for row in rows if row.kind is Kind.COMMIT] == [SURVIVORS] * 2
     metrics = [json.loads(line) for line in (story.directory / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["survivors"] for line in metrics] == [4, 3]
+    assert [line["survivors"] for line in metrics] == [4, 4]
     assert metrics[-1]["epsilon"] == rows[-1].epsilon
 
 
-def test_each_client_has_its_own_ledger_and_no_secrets_left(story):
+def test_each_client_has_its_own_log_and_no_secrets_left(story):
     home = story.federation.home(0)
-    own = [row for row in read_rows(home / "ledger-client-replace-one.sqlite") if row.kind is Kind.RESERVE]
-    assert {row.key.round for row in own} == {0, 1}
-    assert list((home / "states").iterdir()) == []
-    secret = [path for path in home.rglob("*") if path.is_file() and path.name not in ("client.toml", "roster")]
-    assert all(path.stat().st_mode & 0o077 == 0 for path in secret if path.suffix != ".lock")
+    own = read_home(home)
+    history = own.log.read()
+    begun = [(body["round"], body["attempt"]) for body in history.bodies(Entry.BEGUN)]
+    charged = [(release.round, release.attempt) for release in Given.of(history).releases]
+    assert set(charged) <= set(begun)
+    assert {number for number, _ in charged} == {0, 1}
+    assert (0, 0) in charged  # the attempt was void, and this client cannot know
+    assert {body["draw"] for body in history.bodies(Entry.BEGUN)} == {
+        3 * number + attempt for number, attempt in begun
+    }
+    assert list((home / "states").glob("*.state")) == []
+    secret = [path for path in home.rglob("*") if path.is_file() and path.name != "client.toml"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in secret)
+
+
+def test_the_plan_is_safe_from_one_of_five_clients(story):
+    plan = decode_plan((story.directory / "run" / "plan.json").read_text())
+    assert (plan.colluders, plan.quorum, plan.consistency) == (1, 4, Consistency.SIGNED)
+
+
+def test_the_server_and_peers_remember_how_far_each_client_was(story):
+    roster = read_roster(story.federation.roster, story.federation.authority).roster
+    (file,) = [path for path in (story.directory / "run").glob("positions-*") if path.suffix != ".lock"]
+    at_server = Positions(file, roster.keys).latest()
+    at_peer = Positions(story.federation.home(0) / "peers", roster.keys).latest()
+    for client in SURVIVORS:
+        history = read_home(story.federation.home(client)).log.read()
+        known = [at_server[client], *([at_peer[client]] if client else [])]
+        assert all(history.holds(Head(position.count, position.head)) for position in known)
+        assert at_server[client].count >= len(history.bodies(Entry.BEGUN))
 
 
 def test_what_clients_report_beside_their_arrays_never_reaches_the_superlink(story):

@@ -9,20 +9,25 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from d2pfed.accounting import Scheme
-from d2pfed.errors import ConfigError, TooFewClients
-from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Request, pack_answer
+from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, PeerError, TooFewClients
+from d2pfed.flower import server
+from d2pfed.flower.draws import Committed
+from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Introduction, Request, pack_answer
 from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.layout import Layout, decode_model, encode_model
+from d2pfed.flower.home import read_home
+from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
+from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
+from d2pfed.ledger.client_history import Entry as LogEntry
 from d2pfed.plan import Kind as Mechanism
 from d2pfed.randomness import digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import kind_of
+from homes import enrol, home_in, sign_roster
 from local_grid import (
     DIMENSION,
-    enrol,
     make_grid,
     make_message,
     make_plan,
@@ -30,7 +35,6 @@ from local_grid import (
     noise_bound,
     start,
 )
-from rosters import roster_of
 
 
 def kind(message: Message) -> Kind | None:
@@ -73,7 +77,7 @@ def test_a_run_adds_up_to_the_clients_sums_and_its_ledger_says_who_took_part(tmp
     assert [round_["survivors"] for round_ in rounds_of(tmp_path)] == [5, 5]
 
 
-@pytest.mark.parametrize("lost_at", [Kind.INVITATION, Kind.ADVERTS, Kind.MASK_REQUEST])
+@pytest.mark.parametrize("lost_at", [Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST])
 def test_a_client_that_errs_has_dropped_out_and_its_vector_is_not_in_the_sum(tmp_path, lost_at):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: (
@@ -131,7 +135,7 @@ PLANTED = b"planted-in-an-answer"
 
 
 @pytest.mark.parametrize(
-    "asked", [Kind.INVITATION, Kind.ADVERTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST]
+    "asked", [Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST]
 )
 def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(tmp_path, caplog, asked):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
@@ -155,12 +159,12 @@ def test_another_machines_words_stay_on_their_line_of_the_log(tmp_path, caplog):
     words = "oh\nround 7: 5 survivors\x1b[2J" + "!" * 1000
     grid.coming = lambda client, reply: (
         Message(Error(code=0, reason=words), reply_to=grid.sent[-1])
-        if client == 3 and kind(grid.sent[-1]) is Kind.ADVERTS
+        if client == 3 and kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS
         else reply
     )
     start(make_strategy(plan, tmp_path, roster), grid)
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert line.startswith("ADVERTS: node 103 is refused: oh\\nround 7")
+    assert line.startswith("KEY_ADVERTISEMENTS: node 103 is refused: oh\\nround 7")
     assert line.isprintable()
     assert len(line) < 400
 
@@ -170,7 +174,7 @@ def test_a_void_attempt_says_why(tmp_path, caplog):
     lost = []
 
     def lose_three_once(client, reply):
-        if kind(grid.sent[-1]) is Kind.ADVERTS and len(lost) < 3:
+        if kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS and len(lost) < 3:
             lost.append(client)
             return unavailable(grid.sent[-1])
         return reply
@@ -191,13 +195,12 @@ def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
 def test_attempts_without_a_quorum_are_void_and_cost_nothing(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: (
-        unavailable(grid.sent[-1]) if client > 1 and kind(grid.sent[-1]) is Kind.ADVERTS else reply
+        unavailable(grid.sent[-1]) if client > 1 and kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS else reply
     )
     with pytest.raises(TooFewClients, match="failed in all"):
         start(make_strategy(plan, tmp_path, roster), grid)
     rows = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None]
     assert [row.kind for row in rows] == [Entry.RESERVE, Entry.VOID] * plan.attempts_per_round
-    assert rows[-1].epsilon == 0
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
@@ -219,9 +222,22 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     assert seen == [0, 1, 2, 1, 2, 3]
     assert len(committed(tmp_path)) == 4
     assert [(round_["round"], round_["attempt"]) for round_ in rounds_of(tmp_path)] == [(1, 0), (2, 1), (3, 0)]
-    # The attempt that was not kept counts for the clients: at their cap of three, they send zeros in the last round.
-    assert plan.participations == 3
-    assert np.abs(params[:5] - 2 / 5).max() < 3**0.5 * noise_bound(plan, 5)
+    assert np.abs(params[:5] - 3 / 5).max() < 3**0.5 * noise_bound(plan, 5)
+
+
+def test_at_their_cap_silos_stay_away_and_the_run_ends(tmp_path):
+    plan, roster, grid = make_plan(rounds=2, spare=0), enrol(tmp_path, 5), make_grid(tmp_path)
+
+    def crash(number, arrays):
+        if number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start(make_strategy(plan, tmp_path, roster), grid, evaluate_fn=crash)
+    start(make_strategy(plan, tmp_path, roster), grid, 1)  # the first round again, charged again
+    with pytest.raises((TooFewClients, LedgerError, BudgetExceeded)):
+        start(make_strategy(plan, tmp_path, roster), grid)
+    assert len(committed(tmp_path)) == 2
 
 
 def test_a_resumed_run_must_be_the_same(tmp_path):
@@ -234,12 +250,13 @@ def test_a_resumed_run_must_be_the_same(tmp_path):
 def test_an_unknown_node_is_refused(tmp_path, caplog):
     plan, grid = make_plan(rounds=1), make_grid(tmp_path)
     roster = enrol(tmp_path, 5)
-    stranger = roster_of(
-        {client: key for client, key in roster.keys.items() if client != 4} | {9: digest("other")}
-    )
+    keys = {client: key for client, key in roster.roster.keys.items() if client != 4} | {9: digest("other")}
+    committed_to = Committed(roster.roster.depth, roster.roster.root)
+    stranger = sign_roster(tmp_path, keys, None, committed_to)
     hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     start(make_strategy(plan, tmp_path, stranger, deadlines=hurry), grid)
-    assert "node 104 is refused: client 4 is not enrolled" in caplog.text
+    assert "node 104 is refused" in caplog.text
+    assert "client 4 is not enrolled" in caplog.text
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
 
@@ -329,24 +346,31 @@ def test_layouts_come_back_and_refuse_what_is_no_parameter():
     assert layout.flatten(more).tolist() == flat.tolist()
 
 
-def test_models_come_back_with_their_configuration_and_damaged_ones_are_refused():
+def test_models_come_back_and_damaged_ones_are_refused():
     layout = Layout.of(ArrayRecord({"params": Array(np.zeros(4, np.float32))}))
     params = np.array([1.5, -2, 0, 4], np.float32)
-    model = encode_model(params, {"lr": 0.1, "server-round": 3, "name": "x"})
-    back, config = decode_model(model, layout)
-    assert np.array_equal(back, params)
-    assert dict(config) == {"lr": 0.1, "server-round": 3, "name": "x"}
-    for damaged in (
-        model[:-1],
-        model + b"\0",
-        model[:3],
-        b"\xff\xff\xff\xff" + model[4:],
-        model[:4] + b"[]" + model[6:],
-    ):
-        with pytest.raises(Exception, match="model"):
+    model = encode_model(params)
+    assert np.array_equal(decode_model(model, layout), params)
+    for damaged in (model[:-1], model + b"\0", b""):
+        with pytest.raises(PeerError, match="a model of 4 parameters was expected"):
             decode_model(damaged, layout)
+
+
+def test_tasks_come_back_with_their_configuration_and_others_are_refused():
+    layout = Layout.of(ArrayRecord({"params": Array(np.zeros(4, np.float32))}))
+    other = Layout.of(ArrayRecord({"weights": Array(np.zeros(4, np.float32))}))
+    task = encode_task(layout, {"lr": 0.1, "server-round": 3, "name": "x"})
+    assert dict(decode_task(task, layout)) == {"lr": 0.1, "server-round": 3, "name": "x"}
+    size = int.from_bytes(task[:4], "little")
+    arrays = task[: 4 + size]
+    for damaged in (encode_task(other, {}), task[:3], b"\xff\xff\xff\xff" + task[4:], b""):
+        with pytest.raises(PeerError, match="layout that the run was introduced with"):
+            decode_task(damaged, layout)
+    for text in (b"", b"[]", b"[" * 100_000, b'{"a": {"b": 1}}', b'{"a": 1', b'{"a": ' + b"9" * 5000 + b"}"):
+        with pytest.raises(PeerError, match="flat JSON object"):
+            decode_task(arrays + text, layout)
     with pytest.raises(ConfigError, match="numbers, texts and lists"):
-        encode_model(params, {"bytes": b"raw"})
+        encode_task(layout, {"bytes": b"raw"})
 
 
 def test_requests_have_exactly_their_fields():
@@ -358,7 +382,7 @@ def test_requests_have_exactly_their_fields():
     short = RecordDict({EXCHANGE: ConfigRecord({"frame": b"frame"})})
     endless = Request(b"frame", 9.0, 5.0).pack()
     for content in (extra, short, endless, RecordDict({})):
-        with pytest.raises(Exception, match="must"):
+        with pytest.raises(PeerError, match="must"):
             Request.unpack(content)
 
 
@@ -393,3 +417,168 @@ def test_secret_cohort_sizes_are_refused_where_messages_can_be_counted(tmp_path)
     plan = make_plan(5, population=50, scheme=Scheme.POISSON, mechanism=Mechanism.DESIGNATED, dropouts=0.0)
     with pytest.raises(ConfigError, match="poisson sampling needs secret cohort sizes"):
         make_strategy(plan, tmp_path, None)
+
+
+def test_a_huge_identity_from_a_stranger_does_not_end_the_server(tmp_path, caplog):
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+
+    def huge(client, reply):
+        if client == 4 and reply.has_content() and INTRODUCTION in reply.content:
+            fields = ConfigRecord({"client": b"\xff" * 2048, "signature": b""})
+            reply.content = RecordDict({INTRODUCTION: fields})
+        return reply
+
+    grid.coming = huge
+    start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
+    assert "node 104 is refused: a field must have a size of at most 8, got 2048" in caplog.text
+    assert committed(tmp_path) == [(0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"client": b"", "signature": b""}, {"client": b"1" * 8, "signature": b"2" * 65}]
+)
+def test_an_introductions_answer_has_exact_sizes(fields):
+    with pytest.raises(PeerError, match="must have"):
+        Introduced.unpack(RecordDict({INTRODUCTION: ConfigRecord(fields)}))
+
+
+LONG = {
+    "run": "r" * 256,
+    "plan": "p" * 70_000,
+    "layout": "l" * 5_000_000,
+    "roster": bytes(1 << 27),
+    "first-draw": 1 << 40,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_an_introduction_is_measured_before_it_is_read(name):
+    content = Introduction("a run", "a plan", "a layout", 3, b"roster").pack()
+    assert Introduction.unpack(content) == Introduction("a run", "a plan", "a layout", 3, b"roster")
+    content[INTRODUCTION][name] = LONG[name]
+    with pytest.raises(PeerError, match=r"size of at most|first draw must be in"):
+        Introduction.unpack(content)
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J"])
+def test_a_run_has_a_name_that_can_be_printed(name):
+    with pytest.raises(PeerError, match="printable"):
+        Introduction.unpack(Introduction(name, "a plan", "a layout").pack())
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e9, 0.0, -1.0])
+def test_an_attempt_does_not_last_for_ever(seconds):
+    for request in (Request(b"frame", 1.0, seconds), Request(b"frame", seconds, seconds)):
+        with pytest.raises(PeerError, match="attempt_seconds"):
+            Request.unpack(request.pack())
+    with pytest.raises(ConfigError, match="seconds"):
+        Deadlines(training=400_000.0)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(10**300,), (1 << 32,), (-1,), (1 << 31, 1 << 31), (1,) * 33, (0,)],
+    ids=lambda shape: str(len(shape)),
+)
+def test_a_layout_of_nonsense_is_refused_without_work(shape):
+    with pytest.raises(ConfigError):
+        Layout((Layout.of(ArrayRecord({"a": Array(np.zeros(1))})).entries[0].__class__("a", shape, "float32"),))
+
+
+def test_arrays_have_names_of_their_own_and_not_too_long():
+    entry = Layout.of(ArrayRecord({"a": Array(np.zeros(1))})).entries[0]
+    with pytest.raises(ConfigError, match="names of their own"):
+        Layout((entry, entry))
+    with pytest.raises(ConfigError, match="at most 1024 characters"):
+        replace(entry, name="n" * 2000)
+
+
+def test_a_client_that_is_to_blame_is_not_asked_again_even_after_a_restart(tmp_path, monkeypatch, caplog):
+    plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path)
+    gather, blamed = server.gather, []
+
+    def blaming(*arguments, **options):
+        if not blamed:
+            blamed.append(3)
+            raise TooFewClients("somebody has cheated", (), (3,))
+        return gather(*arguments, **options)
+
+    monkeypatch.setattr(server, "gather", blaming)
+    start(make_strategy(plan, tmp_path, roster), grid, 1)
+    assert "clients [3] have sent what cannot be an accident" in caplog.text
+    start(make_strategy(plan, tmp_path, roster), grid, 2)
+    assert committed(tmp_path) == [(0, 1, 2, 4)] * 2
+    assert all(message.metadata.dst_node_id != 103 for message in grid.sent if kind(message) is Kind.INVITATION)
+
+
+def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
+    plan = make_plan(4, rounds=2, population=6, scheme=Scheme.FIXED, dropouts=0.25, participations=6)
+    roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=6)
+    for run in ("run", "another"):
+        start(replace(make_strategy(plan, tmp_path, roster), directory=tmp_path / run), grid)
+    used = json.loads((tmp_path / "draws.used").read_text())
+    assert sorted(used.values()) == [[0, 6], [6, 6]]
+    drawn = [
+        (int(body["draw"]), body["run"])
+        for client in range(6)
+        for body in read_home(home_in(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+    ]
+    assert {draw for draw, _ in drawn} == {0, 3, 6, 9}
+    assert len(drawn) == 4 * 4
+
+
+def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
+    plan = make_plan(3, rounds=2, population=9, scheme=Scheme.ONCE, dropouts=0.0, spare=1)
+    roster, grid = enrol(tmp_path, 9), make_grid(tmp_path, clients=9)
+    lost = []
+
+    def lose_one_vector(client, reply):
+        if kind(grid.sent[-1]) is Kind.MASK_REQUEST and not lost:
+            lost.append(client)
+            return unavailable(grid.sent[-1])
+        return reply
+
+    grid.coming = lose_one_vector
+    start(make_strategy(plan, tmp_path, roster), grid)
+    blocks = {
+        (body["round"], body["attempt"]): body["block"]
+        for client in range(9)
+        for body in read_home(home_in(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+    }
+    assert blocks == {(0, 0): 0, (0, 1): 1, (1, 0): 2}
+    assert json.loads((tmp_path / "run" / "notes.json").read_text())["block"] == 3
+
+
+def test_a_roster_that_is_over_or_may_not_last_is_refused_before_anything_begins(tmp_path):
+    plan, grid = (
+        make_plan(3, rounds=2, population=9, scheme=Scheme.ONCE, dropouts=0.0, spare=1),
+        make_grid(tmp_path),
+    )
+    roster = enrol(tmp_path, 9)
+    short = replace(roster, roster=replace(roster.roster, expires=roster.roster.issued + 86_400))
+    with pytest.raises(ConfigError, match="`once` ends within one roster"):
+        start(make_strategy(plan, tmp_path, short), grid, timeout=100_000.0)
+    over = replace(roster, roster=replace(roster.roster, issued=1, expires=2))
+    with pytest.raises(ConfigError, match="has expired"):
+        start(make_strategy(plan, tmp_path, over), grid)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_roster_with_draws_needs_the_servers_file_of_them(tmp_path):
+    roster = enrol(tmp_path, 5)
+    with pytest.raises(ConfigError, match="needs the server's own file"):
+        start(make_strategy(make_plan(), tmp_path, roster, draws=None), make_grid(tmp_path))
+
+
+def test_a_roster_without_draws_works_and_its_cohorts_are_believed(tmp_path):
+    roster = enrol(tmp_path, 5, depth=None)
+    params = start(make_strategy(make_plan(rounds=1), tmp_path, roster), make_grid(tmp_path))
+    assert (params[:5] > 0.1).all()
+
+
+def test_the_plans_consistency_is_that_of_the_roster(tmp_path):
+    roster = enrol(tmp_path, 5)
+    with pytest.raises(ConfigError, match="consistency must be signed, got assumed"):
+        make_strategy(make_plan(consistency=Consistency.ASSUMED), tmp_path, roster)
+    with pytest.raises(ConfigError, match="consistency must be assumed, got signed"):
+        make_strategy(make_plan(), tmp_path, None)

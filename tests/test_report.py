@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.accounting import CLIENT, Adjacency, Scheme, colluding
+from d2pfed.accounting import CLIENT, Adjacency, Scheme, colluding, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind
 from d2pfed.report import Story, write_report
 from d2pfed.report.page import render
 from d2pfed.report.panels import panels
 from d2pfed.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
-from d2pfed.report.wording import in_bytes, meaning, promise, upward
+from d2pfed.report.wording import in_bytes, meaning, promise
 from stories import Page, outside, points, story
 
 HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""
@@ -35,7 +35,7 @@ def files(directory) -> dict[str, bytes]:
 
 def test_a_page_and_each_plot_as_png_and_svg_are_written_and_nothing_is_left_over(tmp_path):
     assert write_report(story(12), tmp_path) == tmp_path / "report.html"
-    names = ("accuracy", "epsilon", "loss", "noise", "survivors", "upload")
+    names = ("accuracy", "attempts", "loss", "noise", "survivors", "upload")
     plots = {f"plots/{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert set(files(tmp_path)) == {"report.html"} | plots
 
@@ -100,8 +100,11 @@ def with_text(name: str, text: str) -> Story:
         case "warnings":
             return replace(told, explanation=replace(told.explanation, warnings=(text,)))
         case "reason":
-            endless = replace(told.spent[0], epsilon=math.inf, reason=text)
-            return replace(told, spent=(endless, *told.spent[1:]))
+            price = told.explanation
+            endless = replace(price.spent[0], epsilon=math.inf, reason=text)
+            return replace(told, explanation=replace(price, spent=(endless, *price.spent[1:])))
+        case "stopped":
+            return replace(told, stopped=text, test_accuracy=None)
     return replace(told, **{name: text})
 
 
@@ -122,15 +125,17 @@ def test_the_check_for_hostile_text_fails_where_nothing_is_escaped():
 
 def test_every_observer_has_its_exact_epsilon_and_all_that_it_depends_on():
     told = story(12)
-    told = replace(told, spent=(*told.spent, replace(told.spent[1], observer=colluding(3), epsilon=11.25)))
+    price = told.explanation
+    further = replace(price.spent[1], observer=colluding(3), epsilon=11.25)
+    told = replace(told, explanation=replace(price, spent=(*price.spent, further)))
     page = Page.read(render(told, []))
     exact = [attributes["value"] for tag, attributes in page.tags if tag == "data"]
-    assert [float(value) for value in exact] == [item.epsilon for item in told.spent]
-    for item in told.spent:
+    assert [float(value) for value in exact] == [item.epsilon for item in told.explanation.spent]
+    for item in told.explanation.spent:
         words = promise(told, item)
         assert words.sentence in page.text
         assert words.scope in page.text
-        assert upward(item.delta, 3) in words.sentence
+        assert round_up(item.delta, 3) in words.sentence
         assert str(item.unit) in words.sentence
         for part in (str(item.adjacency), item.sampling, f"at most {item.participations} times"):
             assert part in words.scope
@@ -138,7 +143,7 @@ def test_every_observer_has_its_exact_epsilon_and_all_that_it_depends_on():
 
 def test_an_infinite_epsilon_is_said_plainly_with_its_reason():
     told = story(12, Kind.SHARED)
-    exposed = next(item for item in told.spent if item.observer == CLIENT)
+    exposed = next(item for item in told.explanation.spent if item.observer == CLIENT)
     assert exposed.epsilon == math.inf
     page = Page.read(render(told, []))
     assert f"may learn anything about a client: epsilon is infinite: {exposed.reason}" in page.text
@@ -147,14 +152,16 @@ def test_an_infinite_epsilon_is_said_plainly_with_its_reason():
 
 def test_what_is_not_finite_leaves_its_plot_out():
     told = story(3)
-    told = replace(told, rounds=tuple(replace(point, epsilon=math.inf, loss=math.nan) for point in told.rounds))
-    assert {"epsilon", "loss"}.isdisjoint(panel.plot.name for panel in panels(told))
-    assert Page.read(render(told, [])).cells[2:4] == ["not finite", "infinite"]
+    told = replace(told, rounds=tuple(replace(point, loss=math.nan) for point in told.rounds))
+    assert "loss" not in [panel.plot.name for panel in panels(told)]
+    assert Page.read(render(told, [])).cells[2] == "not finite"
 
 
 def test_a_huge_epsilon_is_not_called_a_protection():
     told = story(2)
-    large, small = (promise(told, replace(told.spent[0], epsilon=value)).sentence for value in (20.5, 19.5))
+    large, small = (
+        promise(told, replace(told.explanation.spent[0], epsilon=value)).sentence for value in (20.5, 19.5)
+    )
     assert "too much to call a protection" in large
     assert "too much" not in small
 
@@ -167,7 +174,7 @@ def test_the_table_of_rounds_has_the_storys_numbers():
         assert int(row[0]) == point.round
         assert float(row[1].removesuffix(" %")) == pytest.approx(100 * point.accuracy, abs=0.005)
         assert float(row[2]) == pytest.approx(point.loss, abs=5e-5)
-        assert point.epsilon <= float(row[3]) <= 1.001 * point.epsilon
+        assert int(row[3]) == point.charged
         assert float(row[4]) == pytest.approx(point.update_norm, rel=5e-4)
         assert (int(row[5]), float(row[6])) == (point.survivors, pytest.approx(point.seconds, abs=0.0051))
 
@@ -195,27 +202,47 @@ def test_facts_settings_explanation_and_verification_are_on_the_page():
     assert "protects nobody" in render(replace(told, repeatable=True), [])
 
 
-def test_an_interrupted_run_has_no_test_accuracy_and_shows_the_whole_plans_numbers_beside():
-    told = story(5)
-    so_far = tuple(replace(item, epsilon=item.epsilon / 2) for item in told.spent)
-    page = Page.read(render(replace(told, spent=so_far, test_accuracy=None, stopped="interrupted"), []))
+def test_an_interrupted_run_has_no_test_accuracy_and_the_whole_plans_numbers():
+    told = replace(story(5), test_accuracy=None, stopped="interrupted")
+    page = Page.read(render(told, []))
     assert "Stopped after round 5 of 12: interrupted." in page.text
     assert "Test accuracy" not in page.text
-    assert f"whole plan {upward(told.spent[0].epsilon, 4)}" in page.text
+    assert "if nobody stopped it" not in page.text
+    exact = [float(attributes["value"]) for tag, attributes in page.tags if tag == "data"]
+    assert exact == [item.epsilon for item in told.explanation.spent]
+
+
+def test_what_was_spent_so_far_stands_beside_only_where_it_was_told():
+    told = replace(story(5), test_accuracy=None, stopped="interrupted")
+    so_far = tuple(replace(item, epsilon=item.epsilon / 2) for item in told.explanation.spent)
+    page = Page.read(render(replace(told, so_far=so_far), []))
+    assert f"so far {round_up(so_far[0].epsilon, 4)}, if nobody stopped it for what was seen" in page.text
+
+
+def test_a_run_that_cannot_go_on_says_so():
+    told = replace(story(5), test_accuracy=None, stopped="all attempts are charged", exhausted=True)
+    page = Page.read(render(told, []))
+    assert "Ended after round 5 of 12: all attempts are charged. It cannot go on" in page.text
+    assert "resumes" not in page.text
+
+
+def test_attempts_charged_stand_beside_the_most_that_epsilon_covers():
+    told = story(12)
+    assert f"{told.charged} of {told.plan.max_attempts}" in Page.read(render(told, [])).text
 
 
 def test_a_run_without_a_round_tells_the_plan_and_plots_nothing(tmp_path):
-    told = replace(story(0), spent=(), test_accuracy=None, stopped="the budget is spent")
+    told = replace(story(0), test_accuracy=None, stopped="the budget is spent", exhausted=True)
     page = Page.read(written(told, tmp_path))
     assert "No round is complete" in page.text
-    assert "the whole plan's numbers" in page.text
+    assert "the whole plan's" in page.text
     assert "svg" not in [tag for tag, _ in page.tags]
 
 
-def test_an_observer_that_is_not_asked_about_by_default_is_read_off_the_last_round():
+def test_an_observer_that_is_not_asked_about_by_default_has_the_plans_promise():
     told = story(2)
     unusual = replace(told, plan=replace(told.plan, against=colluding(7)))
-    assert f"{upward(told.rounds[-1].epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
+    assert f"{round_up(told.plan.epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
 
 
 def planted(kind: Kind, scheme: Scheme) -> Story:
@@ -286,17 +313,17 @@ def test_thinning_keeps_ends_extremes_and_order_and_is_bounded(ys, repeats):
 
 @given(st.floats(1e-300, 1e300), st.integers(2, 6))
 def test_a_printed_bound_is_never_below_the_bound_and_close_to_it(value, digits):
-    shown = float(upward(value, digits).replace(",", ""))
+    shown = float(round_up(value, digits).replace(",", ""))
     assert value <= shown * (1 + 1e-15)
     assert shown <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
 
 
 def test_bounds_read_as_people_write_them():
-    assert [upward(value, 4) for value in (8.0, 7.99555, 516.69761, 0.0)] == ["8", "7.996", "516.7", "0"]
-    assert [upward(value, 3) for value in (3.1623e-6, 1e-5, 2980.958, 2.6e7)] == [
-        *("3.17e-6", "1.01e-5", "2,990", "2.6e7"),
+    assert [round_up(value, 4) for value in (8.0, 7.99555, 516.69761, 0.0)] == ["8", "7.996", "516.7", "0"]
+    assert [round_up(value, 3) for value in (3.1623e-6, 1e-5, 2980.958, 2.6e7)] == [
+        *("3.17e-6", "1e-5", "2990", "2.6e7"),
     ]
-    assert (upward(math.inf, 4), upward(math.nan, 4)) == ("infinite", "not a number")
+    assert (round_up(math.inf, 4), round_up(math.nan, 4)) == ("infinite", "not a number")
     assert [in_bytes(size) for size in (12, 1_024, 51_370, 5.137e6, 2e9)] == [
         *("12 bytes", "1.02 kB", "51.4 kB", "5.14 MB", "2 GB"),
     ]
@@ -309,7 +336,7 @@ def test_the_meaning_of_epsilon_names_the_other_world():
 
 def test_one_colluder_and_several_are_worded():
     told = story(2)
-    one, three = (promise(told, replace(told.spent[1], observer=colluding(count))) for count in (1, 3))
+    one, three = (promise(told, replace(told.explanation.spent[1], observer=colluding(count))) for count in (1, 3))
     assert "with 1 client that tells it their noise" in one.sentence
     assert "with 3 clients that tell it their noise" in three.sentence
 
@@ -355,8 +382,7 @@ def test_inline_plots_take_every_colour_from_the_style_sheet():
         ({"round": 0}, "round's number must be at least 1, got 0"),
         ({"accuracy": 1.5}, r"accuracy of round 1 must be in \[0, 1\], got 1.5"),
         ({"accuracy": math.nan}, "got nan"),
-        ({"epsilon": -1.0}, "epsilon must be at least 0, got -1.0"),
-        ({"epsilon": math.nan}, "epsilon must be at least 0, got nan"),
+        ({"charged": -1}, "charged must be at least 0, got -1"),
         ({"update_norm": math.inf}, "update norm must be finite and at least 0, got inf"),
         ({"survivors": -1}, "survivors must be at least 0, got -1"),
         ({"seconds": -0.5}, "seconds must be at least 0, got -0.5"),
@@ -373,6 +399,8 @@ def test_an_impossible_story_is_refused():
         replace(told, rounds=told.rounds[::-1])
     with pytest.raises(ConfigError, match="the plan has 2 rounds, the story 3"):
         replace(told, plan=replace(told.plan, rounds=2, participations=2))
+    with pytest.raises(ConfigError, match="the story 2 and metrics up to 3"):
+        replace(told, done=2)
     with pytest.raises(ConfigError, match="test accuracy"):
         replace(told, test_accuracy=-0.1)
 

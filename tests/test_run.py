@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +20,7 @@ from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.plan import Target
-from d2pfed.round import run_plan
+from d2pfed.round import Participant, run_plan
 from d2pfed.run import Checkpoint, End, Job, RunDirectory, Settings
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerStep
@@ -409,6 +410,34 @@ def test_kills_at_random_moments_lose_no_release_and_no_round(parts, tmp_path):
     assert summary.promised[0].epsilon <= 30
     lines = (path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(1, summary.rounds + 1))
+
+
+def the_cap_is_counted(parts, path, monkeypatch):
+    """Each contribution knows how often its client took part before, in attempts that failed too."""
+    seen: Counter[int] = Counter()
+    contribute = Participant.contribute
+
+    def noted(self, session, update, group):
+        assert self.taken == seen[self.client]
+        seen[self.client] += 1
+        return contribute(self, session, update, group)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Participant, "contribute", noted)
+        wish = replace(spared(parts[1], 6), participations=2, against=SERVER, epsilon=60.0)
+        for rounds in (2, 4):
+            job(parts, target=wish, dropouts=Dropouts(unmask=Fraction(2, 5))).execute(path, None, after(rounds))
+    assert max(seen.values()) > 2  # some were at their cap
+
+
+def test_the_cap_is_counted_in_training_over_attempts_and_resumptions(parts, tmp_path, monkeypatch):
+    the_cap_is_counted(parts, tmp_path / "run", monkeypatch)
+
+
+def test_a_cap_that_is_not_counted_in_training_is_caught(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "taken", lambda _self, clients: dict.fromkeys(clients, 0))
+    with pytest.raises(AssertionError):
+        the_cap_is_counted(parts, tmp_path / "run", monkeypatch)
 
 
 def test_a_resumed_partition_draws_no_client_twice(parts, tmp_path):

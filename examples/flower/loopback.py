@@ -25,17 +25,21 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from d2pfed.flower.enrol import make_secret
-from d2pfed.flower.home import read_secret
+from d2pfed.flower.authority import next_roster
+from d2pfed.flower.draws import make_draws
+from d2pfed.flower.home import init_home
+from d2pfed.flower.keys import make_secret, read_secret
 from d2pfed.randomness import Entropy
-from d2pfed.secagg import encode_roster, issue_roster
+from d2pfed.secagg import encode_roster
 
 SETTINGS = """client = {client}
 authority = "{authority}"
+anchor = "{anchor}"
 
 [policy]
 least_cohort = {least_cohort}
 least_quorum = {least_quorum}
+least_colluders = 0.1
 least_noise_multiplier = 0.0
 most_epsilon = 1e6
 most_delta = 0.5
@@ -87,6 +91,11 @@ class Federation:
     def home(self, client: int) -> Path:
         """Return a client's own directory."""
         return self.directory / f"client-{client}"
+
+    @property
+    def draws(self) -> Path:
+        """The server's own file of draws."""
+        return self.directory / "draws"
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until its port answers."""
@@ -156,24 +165,35 @@ class Federation:
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
     def _enrol(self) -> tuple[str, Path]:
-        authority = make_secret(self.directory / "authority.key")
-        keys = {}
+        """Make what the authority, the server and the clients make by hand: keys, draws, homes, and the roster."""
+        secret_file = self.directory / "authority.key"
+        authority, keys = make_secret(secret_file), {}
         for client in range(self.clients):
-            self.home(client).mkdir(mode=0o700)
-            keys[client] = make_secret(self.home(client) / "key")
+            anchor = self.directory / "anchors" / str(client)
+            keys[client] = init_home(self.home(client), client, authority, anchor)
             settings = SETTINGS.format(
                 client=client,
                 authority=authority.hex(),
+                anchor=anchor,
                 least_cohort=self.least_cohort,
                 least_quorum=self.least_quorum,
             )
             (self.home(client) / "client.toml").write_text(settings)
             make_node_key(self.directory / f"node-{client}")
+        signed = next_roster(
+            authority,
+            None,
+            added=keys,
+            removed=frozenset(),
+            shown={},
+            draws=make_draws(self.draws),
+            most_depth=16,
+            days=30,
+            now=int(time.time()),
+            entropy=Entropy.system(),
+        )
         roster = self.directory / "roster"
-        issued = issue_roster(keys, authority, serial=1, issued=int(time.time()), entropy=Entropy.system())
-        roster.write_bytes(encode_roster(issued, read_secret(self.directory / "authority.key")))
-        for client in range(self.clients):
-            (self.home(client) / "roster").write_bytes(roster.read_bytes())
+        roster.write_bytes(encode_roster(signed, read_secret(secret_file)))
         return authority.hex(), roster
 
     def _start(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:

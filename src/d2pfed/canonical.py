@@ -67,7 +67,7 @@ def _to_plain(value: object) -> object:
 
 def _whole(digits: str) -> int:
     """Read a whole number of few digits; longer ones cost more to read and to print than any value is worth."""
-    if len(digits) > MOST_DIGITS + 1:  # a sign
+    if len(digits.removeprefix("-")) > MOST_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits, at most {MOST_DIGITS} are read")
     return int(digits)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.compiled import compiled
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
 from d2pfed.randomness import Stream
 from d2pfed.ring import IntVector
 from d2pfed.rotation import Rotation
@@ -64,9 +64,11 @@ class Codec:
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be positive and finite, got {value}")
         if self.box is not None and not self.granularity <= self.box < math.inf:
-            raise ConfigError(f"box must be finite and at least the granularity {self.granularity}, got {self.box}")
+            raise ConfigError(
+                f"box must be finite and at least the granularity {self.granularity}, got {self.box}"
+            )
         if not 0 <= self.fraction_bits <= 16:
-            raise ConfigError(f"fraction_bits must be in [0, 16], got {self.fraction_bits}")
+            raise ConfigError(f"fraction_bits must be in [0, 16], got {shown(self.fraction_bits)}")
         if not 1 <= self.grid_radius <= _LARGEST_RADIUS:
             raise ConfigError(
                 f"clip_norm / granularity must give 1 to 2^24 grid units of 2^-{self.fraction_bits} steps, "

@@ -16,6 +16,11 @@ class PeerError(D2PFedError):
 class RolledBack(PeerError):  # noqa: N818 - the name of the event, not of a defect
     """Somebody has met this client at a position that its log does not have: it must not go on."""
 
+    def __init__(self, text: str, count: int, head: bytes) -> None:
+        super().__init__(text)
+        self.count = count
+        self.head = head
+
 
 class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
     """Too few clients are left, these ones: the attempt is void. Those to blame, if any, are not asked again."""

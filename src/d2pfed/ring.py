@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.compiled import compiled
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import ConfigError, PeerError, shown
 from d2pfed.randomness import Stream
 
 IntVector = NDArray[np.int64]
@@ -31,7 +31,7 @@ class Ring:
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= MAX_BITS:
-            raise ConfigError(f"a ring's bits must be in [1, {MAX_BITS}], got {self.bits}")
+            raise ConfigError(f"a ring's bits must be in [1, {MAX_BITS}], got {shown(self.bits)}")
 
     @property
     def modulus(self) -> int:

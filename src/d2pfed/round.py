@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from d2pfed.accounting import Release, Scheme
 from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.graph import Consistency
 from d2pfed.ledger import RunPlan
 from d2pfed.mechanism import Designated, Share, Shared
 from d2pfed.plan import Enrolled, Plan, Policy
@@ -21,7 +22,6 @@ from d2pfed.secagg import (
     Advertising,
     Client,
     Confirming,
-    Consistency,
     Delivery,
     Enrolment,
     Exchange,
@@ -41,7 +41,6 @@ from d2pfed.secagg.session import NO_ROSTER
 Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update
 LEAST_SECRET_COHORT = 40  # on average: fewer than two clients are then drawn with a chance below 10^-15
 _FEWEST = 2  # clients of a cohort that one can hide among
-
 Refused = Callable[[int, PeerError], None]  # hears of each answer that does not count, and why
 Remember = Callable[[Mapping[int, Position]], None]  # hears where clients stand
 
@@ -186,11 +185,18 @@ def accept(
     computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
     """
     policy.check(plan, enrolled_in(roster))
+    return invited_session(plan, invitation, policy.least_cohort, roster, first_draw)
+
+
+def invited_session(
+    plan: Plan, invitation: bytes, least_cohort: int, roster: Roster | None, first_draw: int
+) -> Session:
+    """Return the session that an invitation names, for a plan that this client's policy has allowed before."""
     is_drawn = roster is not None and roster.depth is not None
     invited = decode_invitation(invitation, roster.depth if roster is not None else None)
     cohort = _drawn(plan, invited, roster, first_draw) if roster is not None and is_drawn else _listed(invited)
-    if len(cohort) < policy.least_cohort:
-        raise PeerError(f"a cohort must have at least {policy.least_cohort} clients, got {len(cohort)}")
+    if len(cohort) < least_cohort:
+        raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
     attempt = Attempt(invited.run, invited.round, invited.attempt)
     session = session_of(plan, attempt, cohort, roster=roster, draw=invited.draw, block=invited.block)
     if session.digest != invited.binding:
@@ -392,7 +398,7 @@ def run_plan(plan: Plan) -> RunPlan:
 
 
 def aggregate(
-    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, bind: Bind | None = None
+    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, *, bind: Bind | None = None
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 

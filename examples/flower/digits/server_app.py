@@ -6,9 +6,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, UserConfi
 from flwr.serverapp import Grid, ServerApp
 
 from d2pfed.accounting import SERVER, Scheme
-from d2pfed.flower.enrol import read_roster
 from d2pfed.flower.grid import Deadlines
+from d2pfed.flower.rosters import read_roster
 from d2pfed.flower.server import PrivateFedAvg
+from d2pfed.graph import Consistency
 from d2pfed.plan import Plan, Target, calibrate
 from digits.task import Net, load_test_data, test
 
@@ -24,6 +25,7 @@ def main(grid: Grid, context: Context) -> None:
         plan=make_plan(config),
         directory=Path(str(config["run-directory"])),
         roster=read_roster(Path(roster), str(config["authority"])) if roster else None,
+        draws=Path(str(config["draws"])) if roster else None,
         deadlines=Deadlines(joining=float(config["joining-seconds"]), keys=float(config["keys-seconds"])),
     )
     strategy.start(
@@ -47,10 +49,13 @@ def make_plan(config: UserConfig) -> Plan:
             cohort=cohort,
             rounds=rounds,
             epsilon=float(config["epsilon"]),
+            delta=float(config["delta"]),
             against=SERVER,
             scheme=Scheme.NONE if cohort == population else Scheme.FIXED,
             dropouts=float(config["dropouts"]),
-            participations=2 * rounds,  # a client counts each vector that it sends, also in attempts that fail
+            colluders=float(config["colluders"]),
+            spare=rounds,  # a client counts each vector that it sends, also in attempts that fail
+            consistency=Consistency.SIGNED if config["roster"] else Consistency.ASSUMED,
         )
     )
 

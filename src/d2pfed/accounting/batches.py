@@ -10,15 +10,20 @@ from d2pfed.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
-    """One run: its sampling, how often each noise was released, and the most of its releases a client is known in.
+    """One run as an account needs it.
 
-    `blocks` matters for a partition only, where a client is meant to be in one release: more if a block was used
-    again, which participants would show.
+    Attributes:
+        sampling: how its cohorts were drawn.
+        noises: each noise and how often it was released.
+        cap: how often one client contributes before it sends zeros.
+        blocks: of a partition, in how many releases a client is known to be: 1, unless participants show that a
+            block was used again.
     """
 
     sampling: Sampling
     noises: tuple[tuple[Noise, int], ...]
-    blocks: int
+    cap: int
+    blocks: int = 1
 
     @property
     def count(self) -> int:
@@ -26,7 +31,7 @@ class RunBatch:
         return sum(count for _, count in self.noises)
 
 
-def batches(releases: Sequence[Release]) -> list[RunBatch]:
+def batches(releases: Sequence[Release], cap: int) -> list[RunBatch]:
     """Return the releases by run, in the order in which runs began; each run has one sampling."""
     # Long lists repeat few objects, and an object's identity is found much faster than its value.
     objects = {id(release): release for release in releases}
@@ -38,7 +43,7 @@ def batches(releases: Sequence[Release]) -> list[RunBatch]:
         if samplings.setdefault(release.run, release.sampling) != release.sampling:
             raise ConfigError(f"all releases of a run must share one sampling, run {release.run!r} has two")
     blocks = _blocks(releases)
-    return [RunBatch(samplings[run], tuple(noises[run].items()), blocks.get(run, 1)) for run in noises]
+    return [RunBatch(samplings[run], tuple(noises[run].items()), cap, blocks.get(run, 1)) for run in noises]
 
 
 def _blocks(releases: Sequence[Release]) -> dict[str, int]:

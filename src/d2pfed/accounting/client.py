@@ -2,35 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
-from itertools import product
+from collections.abc import Sequence
 
-from d2pfed.accounting.charge import binomial_charge, gaussian_charge, renyi_charge
-from d2pfed.accounting.conversion import check_delta, gaussian_epsilon, tight
-from d2pfed.accounting.cost import Additive, composed
-from d2pfed.accounting.orders import sparse
-from d2pfed.accounting.release import Adjacency, BinomialSum, ContinuousGaussian, Noise, Release
-
-_RADII = Adjacency.REPLACE_ONE.radii
-_ORDERS = sparse(1 << 20)
-_SMOOTHED = 1 << 12  # a release's own slack is that of one among so many
-_SLACK = 1e-4  # what the surrogates of all Gaussian releases may use up together: 2 * _SLACK is added to epsilon
-_MOST_BINOMIAL = 1 << 10  # binomial releases that one account can hold
-_TENTHS = 10  # parts of epsilon that are divided among the groups
-
-
-class _Group(StrEnum):
-    """Releases that compose among themselves."""
-
-    GAUSSIAN = "gaussian"
-    RENYI = "rdp"
-    BINOMIAL = "binomial"
-
-
-# Shares of delta by the groups that an account comes to hold, fixed before anything is seen. They add up to 1.
-_ALONE = {_Group.GAUSSIAN: 0.8, _Group.RENYI: 0.1, _Group.BINOMIAL: 0.05}
-_MIXED = 0.05
+from d2pfed.accounting.grouped import filtered_epsilon
+from d2pfed.accounting.release import Adjacency, ContinuousGaussian, Release
 
 
 def client_epsilon(releases: Sequence[Release], delta: float) -> float:
@@ -42,78 +17,7 @@ def client_epsilon(releases: Sequence[Release], delta: float) -> float:
 
     Guarantee: a filter; errs upwards. Proof: theory.md#client. Checked: test_accounting_client.py.
     """
-    check_delta(delta)
-    groups: dict[_Group, Counter[Noise]] = {}
-    for release in releases:
-        if isinstance(release.noise, ContinuousGaussian):
-            return math.inf
-        groups.setdefault(_group(release.noise), Counter())[release.noise] += 1
-    if not groups:
-        return 0.0
-    if len(groups) == 1:
-        ((group, noises),) = groups.items()
-        return _epsilon(group, noises, delta * _ALONE[group])
-    return _mixed(groups, delta * _MIXED)
-
-
-def _mixed(groups: Mapping[_Group, Counter[Noise]], delta: float) -> float:
-    """Return the least epsilon that some division of it among the groups covers.
-
-    Which division a path ends in is chosen after the fact, so delta is divided among all that there are.
-    """
-    every = sum(1 for count in (2, 3) for _ in _divisions(count) for _ in range(3 if count == 2 else 1))
-    each = delta / (every * len(groups))
-    wanted = [_epsilon(group, noises, each) for group, noises in groups.items()]
-    return min(
-        max(epsilon * _TENTHS / part for epsilon, part in zip(wanted, parts, strict=True))
-        for parts in _divisions(len(groups))
-    )
-
-
-def _divisions(groups: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to divide the tenths of epsilon among so many groups."""
-    return (parts for parts in product(range(1, _TENTHS), repeat=groups) if sum(parts) == _TENTHS)
-
-
-def _group(noise: Noise) -> _Group:
-    if isinstance(noise, BinomialSum):
-        return _Group.BINOMIAL
-    _, slack = gaussian_charge(noise, _RADII, _SMOOTHED).values
-    return _Group.GAUSSIAN if slack <= _SLACK / _SMOOTHED else _Group.RENYI
-
-
-def _epsilon(group: _Group, noises: Counter[Noise], delta: float) -> float:
-    if group is _Group.GAUSSIAN:
-        return _gaussian(noises, delta)
-    return _renyi(noises, delta) if group is _Group.RENYI else _binomial(noises, delta)
-
-
-def _gaussian(noises: Counter[Noise], delta: float) -> float:
-    squared, slack = composed(
-        (gaussian_charge(noise, _RADII, _SMOOTHED), count) for noise, count in noises.items()
-    ).values
-    if slack > _SLACK:
+    noises = Counter(release.noise for release in releases)
+    if any(isinstance(noise, ContinuousGaussian) for noise in noises):
         return math.inf
-    return gaussian_epsilon(delta * math.exp(-_SLACK), math.sqrt(squared)) + 2 * _SLACK
-
-
-def _renyi(noises: Counter[Noise], delta: float) -> float:
-    """Return epsilon by the one number rho with D_alpha <= alpha rho: which order is best depends on it alone."""
-
-    def rho(noise: Noise) -> Additive:
-        curve = renyi_charge(noise, _RADII, _ORDERS).values
-        return Additive((max(value / order for value, order in zip(curve, _ORDERS.tolist(), strict=True)),))
-
-    (total,) = composed((rho(noise), count) for noise, count in noises.items()).values
-    return float(tight(_ORDERS, total * _ORDERS, delta).min())
-
-
-def _binomial(noises: Counter[Noise], delta: float) -> float:
-    half = delta / 2  # plain or advanced composition, whichever turns out to be less
-    each = half / 2 / _MOST_BINOMIAL
-    plain, used, square, growth = composed(
-        (binomial_charge(noise, _RADII, each), count) for noise, count in noises.items()
-    ).values
-    if used > half / 2:
-        return math.inf
-    return min(plain, math.sqrt(2 * square * math.log(2 / half)) + growth)
+    return filtered_epsilon(noises, Adjacency.REPLACE_ONE.radii, delta)

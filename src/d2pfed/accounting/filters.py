@@ -1,11 +1,28 @@
 """What a shared ledger may still admit: whole plans, charged when their runs begin, whoever chose them."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from d2pfed.accounting.observers import Observer
-from d2pfed.accounting.release import Release
+from d2pfed.accounting.batches import RunBatch
+from d2pfed.accounting.charge import has_gaussian
+from d2pfed.accounting.conversion import check_delta
+from d2pfed.accounting.grouped import filtered_epsilon
+from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, seen
+from d2pfed.accounting.pld import COARSE, FINE
+from d2pfed.accounting.profiles import SampledGaussian
+from d2pfed.accounting.reference import Reference
+from d2pfed.accounting.release import BinomialSum, Noise, Release, Scheme
+from d2pfed.accounting.released import cap_excess, is_amplified, sampled_parts
 from d2pfed.errors import ConfigError
+
+# Shares of delta, fixed before anything is seen, once there is more than what was declared.
+_SLACK_SHARE = 0.05  # for caps, and for plans that the reference covers but for a little
+_BASIC_SHARE = 0.05  # for plans that are added up one by one
+_SURROGATE_SLACK = 1e-5  # of all surrogates together
+_SMOOTHED = 1 << 16  # a release's own slack is that of one among so many
+_MOST_TIMES = 16  # what is charged: how far the budget is followed for the eye
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +44,11 @@ class PlanCost:
         if self.attempts < 1 or self.cap < 1:
             raise ConfigError(f"attempts and cap must be at least 1, got {self.attempts} and {self.cap}")
 
+    @property
+    def run(self) -> RunBatch:
+        """The plan as an account counts it."""
+        return RunBatch(self.release.sampling, ((self.release.noise, self.attempts),), self.cap)
+
 
 @dataclass(frozen=True, slots=True)
 class Charged:
@@ -34,7 +56,8 @@ class Charged:
 
     Attributes:
         admitted: whether all of them are within the budget, whatever was chosen from outputs.
-        units: what each plan was charged, in rounds of the reference; empty where there is no reference.
+        units: what each plan was charged, declared ones first, in rounds of the reference; empty where there is no
+            reference.
         of: the budget in the same units; 0 where there is no reference.
         composed: epsilon of exactly these plans composed, which holds only if no plan and no stop depended on
             outputs (print it with these words, or not at all); for a single plan it holds as it is.
@@ -73,16 +96,145 @@ class Filter:
         Guarantee: if every run began after `admitted`, all releases of all runs, and when each stopped, are
         (epsilon, delta)-private together. Proof: theory.md#filters. Checked: test_accounting_filters.py.
         """
-        from dataclasses import replace
+        check_delta(self.delta)
+        if not plans:
+            return Charged(admitted=True, units=(), of=0, composed=0.0)
+        fixed = self.declared or (plans[0],)
+        check_releases([plan.release for plan in (*fixed, *plans)])
+        later = _beyond(plans, fixed)
+        exact = self._composed(plans)
+        if not later:
+            whole = exact if len(fixed) == len(plans) else self._composed(fixed)
+            return self._verdict(whole <= self.epsilon, exact)
+        return self._filtered(fixed, later, exact)
 
-        from d2pfed.accounting.observers import spent, upper_bound
+    def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> Charged:
+        """Return the answer where something was chosen after outputs: one of two rules must admit all of it."""
+        if not self._has_units(fixed):
+            if any(is_amplified(plan.release.sampling) for plan in fixed) and self.observer.view is View.RELEASED:
+                return self._verdict(self._basic(fixed, later, self.delta), exact)
+            delta = (1 - _BASIC_SHARE) * self.delta
+            admitted = self._known(fixed, later, delta) or self._basic(fixed, later, self.delta - delta)
+            return self._verdict(admitted, exact)
+        if (counted := self._counted(fixed, later)) is not None:
+            return replace(self._verdict(True, exact), units=counted[0], of=counted[1])  # noqa: FBT003 - an answer
+        return self._verdict(self._basic(fixed, later, _BASIC_SHARE * self.delta), exact)
 
-        releases = [
-            replace(plan.release, run=f"{number}", round=turn)
-            for number, plan in enumerate(plans)
-            for turn in range(plan.attempts)
+    def _verdict(self, admitted: bool, exact: float) -> Charged:  # noqa: FBT001 - an answer, not an option
+        if admitted:  # the budget holds, and so it does for what the grid of the composition rounded up
+            return Charged(admitted=True, units=(), of=0, composed=min(exact, self.epsilon))
+        return Charged(
+            admitted=False,
+            units=(),
+            of=0,
+            composed=exact,
+            reason=f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} against {self.observer} does "
+            "not hold this run as well",
+        )
+
+    def _composed(self, plans: Sequence[PlanCost]) -> float:
+        """Return epsilon of these plans composed; binomial ones and the rest share delta."""
+        groups = [
+            [plan.run for plan in plans if isinstance(plan.release.noise, BinomialSum) is binomial]
+            for binomial in (True, False)
         ]
-        composed = upper_bound(releases, self.observer, delta=self.delta, cap=plans[0].cap).epsilon
-        if composed > self.epsilon:
-            composed = spent(releases, self.observer, delta=self.delta, cap=plans[0].cap).epsilon
-        return Charged(composed <= self.epsilon, (), 0, composed)
+        groups = [runs for runs in groups if runs]
+        adjacency, delta = plans[0].release.adjacency, self.delta / len(groups)
+        total = 0.0
+        for runs in groups:
+            found = runs_epsilon(runs, adjacency, self.observer, delta, COARSE)
+            if found is not None and found[0] > self.epsilon:
+                found = runs_epsilon(runs, adjacency, self.observer, delta, FINE)
+            total += math.inf if found is None else found[0]
+        return total
+
+    def _has_units(self, fixed: Sequence[PlanCost]) -> bool:
+        """Return whether a round of the first plan can be the unit of the budget."""
+        return (
+            self.observer.view is View.RELEASED
+            and is_amplified(fixed[0].release.sampling)
+            and all(has_gaussian(plan.release.noise, _SMOOTHED) for plan in fixed)
+        )
+
+    def _counted(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost]) -> tuple[tuple[int, ...], int] | None:
+        """Return what each plan costs in rounds of the first one, and the budget in these; None if it is too much."""
+        counts = [_parts(plan) for plan in fixed]
+        part = next(iter(counts[0]))
+        reference = Reference.of(part, fixed[0].attempts, self.delta)
+        others = sum(counts, Counter())
+        del others[part]
+        units = [each[part] for each in counts]
+        allowed = _SLACK_SHARE * self.delta - math.fsum(_kappa(plan) for plan in fixed)
+        surrogates = math.fsum(key.slack * count for each in counts for key, count in each.items())
+        for plan in later:
+            own = _parts(plan) if has_gaussian(plan.release.noise, _SMOOTHED) else None
+            allowed -= _kappa(plan)
+            if own is None or allowed < 0:
+                return None
+            surrogates += math.fsum(key.slack * count for key, count in own.items())
+            if set(own) == {part}:
+                units.append(own[part])
+                continue
+            allowed /= 2
+            price = reference.units(own, allowed)
+            if price is None:
+                return None
+            units.append(price)
+        most = self._most(reference, others, sum(units))
+        return (tuple(units), most) if surrogates <= _SURROGATE_SLACK and most else None
+
+    def _most(self, reference: Reference, others: Counter[SampledGaussian], needed: int) -> int:
+        """Return how many units the budget holds beside other declared kinds, to one per cent; 0 if too few."""
+        surrogates = math.exp(-_SURROGATE_SLACK)
+        delta = ((1 - _BASIC_SHARE) * surrogates - _SLACK_SHARE) * self.delta / surrogates
+
+        def fits(units: int) -> bool:
+            return reference.epsilon(others, units, delta, _SURROGATE_SLACK) <= self.epsilon
+
+        if not fits(needed):
+            return 0
+        low, high = needed, 2 * needed
+        while high < _MOST_TIMES * needed and fits(high):
+            low, high = high, 2 * high
+        while high - low > max(1, low // 100):
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _known(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], delta: float) -> bool:
+        """Return whether a client that is known to take part in all of it stays within the budget."""
+        noises: Counter[Noise] = Counter()
+        for plan in (*fixed, *later):
+            run = seen(plan.run, self.observer)
+            if run is None:
+                return False
+            once = plan.release.sampling.scheme is Scheme.ONCE
+            noises[run.noises[0][0]] += 1 if once else min(plan.cap, plan.attempts)
+        return filtered_epsilon(noises, fixed[0].release.adjacency.radii, delta) <= self.epsilon
+
+    def _basic(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], delta: float) -> bool:
+        """Return whether the plans' own epsilons add up to the budget, each at half the delta of the one before."""
+        total, rule = 0.0, replace(self, delta=delta)
+        for stage in (fixed, *([plan] for plan in later)):
+            rule = replace(rule, delta=rule.delta / 2)
+            total += rule._composed(stage)  # noqa: SLF001 - of its own class
+        return total <= self.epsilon
+
+
+def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCost]:
+    """Return the plans that were not fixed beforehand, in their order, so that no price changes afterwards."""
+    left, later = Counter(fixed), []
+    for plan in plans:
+        if left[plan] > 0:
+            left[plan] -= 1
+        else:
+            later.append(plan)
+    return later
+
+
+def _parts(plan: PlanCost) -> Counter[SampledGaussian]:
+    return sampled_parts([plan.run], plan.release.adjacency, _SMOOTHED)
+
+
+def _kappa(plan: PlanCost) -> float:
+    return cap_excess(plan.release.sampling, plan.attempts, plan.cap)

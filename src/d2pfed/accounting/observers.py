@@ -108,7 +108,7 @@ def realised_epsilon(releases: Sequence[Release], observer: Observer, *, delta: 
     For the server's own eyes: it tells about cohorts, and amplification rests on nobody learning any.
     """
     check_delta(delta)
-    _check(releases)
+    check_releases(releases)
     left = [_left(release.noise, observer) for release in releases]
     noises = [noise for noise in left if noise is not None]
     if not all(release.participants for release in releases) or len(noises) < len(left):
@@ -141,8 +141,8 @@ def _spent(releases: tuple[Release, ...], observer: Observer, delta: float, cap:
     check_delta(delta)
     if cap < 1:
         raise ConfigError(f"cap must be at least 1, got {cap}")
-    _check(releases)
-    runs = batches(releases)
+    check_releases(releases)
+    runs = batches(releases, cap)
     result = Spent(
         epsilon=math.inf,
         delta=delta,
@@ -153,31 +153,42 @@ def _spent(releases: tuple[Release, ...], observer: Observer, delta: float, cap:
         participations=cap,
         accountant="none",
     )
-    known = [_seen(run, observer) for run in runs]
+    found = runs_epsilon(runs, result.adjacency, observer, delta, points)
+    if found is None:
+        return replace(result, reason=f"a release has no noise that is unknown to {observer}")
+    epsilon, accountant, amplified = found
+    shown = result.sampling if amplified or observer.view is not View.RELEASED else _describe(runs, SERVER)
+    return replace(result, epsilon=epsilon, accountant=accountant, sampling=shown)
+
+
+def runs_epsilon(
+    runs: Sequence[RunBatch], adjacency: Adjacency, observer: Observer, delta: float, points: int
+) -> tuple[float, str, bool] | None:
+    """Return epsilon, the accountant, and whether amplification helped; None if the observer knows all of a noise."""
+    known = [seen(run, observer) for run in runs]
     exposed = [run for run in known if run is not None]
     if len(exposed) < len(known):
-        return replace(result, reason=f"a release has no noise that is unknown to {observer}")
-    epsilon, accountant = _exposed(exposed, result.adjacency, delta, cap)
+        return None
+    plain = _exposed(exposed, adjacency, delta)
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
-        amplified = capped_epsilon(runs, result.adjacency, delta, cap, points)
-        if amplified < (epsilon, accountant):
-            return replace(result, epsilon=amplified[0], accountant=amplified[1])
-        return replace(result, epsilon=epsilon, accountant=accountant, sampling=_describe(runs, SERVER))
-    return replace(result, epsilon=epsilon, accountant=accountant)
+        amplified = capped_epsilon(runs, adjacency, delta, points)
+        if amplified < plain:
+            return (*amplified, True)
+    return (*plain, False)
 
 
-def _exposed(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float, cap: int) -> tuple[float, str]:
-    """Return epsilon for a client that is known to take part in the `cap` costliest releases of each run."""
+def _exposed(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float) -> tuple[float, str]:
+    """Return epsilon for a client that is known to take part in the costliest releases of each run, up to its cap."""
     noises = list({noise for run in runs for noise, _ in run.noises})
 
     def total(charge: Charge, _amplify: Amplify) -> Additive:
         prices = {noise: charge(noise, adjacency.radii) for noise in noises}
         return composed(
-            (costliest([(prices[noise], count) for noise, count in run.noises], cap), 1) for run in runs
+            (costliest([(prices[noise], count) for noise, count in run.noises], run.cap), 1) for run in runs
         )
 
-    return _unamplified_epsilon(total, noises, delta, sum(min(cap, run.count) for run in runs))
+    return _unamplified_epsilon(total, noises, delta, sum(min(run.cap, run.count) for run in runs))
 
 
 def _unamplified_epsilon(total: Total, noises: Sequence[Noise], delta: float, count: int) -> tuple[float, str]:
@@ -189,7 +200,7 @@ def _unamplified_epsilon(total: Total, noises: Sequence[Noise], delta: float, co
     return renyi_total_epsilon(total, delta, sparse), method
 
 
-def _seen(run: RunBatch, observer: Observer) -> RunBatch | None:
+def seen(run: RunBatch, observer: Observer) -> RunBatch | None:
     """Return the run with the noise that the observer does not know; None if some release has none."""
     left = [(_left(noise, observer), count) for noise, count in run.noises]
     noises = [(noise, count) for noise, count in left if noise is not None]
@@ -208,7 +219,8 @@ def _left(noise: Noise, observer: Observer) -> Noise | None:
     return noise.without(known)
 
 
-def _check(releases: Sequence[Release]) -> None:
+def check_releases(releases: Sequence[Release]) -> None:
+    """Refuse releases that do not make one account."""
     if not releases:
         raise ConfigError("there must be at least one release to account for")
     for release in {id(release): release for release in releases}.values():

@@ -56,18 +56,16 @@ def cap_excess(sampling: Sampling, attempts: int, cap: int) -> float:
     return min(1.0, _GUARD * attempts * (sampling.cohort / sampling.population) * reached)
 
 
-def capped_epsilon(
-    runs: Sequence[RunBatch], adjacency: Adjacency, delta: float, cap: int, points: int
-) -> tuple[float, str]:
+def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float, points: int) -> tuple[float, str]:
     """Return epsilon against an observer of all released sums, and the name of the accountant used.
 
-    Each client sends zeros once it has been in `cap` releases of a run.
+    Each client sends zeros once it has been in as many releases of a run as the run's cap says.
 
     Guarantee: cohorts drawn afresh and independently for each release, as it states, or a partition whose blocks
     are used once. Proof: theory.md#fixed-size, theory.md#poisson, theory.md#caps, theory.md#attempts.
     Checked: test_accounting_oracle.py.
     """
-    kappa = math.fsum(cap_excess(run.sampling, run.count, cap) for run in runs)
+    kappa = math.fsum(cap_excess(run.sampling, run.count, run.cap) for run in runs)
     if kappa >= delta:
         return math.inf, "none"
     noises = [noise for run in runs for noise, _ in run.noises]
@@ -75,7 +73,7 @@ def capped_epsilon(
     method = method_for(noises, releases)
 
     def total(charge: Charge, amplify: Amplify) -> Additive:
-        parts = Counter(_exposures(runs, adjacency, cap, charge)).items()
+        parts = Counter(_exposures(runs, adjacency, charge)).items()
         return composed((_amplify(part, amplify), part.count * times) for part, times in parts)
 
     if method is Method.BINOMIAL:
@@ -83,20 +81,23 @@ def capped_epsilon(
     if method is Method.GAUSSIAN and not any(is_amplified(run.sampling) for run in runs):
         return gaussian_total_epsilon(total, delta, releases), method
     if method is Method.GAUSSIAN:
-        epsilon = _loss_epsilon(runs, adjacency, delta=delta, kappa=kappa, cap=cap, points=points)
+        parts = list(sampled_parts(runs, adjacency, releases).items())
+        epsilon = composed(loss_costs(parts, delta, points)).epsilon(delta, kappa)
         if math.isfinite(epsilon):
             return epsilon, "pld"
     return renyi_total_epsilon(total, delta - kappa), Method.RENYI
 
 
-def _loss_epsilon(
-    runs: Sequence[RunBatch], adjacency: Adjacency, *, delta: float, kappa: float, cap: int, points: int
-) -> float:
-    charge = partial(gaussian_charge, releases=sum(run.count for run in runs))
+def sampled_parts(runs: Sequence[RunBatch], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
+    """Return which Gaussians stand for the releases of runs whose noises all have one, and how often.
+
+    The slack of each is that of one among so many releases.
+    """
+    charge = partial(gaussian_charge, releases=releases)
     parts: Counter[SampledGaussian] = Counter()
-    for part in _exposures(runs, adjacency, cap, charge):
+    for part in _exposures(runs, adjacency, charge):
         parts[_sampled(part, adjacency)] += part.count
-    return composed(loss_costs(list(parts.items()), delta, points)).epsilon(delta, kappa)
+    return parts
 
 
 def _sampled(part: _Exposure, adjacency: Adjacency) -> SampledGaussian:
@@ -117,11 +118,11 @@ def _amplify(part: _Exposure, amplify: Amplify) -> Additive:
     return amplify(part.cost, part.sampling.cohort / part.sampling.population)
 
 
-def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, cap: int, charge: Charge) -> Iterator[_Exposure]:
+def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, charge: Charge) -> Iterator[_Exposure]:
     """Yield what each run exposes.
 
-    Each amplified release is behind its own cohort. Elsewhere a client is in at most `cap` releases of a run, and
-    a partition uses it in one.
+    Each amplified release is behind its own cohort. Elsewhere a client is in no more releases of a run than its
+    cap says, and a partition uses it in one.
     """
     prices: dict[tuple[Noise, int], Additive] = {}
 
@@ -135,7 +136,7 @@ def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, cap: int, charge:
             for noise, count in run.noises:
                 yield _Exposure(price(noise, _radii(run.sampling, adjacency)), run.sampling, count)
             continue
-        most = run.blocks if run.sampling.scheme is Scheme.ONCE else cap
+        most = run.blocks if run.sampling.scheme is Scheme.ONCE else run.cap
         costs = [(price(noise, adjacency.radii), count) for noise, count in run.noises]
         yield _Exposure(costliest(costs, most), None, 1)
 

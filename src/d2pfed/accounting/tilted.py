@@ -58,6 +58,10 @@ class _Law:
         values = losses.values[seen]
         return _Law(losses, count, values, values * values, logs[seen])
 
+    def mirrored(self) -> "_Law":
+        """Return the law of the opposite losses."""
+        return _Law(self.losses, self.count, -self.values[::-1], self.squares[::-1], self.logs[::-1])
+
     def tilted(self, slope: float) -> "_Moments":
         """Return what the losses of all releases come to under masses proportional to mass exp(slope loss)."""
         exponents = slope * self.values + self.logs
@@ -167,6 +171,38 @@ def _convolve(laws: Sequence[_Law], slope: float, size: int) -> tuple[FloatArray
         transform *= _power(np.fft.fft(folded), law.count)
     error = math.exp(growth) * (errors + 4 * _UNIT * total + 2 * per_transform)
     return np.fft.ifft(transform).real, error, math.expm1(relative) + 8 * size * _UNIT
+
+
+def profile_bounds(parts: Parts, width: int) -> tuple[FloatArray, FloatArray]:
+    """Return a lower and an upper bound on the profile of composed losses at the grid losses 0 .. width.
+
+    Guarantee: absolute, not relative, so of use only for slacks well above rounding. Proof: theory.md#numerics.
+    Checked: test_accounting_tilted.py against exact sums.
+    """
+    laws = [_Law.of(losses, count) for losses, count in parts]
+    masses, error, relative = _convolve(laws, 0.0, 2 * width)
+    growth = _tilt(laws, 0.0).log
+    found = np.maximum(np.append(masses[:width], 0.0), 0.0) * math.exp(growth)
+    profile = _profile(found, laws[0].losses.step)
+    wrong = relative + error * math.sqrt(width) + mass_outside(parts, width)
+    return profile - wrong, profile + wrong
+
+
+def mass_outside(parts: Parts, width: int) -> float:
+    """Return a bound on the mass that is infinite or more than so many grid points away from 0."""
+    laws = [_Law.of(losses, count) for losses, count in parts]
+    growth = max(0.0, _tilt(laws, 0.0).log)
+    infinite = math.fsum(count * losses.infinite for losses, count in parts) * math.exp(growth)
+    edge = width * laws[0].losses.step
+    return infinite + _tail(laws, edge) + _tail([law.mirrored() for law in laws], edge)
+
+
+def _tail(laws: Sequence[_Law], loss: float) -> float:
+    """Return the least Chernoff bound on the mass at and above a loss."""
+    if loss <= _tilt(laws, 0.0).mean:
+        return 1.0
+    slope = _root(lambda slope: _tilt(laws, slope).mean < loss)
+    return math.exp(min(0.0, _tilt(laws, slope).log - slope * loss))
 
 
 def _power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:

@@ -6,11 +6,13 @@ import typer
 
 from d2pfed.cli.account import account
 from d2pfed.cli.bench import bench
+from d2pfed.cli.client import client
 from d2pfed.cli.data import data
 from d2pfed.cli.ledger import ledger
 from d2pfed.cli.plan import plan
 from d2pfed.cli.report import report
 from d2pfed.cli.reproduce import reproduce
+from d2pfed.cli.roster import roster
 from d2pfed.cli.train import train
 from d2pfed.errors import D2PFedError
 
@@ -19,10 +21,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
 )
 for command in (plan, train, account, report, reproduce):
     app.command()(command)
-for group, name in ((ledger, "ledger"), (bench, "bench"), (data, "data")):
+for group, name in ((ledger, "ledger"), (client, "client"), (roster, "roster"), (bench, "bench"), (data, "data")):
     app.add_typer(group, name=name)
 
 

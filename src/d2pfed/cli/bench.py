@@ -16,7 +16,11 @@ from d2pfed.bench.secagg import bench_secagg
 from d2pfed.cli.options import AsJson, on_ray
 from d2pfed.cli.show import err, out, print_json
 
-bench = typer.Typer(help="Measure speed against peers and limits in one run.", no_args_is_help=True)
+bench = typer.Typer(
+    help="Measure speed against peers and limits in one run.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
 
 PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost grows (PNG or SVG).")]
 

@@ -8,7 +8,9 @@ import typer
 from d2pfed.cli.options import AsJson, DataDirectory
 from d2pfed.cli.show import out, print_json
 
-data = typer.Typer(help="Fetch data sets, or say where they are.", no_args_is_help=True)
+data = typer.Typer(
+    help="Fetch data sets, or say where they are.", no_args_is_help=True, pretty_exceptions_show_locals=False
+)
 
 TaskName = Annotated[str, typer.Argument(help="infimnist, mnist-writers, cifar10 or shakespeare.")]
 

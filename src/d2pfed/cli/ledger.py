@@ -14,7 +14,11 @@ from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, ver
 from d2pfed.plan import decode_plan
 from d2pfed.round import run_plan
 
-ledger = typer.Typer(help="Show, verify or create the record of releases.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="Show, verify or create the record of releases.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
 
 File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
 

@@ -1,22 +1,27 @@
 """The client's half in a ClientApp: `ClientApp(mods=[private])` makes an existing training function private."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.account import Account
 from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Introduction, Request, pack_answer
-from d2pfed.flower.home import Home
-from d2pfed.flower.layout import Layout, decode_model
-from d2pfed.flower.store import Account, Agreed, Saved, Store
+from d2pfed.flower.home import NODE_SETTING, SIMULATION_VARIABLE, Home, read_home, simulated_home
+from d2pfed.flower.layout import Layout, decode_model, decode_task
+from d2pfed.flower.part import Part, agree
+from d2pfed.flower.states import Saved, States
+from d2pfed.ledger.private_files import FileError
 from d2pfed.randomness import Entropy
 from d2pfed.ring import RingVector
-from d2pfed.round import Participant, accept
-from d2pfed.secagg import Client, Session, decode_invitation
+from d2pfed.round import Participant
+from d2pfed.secagg import Session
 from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import binding_of, kind_of
@@ -35,9 +40,9 @@ def private(message: Message, context: Context, train: Train) -> Message:
     """
     try:
         return Message(_answer(message, context, train), reply_to=message)
-    except (PeerError, ConfigError):
-        raise
-    except Exception:  # noqa: BLE001 - whatever it was, Flower would send its text to the server
+    except Exception as error:  # whatever it is, Flower would send its text to the server
+        if isinstance(error, (PeerError, ConfigError)) and not isinstance(error, FileError):
+            raise
         _log.exception("this client failed")
         raise PeerError("this client failed; its own log says why") from None
 
@@ -54,66 +59,53 @@ def _answer(message: Message, context: Context, train: Train) -> RecordDict:
 def _home(context: Context) -> Home:
     """Return this client's home; what is wrong with it, files and all, is for its own log."""
     try:
-        return Home.of(context)
+        return home_of(context)
     except (PeerError, ConfigError):
         _log.exception("this client's home cannot be used")
         raise ConfigError("this client is not set up; its own log says why") from None
 
 
+def home_of(context: Context) -> Home:
+    """Return the home that the SuperNode's own configuration names, or that of a simulated client."""
+    named = context.node_config.get(NODE_SETTING)
+    if named is not None:
+        return read_home(Path(str(named)))
+    simulated = os.environ.get(SIMULATION_VARIABLE)
+    if simulated is None:
+        raise ConfigError(
+            f"a client needs a home: start its SuperNode with --node-config '{NODE_SETTING}=\"DIRECTORY\"', "
+            f"or a simulation with {SIMULATION_VARIABLE}=DIRECTORY"
+        )
+    return simulated_home(Path(simulated), context.node_config.get("partition-id"))
+
+
 def introduce(home: Home, introduction: Introduction, node: int) -> RecordDict:
     """Accept a run that this client's policy and budget allow, and say which client this is."""
-
-    def check(agreed: Agreed) -> None:
-        home.policy.check(agreed.plan)
-        if agreed.layout.dimension != agreed.plan.codec.rotation.dimension:
-            raise PeerError("a plan must be for the parameters of its layout")
-        Account(home.path, home.budget).require_room(agreed.plan)
-
-    Store(home.path).agree(introduction, check)
+    States(home.path).sweep()
+    agree(home, introduction)
     statement = introduction.statement(node, home.client)
-    signature = b"" if home.enrolment is None else sign(home.enrolment.secret, statement)
+    signature = b"" if home.secret is None else sign(home.secret, statement)
     return Introduced(home.client, signature).pack()
 
 
 def take_part(home: Home, request: Request, training: "_Training") -> RecordDict:
     """Answer one request of an attempt, from the secrets that were kept and are kept anew."""
     begun = time.monotonic()
-    store = Store(home.path)
-    saved = _begin(home, store, request) if kind_of(request.frame) == Kind.INVITATION else None
-    if saved is None:
-        saved = store.take(binding_of(request.frame))
-    invited = decode_invitation(saved.invitation)
-    agreed = store.agreed(invited.run)
-    session = accept(agreed.plan, home.policy, saved.invitation, home.consistency)
-    part = _Part(home, agreed, session, training)
-    client = Client.restore(session, home.client, part.contribute, saved.state, home.enrolment)
-    answer = client.receive(request.frame)
+    states = States(home.path)
+    states.sweep()
+    if kind_of(request.frame) == Kind.INVITATION:
+        part = Part.begin(home, request.frame, request.attempt_seconds)
+        states.sweep(lambda other: other.run == part.session.run)
+    else:
+        part = Part.resume(home, states.take(binding_of(request.frame)))
+    contribution = _Contribution(home, part, training)
+    answer, state = part.answer(request.frame, contribution.contribute)
     if time.monotonic() - begun > request.seconds:
         raise PeerError(f"the answer took longer than the server's {request.seconds:g} seconds")
-    if kind_of(answer) != Kind.OPENED:
-        store.save(session.digest, Saved(saved.invitation, saved.begun, saved.expires, client.save()))
+    if state is not None:
+        saved = part.saved
+        states.save(part.session.digest, Saved(saved.run, saved.invitation, saved.begun, saved.expires, state))
     return pack_answer(answer)
-
-
-def _begin(home: Home, store: Store, request: Request) -> Saved:
-    """Check an invitation, note that its attempt has begun, and return a fresh client in it."""
-    invited = decode_invitation(request.frame)
-    if invited.client != home.client:
-        raise PeerError(f"this is client {home.client}, the invitation is for client {invited.client}")
-    agreed = store.agreed(invited.run)
-    session = accept(agreed.plan, home.policy, request.frame, home.consistency)
-    if session.digest != invited.binding:
-        raise PeerError(f"run {invited.run} was agreed on with another plan, cohort rule or consistency")
-    store.begin(invited.run, invited.round, invited.attempt)
-    store.forget(invited.run)
-    entropy = Entropy.system().require_system()
-    client = Client(session, home.client, _never, entropy, home.enrolment)
-    now = time.time()
-    return Saved(request.frame, now, now + request.attempt_seconds, client.save())
-
-
-def _never(_model: bytes, _group: bytes | None) -> RingVector:
-    raise PeerError("a vector was asked for before there were keys")
 
 
 class _Training:
@@ -124,13 +116,13 @@ class _Training:
         self._context = context
         self._train = train
 
-    def update(self, model: bytes, layout: Layout) -> FloatVector:
+    def update(self, task: bytes, model: bytes, layout: Layout) -> FloatVector:
         """Return the update that training makes: what is trained minus what was sent.
 
         Training that fails gives the zero vector: whether it fails may depend on the data, and a client that stays
         away would tell. What went wrong is for this client's own log.
         """
-        params, config = decode_model(model, layout)
+        params, config = decode_model(model, layout), decode_task(task, layout)
         self._message.content = RecordDict({"arrays": layout.unflatten(params), "config": config})
         try:
             reply = self._train(self._message, self._context)
@@ -140,24 +132,30 @@ class _Training:
             return np.zeros_like(params)
 
 
-class _Part:
+class _Contribution:
     """This client's contribution to one session."""
 
-    def __init__(self, home: Home, agreed: Agreed, session: Session, training: _Training) -> None:
+    def __init__(self, home: Home, part: Part, training: _Training) -> None:
         self._home = home
-        self._agreed = agreed
-        self._session = session
+        self._part = part
         self._training = training
 
-    def contribute(self, model: bytes, group: bytes | None) -> RingVector:
-        """Charge this client's own ledger, train, and return the ring vector."""
-        plan, session = self._agreed.plan, self._session
-        release = plan.release(session.run, session.round, session.attempt, (), plan.quorum)
-        taken = Account(self._home.path, self._home.budget).charge(plan, session.run, release)
+    def contribute(self, task: bytes, model: bytes, group: bytes | None) -> RingVector:
+        """Charge this client's own account, train, and return the ring vector."""
+        plan, session = self._part.plan, self._part.session
+        layout = Layout.decode(self._part.told.layout)
+        decode_task(task, layout)  # before anything is charged
+        taken = Account(self._home.log, self._home.budget).charge(
+            plan, session.run, session.round, session.attempt, _place(session)
+        )
         participant = Participant(
             plan=plan, client=self._home.client, entropy=Entropy.system().require_system(), taken=taken
         )
-        return participant.contribute(session, self._training.update(model, self._agreed.layout), group)
+        return participant.contribute(session, self._training.update(task, model, layout), group)
+
+
+def _place(session: Session) -> dict[str, object]:
+    return {"session": session.digest.hex(), "roster": session.roster_digest.hex(), "draw": session.draw}
 
 
 def _finite(update: FloatVector) -> FloatVector:

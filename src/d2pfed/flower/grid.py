@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.envelope import MESSAGE_TYPE, Request, unpack_answer
+from d2pfed.flower.envelope import MESSAGE_TYPE, MOST_ATTEMPT_SECONDS, Request, unpack_answer
 from d2pfed.secagg.messages import Kind
 from d2pfed.wire import ClientId, kind_of
 
@@ -37,6 +37,11 @@ class Deadlines:
         for name in ("joining", "keys", "training", "poll"):
             if not 0 < getattr(self, name) < 1e7:
                 raise ConfigError(f"the deadline {name} must be in (0, 1e7) seconds, got {getattr(self, name)}")
+        if self.attempt > MOST_ATTEMPT_SECONDS:
+            raise ConfigError(
+                f"clients keep the secrets of an attempt for at most {MOST_ATTEMPT_SECONDS:g} seconds: "
+                f"2 (training + 4 keys) must not be more, got {self.attempt:g}"
+            )
 
     @property
     def attempt(self) -> float:
@@ -109,9 +114,15 @@ class Mail:
 
 
 class GridExchange:
-    """The transport of a run: an `Exchange` whose clients are behind Flower's nodes."""
+    """The transport of a run: an `Exchange` whose clients are behind Flower's nodes.
 
-    def __init__(self, mail: Mail, nodes: Mapping[ClientId, int], deadlines: Deadlines) -> None:
+    `before` hears which exchange begins, before its first request is sent.
+    """
+
+    def __init__(
+        self, mail: Mail, nodes: Mapping[ClientId, int], deadlines: Deadlines, before: Callable[[Kind], None]
+    ) -> None:
+        self._before = before
         self._mail = mail
         self._nodes = nodes
         self._deadlines = deadlines
@@ -140,12 +151,14 @@ class GridExchange:
             if client not in self._nodes:
                 continue
             frame = requests[client]
-            name, seconds = Kind(kind_of(frame)).name, self._deadlines.of(frame)
+            kind, seconds = Kind(kind_of(frame)), self._deadlines.of(frame)
+            if not clients:
+                self._before(kind)
             content = Request(frame, seconds, self._deadlines.attempt).pack()
-            reference = self._mail.send(content, self._nodes[client], name, seconds)
+            reference = self._mail.send(content, self._nodes[client], kind.name, seconds)
             if reference is not None:
                 clients[reference] = client
-                lap = replace(lap, exchange=name, seconds=seconds, sent_bytes=lap.sent_bytes + len(frame))
+                lap = replace(lap, exchange=kind.name, seconds=seconds, sent_bytes=lap.sent_bytes + len(frame))
         return lap, clients
 
     def _frame(self, content: RecordDict, exchange: str, client: ClientId) -> bytes | None:

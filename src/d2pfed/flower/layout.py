@@ -1,4 +1,4 @@
-"""A model's named arrays as one flat vector and back, and the model as the bytes that masks are bound to."""
+"""A model's named arrays as one flat vector and back; model and task as the bytes that masks are bound to."""
 
 import json
 import math
@@ -15,6 +15,8 @@ from d2pfed.wire import pack_integer
 
 _TYPES = ("float16", "float32", "float64")
 _PARAMS = np.dtype("<f4")
+_MOST_PARAMS = 1 << 32
+_MOST_NAME = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,11 @@ class Entry:
                 f"array {self.name!r} must be of {', '.join(_TYPES)}, got {self.type}: counters and other buffers are "
                 f"no parameters; keep them on the clients and out of the arrays"
             )
-        if any(length < 0 for length in self.shape):
-            raise ConfigError(f"array {self.name!r} must have lengths of at least 0, got {self.shape}")
+        if len(self.name) > _MOST_NAME:
+            raise ConfigError(f"an array's name must have at most {_MOST_NAME} characters, got {len(self.name)}")
+        # Each length by itself first: a product of huge ones would be work.
+        if len(self.shape) > 32 or any(not 0 <= length < _MOST_PARAMS for length in self.shape):
+            raise ConfigError(f"array {self.name!r} must have at most 32 lengths, each in [0, {_MOST_PARAMS})")
 
     @staticmethod
     def of(name: str, array: Array) -> "Entry":
@@ -52,8 +57,10 @@ class Layout:
     entries: tuple[Entry, ...]
 
     def __post_init__(self) -> None:
-        if not self.dimension:
-            raise ConfigError("a model must have at least one parameter, got none")
+        if not 0 < self.dimension < _MOST_PARAMS:
+            raise ConfigError(f"a model must have between 1 and {_MOST_PARAMS} parameters")
+        if len({entry.name for entry in self.entries}) != len(self.entries):
+            raise ConfigError("the arrays of a model must have names of their own")
 
     @staticmethod
     def of(arrays: ArrayRecord) -> "Layout":
@@ -97,28 +104,51 @@ class Layout:
         )
 
 
-def encode_model(params: FloatVector, config: Mapping[str, object]) -> bytes:
-    """Return the round's parameters and training configuration as the bytes that all clients must see alike."""
+def encode_task(layout: Layout, config: Mapping[str, object]) -> bytes:
+    """Return all that decides what is trained, beside the parameters, as bytes that all clients must see alike."""
     try:
         text = json.dumps(dict(config), sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"a training configuration must hold numbers, texts and lists of them: {error}"
         ) from error
-    return pack_integer(len(text), 4) + text + params.astype(_PARAMS).tobytes()
+    arrays = layout.encode().encode()
+    return pack_integer(len(arrays), 4) + arrays + text
 
 
-def decode_model(data: bytes, layout: Layout) -> tuple[FloatVector, ConfigRecord]:
-    """Return the parameters and the training configuration of a round."""
-    size = int.from_bytes(data[:4], "little")
-    text, params = data[4 : 4 + size], data[4 + size :]
-    if len(text) != size or len(params) != layout.dimension * _PARAMS.itemsize:
-        raise PeerError(f"a model of {layout.dimension} parameters was expected, got {len(params)} bytes")
+def decode_task(task: bytes, layout: Layout) -> ConfigRecord:
+    """Return the training configuration of a round; refuse a task for another layout than the one introduced.
+
+    Guarantee: what a client trains is in the context of its masks, so clients that were told different names, shapes
+    or settings do not cancel. Checked: test_flower_liar.py::test_other_names_for_other_clients_give_no_sum.
+    """
+    size = int.from_bytes(task[:4], "little")
+    require_layout(task[4 : 4 + size], layout)
     try:
-        config = ConfigRecord(json.loads(text))
+        config = json.loads(task[4 + size :])
+        if isinstance(config, dict):
+            return ConfigRecord(config)
     except (TypeError, ValueError, RecursionError):
-        raise PeerError("a model's training configuration must be a flat JSON object") from None
-    return np.frombuffer(params, _PARAMS).astype(np.float32), config
+        pass
+    raise PeerError("a training configuration must be a flat JSON object")
+
+
+def require_layout(told: bytes, introduced: Layout) -> None:
+    """Refuse to train other arrays than those this run was introduced with."""
+    if told != introduced.encode().encode():
+        raise PeerError("a task must be for the layout that the run was introduced with")
+
+
+def encode_model(params: FloatVector) -> bytes:
+    """Return the round's parameters as the bytes that all clients must see alike."""
+    return params.astype(_PARAMS).tobytes()
+
+
+def decode_model(data: bytes, layout: Layout) -> FloatVector:
+    """Return the parameters of a round."""
+    if len(data) != layout.dimension * _PARAMS.itemsize:
+        raise PeerError(f"a model of {layout.dimension} parameters was expected, got {len(data)} bytes")
+    return np.frombuffer(data, _PARAMS).astype(np.float32)
 
 
 def _names(entries: tuple[Entry, ...]) -> str:

@@ -2,12 +2,12 @@
 
 from d2pfed.errors import ConfigError, shown
 
-MOST_ROUNDS = 1_000_000
+MOST_ROUNDS = 100_000  # more take minutes to account for
 MOST_ATTEMPTS = 2 * MOST_ROUNDS  # of a whole run
 MOST_ATTEMPTS_PER_ROUND = 1_000
 MOST_POPULATION = 10**9
 MOST_COHORT = 1_000_000  # where the server is believed; signed cohorts have at most 20,000
-LEAST_DELTA = 1e-100  # smaller ones are beyond what the accountants resolve, and what anyone could notice
+LEAST_DELTA = 1e-50  # smaller ones are beyond what the accountants resolve, and what anyone could notice
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:

@@ -21,6 +21,7 @@ from d2pfed.plan.bounds import (
     check_range,
 )
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within
+from d2pfed.ring import MAX_BITS
 from d2pfed.rotation import MAX_DIMENSION
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
@@ -93,8 +94,8 @@ class Target:
         for name in ("dropouts", "colluders"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.bits is not None and not 1 <= self.bits <= 32:
-            raise ConfigError(f"bits must be in [1, 32], got {self.bits}")
+        if self.bits is not None:
+            check_range("bits", self.bits, 1, MAX_BITS)
         self._check_sampling()
 
     def _check_sampling(self) -> None:

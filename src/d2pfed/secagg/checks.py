@@ -50,7 +50,9 @@ def _require_in_chain(
     if is_own(enrolment, client, claim) and not history.contains(claim.count, claim.head):
         raise RolledBack(
             f"{witness} has met client {client} at row {claim.count}, which its log does not have: it was restored "
-            f"from an older state, or has a twin"
+            f"from an older state, or has a twin",
+            claim.count,
+            claim.head,
         )
 
 

@@ -8,9 +8,10 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from d2pfed.accounting import SERVER, Scheme
-from d2pfed.flower.enrol import read_roster
 from d2pfed.flower.grid import Deadlines
+from d2pfed.flower.rosters import read_roster
 from d2pfed.flower.server import PrivateFedAvg
+from d2pfed.graph import Consistency
 from d2pfed.plan import Target, calibrate
 
 app = ServerApp()
@@ -31,10 +32,12 @@ def main(grid: Grid, context: Context) -> None:
             rounds=rounds,
             scheme=Scheme.NONE,
             against=SERVER,
-            epsilon=5000.0,
+            epsilon=20000.0,
             delta=1e-5,
             dropouts=float(config["dropouts"]),
-            participations=3 * rounds,  # a client counts each vector that it sends, also in attempts that fail
+            colluders=float(config["colluders"]),
+            spare=3 * rounds,  # a client counts each vector that it sends, also in attempts that fail
+            consistency=Consistency.SIGNED if config["roster"] else Consistency.ASSUMED,
         )
     )
     roster = str(config["roster"])
@@ -42,6 +45,7 @@ def main(grid: Grid, context: Context) -> None:
         plan=plan,
         directory=directory,
         roster=read_roster(Path(roster), str(config["authority"])) if roster else None,
+        draws=Path(str(config["draws"])) if roster else None,
         deadlines=Deadlines(joining=float(config["joining-seconds"]), keys=float(config["keys-seconds"])),
     )
     models = {}

@@ -1,0 +1,138 @@
+"""`d2pfed client`: a client's own directory on its own machine."""
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from d2pfed.accounting import round_up
+from d2pfed.cli import options
+from d2pfed.cli.show import out, print_json
+from d2pfed.errors import ConfigError
+from d2pfed.flower.account import ALL, RUNS, Given, carried_over
+from d2pfed.flower.home import init_home, read_home
+from d2pfed.flower.keys import decode_public
+from d2pfed.flower.rosters import accept_roster, read_own_roster
+from d2pfed.flower.runs import Runs
+from d2pfed.ledger.client_history import Entry, History
+from d2pfed.plan import decode_plan
+
+client = typer.Typer(
+    help="Set up and look after a client of a federation.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+
+HomePath = Annotated[Path, typer.Argument(metavar="HOME", help="The client's directory.")]
+
+
+@client.command("init")
+def init(
+    home: HomePath,
+    identity: Annotated[
+        int, typer.Argument(metavar="ID", help="The client's identity, unique in the federation.")
+    ],
+    authority: Annotated[str, typer.Argument(help="The authority's public key.")],
+    anchor: Annotated[
+        Path | None, typer.Option(help="Directory for the head of the log, outside of HOME.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="The client's budget against the server, over all runs.")] = 10.0,
+) -> None:
+    """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
+    public = init_home(home, identity, decode_public(authority), anchor, epsilon)
+    print(f"{identity}={public.hex()}")
+
+
+@client.command("enrol")
+def enrol(
+    home: HomePath,
+    roster: Annotated[Path, typer.Argument(help="The signed roster.")],
+) -> None:
+    """Take a roster by hand; it also comes with each run, and is checked in the same way."""
+    taken = accept_roster(read_home(home), roster.read_bytes())[0].roster
+    print(f"roster {taken.serial} with {len(taken.keys)} clients, {_until(taken.expires)}")
+
+
+@client.command("adopt")
+def adopt(
+    home: HomePath,
+    carried: Annotated[str, typer.Option(help="What counts as spent beside the log: all or nothing.")] = "",
+    run: Annotated[
+        list[str] | None, typer.Option(help="A run since the backup: its whole plan is charged.")
+    ] = None,
+    why: Annotated[str, typer.Option(help="What has happened, for the log.")] = "",
+) -> None:
+    """Declare what a log that was lost, rolled back or restored does not know, and go on with it.
+
+    Without --carried or --run all of the budget counts as spent: nobody knows what the missing rows were.
+    """
+    if carried and run:
+        raise ConfigError(f"--carried {carried} and --run exclude each other")
+    place = read_home(home)
+    runs = {name: decode_plan(Runs(home).told(name).plan) for name in run or ()}
+    history = place.log.adopt({**carried_over(carried or (RUNS if runs else ALL), runs), "why": why})
+    print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
+
+
+@client.command("show")
+def show(home: HomePath, json: options.AsJson = False) -> None:
+    """Print what this client has spent, how far its log is, and what would notice if it were rolled back."""
+    place = read_home(home)
+    history = place.log.read()
+    given = Given.of(history)
+    roster, spent = read_own_roster(place), given.epsilon(place.budget.delta)
+    found = {
+        "client": place.client,
+        "position": history.head.seq,
+        "attempts": len(history.bodies(Entry.BEGUN)),
+        "vectors": given.participations,
+        "epsilon": spent,
+        "budget": place.budget.epsilon,
+        "delta": place.budget.delta,
+        "declarations": [dict(body) for body in history.bodies(Entry.DECLARATION)],
+        "anchor": str(place.anchor),
+        "roster": None
+        if roster is None
+        else {"serial": roster.serial, "issued": roster.issued, "expires": roster.expires},
+    }
+    if json:
+        print_json(found)
+        return
+    out().print(
+        f"Client {place.client}: {given.participations} vectors sent, epsilon {round_up(spent, 4)} of "
+        f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server, over all runs."
+    )
+    for body in history.bodies(Entry.DECLARATION):
+        why = f" ({body['why']})" if body.get("why") else ""
+        out().print(f"This rests on a declaration of {_day(body['time'])}{why}: carried over {body['carried']}.")
+    out().print(
+        f"Peers and server learn how many attempts this client has begun: {found['attempts']} so far, "
+        f"position {history.head.seq}."
+    )
+    dated = "no roster yet" if roster is None else f"roster of {_day(roster.issued)}, {_until(roster.expires)}"
+    out().print(
+        f"A rolled-back client is noticed by: anchor ({place.anchor}), server, peers{_chance(home, history)}, {dated}. "
+        "Home and anchor restored together are noticed by the others only."
+    )
+
+
+def _chance(home: Path, history: History) -> str:
+    """Say how likely the peers of the last run are not to meet this client again."""
+    begun = history.bodies(Entry.BEGUN)
+    if not begun:
+        return " that meet it again"
+    sampling = decode_plan(Runs(home).told(str(begun[-1]["run"])).plan).sampling
+    missed = (
+        0.0 if sampling.cohort == sampling.population else math.exp(-(sampling.cohort**2) / sampling.population)
+    )
+    return f" (a lost attempt stays unnoticed by them with chance about {missed:.2g})"
+
+
+def _day(seconds: object) -> str:
+    return datetime.fromtimestamp(int(str(seconds)), UTC).date().isoformat()
+
+
+def _until(seconds: int) -> str:
+    return f"good until {_day(seconds)}"

@@ -1,0 +1,116 @@
+"""`d2pfed roster`: who the clients of a federation are, by the word of an authority that is not the server."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from d2pfed.cli import options
+from d2pfed.cli.show import out, print_json
+from d2pfed.errors import ConfigError
+from d2pfed.flower.authority import next_roster, shown_positions
+from d2pfed.flower.draws import DEPTH, Committed, make_draws
+from d2pfed.flower.home import require_identity
+from d2pfed.flower.keys import decode_public, make_secret, read_secret
+from d2pfed.randomness import Entropy
+from d2pfed.secagg import decode_roster, encode_roster
+from d2pfed.secagg.crypto import signing_public
+from d2pfed.secagg.roster import LIFETIME_DAYS
+
+roster = typer.Typer(
+    help="Say who the clients of a federation are: the authority's commands, and the server's draws.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+
+KeyFile = Annotated[Path, typer.Argument(metavar="KEY", help="The authority's private key.")]
+RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster.")]
+
+
+@roster.command("authority")
+def authority(file: KeyFile) -> None:
+    """Make the authority's key and print its public half, which everyone needs."""
+    print(make_secret(file).hex())
+
+
+@roster.command("draws")
+def draws(
+    file: Annotated[Path, typer.Argument(help="Where the server keeps its secret tree of draws.")],
+    depth: Annotated[int, typer.Option(help="2^depth draws serve all runs under one roster.")] = DEPTH,
+) -> None:
+    """Make the draws of the next roster, on the server, and print DEPTH:ROOT for the authority."""
+    print(make_draws(file, depth).encode())
+
+
+@roster.command("sign")
+def sign(  # noqa: PLR0917 - typer declares options as parameters
+    key: KeyFile,
+    file: RosterFile,
+    clients: Annotated[
+        list[str] | None, typer.Argument(metavar="ID=PUBLIC...", help="What new clients printed.")
+    ] = None,
+    draws: Annotated[
+        str, typer.Option(metavar="DEPTH:ROOT", help="What the server printed for this roster.")
+    ] = "",
+    previous: Annotated[
+        Path | None, typer.Option(help="The roster before: its clients stay, its floors only rise.")
+    ] = None,
+    remove: Annotated[list[int] | None, typer.Option(help="A client that is enrolled no longer.")] = None,
+    positions: Annotated[list[Path] | None, typer.Option(help="Positions that a server has seen: floors.")] = None,
+    days: Annotated[int, typer.Option(help="How long the roster is good.")] = LIFETIME_DAYS,
+    deep: Annotated[bool, typer.Option("--deep", help="Allow more than 2^16 draws.")] = False,
+) -> None:
+    """Sign the next roster; its nonce is drawn here and now, after the server's draws are known."""
+    secret = read_secret(key)
+    public = signing_public(secret)
+    before = None if previous is None else decode_roster(previous.read_bytes(), public)
+    if file.exists():
+        raise ConfigError(f"{file} is there already: a signed roster is not overwritten")
+    signed = next_roster(
+        public,
+        before,
+        added=dict(_pair(text) for text in clients or ()),
+        removed=frozenset(remove or ()),
+        shown=shown_positions(before, positions or ()),
+        draws=Committed.decode(draws) if draws else None,
+        most_depth=20 if deep else 16,
+        days=days,
+        now=int(time.time()),
+        entropy=Entropy.system().require_system(),
+    )
+    file.write_bytes(encode_roster(signed, secret))
+    print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, good until {_day(signed.expires)}")
+
+
+@roster.command("show")
+def show(
+    file: RosterFile,
+    authority_key: Annotated[str, typer.Argument(metavar="AUTHORITY", help="The authority's public key.")],
+    json: options.AsJson = False,
+) -> None:
+    """Check a roster's signature and print what it says."""
+    found = decode_roster(file.read_bytes(), decode_public(authority_key))
+    if json:
+        keys = {str(client): found.keys[client].hex() for client in found.clients}
+        facts = {"serial": found.serial, "issued": found.issued, "expires": found.expires, "depth": found.depth}
+        print_json({**facts, "digest": found.digest, "keys": keys})
+        return
+    verified = "cohorts are not verified" if found.depth is None else f"{1 << found.depth} verified draws"
+    out().print(
+        f"Roster {found.serial} of {_day(found.issued)}, good until {_day(found.expires)}: {len(found.keys)} clients, "
+        f"{verified}."
+    )
+
+
+def _pair(text: str) -> tuple[int, bytes]:
+    number, _, public = text.partition("=")
+    if not number.isascii() or not number.isdigit() or len(number) > 20:
+        raise ConfigError(f"a client is ID=PUBLIC, as `d2pfed client init` prints it, got {text[:80]!r}")
+    require_identity(int(number))
+    return int(number), decode_public(public)
+
+
+def _day(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()

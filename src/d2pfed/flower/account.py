@@ -1,0 +1,121 @@
+"""A client's own account: each vector that it sends counts, in whatever run, at the least noise of its plan."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from d2pfed.accounting import Release, Scheme, client_epsilon
+from d2pfed.errors import ConfigError, LedgerError, PeerError
+from d2pfed.flower.home import ClientBudget
+from d2pfed.ledger import decode_release, encode_release
+from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_log import ClientLog
+from d2pfed.plan import Plan
+
+ALL = "all"  # a person's word that the budget is to count as spent
+NOTHING = "nothing"
+RUNS = "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a client has given away so far: its releases, and whether a person has declared the budget as spent."""
+
+    releases: tuple[Release, ...]
+    is_everything: bool
+
+    @staticmethod
+    def of(history: History) -> "Given":
+        """Return what a log says, declarations included."""
+        charged = [decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE)]
+        words = [*history.bodies(Entry.OPENING), *history.bodies(Entry.DECLARATION)]
+        return Given(
+            (*charged, *(release for body in words for release in _declared(body))),
+            any(body.get("carried") == ALL for body in words),
+        )
+
+    @property
+    def participations(self) -> int:
+        """How many vectors count, over all runs: what every plan's cap is held against."""
+        return len(self.releases)
+
+    def epsilon(self, delta: float, more: Sequence[Release] = ()) -> float:
+        """Return what it costs against the server, with so many releases more."""
+        return math.inf if self.is_everything else client_epsilon([*self.releases, *more], delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The budget and the log that it is charged to. All work is done outside of the log's lock."""
+
+    log: ClientLog
+    budget: ClientBudget
+
+    def require_room(self, plan: Plan, history: History) -> None:
+        """Refuse a plan that may spend more against the server than this client has left."""
+        given = Given.of(history)
+        self.require_turn(plan, history)
+        left = max(0, plan.participations - given.participations)
+        epsilon = given.epsilon(self.budget.delta, [_release(plan, "", 0, 0)] * left)
+        if epsilon > self.budget.epsilon:
+            raise ConfigError(
+                f"with {left} vectors more, as this plan allows, this client would spend epsilon {epsilon:.4g} "
+                f"against the server, its budget is {self.budget.epsilon:g}"
+            )
+
+    def require_turn(self, plan: Plan, history: History) -> None:
+        """Refuse a plan at its cap where nothing is sampled: there, staying away tells nothing."""
+        taken = Given.of(history).participations
+        if not _samples(plan) and taken >= plan.participations:
+            raise ConfigError(
+                f"this client has sent {taken} vectors in all its runs, the plan's cap is {plan.participations}"
+            )
+
+    def charge(self, plan: Plan, run: str, number: int, attempt: int, note: Mapping[str, object]) -> int:
+        """Record one more vector before it is made, and return how many were sent before, over all runs.
+
+        The cap counts the vectors of all runs and attempts in this log. At the cap, or with its budget spent, a
+        client that was sampled sends zero and its noise, which costs nothing: the answer is then the plan's cap.
+        Elsewhere it refuses.
+        Checked: test_flower_account.py::test_the_cap_counts_the_vectors_of_all_runs.
+        """
+        release = _release(plan, run, number, attempt)
+        while True:
+            history = self.log.read()
+            given = Given.of(history)
+            if given.participations >= plan.participations or not self._affords(given, release):
+                if _samples(plan):
+                    return plan.participations
+                raise PeerError("this client's cap or budget is reached: it takes no part")
+            body = {"run": run, "release": encode_release(release), **note}
+            if self.log.append(history, Entry.CHARGE, body) is not None:
+                return given.participations
+
+    def _affords(self, given: Given, release: Release) -> bool:
+        return given.epsilon(self.budget.delta, [release]) <= self.budget.epsilon
+
+
+def carried_over(choice: str, runs: Mapping[str, Plan]) -> dict[str, object]:
+    """Return what a declaration says is carried over: all of the budget, nothing, or whole runs by their plans."""
+    if choice not in (ALL, NOTHING, RUNS) or (choice == RUNS) != bool(runs):
+        raise ConfigError(f"{ALL}, {NOTHING}, or runs by name may be carried over, got {choice}, {len(runs)} runs")
+    listed = [
+        {"run": run, "release": encode_release(_release(plan, run, 0, 0)), "times": plan.participations}
+        for run, plan in runs.items()
+    ]
+    return {"carried": choice, "runs": listed} if listed else {"carried": choice}
+
+
+def _declared(body: Mapping[str, object]) -> list[Release]:
+    listed = body.get("runs", [])
+    if not isinstance(listed, list):
+        raise LedgerError("the runs of a declaration must be a list")
+    return [decode_release(str(run["release"])) for run in listed for _ in range(int(run["times"]))]
+
+
+def _release(plan: Plan, run: str, number: int, attempt: int) -> Release:
+    return plan.release(run, number, attempt, (), plan.quorum)
+
+
+def _samples(plan: Plan) -> bool:
+    return plan.sampling.scheme in (Scheme.FIXED, Scheme.POISSON)

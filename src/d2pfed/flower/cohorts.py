@@ -1,0 +1,100 @@
+"""Which clients an attempt asks, and by which draw they can see that nobody has chosen them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from d2pfed.accounting import Scheme
+from d2pfed.errors import ConfigError
+from d2pfed.flower.draws import Draws
+from d2pfed.flower.grid import Deadlines
+from d2pfed.flower.rosters import SignedRoster
+from d2pfed.plan import Plan
+from d2pfed.secagg import Roster
+from d2pfed.secagg.draws import Opening, draw_cohort, draw_key
+from d2pfed.training import Cohorts
+from d2pfed.wire import ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The cohort of one attempt and, where clients verify it, the draw that it follows from."""
+
+    cohort: tuple[ClientId, ...]
+    draw: int = 0
+    block: int = 0
+    opening: Opening | None = None
+
+
+class CohortSource(Protocol):
+    """Gives each attempt its cohort."""
+
+    @property
+    def first_draw(self) -> int:
+        """The number of the run's first draw, which the introduction says."""
+        ...
+
+    def draw(self, number: int, attempt: int, block: int) -> Drawn:
+        """Return who is asked in an attempt at a round; `block` counts under `once` only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SecretCohorts:
+    """Cohorts that the server draws by itself: a simulation's, or those of a roster without draws."""
+
+    cohorts: Cohorts
+    population: Sequence[ClientId]
+    first_draw: int = 0
+
+    def draw(self, number: int, attempt: int, block: int) -> Drawn:
+        """Return who is asked in an attempt at a round."""
+        return Drawn(tuple(self.population[place] for place in self.cohorts.draw(number, attempt, block)))
+
+
+class VerifiedCohorts:
+    """Cohorts that every client computes itself, from the draws that the server has committed to.
+
+    Guarantee: which draws a run may use is on the disk before its first invitation.
+    """
+
+    def __init__(self, plan: Plan, roster: Roster, draws: Draws, run: str) -> None:
+        self._plan = plan
+        self._roster = roster
+        self._tree = draws.tree
+        count = 1 if plan.sampling.scheme is Scheme.ONCE else plan.rounds * plan.attempts_per_round
+        self.first_draw = draws.reserve(run, count)
+
+    def draw(self, number: int, attempt: int, block: int) -> Drawn:
+        """Return who is asked in an attempt at a round."""
+        plan, is_once = self._plan, self._plan.sampling.scheme is Scheme.ONCE
+        draw = self.first_draw + (0 if is_once else number * plan.attempts_per_round + attempt)
+        opening = self._tree.open(draw)
+        key, used = draw_key(self._roster.digest, draw, opening.seed), block if is_once else 0
+        return Drawn(draw_cohort(key, self._roster.clients, plan.sampling, used), draw, used, opening)
+
+
+def cohort_source(
+    plan: Plan, signed: SignedRoster | None, draws: Path | None, run: str, secret: SecretCohorts
+) -> CohortSource:
+    """Return the source of a run's cohorts: verified wherever the roster has draws."""
+    if signed is None or signed.roster.depth is None:
+        return secret
+    if draws is None:
+        raise ConfigError("a roster with draws needs the server's own file of them: `draws`")
+    return VerifiedCohorts(plan, signed.roster, Draws(draws, signed.roster), run)
+
+
+def require_lasting(roster: Roster, plan: Plan, deadlines: Deadlines) -> None:
+    """Refuse a roster whose time is over, or that may not last for a partition, which cannot change rosters."""
+    left = roster.expires - time.time()
+    if left <= 0:
+        raise ConfigError(f"the roster {roster.serial} has expired {-left:.0f} s ago")
+    whole = plan.rounds * (deadlines.joining + deadlines.training + 4 * deadlines.keys)
+    if plan.sampling.scheme is Scheme.ONCE and left < whole:
+        raise ConfigError(
+            f"sampling `once` ends within one roster: {plan.rounds} rounds may take {whole:.0f} s, and roster "
+            f"{roster.serial} is good for {left:.0f} s"
+        )

@@ -1,0 +1,112 @@
+"""Which roster a client goes by: the authority's newest, while it lasts, if it fits what this client's log says."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.home import Home
+from d2pfed.flower.keys import decode_public
+from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.private_files import read_file, replace_file
+from d2pfed.ledger.rows import Head
+from d2pfed.secagg import Enrolment, Roster, decode_roster
+from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
+
+_log = logging.getLogger("d2pfed.flower")
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRoster:
+    """A roster and its bytes as the authority has signed them, which travel to the clients."""
+
+    roster: Roster
+    data: bytes
+
+
+def read_roster(file: Path, authority: str) -> SignedRoster:
+    """Return the roster in a file, if this authority (its public key in hexadecimal) has signed it."""
+    data = file.read_bytes()
+    return SignedRoster(decode_roster(data, decode_public(authority)), data)
+
+
+def accept_roster(home: Home, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, History]:
+    """Return the enrolment under a roster, whoever brought it, if this client may go by it; the log knows it then.
+
+    Guarantee: never an older roster than one before, never two of one serial, never an expired one, never one whose
+    authority knows of a later position than this log holds. Checked: test_flower_rosters.py.
+    """
+    roster = decode_roster(data, home.authority)
+    while True:
+        history = home.log.read()
+        _check(home, roster, history, clock)
+        enrolment = Enrolment(_secret(home), roster)
+        enrolment.require_self(home.client)
+        if roster.serial == history.serial:
+            break
+        row = {"serial": roster.serial, "digest": roster.digest.hex(), "issued": roster.issued}
+        added = home.log.append(history, Entry.ROSTER, row)
+        if added is not None:
+            history = added
+            break
+    if read_file(_file(home)) != data:
+        replace_file(_file(home), data)
+    return enrolment, history
+
+
+def current_roster(home: Home, clock: Clock = time.time) -> tuple[Enrolment, History]:
+    """Return the enrolment under the roster that this client has."""
+    data = read_file(_file(home))
+    if data is None:
+        raise ConfigError(
+            f"there is no roster in {home.path}: it comes with an introduction, or `d2pfed client enrol`"
+        )
+    return accept_roster(home, data, clock)
+
+
+def read_own_roster(home: Home) -> Roster | None:
+    """Return the roster in a home, whether it is still good or not."""
+    data = read_file(_file(home))
+    return None if data is None else decode_roster(data, home.authority)
+
+
+def require_floor(roster: Roster, client: int, history: History) -> None:
+    """Refuse a roster whose authority has seen a position of this client that its log lacks: it was lost or cloned."""
+    count, head = roster.floors[client]
+    if not history.holds(Head(count, head)):
+        raise PeerError(f"the authority has seen position {count} of this client, which its log does not hold")
+
+
+def _check(home: Home, roster: Roster, history: History, clock: Clock) -> None:
+    roster.key(home.client)
+    try:
+        require_serial(roster, history.serial, bytes.fromhex(history.roster))
+    except PeerError as error:
+        _log.error("this roster is not gone by: %s", error)
+        raise
+    require_unexpired(roster, not_before(int(clock()), latest_time(history, roster)))
+    try:
+        require_floor(roster, home.client, history)
+    except PeerError:
+        home.log.mark("in the authority's roster", Head(*roster.floors[home.client]))
+        raise
+
+
+def latest_time(history: History, roster: Roster) -> int:
+    """Return the latest time that this client has seen: no clock can be before it by more than a day."""
+    issued = [body["issued"] for body in history.bodies(Entry.ROSTER) if isinstance(body["issued"], int)]
+    return max(roster.issued, history.latest_seconds(), *issued, 0)
+
+
+def _secret(home: Home) -> bytes:
+    if home.secret is None:
+        raise ConfigError("this client is not enrolled: its settings assume that the server keeps to the protocol")
+    return home.secret
+
+
+def _file(home: Home) -> Path:
+    return home.path / "roster"

@@ -1,0 +1,144 @@
+"""Files that belong to one user: never through a link, never another's, whole after any crash."""
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from d2pfed.errors import ConfigError
+
+
+class FileError(ConfigError):
+    """One of this user's own files cannot be used; its text names it, so it is for this user alone."""
+
+
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_MAY_USE = stat.S_IRWXG | stat.S_IRWXO
+
+
+def require_directory(path: Path) -> None:
+    """Refuse a directory that is a link, belongs to somebody else, or that others can write to."""
+    try:
+        found = path.lstat()
+    except OSError as error:
+        raise FileError(f"cannot use {path}: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise FileError(f"{path} must be a directory, and no link to one")
+    _require_own(path, found, OTHERS_MAY_WRITE)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for its owner alone, with its parents; one that exists is checked."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    require_directory(path)
+
+
+def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
+    """Return the content of one's own file, or None if there is none; refuses links and forbidden rights of others."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FileError(_refusal(file, error)) from error
+    with os.fdopen(descriptor, "rb") as opened:
+        _require_file(file, os.fstat(descriptor), forbidden)
+        return opened.read()
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file for its owner alone, on the disk when this returns; a crash leaves the old one or the new one."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    write_new(draft, content)
+    draft.replace(file)
+    sync_directory(file.parent)
+
+
+def write_new(file: Path, content: bytes) -> None:
+    """Write a file that did not exist, for its owner alone; FileExistsError if it did, link or not."""
+    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append_file(file: Path, content: bytes) -> None:
+    """Add to the end of one's own file, on the disk when this returns."""
+    with _opened_to_write(file) as descriptor:
+        os.lseek(descriptor, 0, os.SEEK_END)
+        _write(descriptor, content)
+        os.fsync(descriptor)
+
+
+def truncate_file(file: Path, size: int) -> None:
+    """Cut one's own file, on the disk when this returns."""
+    with _opened_to_write(file) as descriptor:
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock that a file stands for, until the block ends or the process does."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FileError(_refusal(file, error)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened_to_write(file: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise FileError(_refusal(file, error)) from error
+    try:
+        _require_file(file, os.fstat(descriptor), OTHERS_MAY_WRITE)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _refusal(file: Path, error: OSError) -> str:
+    return f"{file} must not be a link" if error.errno == errno.ELOOP else f"cannot use {file}: {error.strerror}"
+
+
+def _require_file(file: Path, found: os.stat_result, forbidden: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise FileError(f"{file} must be a plain file")
+    _require_own(file, found, forbidden)
+
+
+def _require_own(path: Path, found: os.stat_result, forbidden: int) -> None:
+    if found.st_uid != os.geteuid():
+        raise FileError(f"{path} must belong to the user who runs this, it belongs to user {found.st_uid}")
+    if found.st_mode & forbidden:
+        rule = "readable by its owner alone" if forbidden & stat.S_IRGRP else "writable by its owner alone"
+        raise FileError(f"{path} must be {rule}: chmod go-rwx {path}")

@@ -1,0 +1,358 @@
+import os
+import shutil
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from crash_moments import Disk, lay_out
+from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger import client_log, private_files
+from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_log import ClientLog
+from d2pfed.ledger.rows import Head
+from d2pfed.randomness import digest
+
+AUTHORITY, CLIENT = bytes(range(32)), 7
+
+
+def log_in(root: Path, clock=None) -> ClientLog:
+    home, outside = root / "home", root / "outside"
+    for folder in (home, outside):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return ClientLog(home, outside, AUTHORITY, CLIENT, *([clock] if clock else []))
+
+
+def begin(log: ClientLog, number: int) -> History:
+    """Append one row, whoever comes in between."""
+    while True:
+        if (after := log.append(log.read(), Entry.BEGUN, {"number": number})) is not None:
+            return after
+
+
+def numbers(history: History) -> list[object]:
+    return [body["number"] for body in history.bodies(Entry.BEGUN)]
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = log_in(tmp_path)
+    made.create({"carried": "nothing"})
+    for number in range(3):
+        begin(made, number)
+    return made
+
+
+def copy(root: Path, target: Path) -> Path:
+    shutil.copytree(root, target)
+    return target
+
+
+def test_heads_are_chained_as_documented(log, tmp_path):
+    history = log.read()
+    before = digest("d2pfed log", AUTHORITY, CLIENT)
+    for number, row in enumerate(history.rows, 1):
+        before = digest("d2pfed log", before, number, str(row.entry), row.text.encode())
+        assert row.head == Head(number, before)
+    assert history.head == Head(4, before)
+    assert (tmp_path / "outside" / "head").read_text().startswith(f"4:{before.hex()} ")
+
+
+def test_a_log_is_never_begun_by_itself_nor_twice(tmp_path):
+    with pytest.raises(LedgerError, match="adopt"):
+        ClientLog(tmp_path, tmp_path / "outside", AUTHORITY, CLIENT).read()
+    log = log_in(tmp_path)
+    with pytest.raises(LedgerError, match="missing"):
+        log.read()
+    log.create({})
+    for lost in ("home/log", "outside/head"):
+        with pytest.raises(LedgerError, match="is there already"):
+            log_in(tmp_path).create({})
+        (tmp_path / lost).unlink()
+    log_in(tmp_path).create({})
+
+
+def cut(root: Path, rows: int) -> None:
+    file = root / "home" / "log"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[: len(lines) - rows]))
+
+
+def edit(root: Path) -> None:
+    file = root / "home" / "log"
+    file.write_bytes(file.read_bytes().replace(b'"number":1', b'"number":9'))
+
+
+DAMAGE = {
+    "deleted": lambda root: (root / "home" / "log").unlink(),
+    "emptied": lambda root: (root / "home" / "log").write_bytes(b""),
+    "cut by one row": lambda root: cut(root, 1),
+    "cut by two rows": lambda root: cut(root, 2),
+    "cut in the middle of a row": lambda root: (root / "home" / "log").write_bytes(
+        (root / "home" / "log").read_bytes()[:-9]
+    ),
+    "edited": edit,
+    "without its anchor": lambda root: (root / "outside" / "head").unlink(),
+    "with a damaged anchor": lambda root: (root / "outside" / "head").write_bytes(b"4:00"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_log_at_odds_with_its_anchor_refuses_everything_until_it_is_adopted(log, tmp_path, damage):
+    seen = log.read()
+    damage(tmp_path)
+    for _ in range(2):
+        with pytest.raises(LedgerError):
+            log_in(tmp_path).read()
+    with pytest.raises((LedgerError, ConfigError)):
+        log_in(tmp_path).append(seen, Entry.BEGUN, {"number": 3})
+    adopted = log_in(tmp_path).adopt({"carried": "all"})
+    assert adopted.rows[-1].entry is Entry.DECLARATION
+    again = log_in(tmp_path).read()
+    assert again == adopted
+    assert adopted.head.seq >= 4
+    begin(log_in(tmp_path), 17)
+    assert numbers(log_in(tmp_path).read())[-1] == 17
+
+
+def test_without_the_anchor_check_a_log_cut_by_one_row_begins_anew(log, tmp_path, monkeypatch):
+    cut(tmp_path, 1)
+    monkeypatch.setattr(client_log, "require_anchored", lambda *_: None)
+    assert numbers(log_in(tmp_path).read()) == [0, 1]
+
+
+def test_an_older_anchor_is_refused_and_without_the_rule_it_is_not(log, tmp_path, monkeypatch):
+    old = (tmp_path / "outside" / "head").read_bytes()
+    begin(log, 3)
+    begin(log, 4)
+    (tmp_path / "outside" / "head").write_bytes(old)
+    with pytest.raises(LedgerError, match="2 rows more than its anchor"):
+        log_in(tmp_path).read()
+    monkeypatch.setattr(client_log, "require_one_row_more", lambda *_: None)
+    assert numbers(log_in(tmp_path).read()) == [0, 1, 2, 3, 4]
+
+
+def test_a_crash_between_row_and_anchor_moves_the_anchor_up(log, tmp_path):
+    old = (tmp_path / "outside" / "head").read_bytes()
+    after = begin(log, 3)
+    (tmp_path / "outside" / "head").write_bytes(old)
+    assert log_in(tmp_path).read() == after
+    assert (tmp_path / "outside" / "head").read_text().startswith(after.head.encode())
+
+
+def test_a_line_that_a_crash_cut_short_is_removed_wherever_it_was_cut(log, tmp_path):
+    file, anchor = tmp_path / "home" / "log", tmp_path / "outside" / "head"
+    whole, old = file.read_bytes(), anchor.read_bytes()
+    begin(log, 3)
+    longer = file.read_bytes()
+    for size in range(len(whole), len(longer)):
+        file.write_bytes(longer[:size])
+        anchor.write_bytes(old)
+        assert numbers(log_in(tmp_path).read()) == [0, 1, 2]
+        assert file.read_bytes() == whole
+    zeros = whole + bytes(len(longer) - len(whole))  # what some file systems leave of a block that was not written
+    file.write_bytes(zeros)
+    anchor.write_bytes(old)
+    assert numbers(log_in(tmp_path).read()) == [0, 1, 2]
+
+
+def recorded(root: Path, monkeypatch) -> Disk:
+    """A few rows, each followed by something that leaves; every moment of it."""
+    sent = []
+    with monkeypatch.context() as patched:
+        disk = Disk(root, patched, lambda: len(sent))
+        for number in range(3, 7):
+            begin(log_in(root), number)
+            sent.append(number)
+    return disk
+
+
+def unpaid(disk: Disk, root: Path) -> int:
+    """In how many of the moments something had left without its row, or log and anchor did not agree."""
+    bad = 0
+    for place, moment in enumerate(disk.moments):
+        for name, files in (("kill", moment.after_kill), ("power", moment.after_power_cut)):
+            where = lay_out(root / f"{place}-{name}", files)
+            try:
+                found = numbers(log_in(where).read())
+                bad += len(found) < 3 + moment.sent
+            except LedgerError:
+                bad += 1
+    return bad
+
+
+def test_power_loss_at_any_moment_leaves_log_and_anchor_agreed(log, tmp_path, monkeypatch):
+    disk = recorded(tmp_path, monkeypatch)
+    assert len(disk.moments) > 40
+    assert unpaid(disk, tmp_path / "crashed") == 0
+
+
+@pytest.mark.parametrize("part", ["append_file", "sync_directory"])
+def test_a_missing_sync_is_caught(log, tmp_path, monkeypatch, part):
+    original = getattr(private_files, part)
+
+    def lazy(*arguments):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", lambda descriptor: None)
+            original(*arguments)
+
+    monkeypatch.setattr(private_files, part, lazy)
+    monkeypatch.setattr(client_log, part, lazy)
+    assert unpaid(recorded(tmp_path, monkeypatch), tmp_path / "crashed") > 0
+
+
+def test_an_anchor_that_moves_before_its_row_is_caught(log, tmp_path, monkeypatch):
+    append = private_files.append_file
+
+    def late(file, content):
+        pending.append((file, content))
+
+    def moved(self, anchor):
+        move(self, anchor)
+        while pending:
+            append(*pending.pop())
+
+    pending, move = [], ClientLog._move
+    monkeypatch.setattr(client_log, "append_file", late)
+    monkeypatch.setattr(ClientLog, "_move", moved)
+    assert unpaid(recorded(tmp_path, monkeypatch), tmp_path / "crashed") > 0
+
+
+def test_processes_on_one_machine_take_turns(log, tmp_path):
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda number: begin(log_in(tmp_path), number), range(3, 27)))
+    history = log_in(tmp_path).read()
+    assert sorted(numbers(history)) == list(range(27))
+
+
+def test_whoever_came_second_is_told_and_adds_nothing(log, tmp_path):
+    seen = log.read()
+    begin(log_in(tmp_path), 3)
+    assert log.append(seen, Entry.BEGUN, {"number": 4}) is None
+    assert numbers(log.read()) == [0, 1, 2, 3]
+
+
+def test_two_homes_on_one_machine_are_found_out_by_their_anchor(log, tmp_path):
+    clone = copy(tmp_path / "home", tmp_path / "clone")
+    begin(log, 3)
+    with pytest.raises(LedgerError, match="lacks the position"):
+        ClientLog(clone, tmp_path / "outside", AUTHORITY, CLIENT).read()
+
+
+def test_a_home_restored_together_with_its_anchor_is_not_noticed_here(log, tmp_path):
+    backup = copy(tmp_path, tmp_path.with_name(f"{tmp_path.name}-backup"))
+    after = begin(log, 3)
+    restored = log_in(backup).read()  # no complaint: only others can know
+    assert not restored.holds(after.head)
+
+
+def test_a_position_of_another_life_is_not_held(log, tmp_path):
+    backup = copy(tmp_path, tmp_path.with_name(f"{tmp_path.name}-backup"))
+    after, other = begin(log, 3), begin(log_in(backup), 4)
+    assert after.head.seq == other.head.seq
+    assert after.holds(after.head)
+    assert after.holds(after.start)
+    assert after.holds(log_in(tmp_path).read().rows[1].head)
+    assert not after.holds(other.head)
+    assert not after.holds(Head(2, after.head.hash))
+
+
+def test_a_mark_refuses_everything_until_it_is_adopted_and_the_count_goes_on_above_it(log, tmp_path):
+    shown = Head(40, digest("a position of another life"))
+    log.mark("shown by a peer", shown)
+    seen = History(log._start, (), 0, "")
+    for call in (log.read, lambda: log.append(seen, Entry.BEGUN, {})):
+        with pytest.raises(LedgerError, match="rolled back or cloned"):
+            call()
+    adopted = log.adopt({"carried": "all"})
+    assert adopted.head.seq == 41
+    assert adopted.holds(shown)
+    assert log.read() == adopted
+    assert begin(log, 3).head.seq == 42
+
+
+def test_nothing_is_adopted_where_nothing_is_wrong(log):
+    with pytest.raises(LedgerError, match="there is nothing to adopt"):
+        log.adopt({"carried": "all"})
+
+
+def test_adopting_can_be_interrupted_at_any_moment(log, tmp_path, monkeypatch):
+    cut(tmp_path, 1)
+    log.mark("shown by the server", Head(9, digest("elsewhere")))
+    with monkeypatch.context() as patched:
+        disk = Disk(tmp_path, patched, lambda: 0)
+        log.adopt({"carried": "all"})
+    for place, moment in enumerate(disk.moments):
+        for name, files in (("kill", moment.after_kill), ("power", moment.after_power_cut)):
+            where = log_in(lay_out(tmp_path / "crashed" / f"{place}-{name}", files))
+            try:
+                history = where.read()
+            except LedgerError:
+                history = where.adopt({"carried": "all"})
+            assert history.rows[-1].entry is Entry.DECLARATION
+            assert history.holds(Head(9, digest("elsewhere")))
+
+
+def test_a_damaged_log_is_kept_aside_when_it_is_adopted(log, tmp_path):
+    edit(tmp_path)
+    damaged = (tmp_path / "home" / "log").read_bytes()
+    log.adopt({"carried": "all"})
+    (aside,) = (tmp_path / "home").glob("log.damaged-*")
+    assert aside.read_bytes() == damaged
+
+
+def test_the_newest_roster_is_remembered_outside_even_when_the_log_is_lost(log, tmp_path):
+    after = log.append(log.read(), Entry.ROSTER, {"serial": 5, "digest": "ab" * 32})
+    assert (after.serial, after.roster) == (5, "ab" * 32)
+    (tmp_path / "home" / "log").unlink()
+    adopted = log.adopt({"carried": "all"})
+    assert (adopted.serial, adopted.roster) == (5, "ab" * 32)
+    assert log.read().serial == 5
+
+
+def test_a_clock_that_was_set_back_is_known_and_a_person_may_mend_it(tmp_path):
+    now = [1000.0]
+    log = log_in(tmp_path, lambda: now[0])
+    log.create({})
+    now[0] = 5_000_000.0
+    begin(log, 0)
+    now[0] = 2000.0
+    assert begin(log, 1).latest_seconds() == 5_000_000
+    (tmp_path / "outside" / "head").unlink()
+    assert log.adopt({}).latest_seconds() == 2000
+
+
+@pytest.mark.parametrize("name", ["home/log", "outside/head", "outside/mark", "outside/lock"])
+def test_links_are_not_followed(log, tmp_path, name):
+    file = tmp_path / name
+    target = tmp_path / "elsewhere"
+    if file.exists():
+        file.rename(target)
+    else:
+        target.write_bytes(b"")
+    file.symlink_to(target)
+    with pytest.raises(ConfigError, match="must not be a link"):
+        log_in(tmp_path).read()
+
+
+@pytest.mark.parametrize("name", ["home/log", "outside/head", "outside"])
+def test_files_that_others_can_write_are_refused(log, tmp_path, name):
+    (tmp_path / name).chmod(0o770 if name == "outside" else 0o660)
+    with pytest.raises(ConfigError, match="writable by its owner alone"):
+        log_in(tmp_path).read()
+
+
+def test_files_of_somebody_else_are_refused(log, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs the right to give a file away")
+    os.chown(tmp_path / "home" / "log", 65534, -1)
+    with pytest.raises(ConfigError, match="must belong to the user"):
+        log_in(tmp_path).read()
+
+
+def test_everything_is_for_its_owner_alone(log, tmp_path):
+    log.mark("shown", Head(9, bytes(32)))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)

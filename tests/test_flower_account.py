@@ -1,0 +1,187 @@
+import pytest
+
+from d2pfed.accounting import SERVER, Adjacency, Scheme, client_epsilon
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.account import ALL, NOTHING, RUNS, Account, Given, carried_over
+from d2pfed.flower.home import ClientBudget, init_home, read_home
+from d2pfed.graph import Consistency
+from d2pfed.ledger.client_history import Entry
+from d2pfed.plan import Kind, Plan, Target, calibrate
+
+DELTA = 1e-5
+
+
+def plan_of(scheme: Scheme = Scheme.FIXED, rounds: int = 4, **changes: object) -> Plan:
+    wish = {
+        "dimension": 16,
+        "population": 60,
+        "cohort": 12,
+        "rounds": rounds,
+        "scheme": scheme,
+        "against": SERVER,
+        "epsilon": 4.0,
+        "delta": DELTA,
+        "spare": 0,
+        "consistency": Consistency.SIGNED,
+    }
+    if scheme is Scheme.FIXED:
+        wish["participations"] = 3
+    return calibrate(Target(**(wish | changes)))
+
+
+FIXED, NONE, ONCE = plan_of(), plan_of(Scheme.NONE), plan_of(Scheme.ONCE)
+BINOMIAL = plan_of(Scheme.NONE, rounds=1, mechanism=Kind.BINOMIAL, epsilon=8.0, clip_norm=1.0, dimension=4)
+
+
+@pytest.fixture
+def home(tmp_path):
+    init_home(tmp_path / "home", 3, bytes(range(32)), tmp_path / "anchor")
+    return read_home(tmp_path / "home")
+
+
+@pytest.fixture
+def account(home):
+    return Account(home.log, ClientBudget(100.0, DELTA))
+
+
+def charge(account: Account, plan: Plan, run: str = "a run", number: int = 0) -> int:
+    return account.charge(plan, run, number, 0, {"roster": "", "draw": number})
+
+
+def test_every_vector_has_its_row_before_it_is_made(account):
+    assert charge(account, FIXED) == 0
+    (row,) = account.log.read().bodies(Entry.CHARGE)
+    assert row["run"] == "a run"
+    (release,) = Given.of(account.log.read()).releases
+    assert (release.run, release.round, release.noise) == (
+        "a run",
+        0,
+        FIXED.release("", 0, 0, (), FIXED.quorum).noise,
+    )
+
+
+def test_the_cap_counts_the_vectors_of_all_runs(account):
+    assert [charge(account, FIXED, f"run {number}") for number in range(3)] == [0, 1, 2]
+    assert charge(account, FIXED, "a fresh run") == FIXED.participations == 3
+    assert Given.of(account.log.read()).participations == 3  # zero and noise cost nothing
+
+
+def test_six_runs_do_not_cost_more_than_the_cap_allows(account):
+    """Counted for each run by itself, the cap would be passed six times."""
+    for run in range(6):
+        for number in range(FIXED.rounds):
+            charge(account, FIXED, f"run {run}", number)
+    assert Given.of(account.log.read()).epsilon(DELTA) <= FIXED.epsilon * 1.5
+    assert Given.of(account.log.read()).participations == FIXED.participations
+
+
+@pytest.mark.parametrize("plan", [NONE, ONCE], ids=["none", "once"])
+def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
+    for number in range(plan.participations):
+        assert charge(account, plan, number=number) == number
+    with pytest.raises(PeerError, match="cap or budget is reached"):
+        charge(account, plan, "another run", 9)
+    with pytest.raises(ConfigError, match=f"has sent {plan.participations} vectors in all its runs"):
+        account.require_turn(plan, account.log.read())
+    with pytest.raises(ConfigError, match="the plan's cap is"):
+        account.require_room(plan, account.log.read())
+
+
+def test_a_sampled_client_at_its_cap_comes_and_sends_zero(account):
+    for number in range(FIXED.participations):
+        charge(account, FIXED, number=number)
+    account.require_turn(FIXED, account.log.read())
+    account.require_room(FIXED, account.log.read())
+
+
+def test_a_spent_budget_is_like_a_reached_cap(home):
+    one = client_epsilon([FIXED.release("", 0, 0, (), FIXED.quorum)], DELTA)
+    account = Account(home.log, ClientBudget(1.2 * one, DELTA))
+    assert charge(account, FIXED) == 0
+    assert charge(account, FIXED, number=1) == FIXED.participations
+    with pytest.raises(PeerError, match="cap or budget is reached"):
+        charge(account, plan_of(Scheme.NONE, epsilon=4.0), number=2)
+    assert Given.of(home.log.read()).participations == 1
+
+
+def test_a_plan_beyond_what_is_left_is_refused(home):
+    account = Account(home.log, ClientBudget(FIXED.epsilon / 2, DELTA))
+    with pytest.raises(ConfigError, match=r"with 3 vectors more, as this plan allows, .* its budget is 2"):
+        account.require_room(FIXED, home.log.read())
+
+
+def test_the_adjacency_that_a_server_names_changes_nothing(home):
+    """Two accounts, one for each adjacency, would let a server spend a budget of 10 twice: truly 28."""
+    zero_out = plan_of(adjacency=Adjacency.ZERO_OUT)
+    ours = client_epsilon([zero_out.release("", 0, 0, (), zero_out.quorum)] * 3, DELTA)
+    assert ours > 1.5 * zero_out.epsilon  # it is charged at its shift of two radii
+    account = Account(home.log, ClientBudget(1.001 * ours, DELTA))
+    for number in range(3):
+        assert charge(account, zero_out, number=number) == number
+    other = plan_of(participations=4, epsilon=6.0)
+    assert charge(account, other, "the other adjacency") == other.participations
+
+
+def test_one_binomial_round_does_not_lock_a_client_out_of_gaussian_plans(home):
+    account = Account(home.log, ClientBudget(100.0, DELTA))
+    assert charge(account, BINOMIAL, "cpSGD") == 0
+    mixed = Given.of(home.log.read())
+    assert mixed.epsilon(DELTA) < 100
+    account.require_room(FIXED, home.log.read())
+    assert charge(account, FIXED, "gaussian", 1) == 1
+    assert Given.of(home.log.read()).epsilon(DELTA) < 100
+
+
+def test_two_processes_do_not_both_take_the_last_of_a_budget(home):
+    account = Account(home.log, ClientBudget(100.0, DELTA))
+    read, raced = account.log.read, []
+
+    class Raced:
+        def __getattr__(self, name):
+            return getattr(home.log, name)
+
+        def read(self):
+            history = read()
+            if not raced:
+                raced.append(charge(account, ONCE, "the other process"))
+            return history
+
+    with pytest.raises(PeerError, match="cap or budget is reached"):
+        charge(Account(Raced(), account.budget), ONCE, "this process")
+    assert raced == [0]
+
+
+def lost(home):
+    (home.path / "log").unlink()
+    return home.log
+
+
+def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(home, account):
+    charge(account, FIXED)
+    lost(home).adopt(carried_over(ALL, {}))
+    assert Given.of(home.log.read()).epsilon(DELTA) == float("inf")
+    assert charge(account, FIXED, number=1) == FIXED.participations
+    with pytest.raises(ConfigError, match="epsilon inf"):
+        account.require_room(FIXED, home.log.read())
+
+
+def test_a_run_that_is_carried_over_counts_wholly(home, account):
+    lost(home).adopt(carried_over(RUNS, {"since the backup": FIXED}))
+    given = Given.of(home.log.read())
+    assert given.participations == FIXED.participations
+    assert given.epsilon(DELTA) == client_epsilon([FIXED.release("", 0, 0, (), FIXED.quorum)] * 3, DELTA)
+
+
+def test_a_declaration_that_nothing_was_lost_is_in_the_log(home, account):
+    charge(account, FIXED)
+    (home.anchor / "head").unlink()
+    home.log.adopt({**carried_over(NOTHING, {}), "why": "moved to another machine"})
+    assert Given.of(home.log.read()).participations == 1
+    (body,) = home.log.read().bodies(Entry.DECLARATION)
+    assert (body["carried"], body["why"]) == (NOTHING, "moved to another machine")
+
+
+@pytest.mark.parametrize(("choice", "runs"), [("some", {}), (RUNS, {}), (ALL, {"a run": FIXED})])
+def test_what_is_carried_over_is_said_in_one_of_three_ways(choice, runs):
+    with pytest.raises(ConfigError, match="may be carried over"):
+        carried_over(choice, runs)

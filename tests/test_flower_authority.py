@@ -1,0 +1,219 @@
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from d2pfed.cli import app
+from d2pfed.errors import ConfigError, LedgerError, PeerError
+from d2pfed.flower.authority import next_roster, shown_positions
+from d2pfed.flower.draws import Committed
+from d2pfed.flower.home import read_home
+from d2pfed.flower.keys import read_secret
+from d2pfed.flower.positions import Positions
+from d2pfed.flower.rosters import current_roster, read_roster
+from d2pfed.ledger.client_history import Entry
+from d2pfed.randomness import Entropy, digest
+from d2pfed.secagg.crypto import signing_public
+from d2pfed.secagg.position import sign_position
+from homes import enrol, home_in, sign_roster
+
+
+def command(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output.strip()
+
+
+@pytest.fixture
+def federation(tmp_path):
+    """What docs/deploy.md makes by hand: an authority, two clients, draws, a roster."""
+    authority = command("roster", "authority", tmp_path / "authority.key")
+    clients = [
+        command("client", "init", tmp_path / f"c{number}", number, authority, "--anchor", tmp_path / f"a{number}")
+        for number in (4, 9)
+    ]
+    draws = command("roster", "draws", tmp_path / "draws", "--depth", 5)
+    said = command("roster", "sign", tmp_path / "authority.key", tmp_path / "roster", *clients, "--draws", draws)
+    assert said.startswith("roster 1 with 2 clients")
+    return authority
+
+
+def test_the_commands_make_homes_and_a_roster_that_fit(tmp_path, federation):
+    roster = read_roster(tmp_path / "roster", federation).roster
+    assert (roster.clients, roster.serial, roster.depth) == ((4, 9), 1, 5)
+    assert "2 clients, 32 verified draws" in command("roster", "show", tmp_path / "roster", federation)
+    shown = json.loads(command("roster", "show", tmp_path / "roster", federation, "--json"))
+    assert set(shown["keys"]) == {"4", "9"}
+    assert command("client", "enrol", tmp_path / "c9", tmp_path / "roster").startswith("roster 1 with 2 clients")
+    assert current_roster(read_home(tmp_path / "c9"))[0].roster == roster
+
+
+def test_nothing_that_is_signed_or_secret_is_overwritten(tmp_path, federation):
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for again in (
+        ("roster", "authority", tmp_path / "authority.key"),
+        ("roster", "draws", tmp_path / "draws"),
+        ("roster", "sign", tmp_path / "authority.key", tmp_path / "roster", "1=" + "00" * 32),
+        ("client", "init", tmp_path / "c4", 4, federation, "--anchor", tmp_path / "a4"),
+    ):
+        with pytest.raises(ConfigError, match="already"):
+            command(*again)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("text", ["4", "4=00", "x=" + "00" * 32, "-1=" + "00" * 32, "9" * 30 + "=" + "00" * 32])
+def test_a_client_is_named_as_it_has_printed_itself(tmp_path, federation, text):
+    with pytest.raises(ConfigError, match=r"ID=PUBLIC|hexadecimal"):
+        command("roster", "sign", tmp_path / "authority.key", tmp_path / "new", "--", text)
+    assert not (tmp_path / "new").exists()
+
+
+def test_show_says_what_was_spent_and_what_would_notice_a_rollback(tmp_path, federation):
+    said = " ".join(command("client", "show", tmp_path / "c4").split())
+    assert "Client 4: 0 vectors sent, epsilon 0" in said
+    assert "Peers and server learn how many attempts this client has begun: 0 so far, position 1" in said
+    assert "A rolled-back client is noticed by: anchor" in said
+    assert "no roster yet" in said
+    facts = json.loads(command("client", "show", tmp_path / "c4", "--json"))
+    assert (facts["client"], facts["position"], facts["vectors"], facts["epsilon"]) == (4, 1, 0, 0.0)
+
+
+def test_adopt_says_beside_every_epsilon_that_it_rests_on_a_declaration(tmp_path, federation):
+    with pytest.raises(LedgerError, match="nothing to adopt"):
+        command("client", "adopt", tmp_path / "c4")
+    (tmp_path / "a4" / "head").unlink()
+    with pytest.raises(LedgerError, match="client adopt"):
+        command("client", "show", tmp_path / "c4")
+    assert "carried over: all" in command("client", "adopt", tmp_path / "c4", "--why", "the disk was lost")
+    said = " ".join(command("client", "show", tmp_path / "c4").split())
+    assert "epsilon infinite" in said
+    assert "This rests on a declaration of" in said
+    assert "the disk was lost" in said
+    assert json.loads(command("client", "show", tmp_path / "c4", "--json"))["epsilon"] is None
+    with pytest.raises(ConfigError, match="exclude each other"):
+        command("client", "adopt", tmp_path / "c4", "--carried", "nothing", "--run", "a run")
+
+
+def test_a_declaration_that_makes_no_sense_changes_nothing(tmp_path, federation):
+    (tmp_path / "a4" / "head").unlink()
+    for options in (("--carried", "some"), ("--run", "never seen")):
+        with pytest.raises((ConfigError, PeerError)):
+            command("client", "adopt", tmp_path / "c4", *options)
+    assert not (tmp_path / "a4" / "head").exists()
+
+
+def test_these_commands_need_no_flower(tmp_path):
+    program = "import sys; sys.modules['flwr'] = None; import d2pfed.cli; d2pfed.cli.main()"
+    for arguments in ("roster --help", "client --help", f"roster authority {shlex.quote(str(tmp_path / 'key'))}"):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, *shlex.split(arguments)], capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+
+
+# The authority's next roster
+
+
+@pytest.fixture
+def first(tmp_path):
+    return enrol(tmp_path, 3, depth=4)
+
+
+def test_serials_and_floors_only_rise_and_clients_stay(tmp_path, first):
+    home = read_home(home_in(tmp_path, 1))
+    head, low = home.log.read().head, home.log.read().start
+    high = sign_position(home.secret, home.authority, 1, head.seq, head.hash)
+    lower = sign_position(home.secret, home.authority, 1, low.seq, low.hash)
+    second = sign_roster(tmp_path, {}, first.roster, None, shown={1: high}).roster
+    third = sign_roster(tmp_path, {}, second, None, shown={1: lower}).roster
+    assert (second.serial, third.serial) == (2, 3)
+    assert second.floors[1] == third.floors[1] == (head.seq, head.hash)
+    assert second.clients == first.roster.clients
+
+
+def test_a_client_with_a_new_key_keeps_its_floor(tmp_path, first):
+    home = read_home(home_in(tmp_path, 1))
+    head = home.log.read().head
+    shown = sign_position(home.secret, home.authority, 1, head.seq, head.hash)
+    renewed = sign_roster(tmp_path, {1: digest("a new key")}, first.roster, None, shown={1: shown}).roster
+    assert renewed.keys[1] == digest("a new key")
+    assert renewed.floors[1] == (head.seq, head.hash)
+
+
+def test_positions_count_only_with_their_clients_own_signature(tmp_path, first):
+    home, roster = read_home(home_in(tmp_path, 1)), first.roster
+    head = home.log.read().head
+    good = sign_position(home.secret, home.authority, 1, head.seq, head.hash)
+    forged = sign_position(digest("the server"), home.authority, 2, 99, digest("nowhere"))
+    Positions(tmp_path / "positions", roster.keys).keep({1: good, 2: forged})
+    assert shown_positions(roster, [tmp_path / "positions"]) == {1: good}
+    with pytest.raises(ConfigError, match="--previous is needed"):
+        shown_positions(None, [tmp_path / "positions"])
+
+
+def test_each_roster_has_draws_of_its_own_and_not_too_many(tmp_path, first):
+    same = Committed(first.roster.depth, first.roster.root)
+    with pytest.raises(ConfigError, match="a new roster needs new draws"):
+        sign_roster(tmp_path, {}, first.roster, same)
+    with pytest.raises(ConfigError, match="at most 16 unless --deep"):
+        sign_roster(tmp_path, {}, first.roster, Committed(17, digest("root")))
+    assert sign_roster(tmp_path, {}, first.roster, Committed(17, digest("root")), most_depth=20).roster.depth == 17
+
+
+def test_the_nonce_is_drawn_after_the_root_is_known(tmp_path, first):
+    """Whoever could name the nonce could try roots until the cohorts suit it."""
+    public = signing_public(read_secret(tmp_path / "authority.key"))
+    settings = {
+        "added": dict(first.roster.keys),
+        "removed": frozenset(),
+        "shown": {},
+        "most_depth": 16,
+        "days": 1,
+        "now": 1,
+    }
+    rosters = [
+        next_roster(public, None, draws=Committed(4, digest("root")), entropy=Entropy.system(), **settings)
+        for _ in range(2)
+    ]
+    assert rosters[0].nonce != rosters[1].nonce
+    help_text = CliRunner().invoke(app, ["roster", "sign", "--help"]).output
+    assert "nonce" not in help_text.replace("its nonce is drawn here and now", "")
+
+
+def test_a_client_that_is_removed_must_be_there(tmp_path, first):
+    with pytest.raises(ConfigError, match="client 8 cannot be removed"):
+        sign_roster(tmp_path, {}, first.roster, None, removed=frozenset({8}))
+    assert sign_roster(tmp_path, {}, first.roster, None, removed=frozenset({2})).roster.clients == (0, 1)
+
+
+def test_renewing_a_roster_by_command_takes_floors_from_what_the_server_kept(tmp_path, federation):
+    command("client", "enrol", tmp_path / "c9", tmp_path / "roster")
+    home = read_home(tmp_path / "c9")
+    head = home.log.read().head
+    roster = read_roster(tmp_path / "roster", federation).roster
+    shown = sign_position(home.secret, home.authority, 9, head.seq, head.hash)
+    Positions(tmp_path / "positions", roster.keys).keep({9: shown})
+    draws = command("roster", "draws", tmp_path / "draws-2", "--depth", 5)
+    options = ("--previous", tmp_path / "roster", "--positions", tmp_path / "positions", "--draws", draws)
+    said = command("roster", "sign", tmp_path / "authority.key", tmp_path / "roster-2", *options)
+    assert said.startswith("roster 2 with 2 clients")
+    assert read_roster(tmp_path / "roster-2", federation).roster.floors[9] == (head.seq, head.hash)
+    command("client", "enrol", tmp_path / "c9", tmp_path / "roster-2")
+    assert [body["serial"] for body in home.log.read().bodies(Entry.ROSTER)] == [1, 2]
+
+
+def test_the_guides_commands_are_those_that_there_are():
+    guide = (Path(__file__).resolve().parent.parent / "docs" / "deploy.md").read_text()
+    for line in guide.splitlines():
+        words = line.split()
+        if words[:2] in (["d2pfed", "client"], ["d2pfed", "roster"]):
+            shown = CliRunner().invoke(app, [*words[1:3], "--help"])
+            assert shown.exit_code == 0, line
+            for option in (word for word in words if word.startswith("--")):
+                assert option in shown.output, line

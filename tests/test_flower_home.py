@@ -1,0 +1,219 @@
+import ast
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import d2pfed
+from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.flower.home import default_anchor, init_home, read_home
+from d2pfed.flower.keys import make_secret, read_secret
+from d2pfed.flower.rosters import accept_roster, current_roster
+from d2pfed.graph import Consistency
+from d2pfed.ledger.client_history import Entry
+from d2pfed.secagg.crypto import signing_public
+from homes import anchor_in, enrol, home_in
+
+AUTHORITY = bytes(range(32))
+
+
+@pytest.fixture
+def home(tmp_path):
+    init_home(tmp_path / "home", 7, AUTHORITY, tmp_path / "anchor")
+    return tmp_path / "home"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_new_home_can_be_read_and_its_log_has_begun(home):
+    read = read_home(home)
+    assert (read.client, read.authority, read.consistency) == (7, AUTHORITY, Consistency.SIGNED)
+    assert read.policy.least_cohort == 10
+    assert read.policy.least_colluders == 0.1
+    assert [row.entry for row in read.log.read().rows] == [Entry.OPENING]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in home.iterdir())
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("client", [7, 8])
+def test_a_home_is_never_made_over(home, tmp_path, client):
+    before = content(tmp_path)
+    with pytest.raises(ConfigError, match="is a client's home already, and nothing in it was changed"):
+        init_home(home, client, AUTHORITY, tmp_path / "anchor")
+    assert content(tmp_path) == before
+
+
+def test_settings_that_a_person_has_edited_are_never_overwritten(home, tmp_path):
+    (home / "client.toml").write_text("client = 7\n# mine")
+    (home / "log").unlink()
+    with pytest.raises(ConfigError, match="nothing in it was changed"):
+        init_home(home, 7, AUTHORITY, tmp_path / "anchor")
+    assert (home / "client.toml").read_text() == "client = 7\n# mine"
+
+
+def test_a_second_home_of_a_client_on_one_machine_is_refused(home, tmp_path):
+    with pytest.raises(LedgerError, match="this client has begun before"):
+        init_home(tmp_path / "again", 7, AUTHORITY, tmp_path / "anchor")
+
+
+def test_a_call_that_was_interrupted_may_be_repeated(home, tmp_path):
+    public = signing_public(read_secret(home / "key"))
+    (home / "log").unlink()
+    (tmp_path / "anchor" / "head").unlink()
+    for lost in ("client.toml", None):
+        if lost:
+            (home / lost).unlink()
+        (home / "log").unlink(missing_ok=True)
+        (tmp_path / "anchor" / "head").unlink(missing_ok=True)
+        assert init_home(home, 7, AUTHORITY, tmp_path / "anchor") == public
+    assert read_home(home).log.read().head.seq == 1
+
+
+@pytest.mark.parametrize("client", [-1, 1 << 64, 10**400])
+def test_a_wrong_identity_is_refused_before_anything_is_written(tmp_path, client):
+    with pytest.raises(ConfigError, match=r"identity must be in \[0, 2\^64\)"):
+        init_home(tmp_path / "home", client, AUTHORITY)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_anchor_is_outside_of_the_home(tmp_path):
+    with pytest.raises(ConfigError, match="the anchor must be outside of the home"):
+        init_home(tmp_path / "home", 7, AUTHORITY, tmp_path / "home" / "anchor")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_by_default_the_anchor_is_in_the_users_state_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    init_home(tmp_path / "home", 7, AUTHORITY)
+    assert read_home(tmp_path / "home").anchor == default_anchor(AUTHORITY, 7)
+    assert (default_anchor(AUTHORITY, 7) / "head").is_file()
+    assert default_anchor(AUTHORITY, 7).is_relative_to(tmp_path / "state" / "d2pfed")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_anchor(AUTHORITY, 7).is_relative_to(tmp_path / ".local" / "state" / "d2pfed")
+
+
+@pytest.mark.parametrize(("mode", "is_fine"), [(0o700, True), (0o755, True), (0o770, False), (0o707, False)])
+def test_a_home_that_others_can_write_to_is_refused(home, mode, is_fine):
+    home.chmod(mode)
+    if is_fine:
+        read_home(home)
+        return
+    with pytest.raises(ConfigError, match="writable by its owner alone"):
+        read_home(home)
+
+
+def test_settings_that_others_can_write_are_refused(home):
+    (home / "client.toml").chmod(0o620)
+    with pytest.raises(ConfigError, match="writable by its owner alone"):
+        read_home(home)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_a_key_that_others_can_read_is_refused(home, mode):
+    (home / "key").chmod(mode)
+    with pytest.raises(ConfigError, match="readable by its owner alone"):
+        read_home(home)
+
+
+@pytest.mark.parametrize("name", ["key", "client.toml", "roster"])
+def test_links_are_not_followed(tmp_path, name):
+    signed = enrol(tmp_path, 3)
+    home = home_in(tmp_path, 0)
+    accept_roster(read_home(home), signed.data)
+    (home / name).rename(tmp_path / "elsewhere")
+    (home / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="must not be a link"):
+        current_roster(read_home(home))
+
+
+def test_a_home_that_is_a_link_or_somebody_elses_is_refused(home, tmp_path):
+    (tmp_path / "link").symlink_to(home)
+    with pytest.raises(ConfigError, match="no link"):
+        read_home(tmp_path / "link")
+    if os.geteuid() == 0:
+        os.chown(home, 65534, -1)
+        with pytest.raises(ConfigError, match="must belong to the user"):
+            read_home(home)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("client = ", "is not TOML"),
+        ('client = 0\nsever = "x"', "unknown settings: sever"),
+        ('authority = "00"', "not a client's settings"),
+        ('client = 0\nauthority = "00"', "64 hexadecimal digits"),
+        ('client = 0\nconsistency = "hoped"', "not a client's settings"),
+        ('client = -1\nconsistency = "assumed"', "identity must be in"),
+        (f'client = {"9" * 400}\nconsistency = "assumed"', "identity must be in"),
+        ('client = 0\nconsistency = "assumed"\n[policy]\nleast_colluders = 1.5', "least_colluders"),
+        ('client = 0\nconsistency = "assumed"\n[policy]\nnonsense = 1', "not a client's settings"),
+        ('client = 0\nconsistency = "assumed"\n[budget]\nepsilon = inf', "positive and finite"),
+        ('client = 0\nconsistency = "assumed"\n[budget]\ndelta = 0.0', "delta must be in"),
+        ('client = 0\nconsistency = "assumed"\nanchor = "ANCHOR"', "outside of the home"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path, text, complaint):
+    (tmp_path / "client.toml").write_text(text.replace("ANCHOR", str(tmp_path / "inside")))
+    with pytest.raises(ConfigError, match=complaint):
+        read_home(tmp_path)
+
+
+def test_a_private_key_is_never_overwritten(tmp_path):
+    make_secret(tmp_path / "key")
+    before = (tmp_path / "key").read_bytes()
+    with pytest.raises(ConfigError, match="holds a key already"):
+        make_secret(tmp_path / "key")
+    assert (tmp_path / "key").read_bytes() == before
+
+
+def test_no_command_shows_the_variables_of_a_failure():
+    """A traceback with locals would show a private key."""
+    found = 0
+    for file in Path(d2pfed.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Typer"):
+                options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert options.get("pretty_exceptions_show_locals") == "False", file
+                found += 1
+    assert found >= 6
+
+
+CRASH = """
+import sys, d2pfed.cli
+from d2pfed.flower import home, keys
+def crash(data):
+    raise RuntimeError("a defect")
+home.signing_public = crash
+sys.argv = ["d2pfed", "client", "init", sys.argv[1], "7", "00" * 32, "--anchor", sys.argv[2]]
+d2pfed.cli.main()
+"""
+
+
+def test_a_defect_in_a_command_shows_no_key(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    make_secret(home / "key")
+    secret = (home / "key").read_bytes()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "_TYPER_STANDARD_TRACEBACK": ""}
+    ended = subprocess.run(
+        [sys.executable, "-c", CRASH, str(home), str(tmp_path / "anchor")],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    said = ended.stdout + ended.stderr
+    assert b"a defect" in said
+    assert all(form not in said for form in (secret, secret.hex().encode(), str(secret)[2:-1].encode()))
+
+
+def test_homes_of_a_federation_have_anchors_of_their_own(tmp_path):
+    enrol(tmp_path, 3)
+    assert len({anchor_in(tmp_path, client) for client in range(3)}) == 3
+    assert all((anchor_in(tmp_path, client) / "head").is_file() for client in range(3))

@@ -1,0 +1,396 @@
+"""A server that lies to clients, homes that are put back, and what is noticed of it: by whom, and by whom not."""
+
+import shutil
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from crash_moments import Disk, lay_out
+from d2pfed.accounting import Scheme
+from d2pfed.errors import ConfigError, LedgerError, PeerError, TooFewClients
+from d2pfed.flower import layout, part, runs
+from d2pfed.flower.account import NOTHING, Account, Given
+from d2pfed.flower.client import introduce
+from d2pfed.flower.draws import Committed, make_draws
+from d2pfed.flower.home import Home, init_home, read_home
+from d2pfed.flower.layout import Entry as ArrayEntry
+from d2pfed.flower.layout import Layout, encode_task
+from d2pfed.flower.positions import Positions
+from d2pfed.flower.rosters import accept_roster
+from d2pfed.ledger import client_log
+from d2pfed.ledger.client_history import Entry
+from d2pfed.secagg import checks
+from d2pfed.secagg.position import Position, sign_position
+from homes import anchor_in, enrol, home_in, sign_roster, write_settings
+from local_grid import make_plan
+from lying_server import LyingServer
+
+VICTIM = 0
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Five silos that are always asked together."""
+    made = LyingServer(tmp_path, make_plan(rounds=4), enrol(tmp_path, 5))
+    made.introduce()
+    return made
+
+
+def home_of(server: LyingServer, client: int = VICTIM) -> Home:
+    return read_home(server.homes.get(client, home_in(server.directory, client)))
+
+
+def vectors(server: LyingServer, client: int = VICTIM) -> int:
+    return Given.of(home_of(server, client).log.read()).participations
+
+
+def back_up(server: LyingServer, name: str = "backup") -> Path:
+    """A copy of the victim's home and anchor."""
+    for kind, place in (("home", home_in), ("anchor", anchor_in)):
+        shutil.copytree(place(server.directory, VICTIM), server.directory / name / kind)
+    return server.directory / name
+
+
+def restore(server: LyingServer, backup: Path) -> None:
+    """Put home and anchor back together, as a snapshot of the whole machine does."""
+    for kind, place in (("home", home_in), ("anchor", anchor_in)):
+        shutil.rmtree(place(server.directory, VICTIM))
+        shutil.copytree(backup / kind, place(server.directory, VICTIM))
+
+
+def latest(server: LyingServer) -> dict[int, Position]:
+    """What an honest server would remember after the attempts so far: every client's position."""
+    found = {}
+    for client in server.roster.roster.clients:
+        home = home_of(server, client)
+        head = home.log.read().head
+        found[client] = sign_position(home.secret, home.authority, client, head.seq, head.hash)
+    return found
+
+
+def noticed(server: LyingServer) -> bool:
+    """Whether the victim has taken itself out, durably."""
+    if VICTIM not in server.refusals:
+        return False
+    with pytest.raises(LedgerError, match="rolled back or cloned"):
+        home_of(server).log.read()
+    with pytest.raises(PeerError):
+        server.introduce(VICTIM)
+    return True
+
+
+# Draws
+
+
+def test_a_draw_serves_one_run_and_without_the_check_the_same_clients_are_asked_by_every_run(server, monkeypatch):
+    server.attempt()
+    other = replace(server, run="another run")
+    other.introduce()
+    with pytest.raises(PeerError, match="draw 0 of this roster was used before"):
+        other.invite()
+    monkeypatch.setattr(part, "require_unused_draw", lambda *_: None)
+    other.invite()
+
+
+def test_under_once_a_client_that_has_sent_a_vector_is_not_asked_for_another(tmp_path, monkeypatch):
+    plan = make_plan(5, rounds=1, population=10, scheme=Scheme.ONCE, spare=0)
+    server = LyingServer(tmp_path, plan, enrol(tmp_path, 10))
+    server.introduce()
+    session = server.session(block=0)
+    client = session.cohort[0]
+    server.invite(client, number=0, attempt=0, draw=0)
+    server.invite(client, number=0, attempt=1, draw=0)  # nothing was sent: another attempt may ask
+    home = home_of(server, client)
+    note = {"roster": session.roster_digest.hex(), "draw": 0}
+    assert Account(home.log, home.budget).charge(plan, "another run", 0, 0, note) == 0
+    with pytest.raises(ConfigError, match="vectors in all its runs"):
+        server.invite(client, number=0, attempt=2, draw=0)
+    monkeypatch.setattr(part.Account, "require_turn", lambda *_: None)
+    with pytest.raises(PeerError, match="draw 0 of this roster was used before"):
+        server.invite(client, number=0, attempt=2, draw=0)
+    monkeypatch.setattr(part, "require_unused_draw", lambda *_: None)
+    server.invite(client, number=0, attempt=2, draw=0)
+
+
+def test_a_runs_draws_are_settled_when_it_is_introduced(server, monkeypatch):
+    moved = replace(server, first_draw=7)
+    with pytest.raises(PeerError, match="first draw under one roster is 0, got 7"):
+        moved.introduce(VICTIM)
+    with pytest.raises(PeerError, match="is of draw 0, got 7"):
+        moved.invite(draw=7)
+    monkeypatch.setattr(runs, "require_same_draws", lambda *_: None)
+    moved.introduce(VICTIM)
+    moved.invite(draw=7)
+
+
+def test_a_run_goes_on_under_a_newer_roster_when_it_is_introduced_again(server):
+    server.attempt()
+    (server.directory / "draws").rename(server.directory / "old draws")
+    later = sign_roster(server.directory, {}, server.roster.roster, make_draws(server.directory / "draws", 6))
+    newer = replace(server, roster=later, first_draw=3)
+    newer.introduce()
+    (server.directory / "draws").rename(server.directory / "new draws")
+    (server.directory / "old draws").rename(server.directory / "draws")
+    with pytest.raises(PeerError):
+        server.invite(number=1)  # under the roster before
+    (server.directory / "new draws").replace(server.directory / "draws")
+    assert newer.attempt(1).vector.any()
+
+
+# What is trained
+
+
+def test_a_task_for_another_layout_than_introduced_is_refused_and_costs_nothing(server, monkeypatch):
+    other = Layout((ArrayEntry("something-else", (16,), "float32"),))
+    with pytest.raises(TooFewClients):
+        server.attempt(task=encode_task(other, {}))
+    assert "layout that the run was introduced with" in str(server.refusals[VICTIM])
+    assert vectors(server) == 0
+    monkeypatch.setattr(layout, "require_layout", lambda *_: None)
+    server.attempt(attempt=1, task=encode_task(other, {}))
+    assert vectors(server) == 1
+
+
+# The log comes first
+
+
+def test_the_row_of_an_attempt_is_on_the_disk_before_its_keys_leave(server, tmp_path, monkeypatch):
+    sent = []
+    with monkeypatch.context() as patched:
+        disk = Disk(tmp_path, patched, lambda: len(sent))
+        server.invite(attempt=1)
+        sent.append("an advert")
+        disk._note("sent")
+    assert any(moment.sent for moment in disk.moments)
+    for place, moment in enumerate(disk.moments):
+        for name, files in (("kill", moment.after_kill), ("power", moment.after_power_cut)):
+            if moment.sent:
+                where = lay_out(tmp_path / "crashed" / f"{place}-{name}", files)
+                assert b'"attempt":1' in (where / "home-0" / "log").read_bytes()
+                assert (where / "anchor-0" / "head").read_bytes() == (
+                    anchor_in(tmp_path, VICTIM) / "head"
+                ).read_bytes()
+
+
+def test_the_position_in_an_advert_counts_its_own_attempt(server):
+    before = home_of(server).log.read().head.seq
+    shown = {}
+    server.attempt(without=())
+    for client in (1, 2):
+        shown[client] = Positions(home_in(server.directory, client) / "peers", server.roster.roster.keys).latest()
+    assert shown[1][VICTIM].count == shown[2][VICTIM].count == before + 1
+
+
+def test_a_row_after_the_advert_would_leave_a_rollback_by_one_attempt_unnoticed(server, monkeypatch):
+    """With the position of before the row, the backup's chain holds all that anyone was shown."""
+    backup = back_up(server)
+    memory = part.Part._memory
+
+    def early(self):
+        kept = memory(self)
+        rows = self.history.rows
+        last = rows[-2].head if rows[-1].entry is Entry.BEGUN else self.history.head
+        signed = sign_position(self.enrolment.secret, self.home.authority, self.home.client, last.seq, last.hash)
+        return replace(kept, position=signed)
+
+    monkeypatch.setattr(part.Part, "_memory", early)
+    server.attempt()
+    restore(server, backup)
+    server.attempt(attempt=1)
+    assert not noticed(server)
+
+
+# What is noticed: a log that is at odds with its anchor, should the anchor not see it
+
+
+@pytest.mark.parametrize("witness", ["server", "peers"])
+def test_a_log_that_was_cut_is_noticed_by_others_even_without_an_anchor(server, monkeypatch, witness):
+    server.attempt()
+    server.attempt(attempt=1)
+    server.remembered = latest(server) if witness == "server" else {}
+    log = home_in(server.directory, VICTIM) / "log"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:-2]))  # the second attempt and its vector
+    with pytest.raises(PeerError, match="its own log says why"):
+        server.invite(attempt=2)  # the anchor
+    monkeypatch.setattr(client_log, "require_anchored", lambda *_: None)
+    server.attempt(attempt=2)
+    assert noticed(server)
+
+
+# What is noticed: whole home and anchor restored
+
+
+def test_an_anchor_that_was_restored_with_its_home_notices_nothing(server):
+    backup = back_up(server)
+    server.attempt()
+    restore(server, backup)
+    home_of(server).log.read()
+    server.invite(attempt=1)
+
+
+def test_a_restored_client_is_noticed_by_an_honest_server_at_once(server, monkeypatch):
+    backup = back_up(server)
+    server.attempt()
+    server.remembered = latest(server)
+    restore(server, backup)
+    with pytest.raises(PeerError, match="rolled back or cloned"):
+        server.invite(attempt=1)
+    server.refusals[VICTIM] = PeerError("")
+    assert noticed(server)
+    restore(server, backup)
+    monkeypatch.setattr(checks, "require_server_position", lambda *_: None)
+    server.invite(attempt=1)
+
+
+def test_a_restored_client_is_noticed_by_its_peers_before_it_makes_a_vector(server):
+    backup = back_up(server)
+    server.attempt()
+    restore(server, backup)
+    server.attempt(attempt=1)  # the server lies: it remembers nobody
+    assert "rolled back or cloned" in str(server.refusals[VICTIM])
+    assert noticed(server)
+    home_of(server).log.adopt({"carried": NOTHING})
+    assert vectors(server) == 0
+    server.attempt(attempt=2)  # the declaration holds what peers remember
+    assert VICTIM not in server.refusals
+    assert vectors(server) == 1
+
+
+def test_without_the_peers_claims_a_restored_client_gives_a_second_vector_for_one_budget(server, monkeypatch):
+    backup = back_up(server)
+    server.attempt()
+    restore(server, backup)
+    monkeypatch.setattr(checks, "require_peer_position", lambda *_: None)
+    server.attempt(attempt=1)
+    assert VICTIM not in server.refusals
+    assert vectors(server) == 1  # of the two that it has sent
+
+
+def test_a_restored_client_is_noticed_by_the_next_roster_up_to_its_floor(server):
+    backup = back_up(server)
+    server.attempt()
+    floor = latest(server)
+    server.attempt(attempt=1)
+    restore(server, backup)
+    roster = server.roster.roster
+    later = sign_roster(server.directory, {}, roster, Committed(roster.depth, bytes(32)), shown=floor)
+    with pytest.raises(PeerError, match="the authority has seen position"):
+        introduce(home_of(server), replace(server, roster=later).introduction(), 100)
+
+
+# What is noticed: clones, new beginnings, new names
+
+
+def test_two_clones_on_two_machines_are_noticed_by_the_server_and_by_a_peer_that_meets_both(server, tmp_path):
+    clone = back_up(server, "another machine")
+    shutil.rmtree(tmp_path / "another machine" / "anchor")
+    twin = clone / "home"
+    text = (twin / "client.toml").read_text()
+    (twin / "client.toml").write_text(text.replace(str(anchor_in(tmp_path, VICTIM)), str(clone / "anchor")))
+    shutil.copytree(anchor_in(tmp_path, VICTIM), clone / "anchor")
+    server.attempt()
+    server.homes[VICTIM] = twin
+    server.remembered = latest(replace(server, homes={}))
+    with pytest.raises(PeerError, match="rolled back or cloned"):
+        server.invite(attempt=1)  # the second's first invitation
+    read_home(twin).log.adopt({"carried": NOTHING})
+    server.remembered = {}
+    server.attempt(attempt=2)
+    assert server.refusals == {}
+    del server.homes[VICTIM]
+    server.attempt(number=1)  # back to the first: a peer has met both
+    assert noticed(server)
+
+
+def test_a_floor_tells_clones_apart_only_if_it_is_later_than_the_copy(server, tmp_path):
+    roster, before = server.roster.roster, latest(server)
+    shutil.copytree(home_in(tmp_path, VICTIM), tmp_path / "clone" / "home")
+    shutil.copytree(anchor_in(tmp_path, VICTIM), tmp_path / "clone" / "anchor")
+    settings = tmp_path / "clone" / "home" / "client.toml"
+    text = settings.read_text()
+    settings.write_text(text.replace(str(anchor_in(tmp_path, VICTIM)), str(tmp_path / "clone" / "anchor")))
+    server.attempt()
+    second = sign_roster(tmp_path, {}, roster, None, shown=before)
+    third = sign_roster(tmp_path, {}, second.roster, None, shown=latest(server))
+    clone = read_home(tmp_path / "clone" / "home")
+    accept_roster(clone, second.data)
+    accept_roster(home_of(server), second.data)
+    accept_roster(home_of(server), third.data)
+    with pytest.raises(PeerError, match="the authority has seen position"):
+        accept_roster(clone, third.data)
+
+
+def test_two_clones_on_one_machine_are_noticed_by_their_anchor(server, tmp_path):
+    shutil.copytree(home_in(tmp_path, VICTIM), tmp_path / "clone")
+    server.attempt()
+    server.homes[VICTIM] = tmp_path / "clone"
+    with pytest.raises(PeerError, match="its own log says why"):
+        server.invite(attempt=1)
+
+
+def begin_again(server: LyingServer, client: int) -> None:
+    """An owner keeps nothing but the key, and begins with an empty log."""
+    home, anchor = home_in(server.directory, VICTIM), anchor_in(server.directory, VICTIM)
+    key = (home / "key").read_bytes()
+    shutil.rmtree(home)
+    shutil.rmtree(anchor)
+    home.mkdir(mode=0o700)
+    (home / "key").touch(mode=0o600)
+    (home / "key").write_bytes(key)
+    init_home(home, client, server.roster.roster.authority, anchor)
+    write_settings(server.directory, VICTIM, server.roster.roster.authority, {})
+
+
+def test_an_owner_who_deletes_everything_is_noticed_by_server_and_peers_until_it_declares(server):
+    server.attempt()
+    server.remembered = latest(server)
+    begin_again(server, VICTIM)
+    home_of(server).log.read()  # the anchor knows nothing
+    server.introduce(VICTIM)
+    with pytest.raises(PeerError, match="rolled back or cloned"):
+        server.invite(attempt=1)
+    home_of(server).log.adopt({"carried": NOTHING})
+    server.invite(attempt=2)  # a false declaration is believed
+    assert [body["carried"] for body in home_of(server).log.read().bodies(Entry.DECLARATION)] == [NOTHING]
+
+
+def test_the_same_data_under_a_new_identity_is_noticed_by_nobody(tmp_path):
+    signed = enrol(tmp_path, 5)
+    server = LyingServer(tmp_path, make_plan(rounds=4), signed)
+    server.introduce()
+    server.attempt()
+    public = init_home(home_in(tmp_path, 9), 9, signed.roster.authority, anchor_in(tmp_path, 9))
+    write_settings(tmp_path, 9, signed.roster.authority, {})
+    committed = Committed(signed.roster.depth, signed.roster.root)
+    renamed = sign_roster(
+        tmp_path, {9: public}, replace(signed.roster, root=bytes(32)), committed, removed=frozenset({VICTIM})
+    )
+    again = LyingServer(tmp_path, make_plan(rounds=4), renamed, run="another run", first_draw=20)
+    again.introduce()
+    again.attempt()
+    assert again.refusals == {}
+    assert vectors(again, 9) == 1
+
+
+def test_a_restored_client_among_strangers_and_a_lying_server_is_not_noticed(tmp_path):
+    """The last row of the table: documented, and true."""
+    plan = make_plan(5, rounds=1, population=9, scheme=Scheme.FIXED, attempts_per_round=64, participations=1)
+    server = LyingServer(tmp_path, plan, enrol(tmp_path, 9))
+    server.introduce()
+    cohorts = {draw: set(server.session(attempt=draw).cohort) for draw in range(64)}
+    first, second = next(
+        pair
+        for pair in combinations([draw for draw in cohorts if VICTIM in cohorts[draw]], 2)
+        if cohorts[pair[0]] & cohorts[pair[1]] == {VICTIM}
+    )
+    backup = back_up(server)
+    server.attempt(attempt=first)
+    restore(server, backup)
+    server.attempt(attempt=second)
+    assert VICTIM not in server.refusals
+    assert vectors(server) == 1  # two have left

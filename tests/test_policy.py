@@ -1,0 +1,306 @@
+"""What a client refuses whatever the server wrote, and that each refusal is needed."""
+
+import math
+from dataclasses import fields, replace
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+
+from d2pfed.accounting import RELEASED, SERVER, Adjacency, Sampling, Scheme, client_epsilon, spent
+from d2pfed.errors import ConfigError
+from d2pfed.graph import Consistency, Neighbourhood, make_graph
+from d2pfed.mechanism import Centered, DDGauss, Share
+from d2pfed.plan import Enrolled, Kind, Policy, Target, agreement, calibrate, policy, quorums
+from d2pfed.plan.collusion import colluders_within
+from d2pfed.randomness import Entropy, digest
+from d2pfed.ring import Ring
+
+TARGET = Target(
+    dimension=100,
+    population=2000,
+    cohort=60,
+    rounds=5,
+    epsilon=4.0,
+    delta=1e-5,
+    against=SERVER,
+    participations=2,
+    dropouts=0.1,
+    colluders=0.1,
+    consistency=Consistency.SIGNED,
+)
+ENROLLED = Enrolled(2000, 4 << 12)
+
+planned = cache(calibrate)
+
+
+def nothing(*_inputs, **_named):
+    """Stand for a check that is not made."""
+
+
+def test_the_defaults_take_a_plan_for_strangers():
+    Policy().check(planned(TARGET), ENROLLED)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value_of", "beyond"),
+    [
+        ("least_cohort", lambda plan: plan.cohort, 1),
+        ("most_cohort", lambda plan: plan.cohort, -1),
+        ("least_quorum", lambda plan: plan.quorum, 1),
+        ("most_delta", lambda plan: plan.delta, -1e-12),
+        ("most_participations", lambda plan: plan.participations, -1),
+        ("most_clip_norm", lambda plan: plan.codec.clip_norm, -1e-9),
+        ("most_bits", lambda plan: plan.ring.bits, -1),
+        ("most_dimension", lambda plan: plan.codec.length, -1),
+        ("most_fraction_bits", lambda plan: plan.codec.fraction_bits, -1),
+        ("most_rounds", lambda plan: plan.rounds, -1),
+        ("most_attempts_per_round", lambda plan: plan.attempts_per_round, -1),
+    ],
+)
+def test_a_policy_holds_a_plan_to_each_bound(bound, value_of, beyond):
+    plan = planned(TARGET)
+    value = value_of(plan)
+    Policy(**{bound: value}).check(plan, ENROLLED)
+    with pytest.raises(ConfigError, match="this client's policy") as refusal:
+        Policy(**{bound: value + beyond}).check(plan, ENROLLED)
+    assert "\n" not in str(refusal.value)
+    assert bound.split("_", 1)[1].replace("_", " ") in str(refusal.value)
+    with pytest.raises(ConfigError, match="this client's policy"):
+        Policy(**{bound: math.nan}).check(plan, ENROLLED)
+
+
+def test_every_bound_is_tested():
+    tested = {case[0] for case in test_a_policy_holds_a_plan_to_each_bound.pytestmark[0].args[1]}
+    rest = {"mechanisms", "least_colluders", "least_noise_multiplier", "most_epsilon"}  # by the tests below
+    assert tested | rest == {item.name for item in fields(Policy)}
+
+
+def test_a_policy_is_read_from_plain_settings():
+    assert Policy(mechanisms=["centered", "designated"]).mechanisms == (Kind.CENTERED, Kind.DESIGNATED)
+    with pytest.raises(ValueError, match="laplace"):
+        Policy(mechanisms=["laplace"])
+    for share in (-0.1, 1.0, math.nan):
+        with pytest.raises(ConfigError, match="least_colluders must be a share"):
+            Policy(least_colluders=share)
+
+
+def test_consistency_is_that_of_the_clients_own_roster():
+    signed, assumed = planned(TARGET), planned(replace(TARGET, consistency=Consistency.ASSUMED))
+    Policy().check(assumed)
+    with pytest.raises(ConfigError, match="consistency must be signed, the plan has assumed"):
+        Policy().check(assumed, ENROLLED)
+    with pytest.raises(ConfigError, match="consistency must be assumed, the plan has signed"):
+        Policy().check(signed)
+
+
+def test_a_population_larger_than_the_roster_is_refused():
+    with pytest.raises(ConfigError, match="population must be at most 1999, the plan has 2000"):
+        Policy().check(planned(TARGET), Enrolled(1999, 4 << 12))
+
+
+# The client's own number of colluders
+
+
+def test_colluders_are_counted_from_the_clients_own_roster():
+    sampling = Sampling(Scheme.FIXED, 2000, 60)
+    verified = colluders_within(0.1, sampling, 4 << 12)
+    assert verified == planned(TARGET).colluders < 59
+    assert colluders_within(0.1, sampling, 0) == 59
+    assert colluders_within(0.1, Sampling(Scheme.NONE, 2000, 60), 4 << 12) == 59
+    assert colluders_within(0.1, Sampling(Scheme.NONE, 60, 60), 0) == 6
+    assert colluders_within(0.1, Sampling(Scheme.ONCE, 2000, 60), 1 << 9) == colluders_within(
+        0.1, sampling, 33 << 9
+    )  # each block of each partition is a cohort that the server may choose
+    assert colluders_within(0.0, Sampling(Scheme.FIXED, 10**9, 10**6), 1) == 0
+    with pytest.raises(ConfigError, match="at most 20000, got 20001"):
+        colluders_within(0.1, Sampling(Scheme.FIXED, 10**6, 20_001), 1)
+
+
+def test_cohorts_that_are_not_verified_may_be_all_colluders():
+    with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold, .* colluders 59"):
+        Policy().check(planned(TARGET), Enrolled(2000, 0))
+    Policy(least_colluders=0.0).check(planned(TARGET), Enrolled(2000, 0))
+
+
+def test_a_plan_for_fewer_colluders_than_the_client_fears_is_refused():
+    careless = planned(replace(TARGET, colluders=0.01))
+    Policy(least_colluders=0.01).check(careless, ENROLLED)
+    with pytest.raises(ConfigError, match="threshold must be in"):  # the client's colluders open a secret
+        Policy().check(careless, ENROLLED)
+    careless = replace(careless, threshold=planned(TARGET).threshold)
+    with pytest.raises(ConfigError, match=r"epsilon against colluding\(\d+\) must be at most 4.5"):
+        Policy(most_epsilon=4.5).check(careless, ENROLLED)
+    Policy(most_epsilon=4.5).check(planned(TARGET), ENROLLED)
+
+
+# Attacks: refused, and successful where the one check is patched away
+
+
+def test_attack_two_neighbours_and_a_threshold_of_two(monkeypatch):
+    """Both neighbours of somebody collude: they hold all the shares that open it, before any request to unmask."""
+    wish = replace(TARGET, cohort=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
+    bare = replace(planned(wish), neighbours=2, threshold=2)
+    with pytest.raises(ConfigError, match="2 neighbours and a threshold of 2 must withstand"):
+        Policy(most_epsilon=20).check(bare)
+    monkeypatch.setattr(policy, "_check_graph", nothing)
+    Policy(most_epsilon=20).check(bare)
+    graph = make_graph(200, 2, Consistency.ASSUMED, digest("seed"))
+    colluders = set(range(40))
+    opened = [
+        rank
+        for rank in range(200)
+        if rank not in colluders and len(colluders.intersection(graph.holders(rank).tolist())) >= bare.threshold
+    ]
+    assert opened  # and with all partners colluding, no mask is left either
+    assert all(set(graph.partners(rank).tolist()) <= colluders for rank in opened)
+
+
+def test_attack_a_sparse_graph_under_signatures(monkeypatch):
+    """The same plan for an enrolled client does not even exist."""
+    with pytest.raises(ConfigError, match="sparse graph under signed consistency needs more than 1000"):
+        replace(planned(TARGET), neighbours=2, threshold=2)
+    monkeypatch.setattr(agreement, "check_bounds", nothing)
+    bare = replace(planned(TARGET), neighbours=2, threshold=2)
+    with pytest.raises(ConfigError, match="sparse graph under signed consistency needs more than 1000"):
+        Policy().check(bare, ENROLLED)
+    monkeypatch.setattr(policy, "check_bounds", nothing)
+    Policy().check(bare, ENROLLED)
+
+
+def test_attack_a_designated_client_that_colludes(monkeypatch):
+    """It knows the whole noise: the server subtracts it, and has the sum up to rounding."""
+    wish = replace(TARGET, mechanism=Kind.DESIGNATED, colluders=0.0)
+    plan = planned(wish)
+    with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, the plan has designated"):
+        Policy().check(plan, ENROLLED)
+    with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
+        Policy(mechanisms=tuple(Kind)).check(replace(plan, threshold=40), ENROLLED)
+    monkeypatch.setattr(Policy, "_check_mechanism", nothing)
+    Policy(least_colluders=0.0).check(plan, ENROLLED)
+    root = Entropy.replay(b"designated")
+    centres = plan.codec.prepare(np.zeros(100, np.float32), digest("rotation"))
+    vectors = [
+        plan.mechanism.encode(centres, Share(rank, plan.cohort, 0), root.child("client", rank))
+        for rank in range(plan.cohort)
+    ]
+    told = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
+    assert np.std(told) > 1
+    assert not np.any(sum(vectors) - told)  # the bare sum of zeros: no noise is left
+
+
+@pytest.mark.parametrize("mechanism", [Kind.CENTERED, Kind.DDGAUSS])
+def test_attack_an_epsilon_that_lies(mechanism, monkeypatch):
+    """A hundredth of the noise, and the promise as it was: the client computes its own epsilon."""
+    honest = planned(replace(TARGET, mechanism=mechanism))
+    codec = replace(honest.codec, granularity=honest.codec.granularity / 16, fraction_bits=4)
+    noise = Centered(Fraction(2)) if mechanism is Kind.CENTERED else DDGauss(honest.mechanism.sigma / 16)
+    liar = replace(honest, codec=codec, mechanism=noise, epsilon=0.1, ring=Ring(32))
+    lenient = Policy(least_noise_multiplier=0.0)
+    lenient.check(honest, ENROLLED)
+    with pytest.raises(ConfigError, match="epsilon against server must be at most 10"):
+        lenient.check(liar, ENROLLED)
+    with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3"):
+        Policy().check(liar, ENROLLED)
+    monkeypatch.setattr(policy, "_epsilon", lambda plan, _noise: plan.epsilon)
+    lenient.check(liar, ENROLLED)
+    release = liar.release("", 0, 0, (), liar.quorum)
+    assert client_epsilon([release] * liar.participations, liar.delta) > 30
+
+
+def test_attack_an_adjacency_that_flatters(monkeypatch):
+    """Zero-out halves what one release costs; the client counts replace-one whatever the plan says."""
+    flattered = planned(replace(TARGET, adjacency=Adjacency.ZERO_OUT, epsilon=6.0))
+    with pytest.raises(ConfigError, match=r"epsilon against .* must be at most 10"):
+        Policy(least_noise_multiplier=0.0).check(flattered, ENROLLED)
+    monkeypatch.setattr(
+        policy,
+        "client_epsilon",
+        lambda releases, delta: spent(releases, SERVER, delta=delta, cap=len(releases)).epsilon,
+    )
+    Policy(least_noise_multiplier=0.0).check(flattered, ENROLLED)
+
+
+FALLS = Target(
+    dimension=10, population=20, cohort=20, rounds=1, epsilon=8.0, delta=1e-3, dropouts=0.4, colluders=0.25
+)
+
+
+def test_attack_two_quorums_that_share_only_colluders(monkeypatch):
+    """The calibrated plan of 20 clients, 40 % dropouts and 5 colluders falls to its own colluders."""
+    with pytest.raises(ConfigError) as refusal:
+        calibrate(FALLS)
+    for part in ("2 quorum > cohort + colluders", "2 x 12 <= 20 + 5", "at most 7 dropouts", "at most 3 colluders"):
+        assert part in str(refusal.value)
+    monkeypatch.setattr(quorums, "_require_honest_majority", nothing)
+    with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold"):
+        calibrate(FALLS)
+    monkeypatch.setattr(agreement, "require_honest_majority", nothing)
+    plan = calibrate(FALLS)
+    victim, colluders, others = 0, set(range(15, 20)), list(range(1, 15))
+    with_it, without_it = {victim, *others[:7]} | colluders, set(others[7:]) | colluders
+    assert not (with_it & without_it) - colluders  # no honest client signs twice,
+    assert len(with_it) >= plan.quorum  # and both sets of survivors, with the victim
+    assert len(without_it) >= plan.quorum  # and without, have their signatures: the difference is its vector
+
+
+def test_what_would_do_does():
+    for better in ({"dropouts": 0.35}, {"colluders": 0.15}):
+        assert calibrate(replace(FALLS, **better)).quorum >= 12
+    wide = replace(FALLS, population=2000, colluders=0.1)
+    with pytest.raises(ConfigError, match=r"or a cohort of \d+$") as refusal:
+        calibrate(wide)
+    larger = replace(wide, cohort=int(str(refusal.value).split()[-1]))
+    assert 2 * larger.quorum > larger.cohort + larger.cohort_colluders
+
+
+LARGE = replace(TARGET, population=100_000, cohort=2000, dimension=1000, rounds=10, delta=1e-6)
+
+
+def test_attack_survivors_that_are_cut_off(monkeypatch):
+    """A server keeps some survivors out of the sum it opens: without `cut_off` the noise is not enough."""
+    plan = planned(LARGE)
+    assert plan.cut_off >= 1
+    with pytest.raises(ConfigError, match=f"may keep {plan.cut_off} honest survivors out, got 0"):
+        replace(plan, cut_off=0)
+    honest_choice = quorums.choose
+
+    def forgetful(*inputs):
+        hood = honest_choice(*inputs)
+        return Neighbourhood(hood.degree, hood.threshold, 0)
+
+    monkeypatch.setattr(quorums, "choose", forgetful)
+    with pytest.raises(ConfigError, match="honest survivors out, got 0"):
+        calibrate(LARGE)
+    monkeypatch.setattr(agreement, "check_bounds", nothing)
+    careless = calibrate(replace(LARGE, spare=0))
+
+    def epsilon(kept_out):
+        noise = careless.noise(careless.quorum - careless.colluders - kept_out)
+        releases = [replace(careless.release("", 0, 0, (), careless.quorum), noise=noise)] * careless.max_attempts
+        return spent(releases, SERVER, delta=careless.delta, cap=careless.participations).epsilon
+
+    assert epsilon(0) <= careless.epsilon < epsilon(plan.cut_off)
+
+
+def test_noise_that_one_client_holds_allows_for_nobody_cut_off():
+    small = replace(TARGET, mechanism=Kind.DESIGNATED, colluders=0.0)
+    with pytest.raises(ConfigError, match="cut_off must be 0 where one client may hold all of the noise, got 1"):
+        replace(planned(small), cut_off=1)
+    with pytest.raises(ConfigError, match="designated under signed consistency takes cohorts of at most 1000"):
+        calibrate(replace(LARGE, mechanism=Kind.DESIGNATED, colluders=0.0))
+
+
+def test_a_release_counts_the_noise_of_who_cannot_be_cut_off():
+    plan = planned(LARGE)
+    assert plan.release("a run", 1, 2, (), 1900).noise == plan.noise(1900 - plan.cut_off)
+    assert plan.contributed == plan.noise(plan.quorum - plan.cut_off - plan.colluders)
+    assert plan.release("a run", 1, 2, (), 1900).run == "a run"
+
+
+def test_a_policy_does_not_trust_whom_the_promise_is_made_against():
+    """A promise to who sees the models alone says nothing of the server."""
+    amplified = planned(replace(TARGET, against=RELEASED, participations=None, epsilon=1.0, rounds=100))
+    with pytest.raises(ConfigError, match="must be at most"):
+        Policy(least_noise_multiplier=0.0).check(amplified, ENROLLED)
