@@ -218,6 +218,7 @@ def test_values_that_cannot_be_are_refused():
         (lambda: SkellamSum(Fraction(0), 1, Fraction(1), Fraction(1), 1), "variance"),
         (lambda: replace(release, attempt=-1), "attempt"),
         (lambda: replace(release, participants=(2, 2)), "increasing"),
+        (lambda: replace(release, run=""), "name its run"),
     ):
         with pytest.raises(ConfigError, match=rule):
             wrong()

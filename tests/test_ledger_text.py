@@ -32,7 +32,7 @@ noises = st.one_of(
 identities = st.one_of(st.integers(0, 300), st.integers(0, 2**64))
 releases = st.builds(
     Release,
-    run=st.text(max_size=3),
+    run=st.text(min_size=1, max_size=3),
     round=st.integers(0, 2**40),
     attempt=st.integers(0, 9),
     unit=st.sampled_from(Unit),

@@ -143,17 +143,23 @@ pieces = st.sampled_from(
 )
 
 
+def outcome(text):
+    """Return the plan, or the words of the refusal."""
+    try:
+        return decode_plan(text)
+    except ConfigError as refusal:
+        return str(refusal)
+
+
 @given(st.integers(0, len(TEXT)), st.integers(0, 40), pieces)
 def test_a_damaged_text_is_refused_or_is_a_plan(place, lost, piece):
     damaged = TEXT[:place] + piece + TEXT[place + lost :]
-    try:
-        plan = decode_plan(damaged)
-    except ConfigError as refusal:
-        assert len(str(refusal)) < 1000
-        assert "\n" not in str(refusal)
+    read = outcome(damaged)
+    if isinstance(read, Plan):
+        assert canonical.encode(read) == damaged
     else:
-        assert isinstance(plan, Plan)
-        assert canonical.encode(plan) == damaged
+        assert len(read) < 1000
+        assert "\n" not in read
 
 
 def test_long_numbers_are_shown_by_their_size():

@@ -119,7 +119,7 @@ def test_colluders_are_counted_from_the_clients_own_roster():
 
 
 def test_cohorts_that_are_not_verified_may_be_all_colluders():
-    with pytest.raises(ConfigError, match="2 quorum > cohort . colluders must hold, .* colluders 59"):
+    with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold, .* colluders 59"):
         Policy().check(planned(TARGET), Enrolled(2000, 0))
     Policy(least_colluders=0.0).check(planned(TARGET), Enrolled(2000, 0))
 
@@ -175,7 +175,7 @@ def test_attack_a_designated_client_that_colludes(monkeypatch):
     plan = planned(wish)
     with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, the plan has designated"):
         Policy().check(plan, ENROLLED)
-    with pytest.raises(ConfigError, match="noise multiplier must be at least 0.3, the plan has 0"):
+    with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
         Policy(mechanisms=tuple(Kind)).check(replace(plan, threshold=40), ENROLLED)
     monkeypatch.setattr(Policy, "_check_mechanism", nothing)
     Policy(least_colluders=0.0).check(plan, ENROLLED)
@@ -201,7 +201,7 @@ def test_attack_an_epsilon_that_lies(mechanism, monkeypatch):
     lenient.check(honest, ENROLLED)
     with pytest.raises(ConfigError, match="epsilon against server must be at most 10"):
         lenient.check(liar, ENROLLED)
-    with pytest.raises(ConfigError, match="noise multiplier must be at least 0.3"):
+    with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3"):
         Policy().check(liar, ENROLLED)
     monkeypatch.setattr(policy, "_epsilon", lambda plan, _noise: plan.epsilon)
     lenient.check(liar, ENROLLED)
@@ -212,7 +212,7 @@ def test_attack_an_epsilon_that_lies(mechanism, monkeypatch):
 def test_attack_an_adjacency_that_flatters(monkeypatch):
     """Zero-out halves what one release costs; the client counts replace-one whatever the plan says."""
     flattered = planned(replace(TARGET, adjacency=Adjacency.ZERO_OUT, epsilon=6.0))
-    with pytest.raises(ConfigError, match="epsilon against .* must be at most 10"):
+    with pytest.raises(ConfigError, match=r"epsilon against .* must be at most 10"):
         Policy(least_noise_multiplier=0.0).check(flattered, ENROLLED)
     monkeypatch.setattr(
         policy,
@@ -234,7 +234,7 @@ def test_attack_two_quorums_that_share_only_colluders(monkeypatch):
     for part in ("2 quorum > cohort + colluders", "2 x 12 <= 20 + 5", "at most 7 dropouts", "at most 3 colluders"):
         assert part in str(refusal.value)
     monkeypatch.setattr(quorums, "_require_honest_majority", nothing)
-    with pytest.raises(ConfigError, match="2 quorum > cohort . colluders must hold"):
+    with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold"):
         calibrate(FALLS)
     monkeypatch.setattr(agreement, "require_honest_majority", nothing)
     plan = calibrate(FALLS)

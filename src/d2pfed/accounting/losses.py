@@ -27,7 +27,7 @@ class Losses:
     @property
     def values(self) -> FloatArray:
         """The losses."""
-        return np.arange(self.first, self.first + len(self.masses)) * self.step
+        return self.step * np.arange(self.first, self.first + len(self.masses), dtype=np.float64)
 
 
 def dominate(forward: Profile, backward: Profile | None, step: float, tail: float) -> tuple[Losses, Losses]:
@@ -57,7 +57,7 @@ def _positive(profile: Profile, step: float, tail: float) -> _Side:
     from scipy.signal import lfilter  # noqa: PLC0415 - slow to load
 
     top = max(1, int(np.ceil(reach(profile, tail) / step)))
-    delta = profile(np.arange(top + 1) * step) * (1 + _PROFILE_GUARD)
+    delta = profile(step * np.arange(top + 1, dtype=np.float64)) * (1 + _PROFILE_GUARD)
     fall = np.diff(delta)
     masses = np.empty(top)
     masses[:-1] = (fall[1:] - np.exp(step) * fall[:-1]) / np.expm1(step)

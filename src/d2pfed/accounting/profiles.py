@@ -85,4 +85,5 @@ def replaced_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray
     with np.errstate(divide="ignore"):
         other = np.log(growth * (1 - rate) / rate) + log_ndtr(-z)
     opposite = epsilon + log_ndtr(-ratio - z)
-    return rate * np.exp(own) * np.maximum(-np.expm1(np.logaddexp(other, opposite) - own), 0.0)
+    left = np.maximum(-np.expm1(np.logaddexp(other, opposite) - own), 0.0)
+    return np.asarray(rate * np.exp(own) * left, dtype=np.float64)

@@ -151,6 +151,8 @@ class Release:
             raise ConfigError(f"round and attempt must be at least 0, got {self.round} and {self.attempt}")
         if any(a >= b for a, b in zip(self.participants, self.participants[1:], strict=False)):
             raise ConfigError("participants must be strictly increasing")
+        if self.participants and not self.run:
+            raise ConfigError("a release in which clients took part must name its run")
 
 
 def _check_positive(**values: float | Fraction) -> None:

@@ -11,10 +11,7 @@ def round_up(value: float, digits: int) -> str:
     """
     if not math.isfinite(value):
         return "infinite" if value > 0 else "not a number"
-    # A float that was written in so few digits, as 1e-5, is not that decimal exactly, and is shown as written.
-    nearest = f"{value:.{digits}g}"
-    exact = Decimal(nearest) if float(nearest) == value else Decimal(value)
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(exact).normalize()
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
     if rounded != 0 and not Decimal("0.001") <= abs(rounded) < Decimal(1_000_000):
         mantissa, exponent = f"{rounded:e}".split("e")
         return f"{mantissa}e{int(exponent)}"

@@ -79,7 +79,8 @@ def _why_noise(target: Target, plan: Plan) -> str:
     reserve = f", even if {missing} of them are missing" if missing else ""
     reserve += f", and {plan.colluders} of them tell their noise" if plan.colluders else ""
     reserve += f", and the server keeps {plan.cut_off} of them out of the sum" if plan.cut_off else ""
-    spare = f" and {plan.max_attempts - plan.rounds} spare attempts" if plan.max_attempts > plan.rounds else ""
+    more = plan.max_attempts - plan.rounds
+    spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
         f"To keep epsilon {target.epsilon:g} against `{plan.against}` over {plan.rounds} rounds{spare}, the sum of "
         f"{plan.cohort} clients needs noise of {plan.sigma / target.clip_norm:.4g} times the clip{reserve}."

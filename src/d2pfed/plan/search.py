@@ -47,6 +47,7 @@ def _probe(count: int, low: tuple[float, float], high: tuple[float, float], epsi
     if count % 3 == 2 or not (math.isfinite(below) and above > 0):
         return math.sqrt(least * most)
     share = math.log(below / epsilon) / math.log(below / above)
-    guess = least * (most / least) ** share * (1 + PRECISION / 3) ** (1 if count % 3 == 0 else -1)
+    aside = 1 + PRECISION / 3
+    guess: float = least * (most / least) ** share * (aside if count % 3 == 0 else 1 / aside)
     inside = math.sqrt(1 + PRECISION)
     return min(max(guess, least * inside), most / inside)
