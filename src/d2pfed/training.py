@@ -25,7 +25,7 @@ class Cohorts:
         """Return the sorted clients of an attempt at a round.
 
         Guarantee: each attempt has its own independent draw; of a partition, its block, which no other charged attempt
-        may have. Proof: theory.md#observers. Checked: test_training.py::test_every_attempt_has_a_fresh_cohort.
+        may have. Proof: theory.md#attempts. Checked: test_training.py::test_every_attempt_has_a_fresh_cohort.
         """
         population, cohort = self.sampling.population, self.sampling.cohort
         match self.sampling.scheme:
