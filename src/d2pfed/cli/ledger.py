@@ -8,7 +8,7 @@ from rich.table import Table
 
 from d2pfed.accounting import Scheme, round_up
 from d2pfed.cli import options
-from d2pfed.cli.show import out, print_json
+from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
@@ -94,7 +94,9 @@ def create(
 
 
 def _budget(budget: Budget) -> str:
-    return f"epsilon {round_up(budget.epsilon, 6)} at delta {round_up(budget.delta, 3)} against {budget.observer}"
+    return (
+        f"epsilon {round_up(budget.epsilon, 6)} at delta {delta_as_given(budget.delta)} against {budget.observer}"
+    )
 
 
 def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:
