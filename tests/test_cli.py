@@ -150,7 +150,7 @@ def test_a_ledger_of_a_population_is_made_once(run):
     line = "ledger create clients.sqlite --epsilon 4 --delta 1e-3 --participations 2"
     assert run(line)[0] == 0
     assert run(line)[0] == 2
-    assert "epsilon 0 of epsilon 4" in run("ledger verify clients.sqlite")[1]
+    assert "The budget of epsilon 4 at delta 0.001" in " ".join(run("ledger verify clients.sqlite")[1].split())
     status, _, err = run("ledger show clients.sqlite --plot nothing.png")
     assert (status, err.count("\n")) == (2, 1)
     status, out, err = run(f"{TINY} --delta 1e-3 --participations 2 --ledger clients.sqlite")

@@ -73,6 +73,8 @@ def test_a_ledger_that_holds_together_is_summed_up(path):
         runs=(Begun("run", "owner", plan_of(8)),),
         charged={"run": 3},
         spent=1.0,
+        units=0,
+        of=0,
     )
 
 

@@ -8,7 +8,7 @@ import typer
 
 from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of, round_up
 from d2pfed.cli.options import AsJson, CohortSize, Neighbours, Population, Rounds, SamplingScheme
-from d2pfed.cli.show import out, print_json
+from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
 
@@ -100,6 +100,6 @@ def account(
         print_json(result)
     else:
         out().print(
-            f"epsilon {round_up(epsilon, 7)} at delta {round_up(delta, 6)} by {accountant}: {rounds} rounds of "
+            f"epsilon {round_up(epsilon, 7)} at delta {delta_as_given(delta)} by {accountant}: {rounds} rounds of "
             f"{cohort} in {population} clients, {sampling}, {adjacency}, one client"
         )

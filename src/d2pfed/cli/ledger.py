@@ -8,7 +8,7 @@ from rich.table import Table
 
 from d2pfed.accounting import Scheme, round_up
 from d2pfed.cli import options
-from d2pfed.cli.show import out, print_json
+from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
@@ -37,7 +37,9 @@ def show(
     if json:
         print_json({"budget": budget, "rows": [_fields(row) for row in rows]})
         return
-    table = Table(title=f"Budget: {_budget(budget)}")
+    table = Table(
+        title=f"Budget: {_budget(budget)}", caption="epsilon: of all runs so far, if none was chosen from outputs"
+    )
     for name in ("row", "server", "kind", "run", "round", "attempt", "survivors", "epsilon"):
         table.add_column(name, justify="left" if name in ("kind", "run") else "right")
     for row in rows:
@@ -55,10 +57,12 @@ def verify_command(path: File, json: options.AsJson = False) -> None:
     if json:
         print_json(found)
         return
+    units = f" {found.units} of {found.of} units of it are charged." if found.of else ""
     out().print(
         f"{file} holds together: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
-        f"(counted as released), {found.servers} servers. Charged: epsilon {round_up(found.spent, 5)} of "
-        f"{_budget(found.budget)}, which holds whatever was chosen from outputs."
+        f"(counted as released), {found.servers} servers. The budget of {_budget(found.budget)} holds whatever was "
+        f"chosen from outputs.{units} If no run was begun and none stopped for what was seen, the runs cost epsilon "
+        f"{round_up(found.spent, 5)} together."
     )
     for begun in found.runs:
         plan = begun.plan
@@ -90,7 +94,9 @@ def create(
 
 
 def _budget(budget: Budget) -> str:
-    return f"epsilon {budget.epsilon:g} at delta {round_up(budget.delta, 3)} against {budget.observer}"
+    return (
+        f"epsilon {round_up(budget.epsilon, 6)} at delta {delta_as_given(budget.delta)} against {budget.observer}"
+    )
 
 
 def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:

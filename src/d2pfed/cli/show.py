@@ -61,13 +61,13 @@ def epsilons(spent: tuple[Spent, ...], when: str = "") -> Table:
         table.add_row(
             f"{item.observer}: {OBSERVED[item.observer.view]}",
             round_up(item.epsilon, 4),
-            _delta(item.delta),
+            delta_as_given(item.delta),
             item.reason or scope,
         )
     return table
 
 
-def _delta(delta: float) -> str:
+def delta_as_given(delta: float) -> str:
     """Return a delta as it was given, if it has few digits, else rounded up: as a float 1e-5 is a little more."""
     written = f"{delta:.3g}"
     return written if float(written) == delta else round_up(delta, 3)

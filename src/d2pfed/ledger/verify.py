@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from d2pfed.accounting.filters import Charged
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.book import Book, replay
 from d2pfed.ledger.budget import Begun, Budget, price
@@ -25,6 +26,8 @@ class Verification:
     runs: tuple[Begun, ...]  # in the order of their beginning
     charged: dict[str, int]  # attempts of each run that may have been opened
     spent: float  # epsilon of all runs that are charged, each with all attempts it may take, composed anew
+    units: int  # what the budget's filter has charged, in rounds of the first run; 0 where it does not count so
+    of: int  # the budget in the same units
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
@@ -50,20 +53,19 @@ def verify(path: Path, meter: Meter = price) -> Verification:
     """
     rows = _rows(path)
     book = replay(rows[:1])
-    spent = 0.0
+    charged = measure(meter, book.budget, ())
     for row in rows[1:]:
         book.add(row)
         # Attempts price nothing, and the rules have held their rows to the epsilon before.
         if row.kind in (Kind.OPEN, Kind.BEGIN):
             charged = measure(meter, book.budget, book.plans())
-            spent = charged.composed
-            if abs(row.epsilon - spent) > ROUNDING * spent:
+            if abs(row.epsilon - charged.composed) > ROUNDING * charged.composed:
                 raise LedgerError(
-                    f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost {spent}"
+                    f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost {charged.composed}"
                 )
             if not charged.admitted:
                 raise LedgerError(f"row {row.seq}: the runs begun so far are over the budget")
-    return _summary(book, spent)
+    return _summary(book, charged)
 
 
 def _rows(path: Path) -> tuple[Row, ...]:
@@ -71,7 +73,7 @@ def _rows(path: Path) -> tuple[Row, ...]:
         return store.rows()
 
 
-def _summary(book: Book, spent: float) -> Verification:
+def _summary(book: Book, charged: Charged) -> Verification:
     kinds = [attempt.kind for attempt in book.attempts.values()]
     return Verification(
         budget=book.budget,
@@ -82,5 +84,7 @@ def _summary(book: Book, spent: float) -> Verification:
         unfinished=kinds.count(Kind.RESERVE),
         runs=tuple(book.runs.values()),
         charged={run: book.charged[run] for run in book.runs},
-        spent=spent,
+        spent=charged.composed,
+        units=sum(charged.units),
+        of=charged.of,
     )
