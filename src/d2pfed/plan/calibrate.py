@@ -85,7 +85,9 @@ class _Draft:
         if reason := price(coarse, start).reason:
             raise ConfigError(f"no plan with the mechanism {target.mechanism} keeps any epsilon: {reason}")
         multiplier = least_multiplier(lambda at: price(coarse, at).epsilon, target.epsilon, start, _wish(target))
-        step = PRECISION  # doubled each time: where the fine grid says more than the coarse one, it may be far more
+        step = (
+            PRECISION  # doubled each time: where the fine grid says more than the coarse one, it may be far more
+        )
         while price(certified, multiplier).epsilon > target.epsilon:
             multiplier, step = multiplier * (1 + step), 2 * step
         return self.plan(multiplier)
