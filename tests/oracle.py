@@ -155,3 +155,95 @@ def _one_round_more(p, q, value):
         return best
 
     return more
+
+
+def histories(population, cohort, attempts, draw):
+    """All sequences of cohorts with their chances; `draw(drawn)` lists the next cohort's chances given the earlier."""
+    found = [((), 1.0)]
+    for _ in range(attempts):
+        found = [((*drawn, chosen), chance * share) for drawn, chance in found for chosen, share in draw(drawn)]
+    return found
+
+
+def fresh(population, cohort):
+    """A new uniform cohort each time."""
+    every = list(combinations(range(population), cohort))
+    return lambda _drawn: [(chosen, 1 / len(every)) for chosen in every]
+
+
+def same(population, cohort):
+    """The cohort of the first attempt again and again."""
+    first = fresh(population, cohort)
+    return lambda drawn: first(drawn) if not drawn else [(drawn[0], 1.0)]
+
+
+def undrawn(population, cohort):
+    """A uniform cohort among those that were not drawn before."""
+
+    def draw(drawn):
+        left = [client for client in range(population) if all(client not in chosen for chosen in drawn)]
+        every = list(combinations(left, cohort))
+        return [(chosen, 1 / len(every)) for chosen in every]
+
+    return draw
+
+
+def transcript_law(data, sequences, noise_of, caps=None):
+    """The joint law of all sums, one axis for each attempt.
+
+    `data[t][i]` is what client i holds in attempt t; `caps[i]` says how often it sends it before it sends zeros.
+    """
+    centres = {}
+    for drawn, chance in sequences:
+        taken, sums = {}, []
+        for held, chosen in zip(data, drawn, strict=True):
+            sums.append(
+                sum(held[client] for client in chosen if caps is None or taken.get(client, 0) < caps[client])
+            )
+            for client in chosen:
+                taken[client] = taken.get(client, 0) + 1
+        centres[tuple(sums)] = centres.get(tuple(sums), 0.0) + chance
+    total = 0.0
+    for sums, chance in centres.items():
+        law = np.full((), chance)
+        for centre in sums:
+            law = np.multiply.outer(law, noise_of(centre))
+        total = total + law
+    return total
+
+
+def seen_cohort_delta(data, other, sequences, noise_of, ratio):
+    """Delta where each attempt also shows whether client 0 was drawn, as one that fails with it would."""
+    keys = {tuple(0 in chosen for chosen in drawn) for drawn, _ in sequences}
+    total = 0.0
+    for key in keys:
+        some = [(drawn, chance) for drawn, chance in sequences if tuple(0 in chosen for chosen in drawn) == key]
+        p, q = (transcript_law(each, some, noise_of) for each in (data, other))
+        total += np.maximum(p - ratio * q, 0).sum()
+    return float(total)
+
+
+def best_stop(ratio, epsilons):
+    """The largest delta of someone who watches Gaussian releases and stops when the printed epsilon suits best.
+
+    `epsilons[t]` is printed after t + 1 releases, each a shift of `ratio` deviations. Dynamic programming over a grid
+    of losses; the value is interpolated, which errs by less than the comparisons made with it.
+    """
+    rounds = len(epsilons)
+    top = max(epsilons) + 8 * ratio * np.sqrt(rounds) + 1
+    losses = np.linspace(-10 * ratio * np.sqrt(rounds) - 1, top, 6001)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
+    weights = weights / weights.sum()
+    steps = ratio * ratio / 2 + ratio * nodes
+
+    def gain(epsilon):
+        return np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)
+
+    value = gain(epsilons[-1])
+    for epsilon in reversed(epsilons[:-1]):
+        ahead = sum(
+            weight * np.interp(losses + step, losses, value) for step, weight in zip(steps, weights, strict=True)
+        )
+        value = np.maximum(gain(epsilon), ahead)
+    start = sum(weight * np.interp(step, losses, value) for step, weight in zip(steps, weights, strict=True))
+    return float(start)

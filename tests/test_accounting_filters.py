@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.filters import Filter, PlanCost
+from d2pfed.accounting.filters import Filter, PlanCost, milestones
 from d2pfed.accounting.observers import RELEASED, SERVER, spent
 from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.reference import Reference
@@ -215,3 +215,12 @@ def test_a_filter_is_a_value_that_a_verifier_can_ask_again():
     budget = Filter(2.0, DELTA, RELEASED)
     assert budget.charge([FIRST, OTHER]) == Filter(2.0, DELTA, RELEASED).charge([FIRST, OTHER])
     assert Counter([FIRST, FIRST])[FIRST] == 2
+
+
+def test_milestones_share_delta():
+    half, whole = milestones(FIRST, (25, 50), RELEASED, DELTA)
+    assert half == pytest.approx(alone(plan(attempts=25, cap=50), delta=DELTA / 2), rel=1e-2)
+    assert alone(FIRST) < whole == pytest.approx(alone(FIRST, delta=DELTA / 2), rel=1e-2)
+    for stops in ((), (0, 5), (5, 5), (25, 51)):
+        with pytest.raises(ConfigError, match="stops"):
+            milestones(FIRST, stops, RELEASED, DELTA)

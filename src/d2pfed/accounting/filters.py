@@ -221,6 +221,20 @@ class Filter:
         return total <= self.epsilon
 
 
+def milestones(plan: PlanCost, stops: Sequence[int], observer: Observer, delta: float) -> tuple[float, ...]:
+    """Return what a run may print if it stops by one of these numbers of attempts, fixed before it began.
+
+    A run that stops, whatever it saw, prints the epsilon of the first stop that it did not pass.
+
+    Guarantee: the printed epsilon holds at `delta`. Proof: theory.md#filters.
+    Checked: test_accounting_games.py::test_milestones_at_their_shares_of_delta_hold_and_at_full_delta_do_not.
+    """
+    if not stops or any(a >= b for a, b in zip([0, *stops], stops, strict=False)) or stops[-1] > plan.attempts:
+        raise ConfigError(f"stops must be increasing and in [1, attempts = {plan.attempts}], got {tuple(stops)}")
+    rule = Filter(math.inf, delta / len(stops), observer)
+    return tuple(rule.charge([replace(plan, attempts=stop)]).composed for stop in stops)
+
+
 def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCost]:
     """Return the plans that were not fixed beforehand, in their order, so that no price changes afterwards."""
     left, later = Counter(fixed), []

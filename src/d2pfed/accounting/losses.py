@@ -9,6 +9,7 @@ from d2pfed.accounting.profiles import Profile
 
 _PROFILE_GUARD = 1e-10  # relative: more than a profile's own rounding in double precision
 _ROUNDING = 2.0**-52
+_DECAY = 16.0  # exponent within one block of a sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +55,6 @@ class _Side:
 
 
 def _positive(profile: Profile, step: float, tail: float) -> _Side:
-    from scipy.signal import lfilter  # noqa: PLC0415 - slow to load
-
     top = max(1, int(np.ceil(reach(profile, tail) / step)))
     delta = profile(step * np.arange(top + 1, dtype=np.float64)) * (1 + _PROFILE_GUARD)
     fall = np.diff(delta)
@@ -64,7 +63,7 @@ def _positive(profile: Profile, step: float, tail: float) -> _Side:
     masses[-1] = fall[-1] / np.expm1(-step)
     masses = np.maximum(masses, 0.0)
     # Second differences cancel; sums of positive terms do not, and tell by how much they were wrong.
-    kept = lfilter([1.0], [1.0, -np.exp(-step)], masses[::-1])[::-1] * np.exp(-step)
+    kept = decayed_sums(masses, step) * np.exp(-step)
     rebuilt = delta[-1] + np.expm1(step) * np.cumsum(kept[::-1])[::-1]
     seen = delta[:-1] > 0
     missing = (delta[:-1] - rebuilt)[seen] / np.maximum(rebuilt[seen], 1e-320)
@@ -77,6 +76,19 @@ def _join(ahead: _Side, behind: _Side, step: float, factor: float) -> Losses:
     infinite = ahead.infinite * factor
     centre = max(0.0, 1 - infinite - float(positive.sum()) - float(negative.sum())) + 4 * _ROUNDING
     return Losses(step, -len(behind.masses), np.concatenate([negative[::-1], [centre], positive]), infinite)
+
+
+def decayed_sums(masses: FloatArray, step: float) -> FloatArray:
+    """Return the sums over j >= k of mass_j exp(-(j - k) step), from positive terms alone."""
+    sums, carried = np.empty(len(masses)), 0.0
+    block = max(1, int(_DECAY / step))
+    for end in range(len(masses), 0, -block):
+        start = max(0, end - block)
+        decay = np.exp(-step * np.arange(end - start))
+        inside = np.cumsum((masses[start:end] * decay)[::-1])[::-1] / decay
+        sums[start:end] = inside + carried * np.exp(-step * np.arange(end - start, 0, -1))
+        carried = float(sums[start])
+    return sums
 
 
 def reach(profile: Profile, tail: float) -> float:

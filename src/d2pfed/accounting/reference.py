@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
+from d2pfed.accounting.conversion import FloatArray
 from d2pfed.accounting.cost import LossCost, composed
 from d2pfed.accounting.losses import Losses, dominate, reach
 from d2pfed.accounting.profiles import SampledGaussian
@@ -45,7 +47,7 @@ class Reference:
         return LossCost(total.parts, slack).epsilon(delta)
 
     def units(self, plan: Counts, slack: float) -> int | None:
-        """Return the fewest units whose product, plus `slack`, is nowhere below the plan's profile.
+        """Return a number of units, about the least, whose product plus `slack` is nowhere below the plan's profile.
 
         None if no reasonable number is enough, or if the slack is too small to tell.
 
@@ -65,31 +67,43 @@ class Reference:
         return needed
 
     def _least(self, plan: Sequence[tuple[Losses, int]], own: Losses, slack: float, least: int) -> int | None:
+        first = self._width(plan, slack)
+        if first is None:
+            return None
+        uppers: dict[int, FloatArray] = {}
+
         def covers(units: int) -> bool:
-            width = self._width([plan, [(own, units)]], slack)
+            width = self._width([(own, units)], slack, first)
             if width is None:
                 return False
+            if width not in uppers:
+                uppers[width] = profile_bounds(plan, width)[1]
             lower = np.maximum(profile_bounds([(own, units)], width)[0], 0.0)
-            return bool(np.all(profile_bounds(plan, width)[1] <= lower + slack))
+            return bool(np.all(uppers[width] <= lower + slack))
 
         low, high = least - 1, least
         while not covers(high):
             low, high = high, 2 * high
             if high > _MOST_UNITS:
                 return None
-        while high - low > 1:
+        while high - low > max(1, low // 200):
             middle = (low + high) // 2
             low, high = (low, middle) if covers(middle) else (middle, high)
         return high
 
-    def _width(self, laws: Sequence[Sequence[tuple[Losses, int]]], slack: float) -> int | None:
+    def _width(self, parts: Sequence[tuple[Losses, int]], slack: float, least: int = 1 << 10) -> int | None:
         """Return a number of grid points on each side of zero that holds all but a small part of the slack."""
-        width = 1 << 10
+        width = least
         while width <= _WIDEST:
-            if all(mass_outside(parts, width) <= slack / 100 for parts in laws):
+            if mass_outside(parts, width) <= slack / 100:
                 return width
             width *= 2
         return None
 
     def _losses(self, part: SampledGaussian) -> tuple[Losses, Losses]:
-        return dominate(part.forward, part.backward, self.step, self.tail)
+        return _discrete(part, self.step, self.tail)
+
+
+@lru_cache(maxsize=64)
+def _discrete(part: SampledGaussian, step: float, tail: float) -> tuple[Losses, Losses]:
+    return dominate(part.forward, part.backward, step, tail)

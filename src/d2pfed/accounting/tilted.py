@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from d2pfed.accounting.conversion import FloatArray
-from d2pfed.accounting.losses import Losses
+from d2pfed.accounting.losses import Losses, decayed_sums
 
 Parts = Sequence[tuple[Losses, int]]
 
@@ -104,11 +104,11 @@ def _flat(laws: Sequence[_Law]) -> float:
     return _root(lambda slope: _tilt(laws, slope).mean < 0)
 
 
-def _root(is_below: Callable[[float], bool]) -> float:
+def _root(is_below: Callable[[float], bool], precision: float = 0.02) -> float:
     low, high = _FLATTEST, 16.0
     while is_below(high) and high < 1 / _FLATTEST:
         low, high = high, 16 * high
-    while high > 1.02 * low:  # any tilt is valid, and near the best one it matters little which
+    while high > (1 + precision) * low:  # any tilt is valid, and near the best one it matters little which
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_below(middle) else (low, middle)
     return high
@@ -201,7 +201,7 @@ def _tail(laws: Sequence[_Law], loss: float) -> float:
     """Return the least Chernoff bound on the mass at and above a loss."""
     if loss <= _tilt(laws, 0.0).mean:
         return 1.0
-    slope = _root(lambda slope: _tilt(laws, slope).mean < loss)
+    slope = _root(lambda slope: _tilt(laws, slope).mean < loss, 0.2)
     return math.exp(min(0.0, _tilt(laws, slope).log - slope * loss))
 
 
@@ -218,10 +218,8 @@ def _power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.compl
 
 def _profile(masses: FloatArray, step: float) -> FloatArray:
     """Return sum of mass (1 - exp(loss' - loss))_+ at every grid loss', from sums of positive terms alone."""
-    from scipy.signal import lfilter  # noqa: PLC0415 - slow to load
-
     kept = np.zeros_like(masses)
-    kept[:-1] = math.exp(-step) * lfilter([1.0], [1.0, -math.exp(-step)], masses[:0:-1])[::-1]
+    kept[:-1] = math.exp(-step) * decayed_sums(masses[1:], step)
     return np.asarray(math.expm1(step) * np.cumsum(kept[::-1])[::-1], dtype=np.float64)
 
 
