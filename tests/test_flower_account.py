@@ -60,19 +60,32 @@ def test_every_vector_has_its_row_before_it_is_made(account):
     )
 
 
-def test_the_cap_counts_the_vectors_of_all_runs(account):
-    assert [charge(account, FIXED, f"run {number}") for number in range(3)] == [0, 1, 2]
-    assert charge(account, FIXED, "a fresh run") == FIXED.participations == 3
-    assert Given.of(account.log.read()).participations == 3  # zero and noise cost nothing
+def test_the_cap_counts_the_vectors_of_a_run(account):
+    assert [charge(account, FIXED, number=number) for number in range(3)] == [0, 1, 2]
+    assert charge(account, FIXED, number=3) == FIXED.participations == 3
+    assert len(Given.of(account.log.read()).releases) == 3  # zero and noise cost nothing
+    assert charge(account, FIXED, "a fresh run") == 0
 
 
-def test_six_runs_do_not_cost_more_than_the_cap_allows(account):
-    """Counted for each run by itself, the cap would be passed six times."""
+def six_runs_stay_within_the_budget(home):
+    account = Account(home.log, ClientBudget(FIXED.epsilon * 1.5, DELTA))
     for run in range(6):
         for number in range(FIXED.rounds):
             charge(account, FIXED, f"run {run}", number)
-    assert Given.of(account.log.read()).epsilon(DELTA) <= FIXED.epsilon * 1.5
-    assert Given.of(account.log.read()).participations == FIXED.participations
+    releases = Given.of(home.log.read()).releases
+    assert client_epsilon(releases, DELTA) <= account.budget.epsilon
+    assert len({release.run for release in releases}) > 1
+
+
+def test_six_runs_do_not_cost_more_than_the_budget(home):
+    """Each run has its own cap, so what bounds them all is the one account of their client."""
+    six_runs_stay_within_the_budget(home)
+
+
+def test_an_account_for_each_run_is_caught(home, monkeypatch):
+    monkeypatch.setattr(Account, "_affords", lambda *_: True)
+    with pytest.raises(AssertionError):
+        six_runs_stay_within_the_budget(home)
 
 
 @pytest.mark.parametrize("plan", [NONE, ONCE], ids=["none", "once"])
@@ -80,18 +93,18 @@ def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
     for number in range(plan.participations):
         assert charge(account, plan, number=number) == number
     with pytest.raises(PeerError, match="cap or budget is reached"):
-        charge(account, plan, "another run", 9)
-    with pytest.raises(ConfigError, match=f"has sent {plan.participations} vectors in all its runs"):
-        account.require_turn(plan, account.log.read())
+        charge(account, plan, number=9)
+    with pytest.raises(ConfigError, match=f"has sent {plan.participations} vectors in run a run"):
+        account.require_turn(plan, "a run", account.log.read())
     with pytest.raises(ConfigError, match="the plan's cap is"):
-        account.require_room(plan, account.log.read())
+        account.require_room(plan, "a run", account.log.read())
 
 
 def test_a_sampled_client_at_its_cap_comes_and_sends_zero(account):
     for number in range(FIXED.participations):
         charge(account, FIXED, number=number)
-    account.require_turn(FIXED, account.log.read())
-    account.require_room(FIXED, account.log.read())
+    account.require_turn(FIXED, "a run", account.log.read())
+    account.require_room(FIXED, "a run", account.log.read())
 
 
 def test_a_spent_budget_is_like_a_reached_cap(home):
@@ -101,13 +114,13 @@ def test_a_spent_budget_is_like_a_reached_cap(home):
     assert charge(account, FIXED, number=1) == FIXED.participations
     with pytest.raises(PeerError, match="cap or budget is reached"):
         charge(account, plan_of(Scheme.NONE, epsilon=4.0), number=2)
-    assert Given.of(home.log.read()).participations == 1
+    assert len(Given.of(home.log.read()).releases) == 1
 
 
 def test_a_plan_beyond_what_is_left_is_refused(home):
     account = Account(home.log, ClientBudget(FIXED.epsilon / 2, DELTA))
     with pytest.raises(ConfigError, match=r"with 3 vectors more, as this plan allows, .* its budget is 2"):
-        account.require_room(FIXED, home.log.read())
+        account.require_room(FIXED, "a run", home.log.read())
 
 
 def test_the_adjacency_that_a_server_names_changes_nothing(home):
@@ -127,8 +140,8 @@ def test_one_binomial_round_does_not_lock_a_client_out_of_gaussian_plans(home):
     assert charge(account, BINOMIAL, "cpSGD") == 0
     mixed = Given.of(home.log.read())
     assert mixed.epsilon(DELTA) < 100
-    account.require_room(FIXED, home.log.read())
-    assert charge(account, FIXED, "gaussian", 1) == 1
+    account.require_room(FIXED, "a run", home.log.read())
+    assert charge(account, FIXED, "gaussian", 1) == 0
     assert Given.of(home.log.read()).epsilon(DELTA) < 100
 
 
@@ -143,11 +156,11 @@ def test_two_processes_do_not_both_take_the_last_of_a_budget(home):
         def read(self):
             history = read()
             if not raced:
-                raced.append(charge(account, ONCE, "the other process"))
+                raced.append(charge(account, ONCE))
             return history
 
     with pytest.raises(PeerError, match="cap or budget is reached"):
-        charge(Account(Raced(), account.budget), ONCE, "this process")
+        charge(Account(Raced(), account.budget), ONCE)
     assert raced == [0]
 
 
@@ -162,13 +175,13 @@ def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(
     assert Given.of(home.log.read()).epsilon(DELTA) == float("inf")
     assert charge(account, FIXED, number=1) == FIXED.participations
     with pytest.raises(ConfigError, match="epsilon inf"):
-        account.require_room(FIXED, home.log.read())
+        account.require_room(FIXED, "a run", home.log.read())
 
 
 def test_a_run_that_is_carried_over_counts_wholly(home, account):
     lost(home).adopt(carried_over(RUNS, {"since the backup": FIXED}))
     given = Given.of(home.log.read())
-    assert given.participations == FIXED.participations
+    assert given.participations("since the backup") == FIXED.participations
     assert given.epsilon(DELTA) == client_epsilon([FIXED.release("", 0, 0, (), FIXED.quorum)] * 3, DELTA)
 
 
@@ -176,7 +189,7 @@ def test_a_declaration_that_nothing_was_lost_is_in_the_log(home, account):
     charge(account, FIXED)
     (home.anchor / "head").unlink()
     home.log.adopt({**carried_over(NOTHING, {}), "why": "moved to another machine"})
-    assert Given.of(home.log.read()).participations == 1
+    assert len(Given.of(home.log.read()).releases) == 1
     (body,) = home.log.read().bodies(Entry.DECLARATION)
     assert (body["carried"], body["why"]) == (NOTHING, "moved to another machine")
 

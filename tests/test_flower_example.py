@@ -37,7 +37,7 @@ def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tm
     init_home(tmp_path / "home", 0, bytes(range(32)), tmp_path / "anchor", float(told[1]))
     home = read_home(tmp_path / "home")
     home.policy.check(plan, enrolled)
-    Account(home.log, home.budget).require_room(plan, home.log.read())
+    Account(home.log, home.budget).require_room(plan, "a run", home.log.read())
     init_home(tmp_path / "cautious", 1, bytes(range(32)), tmp_path / "another")
     with pytest.raises(ConfigError, match="epsilon against server must be at most 10"):
         read_home(tmp_path / "cautious").policy.check(plan, enrolled)

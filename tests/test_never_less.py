@@ -96,7 +96,7 @@ def test_a_ledger_that_answers_with_the_old_row_is_caught(tmp_path, monkeypatch)
         the_same_attempt_again_is_refused(tmp_path)
 
 
-# 2 and 3. Participations, over all runs of a ledger
+# 2 and 3. Participations: counted in each run, which is charged for all that its cap allows
 
 
 def a_client_at_its_cap_is_in_no_further_sum(tmp_path):
@@ -104,20 +104,37 @@ def a_client_at_its_cap_is_in_no_further_sum(tmp_path):
     with book_of(tmp_path, plan, "first", "second") as book:
         assert not is_noise(plan, summed(plan, book, "first", 0))
         assert is_noise(plan, summed(plan, book, "first", 1))
-        assert is_noise(plan, summed(plan, book, "second", 0))
+        assert not is_noise(plan, summed(plan, book, "second", 0))
+        assert is_noise(plan, summed(plan, book, "second", 1))
 
 
-def test_a_client_at_its_cap_is_in_no_further_sum_of_any_run(tmp_path):
+def test_a_client_at_its_cap_is_in_no_further_sum_of_a_run(tmp_path):
     a_client_at_its_cap_is_in_no_further_sum(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "counted", [lambda *_: 0, lambda book, client: book._book.taken[client] * (len(book._book.runs) < 2)]
-)
-def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch, counted):
-    monkeypatch.setattr(
-        Ledger, "taken", lambda self, clients: {client: counted(self, client) for client in clients}
-    )
+def six_runs_cost_what_six_runs_cost(tmp_path):
+    """Six runs of a plan of one release each: a client may be in all six sums, so all six count."""
+    plan = plan_of(rounds_=1, cap=1)
+    with book_of(tmp_path, plan, *"abcdef") as book:
+        for run in "abcdef":
+            summed(plan, book, run, 0)
+        truth = spent([plan.release("", 0, 0, (), plan.quorum)] * 6, SERVER, delta=plan.delta, cap=6)
+        assert book.spent() >= 0.999 * truth.epsilon > 2 * plan.epsilon
+
+
+def test_six_runs_cost_what_six_runs_cost(tmp_path):
+    six_runs_cost_what_six_runs_cost(tmp_path)
+
+
+def test_a_ledger_that_charges_the_cap_once_for_all_runs_is_caught(tmp_path, monkeypatch):
+    plans = Book.plans
+    monkeypatch.setattr(Book, "plans", lambda self: plans(self)[:1])
+    with pytest.raises(AssertionError):
+        six_runs_cost_what_six_runs_cost(tmp_path)
+
+
+def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "taken", lambda _self, _run, clients: dict.fromkeys(clients, 0))
     with pytest.raises(AssertionError):
         a_client_at_its_cap_is_in_no_further_sum(tmp_path)
 
@@ -178,8 +195,8 @@ def test_a_retry_counts_the_attempt_before_it(tmp_path):
 def test_a_count_that_is_taken_once_a_round_is_caught(tmp_path, monkeypatch):
     taken, found = Ledger.taken, []
 
-    def first(self, clients):
-        found.append(taken(self, clients))
+    def first(self, run, clients):
+        found.append(taken(self, run, clients))
         return found[0]
 
     monkeypatch.setattr(Ledger, "taken", first)
@@ -207,7 +224,9 @@ def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_p
         ConfigError, match=r"`once` uses each client once, and client [0-9]+ has contributed already"
     ):
         a_partition_goes_on_with_its_next_block(tmp_path, lambda _book: 0)
-    monkeypatch.setattr(rounds, "_standing", lambda _plan, cohort, book: (cohort, dict(book.taken(cohort))))
+    monkeypatch.setattr(
+        rounds, "_standing", lambda _plan, run, cohort, book: (cohort, dict(book.taken(run, cohort)))
+    )
     (tmp_path / "again").mkdir()
     with pytest.raises(AssertionError):  # without the check the round steps by noise, and says nothing
         a_partition_goes_on_with_its_next_block(tmp_path / "again", lambda _book: 0)

@@ -357,8 +357,8 @@ class Book(Protocol):
         """Take back an attempt in which nothing can be unmasked any more."""
         ...
 
-    def taken(self, clients: Iterable[int]) -> Mapping[int, int]:
-        """Return in how many attempts that were not void each client took part, over all runs."""
+    def taken(self, run: str, clients: Iterable[int]) -> Mapping[int, int]:
+        """Return in how many attempts of a run that were not void each client took part."""
         ...
 
 
@@ -419,7 +419,7 @@ def aggregate(
         cohort = draw(attempt)
         if left and set(left) < set(cohort):
             cohort = left
-        cohort, taken, left = *_standing(plan, cohort, book), ()
+        cohort, taken, left = *_standing(plan, run, cohort, book), ()
         session = bind(Attempt(run, number, attempt), cohort)
         book.reserve(plan.release(run, number, attempt, cohort, plan.quorum))
         try:
@@ -440,9 +440,9 @@ def aggregate(
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
 
-def _standing(plan: Plan, cohort: tuple[int, ...], book: Book) -> tuple[tuple[int, ...], dict[int, int]]:
+def _standing(plan: Plan, run: str, cohort: tuple[int, ...], book: Book) -> tuple[tuple[int, ...], dict[int, int]]:
     """Return who is asked, and how often each has contributed; whoever is at its cap sends zero and its noise."""
-    taken = dict(book.taken(cohort))
+    taken = dict(book.taken(run, cohort))
     if plan.sampling.scheme is Scheme.ONCE and (used := [client for client in cohort if taken[client]]):
         # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
         raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")

@@ -87,7 +87,7 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         "client": place.client,
         "position": history.head.seq,
         "attempts": len(history.bodies(Entry.BEGUN)),
-        "vectors": given.participations,
+        "vectors": len(given.releases),
         "epsilon": spent,
         "budget": place.budget.epsilon,
         "delta": place.budget.delta,
@@ -101,7 +101,7 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         print_json(found)
         return
     out().print(
-        f"Client {place.client}: {given.participations} vectors sent, epsilon {round_up(spent, 4)} of "
+        f"Client {place.client}: {len(given.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
         f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server, over all runs."
     )
     for body in history.bodies(Entry.DECLARATION):

@@ -34,10 +34,9 @@ class Given:
             any(body.get("carried") == ALL for body in words),
         )
 
-    @property
-    def participations(self) -> int:
-        """How many vectors count, over all runs: what every plan's cap is held against."""
-        return len(self.releases)
+    def participations(self, run: str) -> int:
+        """Return how many vectors count in a run, which is what its plan's cap is held against."""
+        return sum(release.run == run for release in self.releases)
 
     def epsilon(self, delta: float, more: Sequence[Release] = ()) -> float:
         """Return what it costs against the server, with so many releases more."""
@@ -51,45 +50,46 @@ class Account:
     log: ClientLog
     budget: ClientBudget
 
-    def require_room(self, plan: Plan, history: History) -> None:
+    def require_room(self, plan: Plan, run: str, history: History) -> None:
         """Refuse a plan that may spend more against the server than this client has left."""
         given = Given.of(history)
-        self.require_turn(plan, history)
-        left = max(0, plan.participations - given.participations)
-        epsilon = given.epsilon(self.budget.delta, [_release(plan, "", 0, 0)] * left)
+        self.require_turn(plan, run, history)
+        left = max(0, plan.participations - given.participations(run))
+        epsilon = given.epsilon(self.budget.delta, [_release(plan, run, 0, 0)] * left)
         if epsilon > self.budget.epsilon:
             raise ConfigError(
                 f"with {left} vectors more, as this plan allows, this client would spend epsilon {epsilon:.4g} "
                 f"against the server, its budget is {self.budget.epsilon:g}"
             )
 
-    def require_turn(self, plan: Plan, history: History) -> None:
+    def require_turn(self, plan: Plan, run: str, history: History) -> None:
         """Refuse a plan at its cap where nothing is sampled: there, staying away tells nothing."""
-        taken = Given.of(history).participations
+        taken = Given.of(history).participations(run)
         if not _samples(plan) and taken >= plan.participations:
             raise ConfigError(
-                f"this client has sent {taken} vectors in all its runs, the plan's cap is {plan.participations}"
+                f"this client has sent {taken} vectors in run {run}, the plan's cap is {plan.participations}"
             )
 
     def charge(self, plan: Plan, run: str, number: int, attempt: int, note: Mapping[str, object]) -> int:
-        """Record one more vector before it is made, and return how many were sent before, over all runs.
+        """Record one more vector before it is made, and return how many of this run were sent before.
 
-        The cap counts the vectors of all runs and attempts in this log. At the cap, or with its budget spent, a
-        client that was sampled sends zero and its noise, which costs nothing: the answer is then the plan's cap.
-        Elsewhere it refuses.
-        Checked: test_flower_account.py::test_the_cap_counts_the_vectors_of_all_runs.
+        The cap counts the vectors of all attempts of a run; what all runs cost together is the budget's. At the cap,
+        or with its budget spent, a client that was sampled sends zero and its noise, which costs nothing: the answer
+        is then the plan's cap. Elsewhere it refuses.
+        Checked: test_flower_account.py::test_the_cap_counts_the_vectors_of_a_run.
         """
         release = _release(plan, run, number, attempt)
         while True:
             history = self.log.read()
             given = Given.of(history)
-            if given.participations >= plan.participations or not self._affords(given, release):
+            taken = given.participations(run)
+            if taken >= plan.participations or not self._affords(given, release):
                 if _samples(plan):
                     return plan.participations
                 raise PeerError("this client's cap or budget is reached: it takes no part")
             body = {"run": run, "release": encode_release(release), **note}
             if self.log.append(history, Entry.CHARGE, body) is not None:
-                return given.participations
+                return taken
 
     def _affords(self, given: Given, release: Release) -> bool:
         return given.epsilon(self.budget.delta, [release]) <= self.budget.epsilon

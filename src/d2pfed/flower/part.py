@@ -38,7 +38,7 @@ def agree(home: Home, introduction: Introduction) -> None:
     home.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
     if layout.dimension != plan.codec.rotation.dimension:
         raise PeerError("a plan must be for the parameters of its layout")
-    Account(home.log, home.budget).require_room(plan, history)
+    Account(home.log, home.budget).require_room(plan, introduction.run, history)
     roster = b"" if enrolment is None else enrolment.roster.digest
     allowed = digest("d2pfed allowed", canonical.encode(home.policy))
     told = Told(introduction.plan, introduction.layout, introduction.first_draw, roster, allowed)
@@ -66,7 +66,7 @@ class Part:
         """
         now = time.time()
         part = Part.resume(home, Saved("", invitation, now, now + seconds, b""))
-        Account(home.log, home.budget).require_turn(part.plan, part.history)
+        Account(home.log, home.budget).require_turn(part.plan, part.session.run, part.history)
         history = part.history
         while True:
             require_later(history, part.session)

@@ -33,7 +33,7 @@ class Book:
         self.attempts: dict[Key, Attempt] = {}  # in the order of their reservations
         self.charged: Counter[str] = Counter()  # attempts of each run that are not void
         self.tried: Counter[tuple[str, int]] = Counter()  # attempts of each round of a run, void ones included
-        self.taken: Counter[int] = Counter()  # charged attempts that each client took part in, over all runs
+        self.taken: Counter[tuple[str, int]] = Counter()  # charged attempts of a run that each client took part in
         self.hashes = [first.hash]
 
     @property
@@ -125,11 +125,11 @@ class Book:
             self.tried[row.key.run, row.key.round] += 1
             self.charged[row.key.run] += 1
         else:
-            self.taken.subtract(before.release.participants)
+            self.taken.subtract((row.key.run, client) for client in before.release.participants)
         if row.kind is Kind.VOID:
             self.charged[row.key.run] -= 1
         else:
-            self.taken.update(after.release.participants)
+            self.taken.update((row.key.run, client) for client in after.release.participants)
 
     def _check_epoch(self, row: Row) -> None:
         if row.epoch != self.epoch:

@@ -27,7 +27,7 @@ class RunPlan:
     rounds: int
     max_attempts: int  # how many attempts of the whole run may be charged
     attempts_per_round: int  # how many a round may have, void ones included
-    participations: int  # the cap on one client's contributions, over all runs of the ledger
+    participations: int  # the cap on one client's contributions to the run
     epsilon: float  # what the run promises by itself, for its observer
     delta: float
     observer: Observer

@@ -150,9 +150,9 @@ class Ledger:
         """Return how many attempts of a run may have been opened; void ones are not among them."""
         return self._book.charged[run]
 
-    def taken(self, clients: Iterable[int]) -> dict[int, int]:
-        """Return in how many attempts that may have been opened each client took part, over all runs."""
-        return {client: self._book.taken[client] for client in clients}
+    def taken(self, run: str, clients: Iterable[int]) -> dict[int, int]:
+        """Return in how many attempts of a run that may have been opened each client took part."""
+        return {client: self._book.taken[run, client] for client in clients}
 
     def next_attempt(self, run: str, number: int) -> int:
         """Return the first attempt at round `number` of a run that no row mentions."""

@@ -167,7 +167,7 @@ def _default_cap(target: Target) -> int:
     if target.scheme is Scheme.ONCE:
         return 1
     attempts = target.max_attempts
-    if target.scheme is Scheme.NONE:
+    if target.scheme is Scheme.NONE or target.cohort == target.population:  # everyone is asked in every round
         return attempts
     if target.against != RELEASED:
         return _least_cap(attempts, target.cohort / target.population)
