@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from d2pfed.accounting.batches import RunBatch
-from d2pfed.accounting.charge import Charge, costliest, gaussian_charge
+from d2pfed.accounting.charge import Charge, costliest, gaussian_charge, has_gaussian
 from d2pfed.accounting.cost import Additive, composed
+from d2pfed.accounting.enveloped import SampledCurve, has_envelope
 from d2pfed.accounting.methods import (
     Amplify,
     Method,
@@ -17,7 +18,7 @@ from d2pfed.accounting.methods import (
     method_for,
     renyi_total_epsilon,
 )
-from d2pfed.accounting.pld import loss_costs
+from d2pfed.accounting.pld import Part, loss_costs
 from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.release import Adjacency, Noise, Sampling, Scheme
 
@@ -85,7 +86,30 @@ def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float,
         epsilon = composed(loss_costs(parts, delta, points)).epsilon(delta, kappa)
         if math.isfinite(epsilon):
             return epsilon, "pld"
-    return renyi_total_epsilon(total, delta - kappa), Method.RENYI
+    renyi = renyi_total_epsilon(total, delta - kappa), str(Method.RENYI)
+    enveloped = _enveloped_parts(runs, releases)
+    if enveloped is None:
+        return renyi
+    return min(renyi, (composed(loss_costs(enveloped, delta, points)).epsilon(delta, kappa), "pld"))
+
+
+def _enveloped_parts(runs: Sequence[RunBatch], releases: int) -> list[tuple[Part, int]] | None:
+    """Return a profile for each release, from Renyi curves where there is no Gaussian; None if one has neither."""
+    parts: list[tuple[Part, int]] = []
+    for run in runs:
+        rate = run.sampling.cohort / run.sampling.population
+        for noise, count in run.noises:
+            radii = _radii(run.sampling, Adjacency.REPLACE_ONE)
+            if run.sampling.scheme is not Scheme.FIXED or not is_amplified(run.sampling):
+                return None
+            if has_gaussian(noise, releases):
+                squared, slack = gaussian_charge(noise, radii, releases).values
+                parts.append((SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), rate, slack), count))
+            elif has_envelope(noise, radii):
+                parts.append((SampledCurve(noise, radii, rate), count))
+            else:
+                return None
+    return parts
 
 
 def sampled_parts(runs: Sequence[RunBatch], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
