@@ -148,6 +148,20 @@ def test_more_clients_than_planned_are_refused(tmp_path):
         assert book.releases() == ()
 
 
+def given_clients_have_no_amplified_price(tmp_path):
+    plan = plan_of(Scheme.FIXED, population=1000)
+    with book_of(tmp_path, plan, "run") as book, pytest.raises(ConfigError, match="sampling none or once"):
+        summed(plan, book, "run", 0)
+
+
+def test_a_sum_over_clients_that_nobody_drew_has_no_amplified_price(tmp_path, monkeypatch):
+    given_clients_have_no_amplified_price(tmp_path)
+    monkeypatch.setattr(rounds, "is_amplified", lambda _sampling: False)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(Failed, match="DID NOT RAISE"):
+        given_clients_have_no_amplified_price(tmp_path / "again")
+
+
 # 4. Retries
 
 

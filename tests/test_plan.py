@@ -680,3 +680,16 @@ def test_a_client_draws_no_narrower_than_two_steps():
     assert plan.mechanism == Centered(Fraction(2))
     assert isinstance(planned(replace(SMALL, mechanism=Kind.BINOMIAL)).mechanism, BinomialNoise)
     assert plan.against == Observer(RELEASED.view)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "population", "cohort", "mechanism"),
+    [
+        (Scheme.FIXED, 100, 100, Kind.CENTERED),
+        (Scheme.NONE, 100, 100, Kind.CENTERED),
+        (Scheme.POISSON, 1000, 500, Kind.DESIGNATED),
+    ],
+)
+def test_a_cap_that_costs_nothing_leaves_nearly_all_contributions(scheme, population, cohort, mechanism):
+    target = replace(SMALL, population=population, cohort=cohort, rounds=100, scheme=scheme, mechanism=mechanism)
+    assert target.cap >= 0.9 * target.max_attempts * cohort / population

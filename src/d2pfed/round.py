@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import Release, Scheme
+from d2pfed.accounting import Release, Scheme, is_amplified
 from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.graph import Consistency
@@ -460,8 +460,14 @@ def private_sum(
     """Return the private sum of these clients' vectors, through the whole protocol in this process.
 
     For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
-    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the book.
+    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the book. Its clients
+    were not drawn here, so a plan whose price rests on a draw is refused.
     """
+    if is_amplified(plan.sampling):
+        raise ConfigError(
+            f"a sum over given clients is of a plan with sampling none or once, or of everyone, got "
+            f"{plan.sampling.scheme}, {plan.cohort} of {plan.sampling.population}"
+        )
     if not _FEWEST <= len(vectors) <= plan.cohort:
         raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort}, got {len(vectors)}")
 

@@ -28,7 +28,7 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.released import CAP_SHARE, cap_excess
+from d2pfed.accounting.released import CAP_SHARE, cap_excess, is_amplified
 from d2pfed.accounting.rounding import round_up
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "upper_bound",
     "round_up",
     "cap_excess",
+    "is_amplified",
     "CAP_SHARE",
     "Release",
     "Unit",

@@ -11,7 +11,7 @@ def round_up(value: float, digits: int) -> str:
     """
     if not math.isfinite(value):
         return "infinite" if value > 0 else "not a number"
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value)))).normalize()
     if rounded != 0 and not Decimal("0.001") <= abs(rounded) < Decimal(1_000_000):
         mantissa, exponent = f"{rounded:e}".split("e")
         return f"{mantissa}e{int(exponent)}"

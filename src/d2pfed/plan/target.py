@@ -169,7 +169,7 @@ def _default_cap(target: Target) -> int:
     attempts = target.max_attempts
     if target.scheme is Scheme.NONE or target.cohort == target.population:  # everyone is asked in every round
         return attempts
-    if target.against != RELEASED:
+    if target.against != RELEASED or target.scheme is Scheme.POISSON:  # secret coins pay nothing for a cap
         return _least_cap(attempts, target.cohort / target.population)
     allowed = CAP_SHARE * target.spent_delta
     # The excess falls with the cap.

@@ -38,7 +38,7 @@ def _readable(item: object) -> str:
     if item.get("") != "float":
         return value
     try:
-        return f"{float.fromhex(value):.6g}"
+        return str(float.fromhex(value))
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"a setting must be a number in hexadecimal, got {value[:40]}") from error
 

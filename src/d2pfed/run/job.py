@@ -146,8 +146,11 @@ class Job:
     ) -> Callable[[int, FloatVector], Outcome]:
         seed, run = self.settings.seed, directory.path.name
         entropy = Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
-        # A resumed run keeps the secret of its cohorts, or a client of a partition might be drawn in two rounds.
-        drawing = directory.identity().cohorts if seed is None else entropy.child("cohorts")
+        # Two runs with one seed must not share their cohorts, nor a run and one that goes on from a copy of it. Only a
+        # partition is kept when a run is resumed, or a client might be drawn in two rounds.
+        drawing = entropy.child("cohorts", run)
+        if seed is None and self.plan.sampling.scheme is Scheme.ONCE:
+            drawing = directory.identity().cohorts
         cohorts = Cohorts(self.plan.sampling, drawing)
 
         def once(number: int, params: FloatVector) -> Outcome:
