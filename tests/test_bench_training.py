@@ -77,10 +77,9 @@ def test_memory_does_not_grow_over_sixty_rounds(tmp_path):
     assert json.loads(done.stdout)["rounds"] == 60
 
 
-@pytest.mark.parametrize(("campaign", "size"), [("kills", 3), ("exhausted", 1)])
-def test_a_kill_costs_a_round_and_not_the_run(tmp_path, campaign, size):
+def test_a_kill_costs_a_round_and_not_the_run(tmp_path):
     root = Path(campaign_training.__file__).parent.parent
-    command = [sys.executable, campaign_training.__file__, campaign, str(size), str(tmp_path)]
+    command = [sys.executable, campaign_training.__file__, "kills", "2", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

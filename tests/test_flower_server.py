@@ -235,8 +235,9 @@ def test_at_their_cap_silos_stay_away_and_the_run_ends(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         start(make_strategy(plan, tmp_path, roster), grid, evaluate_fn=crash)
     start(make_strategy(plan, tmp_path, roster), grid, 1)  # the first round again, charged again
+    hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     with pytest.raises((TooFewClients, LedgerError, BudgetExceeded)):
-        start(make_strategy(plan, tmp_path, roster), grid)
+        start(make_strategy(plan, tmp_path, roster, deadlines=hurry), grid)
     assert len(committed(tmp_path)) == 2
 
 

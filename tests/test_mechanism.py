@@ -361,9 +361,9 @@ def test_only_the_designated_adds_noise():
         (lambda: Share(-1, 3, 0), r"rank must be in \[0, 3\), got -1"),
         (lambda: Share(0, 3, 3), r"designated must be in \[0, 3\), got 3"),
         (lambda: Share(0, 0, 0), r"rank must be in \[0, 0\), got 0"),
-        (lambda: Centered(Fraction(199, 100)), "at least 2 steps, got 1.99"),
-        (lambda: BinomialNoise(7), "even and at least 2, got 7"),
-        (lambda: BinomialNoise(0), "even and at least 2, got 0"),
+        (lambda: Centered(Fraction(199, 100)), "at least 2 steps wide and at most 1048576, got 1.99"),
+        (lambda: BinomialNoise(7), r"even and in \[2, 2\^42\], got 7"),
+        (lambda: BinomialNoise(0), r"even and in \[2, 2\^42\], got 0"),
         (lambda: Shared(Fraction(3)).encode(constant(0, 4), Share(0, 3, 0), own(0)), "group's secret, got none"),
     ],
 )

@@ -96,14 +96,14 @@ def test_sums_are_those_of_the_in_process_engine(cluster, mechanism, fidelity):
     with RayWorkers(known, 2, None) as crew:
         there = simulate(plan, crew, fidelity, taken)
         assert there.survivors == here.survivors == tuple(range(40))
-        assert np.array_equal(there.unmask(), here.unmask())
+        assert np.array_equal(there.unmask().vector, here.unmask().vector)
 
 
 def test_another_tree_of_entropy_gives_another_sum(cluster):
     plan = make_plan()
-    here = simulate(plan, InProcess(known), Fidelity.SUM).unmask()
+    here = simulate(plan, InProcess(known), Fidelity.SUM).unmask().vector
     with RayWorkers(lambda params, clients, seed: known(params, clients, seed + 1), 2, None) as crew:
-        assert not np.array_equal(simulate(plan, crew, Fidelity.SUM).unmask(), here)
+        assert not np.array_equal(simulate(plan, crew, Fidelity.SUM).unmask().vector, here)
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
@@ -114,10 +114,10 @@ def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(clus
         lost = set(range(40)) - set(collected.survivors)
         assert 7 in lost
         assert len(lost) == 5  # one piece of eight
-        total = collected.unmask()
+        total = collected.unmask().vector
         assert len(crew.processes()) == 1
     alone = InProcess(without(lost))
-    assert np.array_equal(simulate(plan, alone, fidelity).unmask(), total)
+    assert np.array_equal(simulate(plan, alone, fidelity).unmask().vector, total)
 
 
 def test_without_any_worker_left_the_attempt_is_void(cluster):
@@ -146,7 +146,7 @@ def test_a_thousand_clients_on_two_workers_with_one_killed(cluster):
         assert len(collected.survivors) == 875  # one piece of eight is lost with its worker
         assert len(crew.processes()) == 1
     alone = InProcess(without(set(range(1000)) - set(collected.survivors)))
-    assert np.array_equal(simulate(plan, alone, Fidelity.SUM).unmask(), collected.unmask())
+    assert np.array_equal(simulate(plan, alone, Fidelity.SUM).unmask().vector, collected.unmask().vector)
 
 
 def test_trained_updates_agree_with_the_in_process_engine(cluster):
@@ -214,8 +214,8 @@ def test_workers_are_spread_over_the_nodes_of_a_cluster():
         plan = make_plan()
         with RayWorkers(known, 2, nodes.address) as crew:
             assert len(set(crew.processes().values())) == 2
-            total = simulate(plan, crew, Fidelity.SUM).unmask()
-        assert np.array_equal(total, simulate(plan, InProcess(known), Fidelity.SUM).unmask())
+            total = simulate(plan, crew, Fidelity.SUM).unmask().vector
+        assert np.array_equal(total, simulate(plan, InProcess(known), Fidelity.SUM).unmask().vector)
     finally:
         ray.shutdown()
         nodes.shutdown()

@@ -225,7 +225,7 @@ def test_literal_shares_need_more_than_two_bytes_and_integer_shares_fewer(levels
 
 
 def test_independent_noise_of_the_same_size_needs_a_byte():
-    assert communication.independent_bits(INFIMNIST, Hadamard(INFIMNIST.dimension)) == 8
+    assert communication.centered_bits(INFIMNIST, Hadamard(INFIMNIST.dimension)) == 8
 
 
 def test_no_simulated_literal_sum_leaves_its_range():
