@@ -415,8 +415,8 @@ def aggregate(
 
     `draw` gives each attempt its cohort: after one that was charged a fresh one, after a void one it may be the same
     again. Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on
-    with those who were left; not so if signed, where cohorts have the planned size. `bind` makes the session of an attempt where it is bound to more than the plan, as to a
-    roster and its draw.
+    with those who were left; not so if signed, where cohorts have the planned size. `bind` makes the session of an
+    attempt where it is bound to more than the plan, as to a roster and its draw.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.

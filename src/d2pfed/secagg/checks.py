@@ -124,13 +124,15 @@ def require_enrolled_adverts(session: Session, roster: Roster, adverts: Mapping[
         crypto.require_signature(roster.key(client), advert.signature, leaf(session, client, advert))
 
 
-def require_few_unopened(session: Session, unopened: int) -> None:
+def require_few_unopened(session: Session, colluders: int, unopened: int) -> None:
     """Refuse to go on if more boxes do not open than bad clients can have sent: the server withholds claims.
 
-    Where the server keeps to the protocol no claims are made, and any number of boxes may be bad.
+    `colluders` is the client's own number: the session's is the server's, which would allow itself any. Where the
+    server keeps to the protocol no claims are made, and any number of boxes may be bad.
     """
-    if session.is_signed and unopened > session.most_liars:
-        raise PeerError(f"at most {session.most_liars} boxes may fail to open, got {unopened}")
+    most = max(1, min(session.colluders, colluders))
+    if session.is_signed and unopened > most:
+        raise PeerError(f"at most {most} boxes may fail to open, got {unopened}")
 
 
 def require_enough_signatures(session: Session, signatures: Mapping[int, bytes]) -> None:
