@@ -69,7 +69,7 @@ def test_unless_it_is_refused_on_receipt_one_such_key_voids_the_attempt(monkeypa
     collect(advertising, federation.exchange("advertise", with_low_order(session, BAD, "mask_public")))
     sharing = advertising.close()
     for client, request in sharing.outbox().items():
-        with pytest.raises(PeerError, match=r"low order|own keys"):
+        with pytest.raises(PeerError, match=r"low order|own leaf"):
             federation.clients[client].receive(request)
     with pytest.raises(TooFewClients):
         sharing.close(b"", b"")

@@ -105,7 +105,6 @@ class Advertised:
     def _check(self, desk: Desk, listed: Adverts) -> None:
         session, own = desk.session, self.advert(desk)
         desk.check_left(listed.joined, listed.joined.present)
-        checks.require_own_advert(listed.adverts[desk.rank], own)
         checks.require_own_leaf(listed.leaves[desk.rank], leaf(session, desk.client, own))
         checks.require_leaves_fit(session, listed.leaves, listed.adverts)
         checks.require_distinct_keys(listed.adverts)
