@@ -85,8 +85,8 @@ def enrolment_secret(client: int) -> bytes:
 class Federation:
     """All clients of a session; `vectors` are what they contribute, one-hot unless given.
 
-    If signed, each client's log has as many rows as `counts` says (one unless given), and `known` is what clients
-    remember of others.
+    If signed, each client's log has as many rows as `counts` says (one unless given), `known` is what clients remember
+    of others, and `colluders` how many each expects in the cohort (the session's unless given).
     """
 
     session: Session
@@ -95,6 +95,7 @@ class Federation:
     roster: Roster | None = None
     counts: Mapping[int, int] = field(default_factory=dict)
     known: Mapping[int, Mapping[int, Position]] = field(default_factory=dict)
+    colluders: int | None = None
     opening: object = None
     may_refuse: bool = False
 
@@ -124,6 +125,7 @@ class Federation:
             position_of(client, rows, self.roster),
             lambda count, head: count <= rows and head == head_of(client, count),
             self.known.get(client, {}),
+            self.session.colluders if self.colluders is None else self.colluders,
         )
 
     def contribution(self, client: int) -> Callable[[bytes, bytes, bytes | None], np.ndarray]:

@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling, Scheme
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.plan import Policy, Target, calibrate
+from d2pfed.plan import Kind, Policy, Target, calibrate
 from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, accept, session_of, sketch_of
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
@@ -107,6 +107,24 @@ def test_unless_draws_come_in_turn_the_server_picks_one_that_suits_it(monkeypatc
     session = accept_drawn(plan, invite(plan, best)[1])
     share = len(colluders & set(session.cohort)) / len(session.cohort)
     assert share > 1.5 * len(colluders) / POPULATION
+
+
+OUT_OF_PLAN = [(0, 3), (2, 0), (0, 19), (6, 1)]  # of two rounds with three attempts each
+
+
+@pytest.mark.parametrize(("number", "attempt"), OUT_OF_PLAN)
+def test_an_attempt_that_the_plan_does_not_have_is_refused(number, attempt):
+    draw = FIRST_DRAW + 3 * number + attempt
+    with pytest.raises(PeerError, match=f"2 rounds with 3 attempts each has no round {number}, attempt {attempt}"):
+        accept_drawn(make_plan(), invite(make_plan(), draw, number=number, attempt=attempt)[1])
+
+
+def test_unless_attempts_are_counted_every_draw_has_its_turn(monkeypatch):
+    monkeypatch.setattr("d2pfed.round.require_planned_number", nothing)
+    plan, colluders = make_plan(), set(CLIENTS[: POPULATION // 4])
+    best = max(range(FIRST_DRAW, 2**DEPTH), key=lambda draw: len(colluders & set(cohort_of(plan, draw))))
+    session = accept_drawn(plan, invite(plan, best, attempt=best - FIRST_DRAW)[1])
+    assert len(colluders & set(session.cohort)) / len(session.cohort) > 2 * len(colluders) / POPULATION
 
 
 def chosen_cohort(plan):
@@ -260,6 +278,67 @@ def test_in_a_cohort_larger_than_planned_one_colluder_recovers_the_update(monkey
     own = replace(session, roster_digest=enrol(session.cohort).digest)
     evil = Evil(own, (14,))
     assert np.array_equal(two_quorums(evil), evil.victims_update)
+
+
+FEARS_ONE = replace(LENIENT, least_colluders=1 / POPULATION)
+
+
+def drawn_by_coins():
+    """A plan of twelve clients on average, and an invitation to a draw that has fifteen: eight are two quorums."""
+    plan = replace(weak_plan(), sampling=Sampling(Scheme.POISSON, POPULATION, COHORT), colluders=0)
+    draw = next(draw for draw in range(2**DEPTH) if len(cohort_of(plan, draw)) == 15)
+    session = make_session(
+        15,
+        cohort=cohort_of(plan, draw),
+        roster_digest=drawn_roster().digest,
+        run="a run",
+        round=0,
+        draw=draw,
+        plan_digest=plan.digest,
+        dimension=plan.codec.length,
+        bits=plan.ring.bits,
+        threshold=8,
+        quorum=8,
+        consistency=Consistency.SIGNED,
+    )
+    return plan, session, encode_invitation(session, 0, tree().open(draw))
+
+
+def test_signed_cohorts_of_any_size_are_refused_by_policy_and_by_session(monkeypatch):
+    plan, session, invitation = drawn_by_coins()
+    with pytest.raises(ConfigError, match="signed cohorts have the planned size, the plan has poisson sampling"):
+        accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
+    monkeypatch.setattr("d2pfed.plan.policy._check_known_size", nothing)
+    with pytest.raises(PeerError, match="planned 12 clients, got 15"):
+        accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
+
+
+def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch):
+    """The client has checked the quorum against its own colluder for twelve; among fifteen it is two quorums."""
+    monkeypatch.setattr("d2pfed.plan.policy._check_known_size", nothing)
+    monkeypatch.setattr("d2pfed.round.require_planned_size", nothing)
+    plan, session, invitation = drawn_by_coins()
+    assert accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw) == session
+    evil = Evil(replace(session, roster_digest=enrol(session.cohort).digest), (14,))
+    assert np.array_equal(two_quorums(evil), evil.victims_update)
+
+
+@pytest.mark.parametrize("kind", [Kind.SHARED, Kind.DESIGNATED])
+def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
+    """Where every vector counts, those who are left try again only if the server keeps to the protocol."""
+    wish = {
+        "dimension": 30,
+        "population": POPULATION,
+        "cohort": COHORT,
+        "rounds": 2,
+        "epsilon": 20.0,
+        "delta": 1e-3,
+    }
+    signed = calibrate(Target(**wish, mechanism=kind, consistency=Consistency.SIGNED))
+    with pytest.raises(PeerError, match="planned 12 clients, got 11"):
+        session_of(signed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1], roster=enrol(CLIENTS))
+    assumed = calibrate(Target(**wish, mechanism=kind))
+    assert len(session_of(assumed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1]).cohort) == COHORT - 1
 
 
 # --- what else must fit ---

@@ -190,12 +190,23 @@ def encode_adverts(listed, adverts):
     return messages.encode_adverts(listed.joined, 0, listed.leaves, adverts)
 
 
-def test_a_client_insists_on_its_own_keys():
-    session = make_session(8)
+def with_other_keys(session):
+    """The adverts that a client waits for, with another mask key of its own among them."""
     machine, listed = until_adverts(session)
     others = dict(listed.adverts) | {0: replace(listed.adverts[0], mask_public=bytes([9]) + bytes(31))}
-    with pytest.raises(PeerError, match="own keys"):
-        machine.receive(encode_adverts(listed, others))
+    return machine, encode_adverts(listed, others)
+
+
+def test_a_client_insists_on_its_own_keys():
+    machine, request = with_other_keys(make_session(8))
+    with pytest.raises(PeerError, match="own leaf"):
+        machine.receive(request)
+
+
+def test_unless_its_own_keys_come_back_a_client_goes_on_with_keys_that_are_not_its_own(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_own_leaf", lambda listed, own: None)
+    machine, request = with_other_keys(make_session(8))
+    assert machine.receive(request)
 
 
 def test_a_client_refuses_its_own_key_under_another_name():
@@ -220,6 +231,31 @@ def test_an_invitation_to_another_session_is_refused(change):
     session = make_session(8)
     with pytest.raises(PeerError, match="agreed session"):
         fresh(session).receive(encode_invitation(replace(session, **change), 0))
+
+
+OTHER_NAMES = [{"attempt": 1}, {"round": 4}, {"run": "another"}, {"draw": 1}, {"block": 1}]
+
+
+def misnamed(change):
+    """An invitation with the digest of the agreed session, and other names than the digest is of."""
+    session = shaped("signed")
+    forged = replace(session, **change)
+    object.__setattr__(forged, "digest", session.digest)
+    return fresh(session), encode_invitation(forged, 0)
+
+
+@pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
+def test_an_invitation_that_contradicts_its_digest_is_refused(change):
+    machine, invitation = misnamed(change)
+    with pytest.raises(PeerError, match="agreed session"):
+        machine.receive(invitation)
+
+
+@pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
+def test_unless_names_are_compared_it_is_answered(change, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_invited", lambda session, client, invited: None)
+    machine, invitation = misnamed(change)
+    assert machine.receive(invitation)
 
 
 def test_an_invitation_is_read_before_there_is_a_session():

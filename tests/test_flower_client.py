@@ -19,6 +19,7 @@ from d2pfed.flower.account import Account, Given
 from d2pfed.flower.client import home_of, private
 from d2pfed.flower.envelope import EXCHANGE
 from d2pfed.flower.home import SIMULATION_VARIABLE, read_home
+from d2pfed.flower.part import Part
 from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
@@ -430,6 +431,18 @@ def test_colluders_that_the_client_counts_on_are_not_the_servers_to_choose(serve
     safe = make_plan(dropouts=0.2, colluders=0.1)
     assert safe.colluders == 1
     replace(server, run="safer", plan=safe).introduce(0)
+
+
+def test_the_protocol_gets_the_clients_own_number_of_colluders(server, home, monkeypatch):
+    """It decides how many boxes may fail to open, which is how many claims a server can hide."""
+    text = (home / "client.toml").read_text()
+    (home / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.3"))
+    kept, memories = Part._memory, []
+    monkeypatch.setattr(Part, "_memory", lambda self: memories.append(kept(self)) or memories[-1])
+    safer = replace(server, run="safer", plan=make_plan(dropouts=0.2, colluders=0.1), first_draw=30)
+    safer.introduce(0)
+    safer.invite()
+    assert [memory.colluders for memory in memories] == [2]
 
 
 def test_a_saved_phase_that_a_crash_has_left_is_erased_at_the_next_message(server, home):

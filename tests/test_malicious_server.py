@@ -437,6 +437,10 @@ def context_without_the_task(joined, task, model, sharers):
     return KEPT["context"](joined, b"", model, sharers)
 
 
+def context_without_the_sharers(joined, task, model, sharers):
+    return KEPT["context"](joined, task, model, np.zeros_like(sharers))
+
+
 def statement_without_the_context(context, survivors):
     return KEPT["survivors_statement"](bytes(32), survivors)
 
@@ -719,3 +723,59 @@ def test_without_the_one_check_it_recovers_the_update(attack, monkeypatch):
     recovered = attack.script(evil)
     print(f"{attack.name}: recovered {recovered.tolist()}")
     assert np.array_equal(recovered, evil.victims_update)
+
+
+# --- rules that keep clients of one mind; breaking them bares nobody by itself ---
+
+
+def other_sharers(evil: Evil) -> None:
+    """Tell the victim of fewer sharers than the others, and all of the same survivors."""
+    everyone, fewer = evil.subset(evil.everyone), evil.subset(evil.everyone[:-1])
+    evil.advertise(evil.everyone)
+    evil.share(evil.everyone, everyone)
+    evil.mask([VICTIM], fewer)
+    evil.mask(range(1, 7), everyone)
+    signatures = evil.confirm(range(7), fewer)
+    evil.open_signed(range(1, 7), everyone, fewer, signatures)
+
+
+def test_clients_that_were_told_of_different_sharers_open_nothing():
+    evil = Evil(ENROLLED, ())
+    with pytest.raises(PeerError, match="signature"):
+        other_sharers(evil)
+    assert evil.shares_sent == 0
+
+
+def test_unless_sharers_are_in_the_context_they_open_a_sum_whose_masks_do_not_cancel(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.keys.context", context_without_the_sharers)
+    evil = Evil(ENROLLED, ())
+    other_sharers(evil)
+    assert evil.shares_sent == 6
+
+
+def left_out_of(phase: str) -> Callable[[Evil], None]:
+    """Ask the victim to work for a sum that it is not in."""
+
+    def script(evil: Evil) -> None:
+        everyone, others = evil.subset(evil.everyone), evil.subset(evil.everyone[1:])
+        evil.advertise(evil.everyone)
+        evil.share(evil.everyone, everyone)
+        if phase == "sharers":
+            evil.mask([VICTIM], others)
+            return
+        evil.mask(evil.everyone, everyone)
+        evil.confirm([VICTIM], others)
+
+    return script
+
+
+@pytest.mark.parametrize("phase", ["sharers", "survivors"])
+def test_a_client_does_not_work_for_a_sum_that_it_is_not_in(phase):
+    with pytest.raises(PeerError, match="itself is missing"):
+        left_out_of(phase)(Evil(ENROLLED, ()))
+
+
+@pytest.mark.parametrize("phase", ["sharers", "survivors"])
+def test_unless_it_looks_for_itself_it_sends_a_vector_and_a_signature_all_the_same(phase, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_self", nothing)
+    left_out_of(phase)(Evil(ENROLLED, ()))

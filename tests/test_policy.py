@@ -138,6 +138,18 @@ def test_a_plan_for_fewer_colluders_than_the_client_fears_is_refused():
 # Attacks: refused, and successful where the one check is patched away
 
 
+def test_attack_a_population_that_the_server_makes_small(monkeypatch):
+    """A plan for sixty clients of sixty has six colluders; sixty of two thousand that the server picks have 59."""
+    plan = planned(replace(TARGET, population=60, scheme=Scheme.NONE))
+    Policy().check(plan, Enrolled(60, 0))
+    assert Policy().colluders(plan, Enrolled(60, 0)) == 6
+    assert Policy().colluders(plan, Enrolled(2000, 0)) == 59
+    with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold, .* colluders 59"):
+        Policy().check(plan, Enrolled(2000, 0))
+    monkeypatch.setattr(policy, "Sampling", lambda *_roster: plan.sampling)
+    Policy().check(plan, Enrolled(2000, 0))
+
+
 def test_attack_two_neighbours_and_a_threshold_of_two(monkeypatch):
     """Both neighbours of somebody collude: they hold all the shares that open it, before any request to unmask."""
     wish = replace(TARGET, cohort=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
@@ -282,6 +294,21 @@ def test_attack_survivors_that_are_cut_off(monkeypatch):
         return spent(releases, SERVER, delta=careless.delta, cap=careless.participations).epsilon
 
     assert epsilon(0) <= careless.epsilon < epsilon(plan.cut_off)
+
+
+def test_attack_noise_of_survivors_that_are_cut_off(monkeypatch):
+    """The client counts the noise of who cannot be kept out of the sum, and refuses what that falls short of."""
+    plan, enrolled = planned(LARGE), Enrolled(LARGE.population, 4 << 12)
+    colluders = Policy().colluders(plan, enrolled)
+    epsilon = {out: policy._epsilon(plan, plan.noise(plan.quorum - out - colluders)) for out in (0, plan.cut_off)}
+    assert epsilon[0] < epsilon[plan.cut_off]
+    strict = Policy(most_epsilon=(epsilon[0] + epsilon[plan.cut_off]) / 2)
+    with pytest.raises(ConfigError, match=r"epsilon against colluding\(\d+\) must be at most"):
+        strict.check(plan, enrolled)
+    Policy(most_epsilon=epsilon[plan.cut_off] * (1 + 1e-9)).check(plan, enrolled)
+    monkeypatch.setattr(agreement, "check_bounds", nothing)
+    monkeypatch.setattr(policy, "check_bounds", nothing)
+    strict.check(replace(plan, cut_off=0), enrolled)
 
 
 def test_noise_that_one_client_holds_allows_for_nobody_cut_off():

@@ -69,7 +69,7 @@ def test_unless_it_is_refused_on_receipt_one_such_key_voids_the_attempt(monkeypa
     collect(advertising, federation.exchange("advertise", with_low_order(session, BAD, "mask_public")))
     sharing = advertising.close()
     for client, request in sharing.outbox().items():
-        with pytest.raises(PeerError, match=r"low order|own keys"):
+        with pytest.raises(PeerError, match=r"low order|own leaf"):
             federation.clients[client].receive(request)
     with pytest.raises(TooFewClients):
         sharing.close(b"", b"")
@@ -205,19 +205,61 @@ def test_more_wrong_shares_than_can_be_corrected_void_the_attempt():
         lie(twelve(), (0, 1, 2), lambda owner, share: (share + 1) % PRIME).close()
 
 
-def test_an_owner_whose_shares_fit_nothing_is_named(monkeypatch):
-    """It seals shares of another seed than it committed to."""
-    session, split = twelve(), Advertised._split
-    monkeypatch.setattr(
-        Advertised,
-        "_split",
-        lambda self, joined, rank: split(
-            replace(self, seed=digest("another")) if rank == BAD else self, joined, rank
-        ),
-    )
+def of_another_seed(self, _shares, split):
+    return split(replace(self, seed=digest("another")))
+
+
+def of_no_seed(self, shares, _split):
+    return {holder: (int.from_bytes(digest("any", holder), "little"), key) for holder, (_, key) in shares.items()}
+
+
+def run_with_bad_owner(monkeypatch, session, change, lies=()):
+    """One client seals shares that are not of the seed it committed to; `lies` are holders that change theirs."""
+    kept = Advertised._split
+
+    def split(self, joined, rank):
+        shares = kept(self, joined, rank)
+        return change(self, shares, lambda other: kept(other, joined, rank)) if rank == BAD else shares
+
+    monkeypatch.setattr(Advertised, "_split", split)
     with pytest.raises(TooFewClients) as lack:
-        run_round(Federation(session))
-    assert lack.value.blamed == (session.cohort[BAD],)
+        lie(session, lies, lambda owner, share: (share + (owner == BAD)) % PRIME).close()
+    return lack.value.blamed
+
+
+def twenty(colluders, quorum=18):
+    """Eleven of twenty shares open a secret: with five liars or more, not even all shares outvote them."""
+    return make_session(20, threshold=11, quorum=quorum, colluders=colluders, consistency=SIGNED)
+
+
+@pytest.mark.parametrize("change", [of_another_seed, of_no_seed])
+def test_an_owner_whose_shares_fit_nothing_is_named(change, monkeypatch):
+    session = twelve()
+    assert run_with_bad_owner(monkeypatch, session, change) == (session.cohort[BAD],)
+
+
+@pytest.mark.parametrize("lies", [(), (0, 7)], ids=["holders honest", "two lie as well"])
+@pytest.mark.parametrize(("colluders", "quorum"), [(5, 18), (6, 20)])
+def test_an_owner_whose_shares_agree_on_another_seed_is_named(colluders, quorum, lies, monkeypatch):
+    """Eleven of those that agree are honest holders' and determine what the owner gave out."""
+    session = twenty(colluders, quorum)
+    assert run_with_bad_owner(monkeypatch, session, of_another_seed, lies) == (session.cohort[BAD],)
+
+
+def test_unless_agreement_counts_it_voids_attempt_after_attempt(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.unmask._Opener._agreeing", lambda self, owner: 0)
+    assert run_with_bad_owner(monkeypatch, twenty(5), of_another_seed) == ()
+
+
+def test_what_is_not_told_shares_of_no_seed_from_lying_holders(monkeypatch):
+    """With fewer than threshold + 2 colluders shares, five holders may have lied about an honest owner as well."""
+    assert run_with_bad_owner(monkeypatch, twenty(5), of_no_seed) == ()
+
+
+def test_lying_holders_do_not_get_an_honest_owner_named():
+    with pytest.raises(TooFewClients) as lack:
+        lie(twenty(5), range(5, 10), lambda owner, share: (share + (owner == 2)) % PRIME).close()
+    assert lack.value.blamed == ()
 
 
 def test_where_a_dispute_voids_an_attempt_both_sides_are_named():

@@ -7,7 +7,7 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.randomness import digest
-from d2pfed.secagg import Client, Consistency, collect, messages
+from d2pfed.secagg import Client, Consistency, checks, collect, messages
 from d2pfed.secagg.adverts import Advert, Joined
 from d2pfed.secagg.messages import EncryptedShares
 from d2pfed.secagg.position import Position
@@ -112,6 +112,35 @@ def test_a_server_cannot_spoil_more_claims_than_bad_clients_could():
 def test_a_server_that_may_spoil_any_number_of_boxes_hides_all_claims(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_few_unopened", nothing)
     assert vector_of_victim(rolled_back(), spoil_claims)
+
+
+WIDE = make_session(8, consistency=Consistency.SIGNED, quorum=8, threshold=7, colluders=6)
+
+
+def hidden_by_number():
+    """A server that writes six colluders into the session, and spoils the claims of six of seven peers."""
+    known = {witness: {VICTIM: position_of(VICTIM, 5, ROSTER)} for witness in OTHERS[:6]}
+    return Federation(WIDE, counts={VICTIM: 2}, known=known, colluders=1)
+
+
+def test_the_clients_own_number_of_colluders_counts_not_the_sessions():
+    with pytest.raises(PeerError, match="at most 1 boxes may fail to open, got 6"):
+        vector_of_victim(hidden_by_number(), spoil_claims)
+
+
+def test_with_the_sessions_number_a_server_hides_all_claims(monkeypatch):
+    kept = checks.require_few_unopened
+    monkeypatch.setattr(
+        checks,
+        "require_few_unopened",
+        lambda session, _own, unopened: kept(session, session.colluders, unopened),
+    )
+    assert vector_of_victim(hidden_by_number(), spoil_claims)
+
+
+def test_a_session_with_fewer_colluders_than_the_client_fears_allows_no_more():
+    with pytest.raises(PeerError, match="at most 1 boxes may fail to open, got 2"):
+        vector_of_victim(replace(rolled_back(), colluders=5), spoil_claims)
 
 
 def test_so_few_claims_it_can_hide():

@@ -67,8 +67,8 @@ def session_of(
 ) -> Session:
     """Return what the protocol of an attempt is bound to.
 
-    A cohort of another size than planned is a complete graph. There is one where sizes are secret, and where an
-    earlier attempt left fewer although all must deliver; where any quorum will do, the cohort has the planned size.
+    A signed cohort has the planned size, for which its clients have checked quorum and graph. Otherwise one of another
+    size is a complete graph: where sizes are secret, and where an earlier attempt left fewer although all must deliver.
     """
     return _session(plan, attempt, cohort, (NO_ROSTER if roster is None else roster.digest, draw, block))
 
@@ -83,14 +83,15 @@ def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple
     roster_digest, draw, block = drawn
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort
-    if delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON:
+    is_signed = plan.consistency is Consistency.SIGNED
+    if is_signed or (delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON):
         require_planned_size(plan, size)
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
     quorum = plan.quorum
     if delivery is Delivery.EVERYONE:
         quorum = size
     elif delivery is Delivery.DESIGNATED and not planned:
-        quorum = threshold if plan.consistency is Consistency.ASSUMED else (size + plan.colluders) // 2 + 1
+        quorum = threshold
     return Session(
         plan_digest=plan.digest,
         run=attempt.run,
@@ -194,6 +195,7 @@ def invited_session(
     """Return the session that an invitation names, for a plan that this client's policy has allowed before."""
     is_drawn = roster is not None and roster.depth is not None
     invited = decode_invitation(invitation, roster.depth if roster is not None else None)
+    require_planned_number(plan, invited)
     cohort = _drawn(plan, invited, roster, first_draw) if roster is not None and is_drawn else _listed(invited)
     if len(cohort) < least_cohort:
         raise PeerError(f"a cohort must have at least {least_cohort} clients, got {len(cohort)}")
@@ -228,6 +230,15 @@ def _drawn(plan: Plan, invited: Invitation, roster: Roster, first_draw: int) -> 
     cohort = draw_cohort(key, roster.clients, plan.sampling, invited.block)
     require_in_cohort(invited.client, cohort)
     return cohort
+
+
+def require_planned_number(plan: Plan, invited: Invitation) -> None:
+    """Refuse an attempt that the plan does not have: with any number allowed, every draw has its turn."""
+    if invited.round >= plan.rounds or invited.attempt >= plan.attempts_per_round:
+        raise PeerError(
+            f"a plan of {plan.rounds} rounds with {plan.attempts_per_round} attempts each has no round "
+            f"{invited.round}, attempt {invited.attempt}"
+        )
 
 
 def require_draw_by_number(plan: Plan, invited: Invitation, first_draw: int) -> None:
@@ -404,8 +415,8 @@ def aggregate(
 
     `draw` gives each attempt its cohort: after one that was charged a fresh one, after a void one it may be the same
     again. Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on
-    with those who were left. `bind` makes the session of an attempt where it is bound to more than the plan, as to a
-    roster and its draw.
+    with those who were left; not so if signed, where cohorts have the planned size. `bind` makes the session of an
+    attempt where it is bound to more than the plan, as to a roster and its draw.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
@@ -426,7 +437,7 @@ def aggregate(
             collected = collect(session, taken)
         except TooFewClients as lack:
             book.void(run, number, attempt)
-            if delivery_of(plan) is not Delivery.QUORUM and len(lack.left) > 1:
+            if _may_shrink(plan) and len(lack.left) > 1:
                 left = lack.left
             continue
         survivors = collected.survivors
@@ -438,6 +449,11 @@ def aggregate(
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
         return Outcome(mean, attempt, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
+
+
+def _may_shrink(plan: Plan) -> bool:
+    """Say whether an attempt goes on with fewer clients than planned: nobody signed has checked it for them."""
+    return delivery_of(plan) is not Delivery.QUORUM and plan.consistency is Consistency.ASSUMED
 
 
 def _standing(plan: Plan, run: str, cohort: tuple[int, ...], book: Book) -> tuple[tuple[int, ...], dict[int, int]]:

@@ -121,6 +121,7 @@ class Part:
             sign_position(self.enrolment.secret, roster.authority, self.home.client, head.seq, head.hash),
             lambda count, hash_: self.history.holds(Head(count, hash_)),
             Positions(self.home.path / "peers", roster.keys).latest(),
+            self.home.policy.colluders(self.plan, enrolled_in(roster)),
         )
 
     def _mark(self, found: RolledBack) -> NoReturn:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from d2pfed.accounting import Noise, Sampling, client_epsilon
+from d2pfed.accounting import Noise, Sampling, Scheme, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 from d2pfed.mechanism import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
@@ -83,7 +83,9 @@ class Policy:
             raise ConfigError(
                 f"this client's policy: consistency must be {expected.value}, the plan has {plan.consistency.value}"
             )
-        colluders = self._colluders(plan, enrolled)
+        if enrolled is not None:
+            _check_known_size(plan)
+        colluders = self.colluders(plan, enrolled)
         _check_graph(plan, colluders)
         self._check_epsilon(plan, colluders)
 
@@ -108,8 +110,8 @@ class Policy:
         width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
         _check_at_most("width of a client's noise", width, most)
 
-    def _colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
-        """Return how many of a cohort this client wants to be safe from."""
+    def colluders(self, plan: Plan, enrolled: Enrolled | None) -> int:
+        """Return how many of a cohort this client wants to be safe from, whatever number the plan has."""
         if enrolled is None:
             return colluders_within(self.least_colluders, plan.sampling, VERIFIED_DRAWS)
         _check_at_most("population", plan.sampling.population, enrolled.population)
@@ -131,6 +133,14 @@ def _epsilon(plan: Plan, noise: Noise | None) -> float:
         return math.inf
     release = replace(plan.release("", 0, 0, (), plan.quorum), noise=noise)
     return client_epsilon([release] * plan.participations, plan.delta)
+
+
+def _check_known_size(plan: Plan) -> None:
+    """Refuse cohorts of any size but the planned one: the quorum rule and the graph's bounds hold for that alone."""
+    if plan.sampling.scheme is Scheme.POISSON:
+        raise ConfigError(
+            "this client's policy: signed cohorts have the planned size, the plan has poisson sampling"
+        )
 
 
 def _check_graph(plan: Plan, colluders: int) -> None:

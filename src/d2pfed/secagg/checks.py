@@ -14,7 +14,10 @@ from d2pfed.wire import ClientId, Subset
 
 
 def require_invited(session: Session, client: ClientId, invited: Invitation) -> None:
-    """Refuse a first request that is not the invitation to the session this client has agreed to."""
+    """Refuse a first request that is not the invitation to the session this client has agreed to.
+
+    The digest covers the names; they are compared all the same, for a caller may have chosen the run by them.
+    """
     named = (invited.run, invited.round, invited.attempt, invited.draw, invited.block)
     agreed = (session.run, session.round, session.attempt, session.draw, session.block)
     is_ours = (invited.client, invited.binding) == (client, session.digest)
@@ -91,20 +94,17 @@ def require_designated(session: Session, present: Subset) -> None:
         raise PeerError(f"the designated, client {session.designated}, must be left")
 
 
-def require_own_advert(echoed: Advert, own: Advert) -> None:
-    """Refuse to go on if others may have been shown other keys for this client."""
-    if echoed != own:
-        raise PeerError("a client's own keys must come back as it sent them")
-
-
 def require_own_leaf(listed: bytes, own: bytes) -> None:
-    """Refuse a list in which this client's advert has no part: its graph could have been chosen long ago."""
+    """Refuse a list in which this client's advert has no part, or another one of its name.
+
+    Its graph could have been chosen long ago, and others may have been shown other keys.
+    """
     if listed != own:
         raise PeerError("a client's own leaf must be in its place")
 
 
 def require_leaves_fit(session: Session, leaves: Mapping[int, bytes], adverts: Mapping[int, Advert]) -> None:
-    """Refuse adverts other than those that the list of all of them stands for."""
+    """Refuse adverts other than those that the list of all of them stands for, the client's own included."""
     for rank, advert in adverts.items():
         if leaves[rank] != leaf(session, session.cohort[rank], advert):
             raise PeerError(f"the advert of client {session.cohort[rank]} is not the one in the list")
@@ -124,13 +124,15 @@ def require_enrolled_adverts(session: Session, roster: Roster, adverts: Mapping[
         crypto.require_signature(roster.key(client), advert.signature, leaf(session, client, advert))
 
 
-def require_few_unopened(session: Session, unopened: int) -> None:
+def require_few_unopened(session: Session, colluders: int, unopened: int) -> None:
     """Refuse to go on if more boxes do not open than bad clients can have sent: the server withholds claims.
 
-    Where the server keeps to the protocol no claims are made, and any number of boxes may be bad.
+    `colluders` is the client's own number: the session's is the server's, which would allow itself any. Where the
+    server keeps to the protocol no claims are made, and any number of boxes may be bad.
     """
-    if session.is_signed and unopened > session.most_liars:
-        raise PeerError(f"at most {session.most_liars} boxes may fail to open, got {unopened}")
+    most = max(1, min(session.colluders, colluders))
+    if session.is_signed and unopened > most:
+        raise PeerError(f"at most {most} boxes may fail to open, got {unopened}")
 
 
 def require_enough_signatures(session: Session, signatures: Mapping[int, bytes]) -> None:

@@ -15,8 +15,10 @@ class History:
         position: its own after the row that says that this session has begun, signed by itself.
         contains: says whether its chain of rows has this head at this count.
         known: the latest position at which it has met each other client, before this session.
+        colluders: how many of the cohort it expects to collude by its own reckoning, whatever the session says.
     """
 
     position: Position
     contains: Callable[[int, bytes], bool]
     known: Mapping[ClientId, Position] = field(default_factory=dict)
+    colluders: int = 0

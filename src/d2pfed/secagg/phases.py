@@ -105,7 +105,6 @@ class Advertised:
     def _check(self, desk: Desk, listed: Adverts) -> None:
         session, own = desk.session, self.advert(desk)
         desk.check_left(listed.joined, listed.joined.present)
-        checks.require_own_advert(listed.adverts[desk.rank], own)
         checks.require_own_leaf(listed.leaves[desk.rank], leaf(session, desk.client, own))
         checks.require_leaves_fit(session, listed.leaves, listed.adverts)
         checks.require_distinct_keys(listed.adverts)
@@ -168,7 +167,8 @@ class Shared:
             rank: boxes.unseal(desk.session, self.peers[rank].box_key, box) for rank, box in shares.boxes.items()
         }
         opened = {rank: content for rank, content in tried.items() if content is not None}
-        checks.require_few_unopened(desk.session, len(tried) - len(opened))
+        colluders = 0 if desk.history is None else desk.history.colluders
+        checks.require_few_unopened(desk.session, colluders, len(tried) - len(opened))
         for content in opened.values():
             if content.claim is not None and desk.history is not None:
                 checks.require_peer_position(desk.enrolled, desk.history, desk.client, content.claim)

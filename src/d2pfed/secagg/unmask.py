@@ -14,7 +14,7 @@ from d2pfed.secagg.adverts import Advert, Joined
 from d2pfed.secagg.blame import Disputes
 from d2pfed.secagg.crypto import Agreement
 from d2pfed.secagg.session import Session
-from d2pfed.secagg.shamir import SECRET_BYTES, Corrector, Opener
+from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Opener
 from d2pfed.wire import ClientId, Subset
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
@@ -155,31 +155,43 @@ class _Opener:
 
     def _correct(self, owner: int, is_right: IsRight) -> bytes | None:
         """Return the secret that most shares agree on, if it is the right one, and suspect who sent the others."""
-        held, threshold = self._given[owner], self._aggregate.session.threshold
-        holders = sorted(held)
-        if len(holders) < threshold:
-            return None
-        corrector = Corrector(self._aggregate.joined.points(owner, holders), threshold)
-        corrected = corrector.correct(
-            [held[holder] for holder in holders], lambda secret: _secret(secret, is_right) is not None
-        )
+        corrected = self._decode(owner, lambda secret: _secret(secret, is_right) is not None)
         if corrected is None:
             return None
+        holders = sorted(self._given[owner])
         wrong = [holders[place] for place in corrected.wrong]
         self._disputes.add(owner, wrong)
         self._suspects.update(wrong)
         return corrected.secret.to_bytes(SECRET_BYTES, "little")
 
+    def _decode(self, owner: int, is_right: Callable[[int], bool]) -> Corrected | None:
+        held, threshold = self._given[owner], self._aggregate.session.threshold
+        holders = sorted(held)
+        if len(holders) < threshold:
+            return None
+        corrector = Corrector(self._aggregate.joined.points(owner, holders), threshold)
+        return corrector.correct([held[holder] for holder in holders], is_right)
+
+    def _agreeing(self, owner: int) -> int:
+        """Return how many shares are of one secret, right or wrong, if so many are that they can be told."""
+        corrected = self._decode(owner, lambda _secret: True)
+        return 0 if corrected is None else len(self._given[owner]) - len(corrected.wrong)
+
     def _void(self, owner: int) -> TooFewClients:
-        """Say that a secret cannot be opened, and who may be to blame for it."""
+        """Say that a secret cannot be opened, and who may be to blame for it.
+
+        An owner is certain to be the cheat if so many shares came that they outvote all liars among the holders, and
+        if so many agree on a wrong secret that, without the liars, enough are left to open it: they are the owner's.
+        """
         session, count = self._aggregate.session, len(self._given[owner])
-        blamed = self._aggregate.blamed | self.settle().certain() | self._disputes.around(owner)
-        # So many shares outvote all liars among the holders: it is the owner that gave out what does not fit.
-        if count >= session.threshold + 2 * session.most_liars:
+        threshold, liars = session.threshold, session.most_liars
+        blamed = self._aggregate.blamed | self.settle().certain()
+        if count >= threshold + 2 * liars or self._agreeing(owner) >= threshold + liars:
             blamed |= {owner}
+        else:
+            blamed |= self._disputes.around(owner)
         return TooFewClients(
-            f"{session.threshold} right shares must open a secret of client {session.cohort[owner]}, "
-            f"got {count} shares",
+            f"{threshold} right shares must open a secret of client {session.cohort[owner]}, got {count} shares",
             blamed=session.names(blamed),
         )
 
