@@ -7,7 +7,7 @@ import numpy as np
 from d2pfed.accounting.conversion import FloatArray
 from d2pfed.accounting.profiles import Profile
 
-_PROFILE_GUARD = 1e-10  # relative: more than a profile's own rounding in double precision
+_PROFILE_GUARD = 1e-10  # relative: more than the rounding of a profile that does not round itself up
 _ROUNDING = 2.0**-52
 _DECAY = 16.0  # exponent within one block of a sum
 

@@ -7,9 +7,18 @@ from enum import StrEnum
 
 import numpy as np
 
-from d2pfed.accounting.conversion import FloatArray, gaussian_delta
+from d2pfed.accounting.conversion import (
+    NARROW,
+    FloatArray,
+    gaussian_delta,
+    mills_drop,
+    relative_guard,
+    scaled_density,
+)
 
 Profile = Callable[[FloatArray], FloatArray]
+
+_FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential in double precision
 
 
 class Law(StrEnum):
@@ -34,16 +43,18 @@ class SampledGaussian:
 
     @property
     def forward(self) -> Profile:
-        """The profile of the first world against the second."""
+        """The profile of the first world against the second, rounded up."""
         profile = replaced_delta if self.law is Law.HIDDEN_REPLACE else known_size_delta
-        return lambda epsilon: profile(epsilon, self.ratio, self.rate)
+        guard = 1 + relative_guard(self.ratio)
+        return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
 
     @property
     def backward(self) -> Profile | None:
-        """The profile of the second world against the first; None if it is the same."""
+        """The profile of the second world against the first, rounded up; None if it is the same."""
         if self.law is not Law.HIDDEN_ZERO_OUT:
             return None
-        return lambda epsilon: added_delta(epsilon, self.ratio, self.rate)
+        guard = 1 + relative_guard(self.ratio)
+        return lambda epsilon: guard * added_delta(epsilon, self.ratio, self.rate)
 
 
 def known_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
@@ -52,8 +63,10 @@ def known_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArr
     Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
     Proof: theory.md#fixed-size. Checked: test_accounting_oracle.py by exhaustive adaptive optimisation.
     """
-    base = epsilon - math.log(rate) + np.log(-np.expm1(-epsilon) + rate * np.exp(-epsilon))
-    return rate * gaussian_delta(base, ratio)
+    # Where epsilon is small so is the base, and must be so to relative accuracy.
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / rate)
+    large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 1.0)))
+    return rate * gaussian_delta(np.where(epsilon < 1, small, large), ratio)
 
 
 def added_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
@@ -61,11 +74,15 @@ def added_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
 
     Guarantee: the mirror image of `known_size_delta` at one radius. Proof: theory.md#poisson.
     """
-    left = np.maximum(rate + np.expm1(-epsilon), 0.0)
-    with np.errstate(divide="ignore"):
-        base = math.log(rate) - np.log(left)
+    kept = np.exp(-epsilon)
+    left = np.where(
+        kept > 0.5, rate + np.expm1(-epsilon), kept - (1 - rate)
+    )  # 1 - rate is exact where it is needed
+    # It falls to zero within rounding of the last epsilon, so what is left of the rate is rounded up.
+    left = np.maximum(left + 2.0**-50 * np.minimum(rate, kept), 0.0)
     inside = left > 0
-    return np.where(inside, np.exp(epsilon) * left * gaussian_delta(np.where(inside, base, 0.0), ratio), 0.0)
+    base = -np.log(np.where(inside, np.minimum(left / rate, 1.0), 1.0))
+    return np.where(inside, np.exp(epsilon) * left * gaussian_delta(base, ratio), 0.0)
 
 
 def replaced_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
@@ -76,14 +93,21 @@ def replaced_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray
     """
     from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
 
-    # The loss is increasing in the output z; where it passes epsilon, exp(ratio z) solves a quadratic equation.
-    growth = np.expm1(epsilon)
-    half = (1 - rate) * growth / (2 * rate)
-    log_root = np.log(half + np.sqrt(half * half + np.exp(epsilon - ratio * ratio))) + ratio * ratio / 2
-    z = log_root / ratio
-    own = log_ndtr(ratio - z)
+    # The loss is increasing in the output z; where it passes epsilon, exp(ratio z - epsilon / 2) = exp(w) with
+    # sinh(w) = sinh(epsilon / 2) exp(ratio^2 / 2) (1 - rate) / rate.
     with np.errstate(divide="ignore"):
-        other = np.log(growth * (1 - rate) / rate) + log_ndtr(-z)
+        others = np.log((1 - rate) / rate) + epsilon + np.log(-np.expm1(-epsilon))
+        log_sinh = others - epsilon / 2 - math.log(2) + ratio * ratio / 2
+    far = log_sinh > _FAR
+    w = np.where(far, log_sinh + math.log(2), np.arcsinh(np.exp(np.where(far, 0.0, log_sinh))))
+    z = (epsilon / 2 + w) / ratio
+    if ratio <= NARROW:
+        # At z the densities are equal, and tails are densities times Mills ratios.
+        near = scaled_density(z, others) * mills_drop(z - ratio, ratio)
+        far_side = scaled_density(z + ratio, epsilon) * mills_drop(z - ratio, 2 * ratio)
+        return rate * (near + far_side)
+    own = log_ndtr(ratio - z)
+    other = others + log_ndtr(-z)
     opposite = epsilon + log_ndtr(-ratio - z)
     left = np.maximum(-np.expm1(np.logaddexp(other, opposite) - own), 0.0)
     return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
