@@ -38,7 +38,9 @@ def init(
     anchor: Annotated[
         Path | None, typer.Option(help="Directory for the head of the log, outside of HOME.")
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="The client's budget against the server, over all runs.")] = 10.0,
+    epsilon: Annotated[
+        float, typer.Option(help="The client's budget against server and colluders, over all runs.")
+    ] = 10.0,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
     public = init_home(home, identity, decode_public(authority), anchor, epsilon)
@@ -102,7 +104,8 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         return
     out().print(
         f"Client {place.client}: {len(given.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
-        f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server, over all runs."
+        f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server and the colluders "
+        "that each plan allows for, over all runs."
     )
     for body in history.bodies(Entry.DECLARATION):
         why = f" ({body['why']})" if body.get("why") else ""

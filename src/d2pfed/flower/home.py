@@ -35,7 +35,7 @@ least_colluders = 0.1  # the share of all enrolled clients that may help the ser
 most_epsilon = {epsilon}  # of one plan, as this client computes it
 most_delta = 1e-4
 
-[budget]  # what all runs together may spend of this client against the server
+[budget]  # what all runs together may spend of this client, against the server and the colluders of each plan
 epsilon = {epsilon}
 delta = 1e-5
 """
@@ -43,7 +43,7 @@ delta = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class ClientBudget:
-    """What all runs together may cost one client against the server."""
+    """What all runs together may cost one client, against the server and the colluders that each plan allows for."""
 
     epsilon: float = 10.0
     delta: float = 1e-5
