@@ -10,7 +10,7 @@ import typer
 from d2pfed.accounting import round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import ALL, RUNS, Given, carried_over
 from d2pfed.flower.home import init_home, read_home
 from d2pfed.flower.keys import decode_public
@@ -126,7 +126,10 @@ def _chance(home: Path, history: History) -> str:
     begun = history.bodies(Entry.BEGUN)
     if not begun:
         return " that meet it again"
-    sampling = decode_plan(Runs(home).told(str(begun[-1]["run"])).plan).sampling
+    try:
+        sampling = decode_plan(Runs(home).told(str(begun[-1]["run"])).plan).sampling
+    except PeerError:  # the run's file is lost or damaged
+        return " that meet it again"
     missed = (
         0.0 if sampling.cohort == sampling.population else math.exp(-(sampling.cohort**2) / sampling.population)
     )
