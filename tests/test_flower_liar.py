@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 import numpy as np
 from flwr.app import RecordDict
 
+import lying_server
 from crash_moments import Disk, lay_out
 from d2pfed.accounting import Scheme
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
@@ -26,6 +27,8 @@ from d2pfed.flower.layout import Entry as ArrayEntry
 from d2pfed.flower.layout import Layout, encode_task
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import accept_roster
+from d2pfed.flower.runs import Runs
+from d2pfed.flower.states import Saved
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg import checks, messages
@@ -171,6 +174,66 @@ def test_a_task_for_another_layout_than_introduced_is_refused_and_costs_nothing(
     monkeypatch.setattr(layout, "require_layout", lambda *_: None)
     server.attempt(attempt=1, task=encode_task(other, {}))
     assert vectors(server) == 1
+
+
+def test_a_model_of_another_length_is_refused_and_costs_nothing(server, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(lying_server, "encode_model", lambda _: b"short")
+        with pytest.raises(TooFewClients):
+            server.attempt()
+    assert "a model of 16 parameters was expected" in str(server.refusals[VICTIM])
+    assert vectors(server) == 0
+
+
+def test_a_plan_for_another_number_of_parameters_than_its_layout_has_is_refused(server, monkeypatch):
+    other = replace(server, run="another", layout=Layout((ArrayEntry("params", (17,), "float32"),)))
+    with pytest.raises(PeerError, match="a plan must be for the parameters of its layout"):
+        other.introduce(VICTIM)
+    monkeypatch.setattr(part, "require_same_dimension", lambda *_: None)
+    other.introduce(VICTIM)
+
+
+def test_a_run_that_was_allowed_under_one_roster_is_not_gone_on_with_under_another(server, monkeypatch):
+    """What the policy has allowed was worked out for the population and the draws of that roster."""
+    roster = server.roster.roster
+    later = sign_roster(server.directory, {}, roster, make_draws(server.directory / "later draws", 6))
+    accept_roster(home_of(server), later.data)
+    (server.directory / "draws").rename(server.directory / "old draws")
+    (server.directory / "later draws").rename(server.directory / "draws")
+    newer = replace(server, roster=later)
+    with pytest.raises(PeerError, match="was introduced under another roster: it must be introduced again"):
+        newer.invite()
+    monkeypatch.setattr(part, "require_same_roster", lambda *_: None)
+    newer.invite()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\n{}", b"garbage\n" * 3])
+def test_a_damaged_run_must_be_introduced_again_and_blocks_nothing_else(server, damage, caplog):
+    other = replace(server, run="another run", first_draw=20)
+    other.introduce(VICTIM)
+    Runs(home_of(server).path)._file("a run").write_bytes(damage)
+    with pytest.raises(PeerError, match="run a run was never introduced"):
+        server.invite()
+    assert "is damaged and left out: its run must be introduced again" in caplog.text
+    other.invite()
+    server.introduce(VICTIM)
+    server.invite()
+
+
+def test_a_server_fills_no_disk_with_runs(server, monkeypatch):
+    monkeypatch.setattr(runs, "MOST_RUNS", 1)
+    server.introduce(VICTIM)  # a known one
+    with pytest.raises(PeerError, match="its own log says why"):
+        replace(server, run="another run", first_draw=20).introduce(VICTIM)
+
+
+def test_nothing_of_an_attempt_prints_its_secrets(server):
+    server.invite()
+    (file,) = (home_of(server).path / "states").glob("*.state")
+    kept = Saved.decode(file.read_bytes())
+    printed = repr(part.Part.resume(home_of(server), kept))
+    secrets = kept.state, home_of(server).secret
+    assert all(str(secret)[2:-1] not in printed and secret.hex() not in printed for secret in secrets)
 
 
 # The log comes first

@@ -50,9 +50,14 @@ def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
         return None
     except OSError as error:
         raise FileError(_refusal(file, error)) from error
-    with os.fdopen(descriptor, "rb") as opened:
-        _require_file(file, os.fstat(descriptor), forbidden)
-        return opened.read()
+    try:
+        _require_file(
+            file, os.fstat(descriptor), forbidden
+        )  # before Python opens it, which refuses a directory itself
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(file: Path, content: bytes) -> None:
