@@ -100,7 +100,7 @@ def _from_plain(plain: Any, types: Mapping[str, type], depth: int) -> object:  #
             return Fraction(_whole(numerator), _whole(denominator or "1"))
         case "bytes":
             return bytes.fromhex(plain["is"])
-    kind = types[name]
+    kind: Any = types[name]
     if issubclass(kind, Enum):
         return kind(plain["is"])
     fields = {key: _from_plain(item, types, depth - 1) for key, item in plain.items()}
