@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from d2pfed import canonical
 from d2pfed.errors import ConfigError
+from d2pfed.ring import Ring
 
 
 class Colour(StrEnum):
@@ -123,6 +124,17 @@ def test_what_is_not_read_is_not_written():
         with pytest.raises(ConfigError, match="more than 80 digits"):
             canonical.encode(value)
     assert canonical.decode(canonical.encode(10**80 - 1), TYPES) == 10**80 - 1
+
+
+def test_the_types_of_a_class_are_looked_up_once(monkeypatch):
+    """A text may hold ten thousand values of one class."""
+    looked_up = []
+    kept = canonical.get_type_hints
+    canonical._hints.cache_clear()
+    monkeypatch.setattr(canonical, "get_type_hints", lambda kind: looked_up.append(kind) or kept(kind))
+    value = tuple(Ring(bits) for bits in range(2, 30))
+    assert canonical.decode(canonical.encode(value), {"Ring": Ring}) == value
+    assert looked_up == [Ring]
 
 
 def test_a_caller_may_ask_for_shorter_texts():

@@ -9,7 +9,7 @@ import pytest
 from crash_moments import Disk, lay_out
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import client_log, private_files
-from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_history import Anchor, Entry, History, anchor_after
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
 from d2pfed.randomness import digest
@@ -321,6 +321,48 @@ def test_a_clock_that_was_set_back_is_known_and_a_person_may_mend_it(tmp_path):
     assert begin(log, 1).latest_seconds() == 5_000_000
     (tmp_path / "outside" / "head").unlink()
     assert log.adopt({}).latest_seconds() == 2000
+
+
+def test_a_row_of_a_clock_that_was_ahead_can_be_adopted_though_all_holds_together(tmp_path):
+    now = [5_000_000.0]
+    log = log_in(tmp_path, lambda: now[0])
+    log.create({})
+    with pytest.raises(LedgerError, match="nothing to adopt"):
+        log.adopt({})
+    now[0] = 2000.0
+    assert log.adopt({}).latest_seconds() == 2000
+    assert log.read().latest_seconds() == 2000
+    with pytest.raises(LedgerError, match="nothing to adopt"):
+        log.adopt({})
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"garbage\n", b"\xff\n\n12:ab why"])
+def test_a_damaged_mark_refuses_everything_until_it_is_adopted(log, tmp_path, damage):
+    (tmp_path / "outside" / "mark").touch(mode=0o600)
+    (tmp_path / "outside" / "mark").write_bytes(damage)
+    with pytest.raises(LedgerError, match="client adopt"):
+        log.read()
+    log.mark("a peer", Head(90, bytes(32)))  # a line of its own
+    assert log.adopt({"carried": "nothing"}).head.seq == 91
+    log.read()
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage\n", b"1:ab 3 -\n", b"1:" + b"0" * 64 + b" 3 xyz\n"])
+def test_a_damaged_anchor_refuses_everything_until_it_is_adopted(log, tmp_path, damage):
+    (tmp_path / "outside" / "head").write_bytes(damage)
+    with pytest.raises(LedgerError, match="client adopt"):
+        log.read()
+    log.adopt({"carried": "nothing"})
+    log.read()
+
+
+def test_a_serial_is_never_forgotten_whatever_the_rows_say(log):
+    """Rows of an older roster, put back under an anchor that has seen a newer one, do not bring it back."""
+    rows = log.append(log.read(), Entry.ROSTER, {"serial": 5, "digest": "ab" * 32}).rows
+    newer = Anchor(rows[-1].head, 9, "cd" * 32)
+    assert anchor_after(newer, rows) == newer
+    assert anchor_after(None, rows) == Anchor(rows[-1].head, 5, "ab" * 32)
+    assert anchor_after(Anchor(rows[-1].head, 3, "cd" * 32), rows).serial == 5
 
 
 @pytest.mark.parametrize("name", ["home/log", "outside/head", "outside/mark", "outside/lock"])

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from d2pfed.accounting import SERVER, Adjacency, Scheme, client_epsilon
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.account import ALL, NOTHING, RUNS, Account, Given, carried_over
+from d2pfed.flower import account as account_module
+from d2pfed.flower.account import ALL, NOTHING, RUNS, Account, Given, carried_over, charged
 from d2pfed.flower.home import ClientBudget, init_home, read_home
 from d2pfed.graph import Consistency
 from d2pfed.ledger.client_history import Entry
@@ -56,7 +59,7 @@ def test_every_vector_has_its_row_before_it_is_made(account):
     assert (release.run, release.round, release.noise) == (
         "a run",
         0,
-        FIXED.release("", 0, 0, (), FIXED.quorum).noise,
+        charged(FIXED, "", 0, 0).noise,
     )
 
 
@@ -65,6 +68,38 @@ def test_the_cap_counts_the_vectors_of_a_run(account):
     assert charge(account, FIXED, number=3) == FIXED.participations == 3
     assert len(Given.of(account.log.read()).releases) == 3  # zero and noise cost nothing
     assert charge(account, FIXED, "a fresh run") == 0
+
+
+COLLUSION = plan_of(colluders=0.05, epsilon=2.0)
+
+
+def spent_by_colluders(home) -> float:
+    """What a server and as many colluders as the plan allows for have of a client that fills its budget."""
+    account = Account(home.log, ClientBudget(6.0, DELTA))
+    sent = 0
+    while charge(account, COLLUSION, f"run {sent}") == 0:
+        sent += 1
+    left = COLLUSION.noise(COLLUSION.quorum - COLLUSION.cut_off).without(COLLUSION.colluders)
+    return client_epsilon([replace(charged(COLLUSION, "", 0, 0), noise=left)] * sent, DELTA)
+
+
+def test_a_budget_holds_against_the_server_and_the_plans_colluders(home):
+    assert COLLUSION.colluders > 1
+    assert 3 < spent_by_colluders(home) <= 6
+
+
+def test_charged_at_the_noise_of_all_a_budget_is_overrun_by_colluders(home, monkeypatch):
+    def with_theirs(plan, run, number, attempt):
+        return plan.release(run, number, attempt, (), plan.quorum)
+
+    monkeypatch.setattr(account_module, "charged", with_theirs)
+    assert spent_by_colluders(home) > 6
+
+
+@pytest.mark.parametrize("kind", [Kind.SHARED, Kind.DESIGNATED])
+def test_where_no_noise_is_ones_own_that_of_the_sum_is_charged(home, kind):
+    plan = plan_of(Scheme.NONE, rounds=1, mechanism=kind, population=12)
+    assert charged(plan, "a run", 0, 0) == plan.release("a run", 0, 0, (), plan.quorum)
 
 
 def six_runs_stay_within_the_budget(home):
@@ -108,7 +143,7 @@ def test_a_sampled_client_at_its_cap_comes_and_sends_zero(account):
 
 
 def test_a_spent_budget_is_like_a_reached_cap(home):
-    one = client_epsilon([FIXED.release("", 0, 0, (), FIXED.quorum)], DELTA)
+    one = client_epsilon([charged(FIXED, "", 0, 0)], DELTA)
     account = Account(home.log, ClientBudget(1.2 * one, DELTA))
     assert charge(account, FIXED) == 0
     assert charge(account, FIXED, number=1) == FIXED.participations
@@ -126,7 +161,7 @@ def test_a_plan_beyond_what_is_left_is_refused(home):
 def test_the_adjacency_that_a_server_names_changes_nothing(home):
     """Two accounts, one for each adjacency, would let a server spend a budget of 10 twice: truly 28."""
     zero_out = plan_of(adjacency=Adjacency.ZERO_OUT)
-    ours = client_epsilon([zero_out.release("", 0, 0, (), zero_out.quorum)] * 3, DELTA)
+    ours = client_epsilon([charged(zero_out, "", 0, 0)] * 3, DELTA)
     assert ours > 1.5 * zero_out.epsilon  # it is charged at its shift of two radii
     account = Account(home.log, ClientBudget(1.001 * ours, DELTA))
     for number in range(3):
@@ -182,7 +217,7 @@ def test_a_run_that_is_carried_over_counts_wholly(home, account):
     lost(home).adopt(carried_over(RUNS, {"since the backup": FIXED}))
     given = Given.of(home.log.read())
     assert given.participations("since the backup") == FIXED.participations
-    assert given.epsilon(DELTA) == client_epsilon([FIXED.release("", 0, 0, (), FIXED.quorum)] * 3, DELTA)
+    assert given.epsilon(DELTA) == client_epsilon([charged(FIXED, "", 0, 0)] * 3, DELTA)
 
 
 def test_a_declaration_that_nothing_was_lost_is_in_the_log(home, account):

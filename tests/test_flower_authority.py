@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -65,6 +66,26 @@ def test_nothing_that_is_signed_or_secret_is_overwritten(tmp_path, federation):
         with pytest.raises(ConfigError, match="already"):
             command(*again)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_signed_roster_does_not_go_where_a_link_leads(tmp_path, federation):
+    (tmp_path / "new").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is there already: a signed roster is not overwritten"):
+        command("roster", "sign", tmp_path / "authority.key", tmp_path / "new", "--previous", tmp_path / "roster")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_roster_is_written_whole_or_not_at_all(tmp_path, federation, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    sign = ("roster", "sign", tmp_path / "authority.key", tmp_path / "new", "--previous", tmp_path / "roster")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            command(*sign)
+    assert not (tmp_path / "new").exists()
+    assert command(*sign).startswith("roster 2")
 
 
 @pytest.mark.parametrize("text", ["4", "4=00", "x=" + "00" * 32, "-1=" + "00" * 32, "9" * 30 + "=" + "00" * 32])

@@ -19,6 +19,8 @@ from d2pfed.flower.account import Account, Given
 from d2pfed.flower.client import home_of, private
 from d2pfed.flower.envelope import EXCHANGE
 from d2pfed.flower.home import SIMULATION_VARIABLE, read_home
+from d2pfed.flower.layout import Entry as ArrayEntry
+from d2pfed.flower.layout import Layout
 from d2pfed.flower.part import Part
 from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind as Entry
@@ -411,6 +413,14 @@ def test_wild_numbers_in_an_introduction_are_refused(server, found):
     with pytest.raises((PeerError, ConfigError)):
         server.ask(0, wild.pack())
     server.invite()  # it is as before
+
+
+def test_a_layout_has_no_more_arrays_than_any_model():
+    entry = ArrayEntry("a", (1,), "float32")
+    with pytest.raises(ConfigError, match="at most 16384 arrays, got 16385"):
+        Layout(tuple(replace(entry, name=str(number)) for number in range((1 << 14) + 1)))
+    with pytest.raises(ConfigError, match="at most 2097152 are read"):
+        Layout.decode(" " * (1 << 22))
 
 
 def test_a_plan_below_the_clients_policy_is_refused_also_after_it_was_agreed_on(server, home):

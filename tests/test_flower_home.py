@@ -59,6 +59,7 @@ def test_settings_that_a_person_has_edited_are_never_overwritten(home, tmp_path)
 def test_a_second_home_of_a_client_on_one_machine_is_refused(home, tmp_path):
     with pytest.raises(LedgerError, match="this client has begun before"):
         init_home(tmp_path / "again", 7, AUTHORITY, tmp_path / "anchor")
+    assert not (tmp_path / "again").exists()
 
 
 def test_a_call_that_was_interrupted_may_be_repeated(home, tmp_path):
@@ -72,6 +73,50 @@ def test_a_call_that_was_interrupted_may_be_repeated(home, tmp_path):
         (tmp_path / "anchor" / "head").unlink(missing_ok=True)
         assert init_home(home, 7, AUTHORITY, tmp_path / "anchor") == public
     assert read_home(home).log.read().head.seq == 1
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "link", "replace"])
+def test_an_interruption_at_any_moment_leaves_nothing_that_blocks(tmp_path, monkeypatch, call):
+    kept, done, moment = getattr(os, call), False, 0
+    while not done:
+        place, calls = tmp_path / str(moment), []
+
+        def cut(*arguments, calls=calls, last=moment, **options):
+            calls.append(call)
+            if len(calls) > last:
+                if call == "write":
+                    kept(arguments[0], arguments[1][:7])
+                raise KeyboardInterrupt
+            return kept(*arguments, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, cut)
+            try:
+                init_home(place / "home", 7, AUTHORITY, place / "anchor")
+                done = True
+            except KeyboardInterrupt:
+                pass
+        if not (done or (place / "anchor" / "head").exists()):  # with its anchor in place all of it is
+            init_home(place / "home", 7, AUTHORITY, place / "anchor")
+        assert read_home(place / "home").log.read().head.seq == 1
+        moment += 1
+    assert moment > 1
+
+
+@pytest.mark.parametrize("wrong", ["link", "writable", "file"])
+def test_an_anchor_that_cannot_be_used_is_found_before_anything_is_written(tmp_path, wrong):
+    anchor = tmp_path / "anchor"
+    if wrong == "link":
+        (tmp_path / "elsewhere").mkdir()
+        anchor.symlink_to(tmp_path / "elsewhere")
+    elif wrong == "writable":
+        anchor.mkdir()
+        anchor.chmod(0o777)
+    else:
+        anchor.write_text("")
+    with pytest.raises(ConfigError, match=r"no link to one|writable by its owner alone"):
+        init_home(tmp_path / "home", 7, AUTHORITY, anchor)
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize("client", [-1, 1 << 64, 10**400])
@@ -152,6 +197,22 @@ def test_a_home_that_is_a_link_or_somebody_elses_is_refused(home, tmp_path):
         ('client = 0\nconsistency = "hoped"', "not a client's settings"),
         ('client = -1\nconsistency = "assumed"', "identity must be in"),
         (f'client = {"9" * 400}\nconsistency = "assumed"', "identity must be in"),
+        ('client = true\nconsistency = "assumed"', "client must be of type int, got True"),
+        ('client = 7.5\nconsistency = "assumed"', "client must be of type int, got 7.5"),
+        ('client = "7"\nconsistency = "assumed"', "client must be of type int, got '7'"),
+        ("client = 0\nauthority = 5", "authority must be of type str"),
+        ("client = 0\npolicy = 5", "policy must be of type dict"),
+        ('client = 0\nconsistency = "assumed"\n[policy]\nleast_cohort = "10"', "least_cohort must be of type int"),
+        ('client = 0\nconsistency = "assumed"\n[policy]\nleast_cohort = true', "least_cohort must be of type int"),
+        (
+            'client = 0\nconsistency = "assumed"\n[policy]\nmost_epsilon = "1"',
+            "most_epsilon must be of type float",
+        ),
+        (
+            'client = 0\nconsistency = "assumed"\n[policy]\nmechanisms = "centered"',
+            "mechanisms must be of type list",
+        ),
+        ('client = 0\nconsistency = "assumed"\n[budget]\nepsilon = true', "epsilon must be of type float"),
         ('client = 0\nconsistency = "assumed"\n[policy]\nleast_colluders = 1.5', "least_colluders"),
         ('client = 0\nconsistency = "assumed"\n[policy]\nnonsense = 1', "not a client's settings"),
         ('client = 0\nconsistency = "assumed"\n[budget]\nepsilon = inf', "positive and finite"),

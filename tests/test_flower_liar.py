@@ -1,6 +1,7 @@
 """A server that lies to clients, homes that are put back, and what is noticed of it: by whom, and by whom not."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -9,6 +10,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
+import numpy as np
+from flwr.app import RecordDict
+
+import lying_server
 from crash_moments import Disk, lay_out
 from d2pfed.accounting import Scheme
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
@@ -16,15 +21,20 @@ from d2pfed.flower import layout, part, runs
 from d2pfed.flower.account import NOTHING, Account, Given
 from d2pfed.flower.client import introduce
 from d2pfed.flower.draws import Committed, make_draws
+from d2pfed.flower.envelope import Request, unpack_answer
 from d2pfed.flower.home import Home, init_home, read_home
 from d2pfed.flower.layout import Entry as ArrayEntry
 from d2pfed.flower.layout import Layout, encode_task
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import accept_roster
+from d2pfed.flower.runs import Runs
+from d2pfed.flower.states import Saved
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
-from d2pfed.secagg import checks
+from d2pfed.secagg import checks, messages
+from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import Position, sign_position
+from d2pfed.wire import HEADER_BYTES, kind_of
 from homes import anchor_in, enrol, home_in, sign_roster, write_settings
 from local_grid import make_plan
 from lying_server import LyingServer
@@ -63,13 +73,27 @@ def restore(server: LyingServer, backup: Path) -> None:
 
 
 def latest(server: LyingServer) -> dict[int, Position]:
-    """What an honest server would remember after the attempts so far: every client's position."""
+    """What server and peers have been shown so far: adverts show the position of their attempt's row, nothing later."""
     found = {}
     for client in server.roster.roster.clients:
         home = home_of(server, client)
-        head = home.log.read().head
-        found[client] = sign_position(home.secret, home.authority, client, head.seq, head.hash)
+        begun = [row.head for row in home.log.read().rows if row.entry is Entry.BEGUN]
+        if begun:
+            last = begun[-1]
+            found[client] = sign_position(home.secret, home.authority, client, last.seq, last.hash)
     return found
+
+
+def at_request(server: LyingServer, kind: Kind, do: Callable[[RecordDict], None]) -> None:
+    """Have something done on the victim's machine when the next request of a kind arrives there, before its answer."""
+    ask, waiting = type(server).ask, [do]
+
+    def asked(client: int, content: RecordDict) -> RecordDict:
+        if client == VICTIM and waiting and kind_of(Request.unpack(content).frame) == kind:
+            waiting.pop()(content)
+        return ask(server, client, content)
+
+    server.ask = asked
 
 
 def noticed(server: LyingServer) -> bool:
@@ -150,6 +174,66 @@ def test_a_task_for_another_layout_than_introduced_is_refused_and_costs_nothing(
     monkeypatch.setattr(layout, "require_layout", lambda *_: None)
     server.attempt(attempt=1, task=encode_task(other, {}))
     assert vectors(server) == 1
+
+
+def test_a_model_of_another_length_is_refused_and_costs_nothing(server, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(lying_server, "encode_model", lambda _: b"short")
+        with pytest.raises(TooFewClients):
+            server.attempt()
+    assert "a model of 16 parameters was expected" in str(server.refusals[VICTIM])
+    assert vectors(server) == 0
+
+
+def test_a_plan_for_another_number_of_parameters_than_its_layout_has_is_refused(server, monkeypatch):
+    other = replace(server, run="another", layout=Layout((ArrayEntry("params", (17,), "float32"),)))
+    with pytest.raises(PeerError, match="a plan must be for the parameters of its layout"):
+        other.introduce(VICTIM)
+    monkeypatch.setattr(part, "require_same_dimension", lambda *_: None)
+    other.introduce(VICTIM)
+
+
+def test_a_run_that_was_allowed_under_one_roster_is_not_gone_on_with_under_another(server, monkeypatch):
+    """What the policy has allowed was worked out for the population and the draws of that roster."""
+    roster = server.roster.roster
+    later = sign_roster(server.directory, {}, roster, make_draws(server.directory / "later draws", 6))
+    accept_roster(home_of(server), later.data)
+    (server.directory / "draws").rename(server.directory / "old draws")
+    (server.directory / "later draws").rename(server.directory / "draws")
+    newer = replace(server, roster=later)
+    with pytest.raises(PeerError, match="was introduced under another roster: it must be introduced again"):
+        newer.invite()
+    monkeypatch.setattr(part, "require_same_roster", lambda *_: None)
+    newer.invite()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\n{}", b"garbage\n" * 3])
+def test_a_damaged_run_must_be_introduced_again_and_blocks_nothing_else(server, damage, caplog):
+    other = replace(server, run="another run", first_draw=20)
+    other.introduce(VICTIM)
+    Runs(home_of(server).path)._file("a run").write_bytes(damage)
+    with pytest.raises(PeerError, match="run a run was never introduced"):
+        server.invite()
+    assert "is damaged and left out: its run must be introduced again" in caplog.text
+    other.invite()
+    server.introduce(VICTIM)
+    server.invite()
+
+
+def test_a_server_fills_no_disk_with_runs(server, monkeypatch):
+    monkeypatch.setattr(runs, "MOST_RUNS", 1)
+    server.introduce(VICTIM)  # a known one
+    with pytest.raises(PeerError, match="its own log says why"):
+        replace(server, run="another run", first_draw=20).introduce(VICTIM)
+
+
+def test_nothing_of_an_attempt_prints_its_secrets(server):
+    server.invite()
+    (file,) = (home_of(server).path / "states").glob("*.state")
+    kept = Saved.decode(file.read_bytes())
+    printed = repr(part.Part.resume(home_of(server), kept))
+    secrets = kept.state, home_of(server).secret
+    assert all(str(secret)[2:-1] not in printed and secret.hex() not in printed for secret in secrets)
 
 
 # The log comes first
@@ -278,6 +362,59 @@ def test_a_restored_client_is_noticed_by_the_next_roster_up_to_its_floor(server)
     later = sign_roster(server.directory, {}, roster, Committed(roster.depth, bytes(32)), shown=floor)
     with pytest.raises(PeerError, match="the authority has seen position"):
         introduce(home_of(server), replace(server, roster=later).introduction(), 100)
+
+
+@pytest.mark.parametrize(
+    ("arrived", "is_noticed"), [(Kind.INVITATION, True), (Kind.MASK_REQUEST, False)], ids=["before", "within"]
+)
+def test_only_what_is_restored_to_before_an_attempts_row_is_noticed(server, arrived, is_noticed):
+    """The charge comes after the advert, so nobody was shown it: documented, and true."""
+    at_request(server, arrived, lambda _: back_up(server))
+    server.attempt()
+    server.remembered = latest(server)
+    assert vectors(server) == 1
+    restore(server, server.directory / "backup")
+    assert vectors(server) == 0
+    roster = server.roster.roster
+    later = sign_roster(server.directory, {}, roster, Committed(roster.depth, bytes(32)), shown=latest(server))
+    server.attempt(attempt=1)
+    assert noticed(server) == is_noticed
+    if not is_noticed:
+        assert vectors(server) == 1  # of the two that it has sent
+        accept_roster(home_of(server), later.data)  # the floor knows the advert only
+
+
+def test_restored_within_each_attempt_a_client_has_its_whole_cap_left_and_nobody_notices(server):
+    for sent in range(server.plan.participations):
+        at_request(server, Kind.MASK_REQUEST, lambda _, name=f"backup {sent}": back_up(server, name))
+        server.attempt(sent // server.plan.attempts_per_round, sent % server.plan.attempts_per_round)
+        assert VICTIM not in server.refusals
+        server.remembered = latest(server)
+        restore(server, server.directory / f"backup {sent}")
+    assert vectors(server) == 0
+
+
+def test_secrets_restored_within_one_start_of_the_machine_answer_a_mask_request_again(server):
+    """Two vectors under one mask: their difference is the difference of two noises, and one of them is charged."""
+    answers = []
+
+    def ask_twice(content: RecordDict) -> None:
+        backup = back_up(server)
+        answers.append(server.ask(VICTIM, content))
+        restore(server, backup)
+        answers.append(server.ask(VICTIM, content))
+        restore(server, backup)
+
+    at_request(server, Kind.MASK_REQUEST, ask_twice)
+    server.attempt()
+    session, ring = server.session(), server.plan.ring
+    frames = [unpack_answer(answer) for answer in answers]
+    context = frames[0][HEADER_BYTES : HEADER_BYTES + messages.CONTEXT_BYTES]
+    rank = session.rank(VICTIM)
+    first, second = (messages.decode_masked(session, rank, context, frame).vector for frame in frames)
+    ring.subtract_into(first, second)
+    assert 0 < np.abs(ring.centre(first)).max() < ring.modulus // 4  # no mask is left in it
+    assert vectors(server) == 1  # of the three that it has made
 
 
 # What is noticed: clones, new beginnings, new names

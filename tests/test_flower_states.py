@@ -88,6 +88,29 @@ def test_what_is_over_damaged_or_left_by_a_crash_is_erased_and_the_rest_is_kept(
     assert States(tmp_path).take(SESSION).state == b"secret state"
 
 
+def test_a_directory_among_the_states_blocks_nothing(tmp_path, caplog):
+    States(tmp_path).save(SESSION, saved())
+    (tmp_path / "states" / "x.state" / "within").mkdir(parents=True)
+    States(tmp_path).sweep()
+    assert files(tmp_path) == [f"{SESSION.hex()}.state"]
+    assert "x.state must be a plain file" in caplog.text
+
+
+def test_what_cannot_be_erased_blocks_nothing_and_is_named(tmp_path, monkeypatch, caplog):
+    (tmp_path / "states" / "x.state").mkdir(parents=True)
+
+    def busy(path):
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(states.shutil, "rmtree", busy)
+    States(tmp_path).sweep()
+    assert "x.state cannot be erased (Device or resource busy): remove it" in caplog.text
+
+
+def test_what_is_kept_is_not_printed():
+    assert "secret state" not in repr(saved())
+
+
 def test_a_damaged_state_blocks_no_other(tmp_path):
     States(tmp_path).save(SESSION, saved())
     States(tmp_path).save(OTHER, saved())

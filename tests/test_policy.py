@@ -150,10 +150,21 @@ def test_attack_a_population_that_the_server_makes_small(monkeypatch):
     Policy().check(plan, Enrolled(2000, 0))
 
 
+def test_attack_a_number_of_colluders_that_flatters(monkeypatch):
+    """All else is as the client wants it, but its account would charge each vector at the colluders' noise as well."""
+    plan = planned(TARGET)
+    flattering = replace(plan, colluders=0)
+    with pytest.raises(ConfigError, match=rf"colluders must be at least {plan.colluders}, the plan has 0"):
+        Policy().check(flattering, ENROLLED)
+    monkeypatch.setattr(policy, "_check_colluders", nothing)
+    Policy().check(flattering, ENROLLED)
+    assert flattering.contributed.contributors == plan.contributed.contributors + plan.colluders
+
+
 def test_attack_two_neighbours_and_a_threshold_of_two(monkeypatch):
     """Both neighbours of somebody collude: they hold all the shares that open it, before any request to unmask."""
     wish = replace(TARGET, cohort=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
-    bare = replace(planned(wish), neighbours=2, threshold=2)
+    bare = replace(planned(wish), neighbours=2, threshold=2, colluders=60)
     with pytest.raises(ConfigError, match="2 neighbours and a threshold of 2 must withstand"):
         Policy(most_epsilon=20).check(bare)
     monkeypatch.setattr(policy, "_check_graph", nothing)

@@ -25,7 +25,7 @@ class Diary:
     events: list = field(default_factory=list)
     limit: int = 99
 
-    def taken(self, clients):
+    def taken(self, run, clients):
         return dict.fromkeys(clients, 0)
 
     def reserve(self, release):

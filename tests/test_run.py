@@ -435,7 +435,7 @@ def test_the_cap_is_counted_in_training_over_attempts_and_resumptions(parts, tmp
 
 
 def test_a_cap_that_is_not_counted_in_training_is_caught(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(Ledger, "taken", lambda _self, clients: dict.fromkeys(clients, 0))
+    monkeypatch.setattr(Ledger, "taken", lambda _self, _run, clients: dict.fromkeys(clients, 0))
     with pytest.raises(AssertionError):
         the_cap_is_counted(parts, tmp_path / "run", monkeypatch)
 

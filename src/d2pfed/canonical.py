@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from enum import Enum
 from fractions import Fraction
+from functools import cache
 from reprlib import repr as shortened
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -99,15 +100,21 @@ def _from_plain(plain: Any, types: Mapping[str, type], depth: int) -> object:  #
             return Fraction(_whole(numerator), _whole(denominator or "1"))
         case "bytes":
             return bytes.fromhex(plain["is"])
-    kind = types[name]
+    kind: Any = types[name]
     if issubclass(kind, Enum):
         return kind(plain["is"])
     fields = {key: _from_plain(item, types, depth - 1) for key, item in plain.items()}
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key, item in fields.items():
         if not _fits(item, hints[key]):
             raise TypeError(f"{name}.{key} cannot be {shortened(item)}")
     return kind(**fields)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of a class's fields, looked up once: a text may hold ten thousand of its values."""
+    return get_type_hints(kind)
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint has no common type

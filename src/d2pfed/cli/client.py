@@ -10,7 +10,7 @@ import typer
 from d2pfed.accounting import round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import out, print_json
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import ALL, RUNS, Given, carried_over
 from d2pfed.flower.home import init_home, read_home
 from d2pfed.flower.keys import decode_public
@@ -38,7 +38,9 @@ def init(
     anchor: Annotated[
         Path | None, typer.Option(help="Directory for the head of the log, outside of HOME.")
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="The client's budget against the server, over all runs.")] = 10.0,
+    epsilon: Annotated[
+        float, typer.Option(help="The client's budget against server and colluders, over all runs.")
+    ] = 10.0,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
     public = init_home(home, identity, decode_public(authority), anchor, epsilon)
@@ -102,7 +104,8 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         return
     out().print(
         f"Client {place.client}: {len(given.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
-        f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server, over all runs."
+        f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server and the colluders "
+        "that each plan allows for, over all runs."
     )
     for body in history.bodies(Entry.DECLARATION):
         why = f" ({body['why']})" if body.get("why") else ""
@@ -123,7 +126,10 @@ def _chance(home: Path, history: History) -> str:
     begun = history.bodies(Entry.BEGUN)
     if not begun:
         return " that meet it again"
-    sampling = decode_plan(Runs(home).told(str(begun[-1]["run"])).plan).sampling
+    try:
+        sampling = decode_plan(Runs(home).told(str(begun[-1]["run"])).plan).sampling
+    except PeerError:  # the run's file is lost or damaged
+        return " that meet it again"
     missed = (
         0.0 if sampling.cohort == sampling.population else math.exp(-(sampling.cohort**2) / sampling.population)
     )

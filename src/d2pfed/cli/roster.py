@@ -14,6 +14,7 @@ from d2pfed.flower.authority import next_roster, shown_positions
 from d2pfed.flower.draws import DEPTH, Committed, make_draws
 from d2pfed.flower.home import require_identity
 from d2pfed.flower.keys import decode_public, make_secret, read_secret
+from d2pfed.ledger.private_files import create_file
 from d2pfed.randomness import Entropy
 from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
@@ -66,8 +67,8 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
     secret = read_secret(key)
     public = signing_public(secret)
     before = None if previous is None else decode_roster(previous.read_bytes(), public)
-    if file.exists():
-        raise ConfigError(f"{file} is there already: a signed roster is not overwritten")
+    if file.exists() or file.is_symlink():
+        raise _taken(file)
     signed = next_roster(
         public,
         before,
@@ -80,7 +81,10 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
         now=int(time.time()),
         entropy=Entropy.system().require_system(),
     )
-    file.write_bytes(encode_roster(signed, secret))
+    try:
+        create_file(file, encode_roster(signed, secret), mode=0o644)
+    except FileExistsError:
+        raise _taken(file) from None
     print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, good until {_day(signed.expires)}")
 
 
@@ -102,6 +106,10 @@ def show(
         f"Roster {found.serial} of {_day(found.issued)}, good until {_day(found.expires)}: {len(found.keys)} clients, "
         f"{verified}."
     )
+
+
+def _taken(file: Path) -> ConfigError:
+    return ConfigError(f"{file} is there already: a signed roster is not overwritten")
 
 
 def _pair(text: str) -> tuple[int, bytes]:

@@ -1,8 +1,8 @@
-"""A client's own account: each vector that it sends counts, in whatever run, at the least noise of its plan."""
+"""A client's own account: each vector counts, in whatever run, at the noise that its plan's promise rests on."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Release, Scheme, client_epsilon
 from d2pfed.errors import ConfigError, LedgerError, PeerError
@@ -39,7 +39,7 @@ class Given:
         return sum(release.run == run for release in self.releases)
 
     def epsilon(self, delta: float, more: Sequence[Release] = ()) -> float:
-        """Return what it costs against the server, with so many releases more."""
+        """Return what it costs against the server and the colluders of the plans, with so many releases more."""
         return math.inf if self.is_everything else client_epsilon([*self.releases, *more], delta)
 
 
@@ -51,15 +51,15 @@ class Account:
     budget: ClientBudget
 
     def require_room(self, plan: Plan, run: str, history: History) -> None:
-        """Refuse a plan that may spend more against the server than this client has left."""
+        """Refuse a plan that may spend more than this client has left."""
         given = Given.of(history)
         self.require_turn(plan, run, history)
         left = max(0, plan.participations - given.participations(run))
-        epsilon = given.epsilon(self.budget.delta, [_release(plan, run, 0, 0)] * left)
+        epsilon = given.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
         if epsilon > self.budget.epsilon:
             raise ConfigError(
                 f"with {left} vectors more, as this plan allows, this client would spend epsilon {epsilon:.4g} "
-                f"against the server, its budget is {self.budget.epsilon:g}"
+                f"against the server and {plan.colluders} colluders, its budget is {self.budget.epsilon:g}"
             )
 
     def require_turn(self, plan: Plan, run: str, history: History) -> None:
@@ -78,7 +78,7 @@ class Account:
         is then the plan's cap. Elsewhere it refuses.
         Checked: test_flower_account.py::test_the_cap_counts_the_vectors_of_a_run.
         """
-        release = _release(plan, run, number, attempt)
+        release = charged(plan, run, number, attempt)
         while True:
             history = self.log.read()
             given = Given.of(history)
@@ -100,10 +100,23 @@ def carried_over(choice: str, runs: Mapping[str, Plan]) -> dict[str, object]:
     if choice not in (ALL, NOTHING, RUNS) or (choice == RUNS) != bool(runs):
         raise ConfigError(f"{ALL}, {NOTHING}, or runs by name may be carried over, got {choice}, {len(runs)} runs")
     listed = [
-        {"run": run, "release": encode_release(_release(plan, run, 0, 0)), "times": plan.participations}
+        {"run": run, "release": encode_release(charged(plan, run, 0, 0)), "times": plan.participations}
         for run, plan in runs.items()
     ]
     return {"carried": choice, "runs": listed} if listed else {"carried": choice}
+
+
+def charged(plan: Plan, run: str, number: int, attempt: int) -> Release:
+    """Return what one vector is charged as: a sum with the noise of a quorum, without that of the plan's colluders.
+
+    A client's policy takes no plan for fewer colluders than it fears. Where a client has no noise of its own (`shared`,
+    `designated`), nothing is left against colluders, as the plan says: there the noise of the sum is charged.
+
+    Guarantee: the budget holds against the server and the colluders that the plan allows for.
+    Checked: test_flower_account.py::test_a_budget_holds_against_the_server_and_the_plans_colluders.
+    """
+    release, left = plan.release(run, number, attempt, (), plan.quorum), plan.contributed
+    return release if left is None else replace(release, noise=left)
 
 
 def _declared(body: Mapping[str, object]) -> list[Release]:
@@ -111,10 +124,6 @@ def _declared(body: Mapping[str, object]) -> list[Release]:
     if not isinstance(listed, list):
         raise LedgerError("the runs of a declaration must be a list")
     return [decode_release(str(run["release"])) for run in listed for _ in range(int(run["times"]))]
-
-
-def _release(plan: Plan, run: str, number: int, attempt: int) -> Release:
-    return plan.release(run, number, attempt, (), plan.quorum)
 
 
 def _samples(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError
@@ -116,13 +116,12 @@ class _Training:
         self._context = context
         self._train = train
 
-    def update(self, task: bytes, model: bytes, layout: Layout) -> FloatVector:
+    def update(self, config: ConfigRecord, params: FloatVector, layout: Layout) -> FloatVector:
         """Return the update that training makes: what is trained minus what was sent.
 
         Training that fails gives the zero vector: whether it fails may depend on the data, and a client that stays
         away would tell. What went wrong is for this client's own log.
         """
-        params, config = decode_model(model, layout), decode_task(task, layout)
         self._message.content = RecordDict({"arrays": layout.unflatten(params), "config": config})
         try:
             reply = self._train(self._message, self._context)
@@ -144,14 +143,14 @@ class _Contribution:
         """Charge this client's own account, train, and return the ring vector."""
         plan, session = self._part.plan, self._part.session
         layout = Layout.decode(self._part.told.layout)
-        decode_task(task, layout)  # before anything is charged
+        config, params = decode_task(task, layout), decode_model(model, layout)  # before anything is charged
         taken = Account(self._home.log, self._home.budget).charge(
             plan, session.run, session.round, session.attempt, _place(session)
         )
         participant = Participant(
             plan=plan, client=self._home.client, entropy=Entropy.system().require_system(), taken=taken
         )
-        return participant.contribute(session, self._training.update(task, model, layout), group)
+        return participant.contribute(session, self._training.update(config, params, layout), group)
 
 
 def _place(session: Session) -> dict[str, object]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d2pfed.errors import ConfigError
-from d2pfed.ledger.private_files import OTHERS_MAY_USE, locked, read_file, replace_file, write_new
+from d2pfed.ledger.private_files import OTHERS_MAY_USE, create_file, locked, read_file, replace_file
 from d2pfed.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg import Roster
 from d2pfed.secagg.draws import MOST_DEPTH, DrawTree
@@ -45,7 +45,7 @@ def make_draws(file: Path, depth: int = DEPTH) -> Committed:
         raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {depth}")
     secret = Entropy.system().require_system()
     try:
-        write_new(file, bytes([depth]) + secret.key)
+        create_file(file, bytes([depth]) + secret.key)
     except FileExistsError:
         raise ConfigError(f"{file} holds draws already") from None
     tree = DrawTree(secret, depth)

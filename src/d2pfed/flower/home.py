@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from reprlib import repr as shortened
+from typing import Any, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError
 from d2pfed.flower.keys import decode_public, make_secret, read_secret
 from d2pfed.ledger.client_log import ClientLog
-from d2pfed.ledger.private_files import make_directory, read_file, require_directory, write_new
+from d2pfed.ledger.private_files import create_file, make_directory, read_file, require_directory
 from d2pfed.plan import Kind, Policy
 from d2pfed.randomness import KEY_BYTES, digest
 from d2pfed.secagg import Consistency
@@ -23,7 +24,7 @@ NODE_SETTING = "d2pfed-home"  # in the SuperNode's --node-config
 SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by whoever starts a simulation; no server can set it
 NOBODY = bytes(KEY_BYTES)  # in the place of the authority where nobody is enrolled
 
-_KNOWN = {"client", "consistency", "authority", "anchor", "policy", "budget"}
+_TYPES = {"client": int, "consistency": str, "authority": str, "anchor": str, "policy": dict, "budget": dict}
 _SETTINGS = """client = {client}
 authority = "{authority}"  # whose signature under a roster counts
 {anchor}  # where the head of this client's log is kept, outside of this directory and of backups
@@ -35,7 +36,7 @@ least_colluders = 0.1  # the share of all enrolled clients that may help the ser
 most_epsilon = {epsilon}  # of one plan, as this client computes it
 most_delta = 1e-4
 
-[budget]  # what all runs together may spend of this client against the server
+[budget]  # what all runs together may spend of this client, against the server and the colluders of each plan
 epsilon = {epsilon}
 delta = 1e-5
 """
@@ -43,7 +44,7 @@ delta = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class ClientBudget:
-    """What all runs together may cost one client against the server."""
+    """What all runs together may cost one client, against the server and the colluders that each plan allows for."""
 
     epsilon: float = 10.0
     delta: float = 1e-5
@@ -113,15 +114,17 @@ def init_home(
         budget=ClientBudget(epsilon),
         secret=None,
     )
-    make_directory(path)
     named = {"client": client, "authority": authority.hex(), "anchor": _anchor_line(anchor), "epsilon": epsilon}
     text = _SETTINGS.format(**named).encode()
     settings, key = path / "client.toml", path / "key"
-    if (found := read_file(settings)) not in (None, text) or (path / "log").exists():
+    if (found := read_file(settings)) not in (None, text) or home.log.has_begun():
         raise ConfigError(f"{path} is a client's home already, and nothing in it was changed")
-    public = signing_public(read_secret(key)) if key.exists() else make_secret(key)
+    home.log.require_new()
+    make_directory(path)
+    make_directory(home.anchor)
+    public = signing_public(read_secret(key)) if key.exists() or key.is_symlink() else make_secret(key)
     if found is None:
-        write_new(settings, text)
+        create_file(settings, text)
     home.log.create({"carried": "nothing"})
     return public
 
@@ -135,19 +138,20 @@ def read_home(path: Path) -> Home:
     """Read a home: client.toml, and for an enrolled client its private key."""
     require_directory(path)
     settings = _settings(path / "client.toml")
-    unknown = sorted(set(settings) - _KNOWN)
+    unknown = sorted(set(settings) - set(_TYPES))
     if unknown:
         raise ConfigError(f"{path / 'client.toml'} has unknown settings: {', '.join(unknown)}")
     try:
-        client, authority = int(settings["client"]), _authority(settings)
+        _require_types(settings, _TYPES)
+        client, authority = settings["client"], _authority(settings)
         anchor = settings.get("anchor")
         return Home(
             path=path,
             client=client,
             authority=authority,
             anchor=Path(anchor).expanduser() if anchor is not None else default_anchor(authority, client),
-            policy=Policy(**settings.get("policy", {})),
-            budget=ClientBudget(**settings.get("budget", {})),
+            policy=Policy(**_table(settings, "policy", Policy)),
+            budget=ClientBudget(**_table(settings, "budget", ClientBudget)),
             secret=None if authority == NOBODY else read_secret(path / "key"),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -187,6 +191,23 @@ def _anything() -> Policy:
         most_delta=1.0,
         most_participations=1 << 31,
     )
+
+
+def _table(settings: Mapping[str, Any], name: str, kind: type) -> dict[str, Any]:
+    """Return a table of settings that all have the type of their field."""
+    table: dict[str, Any] = settings.get(name, {})
+    hints = get_type_hints(kind)
+    _require_types(table, {name: list if get_origin(hint) is tuple else hint for name, hint in hints.items()})
+    return table
+
+
+def _require_types(settings: Mapping[str, object], types: Mapping[str, type]) -> None:
+    """Refuse a setting of another type: true is no number, and 7.5 no identity."""
+    for name, value in settings.items():
+        expected = types.get(name, object)
+        fits = isinstance(value, (int, float) if expected is float else expected)
+        if not fits or (isinstance(value, bool) and expected is not object):
+            raise TypeError(f"{name} must be of type {expected.__name__}, got {shortened(value)}")
 
 
 def _authority(settings: Mapping[str, object]) -> bytes:

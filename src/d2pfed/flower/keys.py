@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from d2pfed.errors import ConfigError
-from d2pfed.ledger.private_files import OTHERS_MAY_USE, read_file, write_new
+from d2pfed.ledger.private_files import OTHERS_MAY_USE, create_file, read_file
 from d2pfed.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg.crypto import signing_public
 
@@ -12,7 +12,7 @@ def make_secret(file: Path) -> bytes:
     """Make a private key and return its public half; never overwrites one."""
     secret = Entropy.system().require_system().stream().bytes(KEY_BYTES)
     try:
-        write_new(file, secret)
+        create_file(file, secret)
     except FileExistsError:
         raise ConfigError(f"{file} holds a key already") from None
     return signing_public(secret)

@@ -17,6 +17,8 @@ _TYPES = ("float16", "float32", "float64")
 _PARAMS = np.dtype("<f4")
 _MOST_PARAMS = 1 << 32
 _MOST_NAME = 1 << 10
+_MOST_ARRAYS = 1 << 14
+_MOST_CHARACTERS = 1 << 21  # of a layout's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Layout:
     entries: tuple[Entry, ...]
 
     def __post_init__(self) -> None:
+        if len(self.entries) > _MOST_ARRAYS:
+            raise ConfigError(f"a model must have at most {_MOST_ARRAYS} arrays, got {len(self.entries)}")
         if not 0 < self.dimension < _MOST_PARAMS:
             raise ConfigError(f"a model must have between 1 and {_MOST_PARAMS} parameters")
         if len({entry.name for entry in self.entries}) != len(self.entries):
@@ -70,7 +74,7 @@ class Layout:
     @staticmethod
     def decode(text: str) -> "Layout":
         """Return the layout that has exactly this canonical text."""
-        layout = canonical.decode(text, {"Layout": Layout, "Entry": Entry})
+        layout = canonical.decode(text, {"Layout": Layout, "Entry": Entry}, most=_MOST_CHARACTERS)
         if not isinstance(layout, Layout):
             raise PeerError("a layout was expected")
         return layout

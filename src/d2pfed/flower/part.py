@@ -36,8 +36,7 @@ def agree(home: Home, introduction: Introduction) -> None:
     plan, layout = decode_plan(introduction.plan), Layout.decode(introduction.layout)
     enrolment, history = _standing(home, introduction.roster)
     home.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
-    if layout.dimension != plan.codec.rotation.dimension:
-        raise PeerError("a plan must be for the parameters of its layout")
+    require_same_dimension(plan, layout)
     Account(home.log, home.budget).require_room(plan, introduction.run, history)
     roster = b"" if enrolment is None else enrolment.roster.digest
     allowed = digest("d2pfed allowed", canonical.encode(home.policy))
@@ -86,8 +85,7 @@ class Part:
         if invited.client != home.client:
             raise PeerError(f"this is client {home.client}, the invitation is for client {invited.client}")
         told = Runs(home.path).told(invited.run)
-        if told.roster != (b"" if roster is None else roster.digest):
-            raise PeerError(f"run {invited.run} was introduced under another roster: it must be introduced again")
+        require_same_roster(invited.run, told, b"" if roster is None else roster.digest)
         plan = decode_plan(told.plan)
         if told.allowed != digest("d2pfed allowed", canonical.encode(home.policy)):
             home.policy.check(plan, enrolled_in(roster))  # its owner has changed it since
@@ -128,6 +126,18 @@ class Part:
         self.home.log.mark("shown by the server or another client", Head(found.count, found.head))
         _log.error("%s: `d2pfed client adopt` is needed", found)
         raise PeerError("this client was rolled back or cloned, and takes no part until a person has seen to it")
+
+
+def require_same_dimension(plan: Plan, layout: Layout) -> None:
+    """Refuse a plan for another number of parameters than the layout has."""
+    if layout.dimension != plan.codec.rotation.dimension:
+        raise PeerError("a plan must be for the parameters of its layout")
+
+
+def require_same_roster(run: str, told: Told, digest_now: bytes) -> None:
+    """Refuse to go on with a run that was allowed under another roster: population and draws may be others."""
+    if told.roster != digest_now:
+        raise PeerError(f"run {run} was introduced under another roster: it must be introduced again")
 
 
 def require_later(history: History, session: Session) -> None:

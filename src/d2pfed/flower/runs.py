@@ -1,12 +1,17 @@
 """The runs that a client has agreed to, in files of its home: plan, layout and draws as they were introduced."""
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from d2pfed.errors import PeerError
-from d2pfed.ledger.private_files import locked, make_directory, read_file, replace_file
+from d2pfed.ledger.private_files import FileError, locked, make_directory, read_file, replace_file
 from d2pfed.randomness import digest
+
+_log = logging.getLogger("d2pfed.flower")
+
+MOST_RUNS = 10_000  # a server that introduces run after run fills no disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +38,13 @@ class Runs:
         text = json.dumps({**fields, "roster": told.roster.hex(), "allowed": told.allowed.hex()})
         with locked(self._runs / "lock"):
             before = self._read(run)
-            if before is not None:
+            if before is None:
+                self._require_room()
+            else:
                 require_same_plan(run, before, told)
                 require_same_draws(before, told)
             if before != told:
-                replace_file(self._file(run), text.encode())
+                replace_file(self._file(run), f"{_checksum(text)}\n{text}".encode())
 
     def told(self, run: str) -> Told:
         """Return what a run was introduced with."""
@@ -50,12 +57,24 @@ class Runs:
         data = read_file(self._file(run))
         if data is None:
             return None
-        found = json.loads(data)
+        checksum, _, text = data.decode(errors="replace").partition("\n")
+        if checksum != _checksum(text):
+            _log.warning("%s is damaged and left out: its run must be introduced again", self._file(run))
+            return None
+        found = json.loads(text)
         roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
         return Told(found["plan"], found["layout"], found["first_draw"], roster, allowed)
 
+    def _require_room(self) -> None:
+        if sum(file.suffix == ".json" for file in self._runs.iterdir()) >= MOST_RUNS:
+            raise FileError(f"{self._runs} holds {MOST_RUNS} runs already: remove those that are over")
+
     def _file(self, run: str) -> Path:
         return self._runs / f"{digest('run', run).hex()}.json"
+
+
+def _checksum(text: str) -> str:
+    return digest("told", text).hex()
 
 
 def require_same_plan(run: str, before: Told, now: Told) -> None:

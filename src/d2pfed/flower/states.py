@@ -1,9 +1,10 @@
 """What a client keeps of an attempt between two requests, on its own disk: single-use secrets."""
 
 import logging
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, PeerError
@@ -25,7 +26,7 @@ class Saved:
     invitation: bytes
     begun: float  # by the wall clock, since another process goes on with it
     expires: float
-    state: bytes
+    state: bytes = field(repr=False)
 
     def encode(self) -> bytes:
         """Return the bytes that are kept, with the machine's start that they belong to."""
@@ -63,7 +64,7 @@ class States:
         with locked(self._states / "lock"):
             for file in self._states.iterdir():
                 if file.name != "lock" and not self._is_useful(file, over):
-                    file.unlink(missing_ok=True)
+                    _erase(file)
             sync_directory(self._states)
 
     def save(self, session: bytes, saved: Saved) -> None:
@@ -99,6 +100,17 @@ class States:
 
     def _state_file(self, session: bytes) -> Path:
         return self._states / f"{session.hex()}.state"
+
+
+def _erase(file: Path) -> None:
+    """Remove what does not belong here; what cannot be removed blocks nothing, its owner is told."""
+    try:
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file)
+        else:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        _log.error("%s cannot be erased (%s): remove it", file, error.strerror)
 
 
 def boot() -> str:

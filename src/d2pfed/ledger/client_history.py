@@ -56,9 +56,9 @@ class Anchor:
         """Read the file's content."""
         try:
             head, serial, roster = data.decode("ascii").split()
-            return Anchor(Head.decode(head), int(serial), roster.strip("-"))
-        except ValueError as error:
-            raise LedgerError(f"not an anchor: {error}") from None
+            return Anchor(Head.decode(head), int(serial), bytes.fromhex(roster.strip("-")).hex())
+        except (ValueError, LedgerError) as error:
+            raise LedgerError(f"not an anchor: {error}: {ADOPT}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,15 +60,32 @@ class ClientLog:
         """Begin a log where there is none, and its anchor; refuses where there is either, or a trace of trouble."""
         make_directory(self._outside)
         with self._locked():
-            for file in (self._file, self._anchor_file, self._mark_file):
-                if file.exists() or file.is_symlink():
-                    raise LedgerError(
-                        f"{file} is there already: this client has begun before; see `d2pfed client adopt`"
-                    )
+            self.require_new()
             row = self._row(self._start, Entry.OPENING, carried)
             replace_file(self._file, row.line())
             self._move(Anchor(row.head))
             return History(self._start, (row,), 0, "")
+
+    def has_begun(self) -> bool:
+        """Say whether there are both a log and an anchor."""
+        return _is_there(self._file) and _is_there(self._anchor_file)
+
+    def require_new(self) -> None:
+        """Refuse a place where a log cannot begin; changes nothing.
+
+        A log of nothing but its opening, without an anchor, is what an interrupted beginning leaves: it begins anew.
+        """
+        if _is_there(self._outside):
+            require_directory(self._outside)
+        for file in (self._anchor_file, self._mark_file, self._file):
+            if _is_there(file) and not (file == self._file and self._was_interrupted()):
+                raise LedgerError(
+                    f"{file} is there already: this client has begun before; see `d2pfed client adopt`"
+                )
+
+    def _was_interrupted(self) -> bool:
+        rows, more = parse(self._start, read_file(self._file) or b"")
+        return not more and [row.entry for row in rows] == [Entry.OPENING]
 
     def read(self) -> History:
         """Return the log, found whole and at one with its anchor; refuse everything else.
@@ -98,14 +115,15 @@ class ClientLog:
         """Note, outside of the log, that a position was shown that this log does not hold; nothing works after it."""
         make_directory(self._outside)
         with self._locked():
-            before = read_file(self._mark_file) or b""
-            replace_file(self._mark_file, before + f"{shown.encode()} {why}\n".encode())
+            before = (read_file(self._mark_file) or b"").splitlines()
+            lines = [*before, f"{shown.encode()} {why}".encode()]
+            replace_file(self._mark_file, b"".join(line + b"\n" for line in lines))
 
     def adopt(self, carried: Body) -> History:
         """Go on with what is left of the log, by a person's declaration of what it does not know.
 
         The rows that hold together are kept, a damaged file is kept aside, and the count goes on above all positions
-        that are known, so that others see it rise.
+        that are known, so that others see it rise. Rows of a clock that was ahead count by the declaration's time then.
         """
         make_directory(self._outside)
         with self._locked():
@@ -113,9 +131,10 @@ class ClientLog:
             found, _ = parse(self._start, data)
             before = History(self._start, found, 0, "")
             adopted = [head for head in self._known_heads() if not before.holds(head)]
-            if not adopted and self._is_whole():
+            if not adopted and self._is_whole() and before.latest_seconds() <= self._clock():
                 raise LedgerError(
-                    "this client's log holds together and nothing was marked: there is nothing to adopt"
+                    "this client's log holds together, nothing was marked and no row is of the future: there is "
+                    "nothing to adopt"
                 )
             rows = [*found] or [self._row(self._start, Entry.OPENING, {"carried": "unknown"})]
             above = max([rows[-1].head.seq, *(head.seq for head in adopted)]) + 1
@@ -192,4 +211,17 @@ class ClientLog:
         """Return the positions that this client is known to have had: its anchor's, and what others have shown."""
         anchor = self._anchor_or_none()
         marks = (read_file(self._mark_file) or b"").decode(errors="replace").splitlines()
-        return ([anchor.head] if anchor else []) + [Head.decode(line.split(" ", 1)[0]) for line in marks]
+        shown = [_head_or_none(line.split(" ", 1)[0]) for line in marks]
+        return ([anchor.head] if anchor else []) + [head for head in shown if head is not None]
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _head_or_none(text: str) -> Head | None:
+    """Return the position in a mark, or None if the mark is damaged: what is left of it still refuses everything."""
+    try:
+        return Head.decode(text)
+    except LedgerError:
+        return None

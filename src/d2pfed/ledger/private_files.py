@@ -32,8 +32,13 @@ def require_directory(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Make a directory for its owner alone, with its parents; one that exists is checked."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        pass  # something else is there: the check says what
+    except OSError as error:
+        raise FileError(_refusal(path, error)) from error
     require_directory(path)
 
 
@@ -45,28 +50,38 @@ def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
         return None
     except OSError as error:
         raise FileError(_refusal(file, error)) from error
-    with os.fdopen(descriptor, "rb") as opened:
-        _require_file(file, os.fstat(descriptor), forbidden)
-        return opened.read()
+    try:
+        _require_file(
+            file, os.fstat(descriptor), forbidden
+        )  # before Python opens it, which refuses a directory itself
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(file: Path, content: bytes) -> None:
     """Write a file for its owner alone, on the disk when this returns; a crash leaves the old one or the new one."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft = _draft(file)
     draft.unlink(missing_ok=True)
-    write_new(draft, content)
+    _write_new(draft, content)
     draft.replace(file)
     sync_directory(file.parent)
 
 
-def write_new(file: Path, content: bytes) -> None:
-    """Write a file that did not exist, for its owner alone; FileExistsError if it did, link or not."""
-    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def create_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Write a file that did not exist, whole or not at all, on the disk when this returns.
+
+    FileExistsError if there was anything of that name, link or not.
+    """
+    draft = _draft(file)
+    draft.unlink(missing_ok=True)
+    _write_new(draft, content, mode)
     try:
-        _write(descriptor, content)
-        os.fsync(descriptor)
+        os.link(draft, file, follow_symlinks=False)  # unlike a rename, it never takes another's place
     finally:
-        os.close(descriptor)
+        draft.unlink()
+    sync_directory(file.parent)
 
 
 def append_file(file: Path, content: bytes) -> None:
@@ -116,6 +131,19 @@ def _opened_to_write(file: Path) -> Iterator[int]:
     try:
         _require_file(file, os.fstat(descriptor), OTHERS_MAY_WRITE)
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _draft(file: Path) -> Path:
+    return file.with_name(f".{file.name}.{os.getpid()}")
+
+
+def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
+    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        _write(descriptor, content)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -88,6 +88,7 @@ class Policy:
         colluders = self.colluders(plan, enrolled)
         _check_graph(plan, colluders)
         self._check_epsilon(plan, colluders)
+        _check_colluders(plan, colluders)
 
     def _check_sizes(self, plan: Plan) -> None:
         _check_at_most("cohort", plan.cohort, self.most_cohort)
@@ -160,6 +161,11 @@ def _check_graph(plan: Plan, colluders: int) -> None:
             f"this client's policy: {plan.neighbours} neighbours and a threshold of {plan.threshold} must withstand "
             f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort} clients, and do not"
         )
+
+
+def _check_colluders(plan: Plan, colluders: int) -> None:
+    """Refuse a plan that counts on fewer than the client does: the client's account goes by the plan's number."""
+    _check_at_least("colluders", plan.colluders, colluders)
 
 
 def kind_of(mechanism: Mechanism) -> Kind:
