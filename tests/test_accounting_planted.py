@@ -11,7 +11,7 @@ import pytest
 from d2pfed.accounting import losses as losses_module
 from d2pfed.accounting import reference as reference_module
 from d2pfed.accounting.filters import Filter, PlanCost
-from d2pfed.accounting.losses import dominate, reach
+from d2pfed.accounting.losses import decayed_sums, dominate, reach
 from d2pfed.accounting.observers import RELEASED
 from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.reference import Reference
@@ -117,14 +117,21 @@ def domination_is_checked_at_every_grid_point(monkeypatch):
         assert reference._least([("plan", 0)], "own", 1e-6, 1) == 10
 
 
-def masses_are_raised_by_what_rounding_lost(_monkeypatch):
-    """On so fine a grid exp(step) - 1 is rounded to a share that a guard of 1e-10 does not cover."""
-    for ratio in (1e-6, 3e-7, 1e-7):
-        part = SampledGaussian(Law.KNOWN_SIZE, ratio, 1.0)
-        found, _ = dominate(part.forward, part.backward, reach(part.forward, 1e-30) / 400, 1e-30)
-        at = found.step * np.arange(0, 400, 7)
-        shares = np.maximum(-np.expm1(at[:, None] - found.values[None, :]), 0.0)
-        assert np.all(found.infinite + shares @ found.masses >= part.forward(at))
+def masses_are_raised_by_what_rounding_lost(monkeypatch):
+    """A part in 10^14 for these masses, once the profile's own guard is gone; and a thousandth, if sums lost that."""
+    part = SampledGaussian(Law.KNOWN_SIZE, 1e-2, 0.3)
+    step = reach(part.forward, 1e-30) / 400
+    at = step * np.arange(0, 400, 3)
+
+    def rebuilt():
+        found, _ = dominate(part.forward, part.backward, step, 1e-30)
+        shares = np.maximum(-np.expm1(at[:, None] - found.values[None, :]), 0.0).astype(np.longdouble)
+        return found.infinite + shares @ found.masses.astype(np.longdouble)
+
+    monkeypatch.setattr(losses_module, "_PROFILE_GUARD", 0.0)
+    assert np.all(rebuilt() >= part.forward(at))
+    monkeypatch.setattr(losses_module, "decayed_sums", lambda masses, step: 0.999 * decayed_sums(masses, step))
+    assert np.all(rebuilt()[:300] >= 1.0009 * part.forward(at)[:300])
 
 
 PLANTED = [
@@ -175,7 +182,7 @@ def test_the_check_rejects_a_planted_defect(check, place, change, monkeypatch):
     source = textwrap.dedent(inspect.getsource(right))
     assert source.count(change[0]) == 1
     made = {}
-    exec(source.replace(*change), right.__globals__, made)  # noqa: S102 - the project's own text
+    exec(source.replace(*change), right.__globals__, made)
     monkeypatch.setattr(owner, name, made[name])
     if owner is losses_module:
         monkeypatch.setitem(globals(), name, made[name])
