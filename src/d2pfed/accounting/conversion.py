@@ -67,7 +67,7 @@ def mills_drop(start: FloatArray, width: float) -> FloatArray:
     return total * (width / 2)
 
 
-def scaled_density(at: FloatArray, exponent: npt.ArrayLike) -> FloatArray:
+def scaled_density(at: FloatArray, exponent: FloatArray | float) -> FloatArray:
     """Return exp(exponent) times the standard normal density, where either may leave the range of doubles."""
     return np.asarray(np.exp(exponent - at * at / 2) / math.sqrt(2 * math.pi), dtype=np.float64)
 
