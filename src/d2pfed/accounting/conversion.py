@@ -69,7 +69,7 @@ def mills_drop(start: FloatArray, width: float) -> FloatArray:
 
 def scaled_density(at: FloatArray, exponent: FloatArray | float) -> FloatArray:
     """Return exp(exponent) times the standard normal density, where either may leave the range of doubles."""
-    return np.asarray(np.exp(exponent - at * at / 2) / math.sqrt(2 * math.pi), dtype=np.float64)
+    return np.asarray(np.exp(np.asarray(exponent, np.float64) - at * at / 2) / math.sqrt(2 * math.pi))
 
 
 def gaussian_delta(epsilon: npt.ArrayLike, ratio: float) -> FloatArray:
