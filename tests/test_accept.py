@@ -309,6 +309,7 @@ def test_signed_cohorts_of_any_size_are_refused_by_policy_and_by_session(monkeyp
     with pytest.raises(ConfigError, match="signed cohorts have the planned size, the plan has poisson sampling"):
         accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
     monkeypatch.setattr("d2pfed.plan.policy._check_known_size", nothing)
+    monkeypatch.setattr("d2pfed.plan.policy._check_colluders", nothing)
     with pytest.raises(PeerError, match="planned 12 clients, got 15"):
         accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
 
@@ -316,6 +317,7 @@ def test_signed_cohorts_of_any_size_are_refused_by_policy_and_by_session(monkeyp
 def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch):
     """The client has checked the quorum against its own colluder for twelve; among fifteen it is two quorums."""
     monkeypatch.setattr("d2pfed.plan.policy._check_known_size", nothing)
+    monkeypatch.setattr("d2pfed.plan.policy._check_colluders", nothing)
     monkeypatch.setattr("d2pfed.round.require_planned_size", nothing)
     plan, session, invitation = drawn_by_coins()
     assert accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw) == session

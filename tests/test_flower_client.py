@@ -449,7 +449,7 @@ def test_the_protocol_gets_the_clients_own_number_of_colluders(server, home, mon
     (home / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.3"))
     kept, memories = Part._memory, []
     monkeypatch.setattr(Part, "_memory", lambda self: memories.append(kept(self)) or memories[-1])
-    safer = replace(server, run="safer", plan=make_plan(dropouts=0.2, colluders=0.1), first_draw=30)
+    safer = replace(server, run="safer", plan=make_plan(dropouts=0.2, colluders=0.3), first_draw=30)
     safer.introduce(0)
     safer.invite()
     assert [memory.colluders for memory in memories] == [2]

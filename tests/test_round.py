@@ -4,7 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting import Adjacency
+from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.plan import Kind, Plan, Policy, Target, calibrate
 from d2pfed.randomness import Entropy
@@ -199,7 +199,7 @@ def test_a_client_joins_only_what_its_policy_allows():
 
 def test_a_private_sum_needs_no_training():
     """A histogram: each client holds one value; the clip of one is exact for one-hot vectors."""
-    plan = make_plan(dimension=4, epsilon=50.0, adjacency=Adjacency.ZERO_OUT)
+    plan = make_plan(dimension=4, epsilon=50.0, adjacency=Adjacency.ZERO_OUT, scheme=Scheme.NONE)
     vectors = {client: np.eye(4, dtype=np.float32)[client % 4] for client in COHORT}
     diary = Diary()
     total = private_sum(plan, Attempt("histogram", 0, 0), vectors, diary, Entropy.replay(b"sum"))
