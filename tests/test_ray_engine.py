@@ -180,11 +180,11 @@ def test_a_run_goes_on_with_another_crew_and_the_same_ledger(cluster, tmp_path):
     )
     job = Job.of(settings, task, model)
     paths = tmp_path / "mixed" / "run", tmp_path / "alone" / "run"
-    first = job.execute(paths[0], paths[0] / "l.sqlite", lambda progress: progress.round < 2, on_ray(2, None))
+    first = job.execute(paths[0], None, lambda progress: progress.round < 2, on_ray(2, None))
     assert (first.rounds, first.stopped) == (2, "interrupted")
-    job.execute(paths[0], paths[0] / "l.sqlite", lambda progress: True)
-    job.execute(paths[1], paths[1] / "l.sqlite", lambda progress: True)
-    bodies = [[row.body for row in read_rows(path / "l.sqlite") if row.key is not None] for path in paths]
+    job.execute(paths[0], None, lambda progress: True)
+    job.execute(paths[1], None, lambda progress: True)
+    bodies = [[row.body for row in read_rows(path / "ledger.sqlite") if row.key is not None] for path in paths]
     assert bodies[0] == bodies[1]
     mixed, alone = (load_file(path / "model.safetensors")["params"] for path in paths)
     # Updates that differ by rounding may round to another lattice point now and then.
