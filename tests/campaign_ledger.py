@@ -23,7 +23,7 @@ from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger import Budget, Head, Kind, Ledger, Row, RunPlan, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row
 from d2pfed.ledger.store import Store
-from d2pfed.randomness import Entropy, Stream
+from d2pfed.numerics.randomness import Entropy, Stream
 
 QUORUM = 8
 KILLS_PER_LEDGER = 10

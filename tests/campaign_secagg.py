@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 
 from d2pfed.errors import TooFewClients
-from d2pfed.randomness import Stream, digest
+from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Consistency, Delivery, Session
 from federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
 from sessions import run_session
@@ -122,7 +122,7 @@ def dropouts(size: int, seeds: int) -> str:
 
 def sessions(count: int, first: int = 0) -> str:
     """Run so many random sessions and say what was counted."""
-    with patch("d2pfed.graph.graphs.SIGNED_COMPLETE_UP_TO", 8):  # so that small signed ones may be sparse
+    with patch("d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 8):  # so that small signed ones may be sparse
         outcomes = [run_session(seed) for seed in range(first, first + count)]
     sums, voids = outcomes.count("sum"), outcomes.count("void")
     return f"{count} random sessions: {sums} exact sums, {voids} void attempts, 0 wrong"

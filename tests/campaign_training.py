@@ -16,12 +16,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from d2pfed.api import Job, Progress, Settings
 from d2pfed.cli.train import EXHAUSTED
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import verify
+from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.plan import Target
-from d2pfed.randomness import Entropy, Stream
-from d2pfed.run import Job, Progress, Settings
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerStep
 

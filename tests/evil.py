@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from d2pfed.randomness import Entropy, Stream, digest
+from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Session, crypto, keys, messages
 from d2pfed.secagg.adverts import Advert, Joined, leaf
 from d2pfed.secagg.invitation import encode_invitation
@@ -13,7 +13,7 @@ from d2pfed.secagg.messages import EncryptedShares, Kind
 from d2pfed.secagg.phases import Confirmed, Masked
 from d2pfed.secagg.shamir import Opener
 from d2pfed.secagg.unmask import Aggregate, unmask
-from d2pfed.wire import Subset, subset_of
+from d2pfed.secagg.wire import Subset, subset_of
 from federation import MODEL, TASK, Federation
 
 VICTIM = 0

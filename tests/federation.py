@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from d2pfed.errors import PeerError
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import (
     Advertising,
     Client,

@@ -9,7 +9,7 @@ from d2pfed.flower.draws import Committed, make_draws
 from d2pfed.flower.home import init_home
 from d2pfed.flower.keys import make_secret, read_secret
 from d2pfed.flower.rosters import SignedRoster
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import Roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
 

@@ -14,8 +14,8 @@ from d2pfed.flower.client import private
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.graph import Consistency
 from d2pfed.plan import Plan, Target, calibrate
+from d2pfed.secagg.graph import Consistency
 from homes import home_in
 
 DIMENSION = 16

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from d2pfed import canonical
 from d2pfed.errors import D2PFedError
 from d2pfed.flower.draws import Draws
 from d2pfed.flower.envelope import Introduction, Request, unpack_answer
 from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.rosters import SignedRoster
+from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Invite, gather, session_of
 from d2pfed.secagg import Session, Sum

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Roster, crypto, issue_roster
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.roster import LIFETIME_DAYS, NO_ROOT, _body
-from d2pfed.wire import frame
+from d2pfed.secagg.wire import frame
 
 AUTHORITY = digest("authority")  # the private key that tests sign rosters with
 ISSUED = 1_800_000_000

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from d2pfed.errors import TooFewClients
-from d2pfed.randomness import Stream, digest
+from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Client, Consistency, Delivery, Session, messages
 from d2pfed.secagg.messages import EncryptedShares, Kind
 from d2pfed.secagg.shamir import PRIME
-from d2pfed.wire import kind_of
+from d2pfed.secagg.wire import kind_of
 from federation import Federation, expected_sum, make_session, run_round
 
 

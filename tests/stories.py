@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 from d2pfed.accounting import Scheme
 from d2pfed.plan import Explanation, Kind, Plan, Target, calibrate, explain
-from d2pfed.report import RoundPoint, Story
+from d2pfed.runs.report import RoundPoint, Story
 
 VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
 

@@ -8,8 +8,8 @@ import pytest
 
 from d2pfed.accounting import Sampling, Scheme
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Kind, Policy, Target, calibrate
-from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, accept, session_of, sketch_of
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed import canonical
 from d2pfed.errors import ConfigError
-from d2pfed.ring import Ring
+from d2pfed.numerics import canonical
+from d2pfed.numerics.ring import Ring
 
 
 class Colour(StrEnum):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import (
     Client,
     Consistency,
@@ -19,7 +19,7 @@ from d2pfed.secagg.adverts import Joined
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
-from d2pfed.wire import frame, subset_of
+from d2pfed.secagg.wire import frame, subset_of
 from federation import MODEL, PHASES, TASK, Federation, enrol, enrolment_secret, make_session, one_hot, run_round
 
 SHAPES = {

@@ -12,7 +12,7 @@ from d2pfed.ledger import client_log, private_files
 from d2pfed.ledger.client_history import Anchor, Entry, History, anchor_after
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 
 AUTHORITY, CLIENT = bytes(range(32)), 7
 

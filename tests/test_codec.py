@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from d2pfed.codec import (
+from d2pfed.errors import ConfigError
+from d2pfed.noise.codec import (
     Centres,
     Codec,
     conditional_round,
@@ -16,9 +17,8 @@ from d2pfed.codec import (
     squared_norm,
     stochastic_round,
 )
-from d2pfed.errors import ConfigError
-from d2pfed.randomness import Entropy
-from d2pfed.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.rotation import Hadamard, RandomPhase
 
 SEED = bytes(range(32))
 

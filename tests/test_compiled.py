@@ -5,7 +5,7 @@ import sys
 
 from numba.core.caching import CacheImpl
 
-from d2pfed.compiled import compiled
+from d2pfed.numerics.compiled import compiled
 
 
 def double(value):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d2pfed.errors import PeerError
-from d2pfed.randomness import encode_path
+from d2pfed.numerics.randomness import encode_path
 from d2pfed.secagg import crypto
 from evil import LOW_ORDER
 

@@ -13,7 +13,7 @@ from scipy.stats import chi2
 
 from d2pfed.accounting import Sampling, Scheme
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import draws
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key, require_path
 from rosters import roster_of

@@ -7,9 +7,9 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower import account as account_module
 from d2pfed.flower.account import ALL, NOTHING, RUNS, Account, Given, carried_over, charged
 from d2pfed.flower.home import ClientBudget, init_home, read_home
-from d2pfed.graph import Consistency
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import Kind, Plan, Target, calibrate
+from d2pfed.secagg.graph import Consistency
 
 DELTA = 1e-5
 

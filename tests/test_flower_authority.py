@@ -17,7 +17,7 @@ from d2pfed.flower.keys import read_secret
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import current_roster, read_roster
 from d2pfed.ledger.client_history import Entry
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.position import sign_position
 from homes import enrol, home_in, sign_roster

@@ -12,7 +12,6 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from d2pfed import canonical
 from d2pfed.accounting import Scheme
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import Account, Given
@@ -22,12 +21,13 @@ from d2pfed.flower.home import SIMULATION_VARIABLE, read_home
 from d2pfed.flower.layout import Entry as ArrayEntry
 from d2pfed.flower.layout import Layout
 from d2pfed.flower.part import Part
-from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
+from d2pfed.numerics import canonical
 from d2pfed.plan import Policy
+from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import Kind
-from d2pfed.wire import kind_of
+from d2pfed.secagg.wire import kind_of
 from homes import anchor_in, enrol, home_in
 from local_grid import (
     DIMENSION,

@@ -7,7 +7,7 @@ import pytest
 from crash_moments import Disk, lay_out
 from d2pfed.errors import ConfigError
 from d2pfed.flower.draws import Committed, Draws, make_draws
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from homes import enrol
 
 

@@ -25,11 +25,11 @@ from d2pfed.flower.account import Given
 from d2pfed.flower.home import read_home
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import read_roster
-from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind, read_rows
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.plan import decode_plan
+from d2pfed.secagg.graph import Consistency
 from local_grid import DIMENSION, make_plan, noise_bound
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,8 +42,8 @@ ENCODE = """
 import numpy as np
 import d2pfed.flower.client
 from local_grid import make_plan
-from d2pfed.mechanism import Share
-from d2pfed.randomness import Entropy
+from d2pfed.noise.mechanisms import Share
+from d2pfed.numerics.randomness import Entropy
 plan = make_plan()
 centres = plan.codec.prepare(np.ones(16, np.float32), bytes(32))
 plan.ring.wrap(plan.mechanism.encode(centres, Share(rank=0, holders=5, designated=0, group=None), Entropy.system()))

@@ -12,9 +12,9 @@ from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.flower.home import default_anchor, init_home, read_home
 from d2pfed.flower.keys import make_secret, read_secret
 from d2pfed.flower.rosters import accept_roster, current_roster
-from d2pfed.graph import Consistency
 from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg.crypto import signing_public
+from d2pfed.secagg.graph import Consistency
 from homes import anchor_in, enrol, home_in
 
 AUTHORITY = bytes(range(32))

@@ -34,7 +34,7 @@ from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg import checks, messages
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import Position, sign_position
-from d2pfed.wire import HEADER_BYTES, kind_of
+from d2pfed.secagg.wire import HEADER_BYTES, kind_of
 from homes import anchor_in, enrol, home_in, sign_roster, write_settings
 from local_grid import make_plan
 from lying_server import LyingServer

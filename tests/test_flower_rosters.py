@@ -11,7 +11,7 @@ from d2pfed.flower.home import init_home, read_home
 from d2pfed.flower.keys import read_secret
 from d2pfed.flower.rosters import SignedRoster, accept_roster, current_roster, read_own_roster
 from d2pfed.ledger.client_history import Entry
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import encode_roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.position import sign_position

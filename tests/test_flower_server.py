@@ -16,15 +16,15 @@ from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Introduct
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.home import read_home
 from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
-from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind as Entry
 from d2pfed.ledger import read_rows
 from d2pfed.ledger.client_history import Entry as LogEntry
+from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Kind as Mechanism
-from d2pfed.randomness import digest
 from d2pfed.secagg import crypto
+from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import Kind
-from d2pfed.wire import kind_of
+from d2pfed.secagg.wire import kind_of
 from homes import enrol, home_in, sign_roster
 from local_grid import (
     DIMENSION,

@@ -11,8 +11,8 @@ pytest.importorskip("ray", reason="Flower's simulation needs Ray (extra `ray`)")
 
 from loopback import Federation
 
-from d2pfed.graph import Consistency
 from d2pfed.ledger import Kind, read_rows
+from d2pfed.secagg.graph import Consistency
 from local_grid import DIMENSION, make_plan, noise_bound
 from test_flower_federation import wait_for
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from d2pfed import randomness
 from d2pfed import round as rounds
 from d2pfed.accounting import SERVER, Scheme
-from d2pfed.codec import Codec
 from d2pfed.errors import TooFewClients
 from d2pfed.ledger import Ledger
+from d2pfed.noise.codec import Codec
+from d2pfed.numerics import randomness
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Target, calibrate
-from d2pfed.randomness import Entropy, digest
 from d2pfed.round import Attempt, Participant, aggregate, run_plan
 from d2pfed.secagg import crypto
 from d2pfed.simulation import Dropouts, Fidelity, Simulation

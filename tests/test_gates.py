@@ -14,7 +14,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture
 def copy(tmp_path):
-    for name in ("pyproject.toml", "src"):
+    for name in ("pyproject.toml", "src", "reproduction", "benchmarks"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -25,7 +25,7 @@ def copy(tmp_path):
 
 def gate(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
     program = [str(BIN / command[0]), *command[1:]]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(copy / "src"), "HOME": str(copy)}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{copy / 'src'}:{copy}", "HOME": str(copy)}
     return subprocess.run(program, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -37,12 +37,12 @@ def plant(copy: Path, module: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("module", "line", "code"),
     [
-        ("ring.py", "import random", "TID251"),
-        ("sampler/reference.py", "from numpy.random import default_rng", "TID251"),
-        ("wire.py", "import pickle", "TID251"),
+        ("numerics/ring.py", "import random", "TID251"),
+        ("noise/sampler/reference.py", "from numpy.random import default_rng", "TID251"),
+        ("secagg/wire.py", "import pickle", "TID251"),
         ("plan/target.py", "assert Target", "S101"),
         ("round.py", "def quiet(x):\n    return x", "ANN"),
-        ("codec.py", "def switch(on: bool) -> None: ...", "FBT001"),
+        ("noise/codec.py", "def switch(on: bool) -> None: ...", "FBT001"),
     ],
 )
 def test_the_linter_fails_on_a_planted_line(copy, module, line, code):
@@ -67,10 +67,10 @@ def test_the_type_checker_fails_on_a_planted_line(copy):
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("ring.py", "from d2pfed.codec import Codec", "Imports go down the layers"),
-        ("accounting/release.py", "from d2pfed.sampler import Binomial", "Imports go down the layers"),
-        ("ring.py", "import cryptography", "Ciphers live in randomness and secagg.crypto"),
-        ("codec.py", "import torch", "Torch lives in learning"),
+        ("numerics/ring.py", "from d2pfed.noise.codec import Codec", "Imports go down the layers"),
+        ("accounting/release.py", "from d2pfed.noise.sampler import Binomial", "Imports go down the layers"),
+        ("numerics/ring.py", "import cryptography", "Ciphers live in randomness and secagg.crypto"),
+        ("noise/codec.py", "import torch", "Torch lives in learning"),
         ("round.py", "import flwr", "Flower and Ray stay in their engines"),
     ],
 )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom, chi2, hypergeom
 
 from d2pfed.errors import ConfigError, TooFewClients
-from d2pfed.graph import (
+from d2pfed.numerics.randomness import digest
+from d2pfed.secagg.graph import (
     Circle,
     Complete,
     Consistency,
@@ -27,10 +28,9 @@ from d2pfed.graph import (
     unopened,
     upper_tail,
 )
-from d2pfed.graph.bounds import least_cut_off, log_apart, log_cut, may_open
-from d2pfed.graph.neighbourhood import _largest_threshold
-from d2pfed.graph.tails import log_factorials, log_upper_tails
-from d2pfed.randomness import digest
+from d2pfed.secagg.graph.bounds import least_cut_off, log_apart, log_cut, may_open
+from d2pfed.secagg.graph.neighbourhood import _largest_threshold
+from d2pfed.secagg.graph.tails import log_factorials, log_upper_tails
 
 sizes = st.integers(2, 40).flatmap(
     lambda size: st.tuples(

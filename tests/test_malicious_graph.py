@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.graph import Circle, Consistency
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import Session, crypto, keys
 from d2pfed.secagg.adverts import Joined, leaf
+from d2pfed.secagg.graph import Circle, Consistency
 from evil import VICTIM, Evil
 from federation import enrolment_secret, make_session
 
@@ -23,7 +23,7 @@ def nothing(*inputs):
 @pytest.fixture
 def small_limit(monkeypatch):
     """Sparse graphs for cohorts that a test can play through."""
-    monkeypatch.setattr("d2pfed.graph.graphs.SIGNED_COMPLETE_UP_TO", 10)
+    monkeypatch.setattr("d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 10)
 
 
 def sparse(size=24, degree=4, threshold=3, quorum=19, colluders=3, **changes) -> Session:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import PeerError
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import (
     Client,
     Consistency,
@@ -24,7 +24,7 @@ from d2pfed.secagg.adverts import leaf
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.phases import Confirmed, Finished, Masked
 from d2pfed.secagg.saved import encode_phase
-from d2pfed.wire import kind_of
+from d2pfed.secagg.wire import kind_of
 from evil import LOW_ORDER, VICTIM, Evil, TooFewShares
 from federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
 from rosters import sign_anything

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d2pfed.accounting import BinomialSum, DiscreteGaussianSum, SkellamSum
-from d2pfed.codec import Centres, Codec, rounded_radius, stochastic_round
 from d2pfed.errors import ConfigError
-from d2pfed.mechanism import (
+from d2pfed.noise.codec import Centres, Codec, rounded_radius, stochastic_round
+from d2pfed.noise.mechanisms import (
     BinomialNoise,
     Centered,
     DDGauss,
@@ -24,8 +24,8 @@ from d2pfed.mechanism import (
     SkellamNoise,
     l1_radius,
 )
-from d2pfed.randomness import Entropy
-from d2pfed.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from stats import check_every_coordinate_varies, check_fits, check_mean
 
 FALSE_ALARM = 1e-6

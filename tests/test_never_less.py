@@ -15,8 +15,8 @@ from d2pfed.cli import show
 from d2pfed.errors import ConfigError, LedgerError, TooFewClients
 from d2pfed.ledger import Ledger
 from d2pfed.ledger.book import Book
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Kind, Target, calibrate
-from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, aggregate, private_sum, run_plan
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts

@@ -11,11 +11,14 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from d2pfed import canonical
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding, spent
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Consistency
-from d2pfed.mechanism import BinomialNoise, Centered, Designated, Share, Shared, SkellamNoise
+from d2pfed.noise.mechanisms import BinomialNoise, Centered, Designated, Share, Shared, SkellamNoise
+from d2pfed.noise.sampler import MAX_TABLE_SIGMA
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import Ring
+from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import (
     VERIFIED_DRAWS,
     Kind,
@@ -30,10 +33,7 @@ from d2pfed.plan import (
 )
 from d2pfed.plan.agreement import TYPES
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
-from d2pfed.randomness import Entropy
-from d2pfed.ring import Ring
-from d2pfed.rotation import Hadamard, RandomPhase
-from d2pfed.sampler import MAX_TABLE_SIGMA
+from d2pfed.secagg.graph import Consistency
 
 SMALL = Target(dimension=100, population=2000, cohort=20, rounds=10, epsilon=2.0)
 GOLDEN = Target(dimension=51_370, population=100_000, cohort=100, rounds=100, spare=0, epsilon=1.0, delta=1e-5)

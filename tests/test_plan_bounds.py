@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed import canonical
 from d2pfed.accounting import Sampling, Scheme
-from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError, shown
-from d2pfed.mechanism import BinomialNoise, Centered, DDGauss, Designated, Rounded, Shared, SkellamNoise
+from d2pfed.noise.codec import Codec
+from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Rounded, Shared, SkellamNoise
+from d2pfed.numerics import canonical
+from d2pfed.numerics.ring import Ring
+from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import Kind, Plan, Policy, Target, calibrate, decode_plan
 from d2pfed.plan.agreement import MOST_CHARACTERS
-from d2pfed.ring import Ring
-from d2pfed.rotation import Hadamard, RandomPhase
 
 HUGE = 10**300
 ENDLESS = 10**5000  # Python itself refuses to print it

@@ -10,12 +10,12 @@ import pytest
 
 from d2pfed.accounting import RELEASED, SERVER, Adjacency, Sampling, Scheme, client_epsilon, spent
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Consistency, Neighbourhood, make_graph
-from d2pfed.mechanism import Centered, DDGauss, Share
+from d2pfed.noise.mechanisms import Centered, DDGauss, Share
+from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.ring import Ring
 from d2pfed.plan import Enrolled, Kind, Policy, Target, agreement, calibrate, policy, quorums
 from d2pfed.plan.collusion import colluders_within
-from d2pfed.randomness import Entropy, digest
-from d2pfed.ring import Ring
+from d2pfed.secagg.graph import Consistency, Neighbourhood, make_graph
 
 TARGET = Target(
     dimension=100,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from d2pfed.directory import Checkpoint, RunDirectory
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Head, Ledger, read_budget
+from d2pfed.runs.directory import Checkpoint, RunDirectory
 from d2pfed.training import ServerStep
 from power import Disk
 

@@ -12,13 +12,13 @@ from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from safetensors.numpy import load_file
 
+from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.learning import Learner, LocalTraining, Optimiser, build_model, load_task
 from d2pfed.ledger import read_rows
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Kind, Target, calibrate
-from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, session_of
-from d2pfed.run import Job, Settings
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, Simulation
 from d2pfed.simulation.ray_engine import RayWorkers, on_ray
 from d2pfed.training import ServerStep

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from d2pfed.accounting import CLIENT, Adjacency, Scheme, colluding, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Kind
-from d2pfed.report import Story, write_report
-from d2pfed.report.page import render
-from d2pfed.report.panels import panels
-from d2pfed.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
-from d2pfed.report.wording import in_bytes, meaning, promise
+from d2pfed.runs.report import Story, write_report
+from d2pfed.runs.report.page import render
+from d2pfed.runs.report.panels import panels
+from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
+from d2pfed.runs.report.wording import in_bytes, meaning, promise
 from stories import Page, outside, points, story
 
 HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""

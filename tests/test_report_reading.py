@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from d2pfed.accounting import Scheme
+from d2pfed.api import Job, Settings
 from d2pfed.cli import main
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Optimiser, build_model, load_task
 from d2pfed.plan import Kind, Target
-from d2pfed.report import read_story, write_report
-from d2pfed.run import Job, Settings
+from d2pfed.runs.report import read_story, write_report
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerStep
 from stories import Page, outside

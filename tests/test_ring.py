@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Entropy
-from d2pfed.ring import Ring
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import Ring
 from stats import check_fits
 
 ALL_BITS = range(1, 33)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.chain import first_head
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.chain import first_head
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import crypto, decode_roster, encode_roster, issue_roster
 from d2pfed.secagg import roster as rosters
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
-from d2pfed.wire import HEADER_BYTES, frame
+from d2pfed.secagg.wire import HEADER_BYTES, frame
 from rosters import AUTHORITY, EXPIRES, ISSUED, roster_of, sign_anything
 
 PUBLIC = crypto.signing_public(AUTHORITY)

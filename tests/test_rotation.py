@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError
-from d2pfed.randomness import Entropy, digest
-from d2pfed.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.rotation import Hadamard, RandomPhase
 
 SEED = digest("rotation seed")
 KINDS = (Hadamard, RandomPhase)

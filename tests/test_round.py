@@ -6,8 +6,8 @@ import pytest
 
 from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Kind, Plan, Policy, Target, calibrate
-from d2pfed.randomness import Entropy
 from d2pfed.round import Attempt, Participant, accept, aggregate, gather, private_sum, session_of
 from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity, Simulation

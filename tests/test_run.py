@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from d2pfed import canonical
 from d2pfed.accounting import SERVER, Scheme
+from d2pfed.api import Checkpoint, End, Job, RunDirectory, Settings
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
+from d2pfed.numerics import canonical
 from d2pfed.plan import Target
 from d2pfed.round import Participant, run_plan
-from d2pfed.run import Checkpoint, End, Job, RunDirectory, Settings
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerStep
 
@@ -150,7 +150,7 @@ def finished(parts, tmp_path_factory):
 
 def test_a_checkpoint_without_a_checksum_is_caught(parts, tmp_path, finished, monkeypatch):
     """The planted bug: a flipped bit of a parameter would train on."""
-    monkeypatch.setattr("d2pfed.directory._checksum", lambda _checkpoint: "")
+    monkeypatch.setattr("d2pfed.runs.directory._checksum", lambda _checkpoint: "")
     with RunDirectory.open(tmp_path / "other", "{}") as directory:
         directory.save(Checkpoint(ServerStep().start(np.zeros(3, np.float32)), ""))
         file = directory.path / "checkpoint.safetensors"

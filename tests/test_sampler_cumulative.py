@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.randomness import Entropy
-from d2pfed.sampler.bounds import Weights, exp_minus
-from d2pfed.sampler.cumulative import cumulative, refine
-from d2pfed.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
-from d2pfed.sampler.tables import tabulate
+from d2pfed.noise.sampler.bounds import Weights, exp_minus
+from d2pfed.noise.sampler.cumulative import cumulative, refine
+from d2pfed.noise.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
+from d2pfed.noise.sampler.tables import tabulate
+from d2pfed.numerics.randomness import Entropy
 from stats import check_fits
 
 DIGITS = 120

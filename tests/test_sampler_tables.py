@@ -5,10 +5,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.randomness import Entropy
-from d2pfed.sampler.cumulative import cumulative
-from d2pfed.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
-from d2pfed.sampler.tables import _fill, tabulate
+from d2pfed.noise.sampler.cumulative import cumulative
+from d2pfed.noise.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
+from d2pfed.noise.sampler.tables import _fill, tabulate
+from d2pfed.numerics.randomness import Entropy
 
 LAWS = [
     GaussianLaw(Fraction(0), Fraction(1, 100)),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import PeerError, TooFewClients
-from d2pfed.randomness import Stream, digest
+from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Advertising, Consistency, Delivery, boxes, collect, crypto, messages
 from d2pfed.secagg.adverts import leaf
 from d2pfed.secagg.messages import EncryptedShares

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import PeerError
-from d2pfed.randomness import Entropy, Stream, digest
+from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Consistency, Delivery, decode_invitation, decode_roster, encode_roster, keys, messages
 from d2pfed.secagg.adverts import Joined
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.saved import decode_phase
-from d2pfed.wire import HEADER_BYTES, frame, kind_of, subset_of
+from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of, subset_of
 from federation import MODEL, TASK, Federation, make_session, run_round
 from rosters import AUTHORITY
 from vectors_secagg import make_federation
 
 few = partial(
-    patch, "d2pfed.graph.graphs.SIGNED_COMPLETE_UP_TO", 5
+    patch, "d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 5
 )  # so that a signed graph of nine may be sparse
 
 with few():
@@ -205,7 +205,7 @@ def test_no_damaged_message_is_accepted(part):
 
 
 def test_the_damage_finds_a_reader_that_forgets_leftovers(monkeypatch):
-    monkeypatch.setattr("d2pfed.wire.Reader.end", lambda self: None)
+    monkeypatch.setattr("d2pfed.secagg.wire.Reader.end", lambda self: None)
     assert accepted(5_000, "leftovers")
 
 
@@ -216,7 +216,7 @@ def test_the_damage_finds_a_missing_checksum(monkeypatch):
         def __ne__(self, other):
             return False
 
-    monkeypatch.setattr("d2pfed.wire._checksum", lambda *parts: Agreeable(16))
+    monkeypatch.setattr("d2pfed.secagg.wire._checksum", lambda *parts: Agreeable(16))
     assert accepted(5_000, "checksum")
 
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from d2pfed.errors import PeerError, TooFewClients
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import (
     Advertising,
     Client,
@@ -33,7 +33,7 @@ from d2pfed.secagg import (
 )
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.phases import Advertised, Shared
-from d2pfed.wire import kind_of
+from d2pfed.secagg.wire import kind_of
 from federation import MODEL, TASK, Federation, expected_sum, make_session
 
 SIZE = 6

@@ -8,8 +8,8 @@ from scipy.stats import chi2
 
 from campaign_secagg import Cell, loss_of
 from d2pfed.errors import TooFewClients
-from d2pfed.randomness import Stream, digest
-from d2pfed.sampler import DiscreteGaussian
+from d2pfed.noise.sampler import DiscreteGaussian
+from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Delivery
 from evil import Evil
 from federation import Federation, make_session, run_round

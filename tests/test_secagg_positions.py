@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import ConfigError, PeerError, RolledBack
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import Client, Consistency, checks, collect, messages
 from d2pfed.secagg.adverts import Advert, Joined
 from d2pfed.secagg.messages import EncryptedShares

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from campaign_secagg import Cell, loss_of
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.randomness import Stream, digest
+from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import (
     Advertising,
     Client,
@@ -23,7 +23,7 @@ from d2pfed.secagg import (
 )
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.shamir import PRIME
-from d2pfed.wire import frame
+from d2pfed.secagg.wire import frame
 from federation import (
     MODEL,
     TASK,

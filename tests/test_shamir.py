@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Stream, digest
+from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg.shamir import PRIME, Corrected, Corrector, Opener, pack_shares, split, unpack_share
 
 TOY = 257

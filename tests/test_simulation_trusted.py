@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import kstest
 
 from d2pfed.accounting import ContinuousGaussian
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.simulation.trusted import gaussian_mean, normals, plain_mean
 
 ROOT = Entropy.replay(b"trusted")

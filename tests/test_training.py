@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from d2pfed.accounting import Sampling, Scheme
 from d2pfed.errors import ConfigError
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.round import Outcome
 from d2pfed.training import Cohorts, ServerStep, train
 from stats import check_fits, check_mean

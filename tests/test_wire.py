@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed import wire
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.secagg import wire
 
 BINDING = bytes(range(32))
 ids = st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=40).map(sorted)

@@ -29,7 +29,7 @@ from d2pfed.flower.authority import next_roster
 from d2pfed.flower.draws import make_draws
 from d2pfed.flower.home import init_home
 from d2pfed.flower.keys import make_secret, read_secret
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
 
 SETTINGS = """client = {client}

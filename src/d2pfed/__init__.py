@@ -1,7 +1,7 @@
 """Federated learning with secure aggregation and distributed differential privacy.
 
 The names here are the whole of what most programs need: wish (`Target`), plan (`calibrate`), explain, account, and
-run private rounds. Training needs the extra `train` and lives in `d2pfed.learning` and `d2pfed.run`.
+run private rounds. Training needs the extra `train` and lives in `d2pfed.learning` and `d2pfed.api`.
 """
 
 from d2pfed.accounting import (
@@ -20,8 +20,8 @@ from d2pfed.accounting import (
 )
 from d2pfed.errors import BudgetExceeded, ConfigError, D2PFedError, LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import Budget, Ledger, verify
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Explanation, Kind, Plan, Policy, Target, calibrate, explain
-from d2pfed.randomness import Entropy
 from d2pfed.round import Participant, aggregate, private_sum
 from d2pfed.training import ServerStep, train
 

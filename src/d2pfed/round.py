@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.accounting import Release, Scheme, is_amplified
-from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.graph import Consistency
 from d2pfed.ledger import RunPlan
-from d2pfed.mechanism import Designated, Share, Shared
+from d2pfed.noise.codec import FloatVector
+from d2pfed.noise.mechanisms import Designated, Share, Shared
+from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Enrolled, Plan, Policy
-from d2pfed.randomness import Entropy, digest
-from d2pfed.ring import RingVector
 from d2pfed.secagg import (
     Advertising,
     Client,
@@ -36,6 +35,7 @@ from d2pfed.secagg import (
     decode_invitation,
 )
 from d2pfed.secagg.draws import Opening, draw_cohort, draw_key, require_path
+from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.session import NO_ROSTER
 
 Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from d2pfed.accounting import Sampling, Scheme
-from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError
-from d2pfed.randomness import Entropy, Stream
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.round import Outcome
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives

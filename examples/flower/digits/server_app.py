@@ -9,8 +9,8 @@ from d2pfed.accounting import SERVER, Scheme
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import read_roster
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.graph import Consistency
 from d2pfed.plan import Plan, Target, calibrate
+from d2pfed.secagg.graph import Consistency
 from digits.task import Net, load_test_data, test
 
 app = ServerApp()

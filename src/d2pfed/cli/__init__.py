@@ -5,13 +5,11 @@ import sys
 import typer
 
 from d2pfed.cli.account import account
-from d2pfed.cli.bench import bench
 from d2pfed.cli.client import client
 from d2pfed.cli.data import data
 from d2pfed.cli.ledger import ledger
 from d2pfed.cli.plan import plan
 from d2pfed.cli.report import report
-from d2pfed.cli.reproduce import reproduce
 from d2pfed.cli.roster import roster
 from d2pfed.cli.train import train
 from d2pfed.errors import D2PFedError
@@ -23,27 +21,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (plan, train, account, report, reproduce):
+for command in (plan, train, account, report):
     app.command()(command)
-for group, name in ((ledger, "ledger"), (client, "client"), (roster, "roster"), (bench, "bench"), (data, "data")):
+for group, name in ((ledger, "ledger"), (client, "client"), (roster, "roster"), (data, "data")):
     app.add_typer(group, name=name)
 
 
 def main() -> None:
-    """Run the command line; on bad input print one line that says rule and value, and exit with 2."""
+    """Run the command line."""
+    run(app, "d2pfed")
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Run a command line; on bad input print one line that says rule and value, and exit with 2."""
     try:
         app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.Abort:
         sys.exit(130)
     except (D2PFedError, OSError) as error:  # the latter: a folder that is a file, a full disk
-        _fail(str(error))
+        _fail(name, str(error))
     except Exception as error:
         # The parser's complaints know how to name the option; they have no common public type.
         if not hasattr(error, "format_message"):
             raise
-        _fail(error.format_message())
+        _fail(name, error.format_message())
 
 
-def _fail(text: str) -> None:
-    print(f"d2pfed: {' '.join(text.split())}", file=sys.stderr)
+def _fail(name: str, text: str) -> None:
+    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
     sys.exit(2)

@@ -83,7 +83,7 @@ def create(
     ] = None,
 ) -> None:
     """Make a ledger for all runs over one population, tuning runs included."""
-    from d2pfed.report.records import read_text  # noqa: PLC0415 - the plotter takes a second to load
+    from d2pfed.runs.report.records import read_text  # noqa: PLC0415 - the plotter takes a second to load
 
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
     budget = Budget(epsilon, delta, options.observer_named(against), participations, declared)
@@ -100,7 +100,7 @@ def _budget(budget: Budget) -> str:
 
 
 def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:
-    from d2pfed.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib takes a second to load
+    from d2pfed.runs.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib takes a second to load
 
     if not epsilons or path.suffix not in (".png", ".svg"):
         raise ConfigError(f"a plot needs a run and a name that ends in .png or .svg, got {len(epsilons)}, {path}")

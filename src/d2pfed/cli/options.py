@@ -9,8 +9,8 @@ import typer
 
 from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Consistency
 from d2pfed.plan import Kind, Turn
+from d2pfed.secagg.graph import Consistency
 from d2pfed.simulation import EXCHANGES, Dropouts, Hire
 
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -15,7 +15,7 @@ from d2pfed.flower.draws import DEPTH, Committed, make_draws
 from d2pfed.flower.home import require_identity
 from d2pfed.flower.keys import decode_public, make_secret, read_secret
 from d2pfed.ledger.private_files import create_file
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.roster import LIFETIME_DAYS

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from d2pfed import canonical
 from d2pfed.accounting import Adjacency, Scheme
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.errors import ConfigError
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Kind, Plan, Target, Turn, explain
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
-from d2pfed.randomness import digest
 from d2pfed.simulation import Fidelity, InProcess
 from d2pfed.training import ServerStep
 
 if TYPE_CHECKING:
-    from d2pfed.run import Progress as Advance
-    from d2pfed.run import Summary
+    from d2pfed.api import Progress as Advance
+    from d2pfed.api import Summary
 
 
 LONGEST_NAME = 100
@@ -114,6 +114,7 @@ def train(
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
     # Torch takes seconds to load, and no other command needs it.
+    from d2pfed.api import Job, Settings  # noqa: PLC0415
     from d2pfed.learning import (  # noqa: PLC0415
         LocalTraining,
         Optimiser,
@@ -122,7 +123,6 @@ def train(
         load_task,
         parse_partition,
     )
-    from d2pfed.run import Job, Settings  # noqa: PLC0415
 
     if seed is not None:
         check_range("seed", seed, 0, 2**63 - 1)

@@ -7,11 +7,11 @@ from pathlib import Path
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.draws import Committed
 from d2pfed.flower.positions import Positions
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import Roster, issue_roster
 from d2pfed.secagg.position import Position, verify_position
 from d2pfed.secagg.roster import NO_ROOT, Floor
-from d2pfed.wire import ClientId
+from d2pfed.secagg.wire import ClientId
 
 
 def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[ClientId, Position]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import Account
 from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Introduction, Request, pack_answer
@@ -18,13 +17,14 @@ from d2pfed.flower.layout import Layout, decode_model, decode_task
 from d2pfed.flower.part import Part, agree
 from d2pfed.flower.states import Saved, States
 from d2pfed.ledger.private_files import FileError
-from d2pfed.randomness import Entropy
-from d2pfed.ring import RingVector
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
 from d2pfed.round import Participant
 from d2pfed.secagg import Session
 from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.messages import Kind
-from d2pfed.wire import binding_of, kind_of
+from d2pfed.secagg.wire import binding_of, kind_of
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is
 

@@ -14,8 +14,8 @@ from d2pfed.flower.rosters import SignedRoster
 from d2pfed.plan import Plan
 from d2pfed.secagg import Roster
 from d2pfed.secagg.draws import Opening, draw_cohort, draw_key
+from d2pfed.secagg.wire import ClientId
 from d2pfed.training import Cohorts
-from d2pfed.wire import ClientId
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.private_files import OTHERS_MAY_USE, create_file, locked, read_file, replace_file
-from d2pfed.randomness import KEY_BYTES, Entropy
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg import Roster
 from d2pfed.secagg.draws import MOST_DEPTH, DrawTree
 

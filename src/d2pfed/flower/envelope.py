@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord, RecordDict
 
 from d2pfed.errors import PeerError
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.crypto import SIGNATURE_BYTES
-from d2pfed.wire import ClientId, pack_integer
+from d2pfed.secagg.wire import ClientId, pack_integer
 
 INTRODUCTION = "d2pfed.introduction"
 EXCHANGE = "d2pfed.exchange"

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.envelope import MESSAGE_TYPE, MOST_ATTEMPT_SECONDS, Request, unpack_answer
 from d2pfed.secagg.messages import Kind
-from d2pfed.wire import ClientId, kind_of
+from d2pfed.secagg.wire import ClientId, kind_of
 
 # Makes a message out of content, the node it is for, a group and its seconds to live.
 Letter = Callable[[RecordDict, int, str, float], Message]

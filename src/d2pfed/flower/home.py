@@ -14,11 +14,11 @@ from d2pfed.errors import ConfigError
 from d2pfed.flower.keys import decode_public, make_secret, read_secret
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.private_files import create_file, make_directory, read_file, require_directory
+from d2pfed.numerics.randomness import KEY_BYTES, digest
 from d2pfed.plan import Kind, Policy
-from d2pfed.randomness import KEY_BYTES, digest
 from d2pfed.secagg import Consistency
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.wire import ID_LIMIT
+from d2pfed.secagg.wire import ID_LIMIT
 
 NODE_SETTING = "d2pfed-home"  # in the SuperNode's --node-config
 SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by whoever starts a simulation; no server can set it

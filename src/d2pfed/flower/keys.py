@@ -4,7 +4,7 @@ from pathlib import Path
 
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.private_files import OTHERS_MAY_USE, create_file, read_file
-from d2pfed.randomness import KEY_BYTES, Entropy
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg.crypto import signing_public
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from d2pfed import canonical
-from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.wire import pack_integer
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics import canonical
+from d2pfed.secagg.wire import pack_integer
 
 _TYPES = ("float16", "float32", "float64")
 _PARAMS = np.dtype("<f4")

@@ -11,7 +11,7 @@ from d2pfed.flower.envelope import Introduced, Introduction
 from d2pfed.flower.grid import Mail, refuse
 from d2pfed.secagg import Roster
 from d2pfed.secagg.crypto import require_signature
-from d2pfed.wire import ClientId
+from d2pfed.secagg.wire import ClientId
 
 _EXCHANGE = "INTRODUCTION"
 

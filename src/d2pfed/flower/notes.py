@@ -5,9 +5,9 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from d2pfed.directory import RunDirectory
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.round import Masked
+from d2pfed.runs.directory import RunDirectory
 from d2pfed.secagg import Sum
 
 _log = logging.getLogger("d2pfed.flower")

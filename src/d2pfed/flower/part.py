@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from d2pfed import canonical
 from d2pfed.accounting import Scheme
 from d2pfed.errors import PeerError, RolledBack
 from d2pfed.flower.account import Account
@@ -19,14 +18,15 @@ from d2pfed.flower.runs import Runs, Told
 from d2pfed.flower.states import Saved
 from d2pfed.ledger.client_history import Entry, History
 from d2pfed.ledger.rows import Head
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, decode_plan
-from d2pfed.randomness import Entropy, digest
 from d2pfed.round import enrolled_in, invited_session
 from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import sign_position
-from d2pfed.wire import kind_of
+from d2pfed.secagg.wire import kind_of
 
 _log = logging.getLogger("d2pfed.flower")
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from d2pfed.ledger.private_files import append_file, locked, read_file, replace_file, truncate_file
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.position import POSITION_BYTES, Position, unpack_position
-from d2pfed.wire import ClientId, pack_integer
+from d2pfed.secagg.wire import ClientId, pack_integer
 
 _ID_BYTES, _KEY_BYTES = 8, 8
 _RECORD_BYTES = _ID_BYTES + _KEY_BYTES + POSITION_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from d2pfed.errors import PeerError
 from d2pfed.ledger.private_files import FileError, locked, make_directory, read_file, replace_file
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 
 _log = logging.getLogger("d2pfed.flower")
 

@@ -10,10 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from safetensors.numpy import save
 
-from d2pfed import canonical
 from d2pfed.accounting import Scheme
-from d2pfed.codec import FloatVector
-from d2pfed.directory import Checkpoint, RunDirectory, open_run
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.flower.cohorts import Drawn, SecretCohorts, cohort_source, require_lasting
 from d2pfed.flower.envelope import Introduction
@@ -23,11 +20,14 @@ from d2pfed.flower.members import Members
 from d2pfed.flower.notes import Notes, Watched
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import SignedRoster
-from d2pfed.graph import Consistency
 from d2pfed.ledger import Ledger
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Invite, Outcome, aggregate, gather, session_of
+from d2pfed.runs.directory import Checkpoint, RunDirectory, open_run
 from d2pfed.secagg import Session
+from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import Position
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train

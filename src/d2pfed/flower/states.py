@@ -9,8 +9,8 @@ from pathlib import Path
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.private_files import locked, make_directory, read_file, replace_file, sync_directory
-from d2pfed.randomness import digest
-from d2pfed.wire import Reader, pack_integer, pack_text
+from d2pfed.numerics.randomness import digest
+from d2pfed.secagg.wire import Reader, pack_integer, pack_text
 
 _log = logging.getLogger("d2pfed.flower")
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
-from d2pfed.compiled import compiled
 from d2pfed.errors import ConfigError
 from d2pfed.learning.partition import Dirichlet, Iid, Shards
 from d2pfed.learning.task import Examples, IntVector, check_client
+from d2pfed.numerics.compiled import compiled
 
 SIDE = 28
 FIELDS = 1522

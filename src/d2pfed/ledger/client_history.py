@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from d2pfed.chain import next_head
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.budget import LARGEST
 from d2pfed.ledger.rows import Head
+from d2pfed.numerics.chain import next_head
 
 Body = Mapping[str, object]  # what a row says: a flat JSON object
 

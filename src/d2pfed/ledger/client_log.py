@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from d2pfed.chain import first_head
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.client_history import (
     ADOPT,
@@ -36,7 +35,8 @@ from d2pfed.ledger.private_files import (
     truncate_file,
 )
 from d2pfed.ledger.rows import Head
-from d2pfed.randomness import digest
+from d2pfed.numerics.chain import first_head
+from d2pfed.numerics.randomness import digest
 
 
 class ClientLog:

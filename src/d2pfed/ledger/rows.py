@@ -4,12 +4,12 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from d2pfed import canonical
 from d2pfed.accounting import Release
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger.budget import LARGEST, Begun, Budget, check_name
 from d2pfed.ledger.text import decode_release
-from d2pfed.randomness import digest
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import digest
 
 HASH_BYTES = 32
 ROOT = bytes(HASH_BYTES)  # what the first row is chained to

@@ -5,7 +5,6 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from d2pfed import canonical
 from d2pfed.accounting.release import (
     Adjacency,
     BinomialSum,
@@ -18,6 +17,7 @@ from d2pfed.accounting.release import (
     Unit,
 )
 from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.numerics import canonical
 
 VERSION = 2
 

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed import canonical
 from d2pfed.accounting import (
     ALONE,
     CLIENT,
@@ -21,10 +20,9 @@ from d2pfed.accounting import (
     colluding,
     spent,
 )
-from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Consistency, Neighbourhood, check_bounds
-from d2pfed.mechanism import (
+from d2pfed.noise.codec import Codec
+from d2pfed.noise.mechanisms import (
     BinomialNoise,
     Centered,
     DDGauss,
@@ -34,6 +32,10 @@ from d2pfed.mechanism import (
     Shared,
     SkellamNoise,
 )
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.ring import Ring
+from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan.bounds import (
     LEAST_DELTA,
     MOST_ATTEMPTS,
@@ -45,9 +47,7 @@ from d2pfed.plan.bounds import (
 )
 from d2pfed.plan.collusion import require_honest_majority
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
-from d2pfed.randomness import digest
-from d2pfed.ring import Ring
-from d2pfed.rotation import Hadamard, RandomPhase
+from d2pfed.secagg.graph import Consistency, Neighbourhood, check_bounds
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
 

@@ -8,14 +8,14 @@ from d2pfed.accounting import RELEASED, ContinuousGaussian, Noise, Release, Sche
 from d2pfed.accounting import spent as certified
 from d2pfed.accounting import upper_bound as coarse
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Neighbourhood
+from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan.agreement import Plan
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
 from d2pfed.plan.target import HELD_BY_ONE, Kind, Target
 from d2pfed.plan.widths import noise_width, widest
-from d2pfed.ring import MAX_BITS, Ring
+from d2pfed.secagg.graph import Neighbourhood
 
 Account = Callable[..., Spent]
 

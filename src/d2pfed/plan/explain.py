@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 
 from d2pfed.accounting import Scheme, Spent, round_up
-from d2pfed.graph import Consistency
-from d2pfed.mechanism import Centered
+from d2pfed.noise.mechanisms import Centered
 from d2pfed.plan.agreement import Plan, promises
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
 from d2pfed.plan.target import Target
 from d2pfed.plan.widths import variance
+from d2pfed.secagg.graph import Consistency
 
 HOPELESS = 10.0  # the noise's norm in the mean over the clip: above it, updates drown
 

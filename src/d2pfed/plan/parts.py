@@ -5,9 +5,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from d2pfed.accounting import Observer
-from d2pfed.codec import Codec
 from d2pfed.errors import ConfigError
-from d2pfed.mechanism import (
+from d2pfed.noise.codec import Codec
+from d2pfed.noise.mechanisms import (
     LEAST_WIDTH,
     MOST_WIDTH,
     BinomialNoise,
@@ -19,11 +19,11 @@ from d2pfed.mechanism import (
     Shared,
     SkellamNoise,
 )
+from d2pfed.noise.sampler import MAX_TABLE_SIGMA
+from d2pfed.numerics.ring import Ring
+from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan.target import HELD_BY_ONE, Kind, Target, Turn
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
-from d2pfed.ring import Ring
-from d2pfed.rotation import Hadamard, RandomPhase
-from d2pfed.sampler import MAX_TABLE_SIGMA
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding

@@ -6,12 +6,12 @@ from fractions import Fraction
 
 from d2pfed.accounting import Noise, Sampling, Scheme, client_epsilon
 from d2pfed.errors import ConfigError
-from d2pfed.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
-from d2pfed.mechanism import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
+from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
 from d2pfed.plan.agreement import Plan
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.target import Kind
 from d2pfed.plan.widths import noise_width, variance, widest
+from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 
 _MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
 _KINDS: dict[type, Kind] = {

@@ -4,8 +4,16 @@ from dataclasses import replace
 
 from d2pfed.accounting import Scheme
 from d2pfed.errors import ConfigError
-from d2pfed.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency, Neighbourhood, Risk, choose, complete
 from d2pfed.plan.target import Kind, Target
+from d2pfed.secagg.graph import (
+    SIGNED_COMPLETE_UP_TO,
+    SIGNED_UP_TO,
+    Consistency,
+    Neighbourhood,
+    Risk,
+    choose,
+    complete,
+)
 
 
 def neighbourhood_of(target: Target) -> Neighbourhood:

@@ -11,7 +11,8 @@ import numpy as np
 
 from d2pfed.accounting import CAP_SHARE, RELEASED, Adjacency, Observer, Sampling, Scheme, cap_excess
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Consistency
+from d2pfed.numerics.ring import MAX_BITS
+from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan.bounds import (
     LEAST_DELTA,
     MOST_ATTEMPTS_PER_ROUND,
@@ -21,8 +22,7 @@ from d2pfed.plan.bounds import (
     check_range,
 )
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within
-from d2pfed.ring import MAX_BITS
-from d2pfed.rotation import MAX_DIMENSION
+from d2pfed.secagg.graph import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one a round, as a share of the rounds

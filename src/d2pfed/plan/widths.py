@@ -11,10 +11,10 @@ from d2pfed.accounting import (
     Scheme,
     SkellamSum,
 )
-from d2pfed.codec import Codec
-from d2pfed.mechanism import Centered, Mechanism
-from d2pfed.ring import Ring
-from d2pfed.sampler import MAX_TABLE_SIGMA
+from d2pfed.noise.codec import Codec
+from d2pfed.noise.mechanisms import Centered, Mechanism
+from d2pfed.noise.sampler import MAX_TABLE_SIGMA
+from d2pfed.numerics.ring import Ring
 
 
 def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int) -> float:

@@ -1,9 +1,9 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them."""
 
-from d2pfed.graph import Consistency
 from d2pfed.secagg.client import Client
 from d2pfed.secagg.desk import Contribute
 from d2pfed.secagg.exchange import Exchange, ServerPhase, collect
+from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.history import History
 from d2pfed.secagg.invitation import Invitation, decode_invitation
 from d2pfed.secagg.messages import upload_bytes

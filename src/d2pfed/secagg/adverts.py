@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from d2pfed.graph import Graph, Ranks
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
+from d2pfed.secagg.graph import Graph, Ranks
 from d2pfed.secagg.position import POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.session import Session
-from d2pfed.wire import ClientId, Reader, Subset, pack_subset
+from d2pfed.secagg.wire import ClientId, Reader, Subset, pack_subset
 
 COMMITMENT_BYTES = 32
 LEAF_BYTES = 32

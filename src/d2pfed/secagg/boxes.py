@@ -7,7 +7,7 @@ from d2pfed.secagg import crypto
 from d2pfed.secagg.position import Position, unpack_position
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.wire import Reader
+from d2pfed.secagg.wire import Reader
 
 CONTRIBUTION_BYTES = 32
 

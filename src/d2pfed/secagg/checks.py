@@ -10,7 +10,7 @@ from d2pfed.secagg.invitation import Invitation
 from d2pfed.secagg.position import Position, verify_position
 from d2pfed.secagg.roster import Enrolment, Roster
 from d2pfed.secagg.session import Delivery, Session
-from d2pfed.wire import ClientId, Subset
+from d2pfed.secagg.wire import ClientId, Subset
 
 
 def require_invited(session: Session, client: ClientId, invited: Invitation) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg.desk import Contribute, Desk
 from d2pfed.secagg.history import History
 from d2pfed.secagg.phases import Finished, Invited, Phase, Shared
@@ -10,7 +10,7 @@ from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Enrolment
 from d2pfed.secagg.saved import decode_phase, encode_phase
 from d2pfed.secagg.session import Session
-from d2pfed.wire import ClientId
+from d2pfed.secagg.wire import ClientId
 
 
 class Client:

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from d2pfed.errors import PeerError
-from d2pfed.randomness import KEY_BYTES, PathPart, encode_path
+from d2pfed.numerics.randomness import KEY_BYTES, PathPart, encode_path
 
 PUBLIC_BYTES = 32
 SIGNATURE_BYTES = 64

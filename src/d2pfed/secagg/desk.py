@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from d2pfed.errors import ConfigError
-from d2pfed.ring import RingVector
+from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, crypto
 from d2pfed.secagg.adverts import Joined
 from d2pfed.secagg.history import History
 from d2pfed.secagg.roster import Enrolment
 from d2pfed.secagg.session import Session
-from d2pfed.wire import ClientId, Subset
+from d2pfed.secagg.wire import ClientId, Subset
 
 # From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
 Contribute = Callable[[bytes, bytes, bytes | None], RingVector]

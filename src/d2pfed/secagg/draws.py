@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from d2pfed.accounting import Sampling, Scheme
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Entropy, Stream, digest
-from d2pfed.wire import ClientId
+from d2pfed.numerics.randomness import Entropy, Stream, digest
+from d2pfed.secagg.wire import ClientId
 
 MOST_DEPTH = 20
 SEED_BYTES = 32

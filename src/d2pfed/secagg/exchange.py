@@ -7,7 +7,7 @@ import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.secagg.session import Session
-from d2pfed.wire import ClientId, Subset
+from d2pfed.secagg.wire import ClientId, Subset
 
 Exchange = Callable[[Mapping[ClientId, bytes]], Iterable[tuple[ClientId, bytes]]]
 

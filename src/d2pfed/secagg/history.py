@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from d2pfed.secagg.position import Position
-from d2pfed.wire import ClientId
+from d2pfed.secagg.wire import ClientId
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from d2pfed.secagg.draws import NODE_BYTES, SEED_BYTES, Opening
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import NO_POSITION, POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.session import Session
-from d2pfed.wire import ClientId, frame, pack_ids, pack_integer, pack_text, unframe_unbound
+from d2pfed.secagg.wire import ClientId, frame, pack_ids, pack_integer, pack_text, unframe_unbound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from d2pfed.randomness import digest
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.adverts import Joined
 from d2pfed.secagg.session import Session
-from d2pfed.wire import ClientId, Subset, pack_subset
+from d2pfed.secagg.wire import ClientId, Subset, pack_subset
 
 NO_GROUP = b""  # what stands for the hash of the group seed where there is none
 

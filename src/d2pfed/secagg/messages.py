@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from d2pfed.errors import PeerError
-from d2pfed.ring import RingVector
+from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg.adverts import LEAF_BYTES, Advert, Joined, advert_bytes, leaf, lists_leaves, read_advert
 from d2pfed.secagg.crypto import SIGNATURE_BYTES, TAG_BYTES
 from d2pfed.secagg.position import POSITION_BYTES
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.wire import (
+from d2pfed.secagg.wire import (
     HEADER_BYTES,
     Reader,
     Subset,

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Entropy, Stream
-from d2pfed.ring import RingVector
+from d2pfed.numerics.randomness import Entropy, Stream
+from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import boxes, checks, crypto, keys, messages, shamir
 from d2pfed.secagg.adverts import Advert, Joined, leaf
 from d2pfed.secagg.desk import Desk
@@ -19,7 +19,7 @@ from d2pfed.secagg.invitation import decode_invitation
 from d2pfed.secagg.messages import Adverts, EncryptedShares, Kind, MaskedVector
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.session import Delivery, Session
-from d2pfed.wire import ClientId, Subset, subset_of
+from d2pfed.secagg.wire import ClientId, Subset, subset_of
 
 
 class Phase(Protocol):

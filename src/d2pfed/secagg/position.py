@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from d2pfed.chain import HEAD_BYTES, first_head, next_head
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import digest
+from d2pfed.numerics.chain import HEAD_BYTES, first_head, next_head
+from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import crypto
-from d2pfed.wire import ClientId, pack_integer
+from d2pfed.secagg.wire import ClientId, pack_integer
 
 __all__ = [
     "Position",

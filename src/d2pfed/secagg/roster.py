@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from d2pfed.chain import HEAD_BYTES, first_head
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Entropy, digest
+from d2pfed.numerics.chain import HEAD_BYTES, first_head
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.draws import MOST_DEPTH
 from d2pfed.secagg.messages import Kind
-from d2pfed.wire import BINDING_BYTES, ID_LIMIT, ClientId, frame, pack_ids, pack_integer, unframe
+from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, frame, pack_ids, pack_integer, unframe
 
 DAY_SECONDS = 86_400
 LIFETIME_DAYS = 30

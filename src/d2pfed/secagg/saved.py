@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import KEY_BYTES, Entropy
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg.adverts import DIGEST_BYTES, Joined
 from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, Kind
 from d2pfed.secagg.phases import Advertised, Confirmed, Invited, Masked, Peer, Phase, Shared
 from d2pfed.secagg.position import POSITION_BYTES, unpack_position
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.wire import Reader, frame, kind_of, pack_integer, pack_subset, subset_of, unframe
+from d2pfed.secagg.wire import Reader, frame, kind_of, pack_integer, pack_subset, subset_of, unframe
 
 _KINDS: Mapping[type, Kind] = {
     Invited: Kind.SAVED_INVITED,

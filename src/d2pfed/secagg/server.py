@@ -13,18 +13,18 @@ from types import MappingProxyType
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.graph import Graph
 from d2pfed.secagg import checks, crypto, keys, messages
 from d2pfed.secagg.adverts import Advert, Joined, leaf
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.exchange import Gate, Outbox
+from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import EncryptedShares, Kind
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Roster
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.unmask import Aggregate, RunJobs, Shares, Sum, unmask
-from d2pfed.wire import ClientId, Subset, subset_of
+from d2pfed.secagg.wire import ClientId, Subset, subset_of
 
 _NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from d2pfed.errors import ConfigError
-from d2pfed.graph import Consistency, Graph, graphs, make_graph
-from d2pfed.randomness import digest
-from d2pfed.ring import Ring
-from d2pfed.wire import BINDING_BYTES, ID_LIMIT, ClientId, pack_ids, pack_text
+from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.ring import Ring
+from d2pfed.secagg.graph import Consistency, Graph, graphs, make_graph
+from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, pack_ids, pack_text
 
 COUNTER_LIMIT = 1 << 32
 NO_ROSTER = bytes(BINDING_BYTES)  # what stands for a roster's digest where nobody is enrolled

@@ -9,9 +9,9 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.compiled import compiled
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.randomness import Stream
+from d2pfed.numerics.compiled import compiled
+from d2pfed.numerics.randomness import Stream
 
 PRIME = (1 << 256) + 297  # the least prime above every 32-byte secret
 SECRET_BYTES = 32

@@ -7,15 +7,15 @@ from typing import Protocol
 import numpy as np
 
 from d2pfed.errors import TooFewClients
-from d2pfed.randomness import Stream
-from d2pfed.ring import Ring, RingVector
+from d2pfed.numerics.randomness import Stream
+from d2pfed.numerics.ring import Ring, RingVector
 from d2pfed.secagg import keys
 from d2pfed.secagg.adverts import Advert, Joined
 from d2pfed.secagg.blame import Disputes
 from d2pfed.secagg.crypto import Agreement
 from d2pfed.secagg.session import Session
 from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Opener
-from d2pfed.wire import ClientId, Subset
+from d2pfed.secagg.wire import ClientId, Subset
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
 IsRight = Callable[[bytes], bool]

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
-from d2pfed.codec import FloatVector
+from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation.engine import Encode, Updates
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy
 
 EXCHANGES = ("advertise", "share", "masked", "unmask")
 

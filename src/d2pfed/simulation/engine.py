@@ -8,16 +8,16 @@ from itertools import islice
 
 import numpy as np
 
-from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError, TooFewClients
-from d2pfed.graph import Graph
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.randomness import Entropy
-from d2pfed.ring import RingVector
 from d2pfed.round import Collected, Masked, Participant, gather
 from d2pfed.secagg import Client, Delivery, Session, Sum, carried, group_seed_of, require_enough
+from d2pfed.secagg.graph import Graph
+from d2pfed.secagg.wire import subset_of
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
-from d2pfed.wire import subset_of
 
 Updates = Callable[[Sequence[int]], Iterator[FloatVector | None]]  # of these clients, in their order; None: lost
 

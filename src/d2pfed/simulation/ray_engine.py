@@ -11,9 +11,9 @@ import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
-from d2pfed.codec import FloatVector
 from d2pfed.errors import ConfigError
-from d2pfed.ring import RingVector
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.ring import RingVector
 from d2pfed.simulation.crew import Hire, Learn
 from d2pfed.simulation.engine import Encode, Updates, Work
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.accounting import ContinuousGaussian
-from d2pfed.codec import FloatVector
-from d2pfed.randomness import Stream
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Stream
 
 
 def plain_mean(updates: Iterable[FloatVector], cohort: int) -> FloatVector:

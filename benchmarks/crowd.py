@@ -1,0 +1,146 @@
+"""A round of one real client among a crowd that one helper plays, for sizes at which a real crowd takes too long."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from d2pfed.errors import ConfigError
+from d2pfed.numerics.randomness import Entropy, Stream, digest
+from d2pfed.numerics.ring import RingVector
+from d2pfed.secagg import Client, Enrolment, History, Roster, Session, boxes, crypto, keys, messages, shamir
+from d2pfed.secagg.adverts import Advert, Joined
+from d2pfed.secagg.messages import EncryptedShares, MaskedVector
+from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.wire import HEADER_BYTES, ClientId, subset_of
+
+REAL = 0  # the rank of the one client that works as clients do
+CHECKED = 64  # coordinates of the sum that are held against the truth: all that the helper takes masks off
+
+Make = Callable[[ClientId, Entropy], Client]
+Answers = Iterator[tuple[ClientId, bytes]]
+
+
+class Crowd:
+    """All clients but one. They know each other's secrets, so that nothing between them is sealed or masked.
+
+    What the server and the real client do is what they would do among real clients: as many adverts, signatures, boxes,
+    shares and masks. Only boxes within the crowd hold noise, and masks within it are left out of the vectors.
+    Each method gets the server's requests and the real client's answer, and yields the answers of the others.
+    """
+
+    def __init__(self, session: Session, lost: frozenset[ClientId], make: Make, root: Entropy) -> None:
+        if not session.is_complete or session.cohort[REAL] in lost:
+            raise ConfigError("a crowd is for complete graphs, and does not lose its real client")
+        self._session = session
+        self._survivors = subset_of(
+            len(session.cohort), [rank for rank, client in enumerate(session.cohort) if client not in lost]
+        )
+        self._clients = {
+            rank: make(client, root.child(client)) for rank, client in enumerate(session.cohort) if rank
+        }
+        self._root = root
+        self._shares: dict[int, list[int]] = {}  # by owner: of the secret that will be opened, for each holder
+        self._joined: Joined | None = None
+        self._adverts: Mapping[int, Advert] = {}
+        self._context = b""
+
+    def advertise(self, requests: Mapping[ClientId, bytes], _answer: bytes) -> Answers:
+        """Advertise as anyone does."""
+        for rank, machine in self._clients.items():
+            client = self._session.cohort[rank]
+            yield client, machine.receive(requests[client])
+
+    def share(self, requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:
+        """Seal shares for the real client, noise for all others, and open what the real client has sealed."""
+        session, size = self._session, len(self._session.cohort)
+        listed = messages.decode_adverts(session, REAL, requests[session.cohort[REAL]])
+        self._joined, self._adverts = listed.joined, listed.adverts
+        sent, noise = messages.decode_boxes(listed.joined, REAL, answer), self._root.child("noise").stream()
+        self._shares[REAL] = [0] * size
+        for rank in self._clients:
+            shares = self._shares[rank] = self._split(rank)
+            inward, outward = self._box_keys(rank)
+            opened = boxes.unseal(session, inward, sent.boxes[rank])
+            self._shares[REAL][rank] = 0 if opened is None else opened.seed_share
+            box = crypto.seal(outward, boxes.Content(shares[REAL], shares[REAL], b"").pack())
+            filler = noise.bytes(messages.box_bytes(session))
+            sealed = {other: filler if other else box for other in range(size) if other != rank}
+            packed = messages.encode_boxes(listed.joined, rank, EncryptedShares(sealed, subset_of(size, ())))
+            yield session.cohort[rank], packed
+
+    def mask(self, _requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:
+        """Send vectors of zero; the first one carries all masks that do not cancel, where the sum is checked."""
+        session = self._session
+        self._context = answer[HEADER_BYTES : HEADER_BYTES + messages.CONTEXT_BYTES]
+        pending = self._masks()
+        for rank in self._left():
+            vector = np.zeros(session.dimension, np.uint32)
+            vector[: pending.size], pending = pending, pending[:0]
+            yield (
+                session.cohort[rank],
+                messages.encode_masked(session, rank, MaskedVector(self._context, b"", vector)),
+            )
+
+    def confirm(self, _requests: Mapping[ClientId, bytes], _answer: bytes) -> Answers:
+        """Sign what the server says about the survivors."""
+        statement = keys.survivors_statement(self._context, self._survivors)
+        for rank in self._left():
+            client = self._session.cohort[rank]
+            signature = crypto.sign(signing_secret(client), statement)
+            yield client, messages.encode_confirmation(self._session, rank, signature)
+
+    def unmask(self, _requests: Mapping[ClientId, bytes], _answer: bytes) -> Answers:
+        """Open one share of everyone."""
+        if self._joined is None:
+            raise ConfigError("shares are opened after they were dealt")
+        for rank in self._left():
+            shares = {owner: held[rank] for owner, held in self._shares.items()}
+            opened = messages.encode_opened(self._joined, rank, self._joined.present, shares)
+            yield self._session.cohort[rank], opened
+
+    def _left(self) -> list[int]:
+        return [rank for rank in self._clients if self._survivors[rank]]
+
+    def _secret(self, rank: int, purpose: str) -> bytes:
+        client = self._session.cohort[rank]
+        return self._root.child(client).child("d2pfed client", self._session.digest, client).child(purpose).key
+
+    def _split(self, rank: int) -> list[int]:
+        secret = self._secret(rank, "self" if self._survivors[rank] else "mask")
+        points, stream = range(1, len(self._session.cohort) + 1), self._root.child("coefficients", rank).stream()
+        return shamir.split(int.from_bytes(secret, "little"), self._session.threshold, points, stream)
+
+    def _box_keys(self, rank: int) -> tuple[bytes, bytes]:
+        """Return the keys of the boxes from and to the real client."""
+        shared = crypto.Agreement(self._secret(rank, "seal")).agree(self._adverts[REAL].seal_public)
+        real, client = self._session.cohort[REAL], self._session.cohort[rank]
+        return keys.box_key(self._session, shared, real, client), keys.box_key(self._session, shared, client, real)
+
+    def _masks(self) -> RingVector:
+        """Return what the crowd's survivors would have added beside their updates: the beginning of it."""
+        session, ring = self._session, self._session.ring
+        total = np.zeros(min(CHECKED, session.dimension), np.uint32)
+        outside = [REAL, *(rank for rank in self._clients if not self._survivors[rank])]
+        for rank in self._left():
+            client, agreement = session.cohort[rank], crypto.Agreement(self._secret(rank, "mask"))
+            own = keys.self_mask_key(self._secret(rank, "self"), self._context, client)
+            ring.add_mask_into(total, Stream(own))
+            for other in outside:
+                shared, pair = agreement.agree(self._adverts[other].mask_public), (client, session.cohort[other])
+                key = keys.pair_mask_key(shared, self._context, pair, keys.NO_GROUP)
+                (ring.add_mask_into if rank < other else ring.subtract_mask_into)(total, Stream(key))
+        return total
+
+
+def signing_secret(client: ClientId) -> bytes:
+    """Return a client's signing key, which is no secret in a benchmark."""
+    return digest("bench signing", client)
+
+
+def enrolled(roster: Roster | None, client: ClientId) -> tuple[Enrolment | None, History | None]:
+    """Return what a client brings to a signed session; nothing where nobody is enrolled."""
+    if roster is None:
+        return None, None
+    secret = signing_secret(client)
+    position = sign_position(secret, roster.authority, client, 1, bytes(32))
+    return Enrolment(secret, roster), History(position, lambda _count, _head: True)

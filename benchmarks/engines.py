@@ -1,0 +1,55 @@
+"""One simulated round by the in-process engine and by Ray workers: the same clients, trained, encoded and added up."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from d2pfed.learning import Learner, LocalTraining, build_model, load_task
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import Target, calibrate
+from d2pfed.round import Attempt, session_of
+from d2pfed.simulation import Crew, Dropouts, Fidelity, Hire, InProcess, Simulation
+
+_ROUNDS = 3  # the first one, in which workers load and kernels compile, does not count
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """What an engine needs for a round once it runs, and to start."""
+
+    engine: str
+    clients: int
+    start_seconds: float
+    round_seconds: float
+
+
+def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineSpeed]:
+    """Yield the speed of each engine on a cohort of digits; the same entropy gives all of them the same sum."""
+    task = load_task("infimnist", population=10 * clients)
+    model = build_model("mlp", task, seed=0)
+    learner = Learner(model, task.clients, LocalTraining(rate=0.2, epochs=3, batch_size=10))
+    wish = Target(dimension=model.dimension, population=10 * clients, cohort=clients, rounds=_ROUNDS, dropouts=0.1)
+    plan = calibrate(wish)
+    params = model.initial()
+
+    def once(crew: Crew, number: int) -> float:
+        begun = time.perf_counter()
+        simulation = Simulation(
+            plan=plan,
+            model=params.tobytes(),
+            updates=crew.updates(params, number),
+            encode=crew.encode(params, number),
+            dropouts=Dropouts(),
+            entropy=Entropy.replay(b"bench engines"),
+            taken={},
+        )
+        session = session_of(plan, Attempt("bench", number, 0), tuple(range(clients)))
+        simulation.collect(session, Fidelity.SUM).unmask()
+        return time.perf_counter() - begun
+
+    for name, hire in ({"process": InProcess} | hires).items():
+        begun = time.perf_counter()
+        with hire(learner) as crew:
+            once(crew, 0)
+            start = time.perf_counter() - begun
+            yield EngineSpeed(name, clients, start, min(once(crew, number) for number in range(1, _ROUNDS)))

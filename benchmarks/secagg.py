@@ -1,0 +1,250 @@
+"""What secure aggregation costs: the server in this process, all clients in another, bytes in between."""
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from benchmarks.crowd import CHECKED, REAL, Answers, Crowd, enrolled
+from benchmarks.flower_secagg import FlowerCost, estimate_flower, measure_flower
+from benchmarks.scales import BESIDE_FLOWER, ESTIMATED_FLOWER, Scale
+from d2pfed.errors import ConfigError
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
+from d2pfed.secagg import (
+    Advertising,
+    Client,
+    Contribute,
+    ServerPhase,
+    Session,
+    collect,
+)
+from d2pfed.secagg.exchange import Outbox
+from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.wire import ClientId
+
+END = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured round; seconds are those of the processor, except for the whole round's."""
+
+    implementation: str
+    clients: int
+    dimension: int
+    bits: int
+    neighbours: int
+    dropouts: int
+    client_seconds: float
+    server_seconds: float
+    round_seconds: float
+    upload_bytes: int
+    server_peak_mib: float
+
+
+def bench_secagg(scales: Iterable[Scale]) -> Iterator[Row]:
+    """Measure our rounds, each beside Flower's where it is installed and the scale is one to compare at."""
+    has_flower = find_spec("flwr") is not None
+    for scale in scales:
+        yield measure_crowd(scale) if scale.is_crowd else measure(scale)
+        if has_flower and scale in BESIDE_FLOWER:
+            yield _row("flower", scale, measure_flower(scale.clients, scale.dimension, scale.lost))
+        if has_flower and scale in ESTIMATED_FLOWER:
+            cost = estimate_flower(scale.clients, scale.dimension, scale.dropouts)
+            yield _row("flower, scaled from one client and three secrets", scale, cost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What one client, the server and the whole round took, and what a client sent."""
+
+    client_seconds: float
+    server_seconds: float
+    round_seconds: float
+    upload_bytes: int
+
+
+def _row(implementation: str, scale: Scale, cost: _Cost | FlowerCost) -> Row:
+    is_ours = isinstance(cost, _Cost)
+    return Row(
+        implementation=implementation,
+        clients=scale.clients,
+        dimension=scale.dimension,
+        bits=scale.bits if is_ours else 64,
+        neighbours=scale.session().degree if is_ours else scale.clients - 1,
+        dropouts=scale.dropouts,
+        client_seconds=cost.client_seconds,
+        server_seconds=cost.server_seconds,
+        round_seconds=cost.round_seconds,
+        upload_bytes=cost.upload_bytes,
+        server_peak_mib=_peak_mib(),
+    )
+
+
+def measure(scale: Scale) -> Row:
+    """Run one round and check its sum; the peak is that of this process so far."""
+    spawning = multiprocessing.get_context("spawn")
+    here, there = spawning.Pipe()
+    clients = spawning.Process(target=serve_clients, args=(scale, there), daemon=True)
+    clients.start()
+    here.recv_bytes()  # the clients are there
+    transport = _Transport(here, scale.lost)
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    total, survivors = _run(scale, transport)
+    server_seconds, round_seconds = time.process_time() - begun_cpu, time.perf_counter() - begun
+    here.send_bytes(END)
+    client_seconds = float(here.recv_bytes())
+    clients.join()
+    expected = sum(survivors) % scale.session().ring.modulus
+    if len(survivors) != scale.clients - scale.dropouts or bool((total != expected).any()):
+        raise ConfigError(f"the sum of {scale} is wrong: a benchmark of nothing")
+    each = client_seconds / scale.clients
+    return _row("d2pfed", scale, _Cost(each, server_seconds, round_seconds, transport.largest_upload))
+
+
+class _Watch:
+    """Processor seconds of the server and of one real client in a crowd, and the bytes that the latter sends."""
+
+    def __init__(self, real: Client, client: ClientId) -> None:
+        self.server, self.client, self.sent = 0.0, 0.0, 0
+        self._real, self._name = real, client
+
+    def exchange(self, phase: ServerPhase, crowd: Callable[[Outbox, bytes], Answers]) -> None:
+        """Build every request, hear the real client, then the crowd."""
+        requests = phase.outbox()
+        request = b""
+        for client in requests:
+            with _counted(self, "server"):
+                built = requests[client]
+            request = built if client == self._name else request
+        if not request:
+            return
+        with _counted(self, "client"):
+            answer = self._real.receive(request)
+        self.sent += len(answer)
+        for client, data in chain([(self._name, answer)], crowd(requests, answer)):
+            with _counted(self, "server"):
+                phase.receive(client, data)
+
+
+@contextmanager
+def _counted(watch: _Watch, who: str) -> Iterator[None]:
+    begun = time.process_time()
+    yield
+    setattr(watch, who, getattr(watch, who) + time.process_time() - begun)
+
+
+def measure_crowd(scale: Scale) -> Row:
+    """Measure the server and one real client in a round whose other clients are played by one helper.
+
+    The sum is checked where the helper has put its masks, in the first coordinates.
+    """
+    session, roster = scale.session(), scale.roster() if scale.consistency is Consistency.SIGNED else None
+    root, begun = Entropy.system(), time.perf_counter()
+
+    def make(client: ClientId, entropy: Entropy) -> Client:
+        return Client(session, client, _constant(session, 7), entropy, *enrolled(roster, client))
+
+    crowd = Crowd(session, scale.lost, make, root)
+    watch = _Watch(make(session.cohort[REAL], root.child("real")), session.cohort[REAL])
+    session.ring.add_mask_into(np.zeros(64, np.uint32), root.stream())  # compile before the clock runs
+    advertising = Advertising(session, roster)
+    watch.exchange(advertising, crowd.advertise)
+    with _counted(watch, "server"):
+        sharing = advertising.close()
+    watch.exchange(sharing, crowd.share)
+    with _counted(watch, "server"):
+        masking = sharing.close(b"", bytes(4 * session.dimension))
+    watch.exchange(masking, crowd.mask)
+    with _counted(watch, "server"):
+        confirming = masking.close()
+    watch.exchange(confirming, crowd.confirm)
+    with _counted(watch, "server"):
+        unmasking = confirming.close()
+    watch.exchange(unmasking, crowd.unmask)
+    with _counted(watch, "server"):
+        total = unmasking.close().vector
+    if len(confirming.survivors) != scale.clients - scale.dropouts or bool((total[:CHECKED] != 7).any()):
+        raise ConfigError(f"the sum of {scale} is wrong: a benchmark of nothing")
+    name = f"d2pfed, {scale.consistency.value}, one client and the server measured"
+    return _row(name, scale, _Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
+
+
+def serve_clients(scale: Scale, connection: Connection) -> None:
+    """Be all the clients of a round: answer each request, then say how long the processor worked."""
+    session, root = scale.session(), Entropy.system()
+    roster = scale.roster() if scale.consistency is Consistency.SIGNED else None
+    clients = {
+        client: Client(session, client, _constant(session, client), root.child(client), *enrolled(roster, client))
+        for client in session.cohort
+    }
+    session.ring.add_mask_into(np.zeros(64, np.uint32), root.stream())  # compile before the clock runs
+    connection.send_bytes(b"ready")
+    begun = time.process_time()
+    while (name := connection.recv_bytes()) != END:
+        connection.send_bytes(clients[int(name)].receive(connection.recv_bytes()))
+    connection.send_bytes(str(time.process_time() - begun).encode())
+
+
+class _Transport:
+    """Carries requests to the other process, and loses the answers of the lost clients once keys are shared."""
+
+    def __init__(self, connection: Connection, lost: frozenset[ClientId]) -> None:
+        self._connection = connection
+        self._lost = lost
+        self._sent: dict[ClientId, int] = {}
+
+    @property
+    def largest_upload(self) -> int:
+        """Return the most that one client has sent."""
+        return max(self._sent.values())
+
+    def everyone(self, outbox: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
+        """Ask all that are in the outbox."""
+        return self._ask(outbox, list(outbox))
+
+    def survivors(self, outbox: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
+        """Ask all that are in the outbox and not lost."""
+        return self._ask(outbox, [client for client in outbox if client not in self._lost])
+
+    def _ask(self, outbox: Mapping[ClientId, bytes], asked: list[ClientId]) -> Iterator[tuple[ClientId, bytes]]:
+        for client in asked:
+            self._connection.send_bytes(str(client).encode())
+            self._connection.send_bytes(outbox[client])
+            answer = self._connection.recv_bytes()
+            self._sent[client] = self._sent.get(client, 0) + len(answer)
+            yield client, answer
+
+
+def _run(scale: Scale, transport: _Transport) -> tuple[RingVector, tuple[ClientId, ...]]:
+    session = scale.session()
+    advertising = Advertising(session, scale.roster() if scale.consistency is Consistency.SIGNED else None)
+    collect(advertising, transport.everyone)
+    sharing = advertising.close()
+    collect(sharing, transport.everyone)
+    masking = sharing.close(b"", bytes(4 * session.dimension))
+    collect(masking, transport.survivors)
+    confirming = masking.close()
+    collect(confirming, transport.everyone)
+    unmasking = confirming.close()
+    collect(unmasking, transport.everyone)
+    return unmasking.close().vector, confirming.survivors
+
+
+def _constant(session: Session, client: ClientId) -> Contribute:
+    def contribute(task: bytes, model: bytes, group_seed: bytes | None) -> RingVector:  # noqa: ARG001 - no training
+        return np.full(session.dimension, client % session.ring.modulus, np.uint32)
+
+    return contribute
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

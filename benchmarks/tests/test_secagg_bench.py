@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from benchmarks import secagg as bench
+from benchmarks.crowd import Crowd
+from benchmarks.flower_secagg import estimate_flower, measure_flower
+from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, Scale
+from d2pfed.errors import ConfigError
+from d2pfed.secagg import Consistency, upload_bytes
+
+
+def test_a_measured_round_is_a_checked_round():
+    scale = Scale(clients=6, dimension=50, bits=8, dropouts=1)
+    (row,) = bench.bench_secagg([scale])
+    assert row.upload_bytes == upload_bytes(scale.session())
+    assert row.server_seconds > 0
+    assert row.client_seconds > 0
+
+
+@pytest.mark.parametrize("consistency", Consistency, ids=lambda value: value.value)
+def test_a_crowd_round_is_checked_too(consistency):
+    scale = Scale(clients=12, dimension=100, bits=16, dropouts=2, consistency=consistency, is_complete=True)
+    row = bench.measure_crowd(scale)
+    assert row.upload_bytes == upload_bytes(scale.session())
+    assert row.server_seconds > 0
+    assert row.client_seconds > 0
+    assert "one client and the server" in row.implementation
+
+
+def test_a_crowd_that_masks_wrongly_is_a_benchmark_of_nothing(monkeypatch):
+    monkeypatch.setattr(Crowd, "_masks", lambda self: np.zeros(64, np.uint32))
+    with pytest.raises(ConfigError, match="benchmark of nothing"):
+        bench.measure_crowd(Scale(clients=12, dimension=100, bits=16, dropouts=2, is_complete=True))
+
+
+def test_the_sums_of_signed_rounds_are_checked_too():
+    (row,) = bench.bench_secagg(
+        [Scale(clients=6, dimension=50, bits=8, dropouts=1, consistency=Consistency.SIGNED)]
+    )
+    assert row.server_seconds > 0
+
+
+@pytest.mark.parametrize("scale", [*BESIDE_FLOWER, *ALONE, *GROWTH], ids=str)
+def test_every_scale_has_a_session_and_its_dropouts(scale):
+    session = scale.session()
+    assert len(scale.lost) == scale.dropouts <= len(session.cohort) - session.quorum
+    assert session.is_complete == (scale.clients <= 100 or scale.is_complete)
+    assert scale.is_crowd == (scale.is_complete and scale.clients == 1_000)
+
+
+def test_flowers_round_is_checked_too():
+    pytest.importorskip("flwr")
+    cost = measure_flower(6, 50, frozenset({2}))
+    assert cost.server_seconds > 0
+    assert cost.upload_bytes > 8 * 50
+
+
+def test_what_flower_would_take_is_scaled_from_one_client():
+    pytest.importorskip("flwr")
+    cost = estimate_flower(6, 50, 1)
+    assert cost.server_seconds > 0
+    assert cost.upload_bytes == measure_flower(6, 50, frozenset({2})).upload_bytes

@@ -1,0 +1,222 @@
+"""Whole rounds of training: private ones beside the same training without privacy, and beside peers."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from benchmarks.training_peers import PEERS, Cost, Peer, Work, one_hidden_layer, stored_clients, train_in_a_loop
+from d2pfed.learning import Learner, LocalTraining, build_model, fitting, load_task
+from d2pfed.ledger import Ledger
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import Plan, Target, calibrate
+from d2pfed.round import Attempt, aggregate, run_plan
+from d2pfed.simulation import Dropouts, Fidelity, Simulation
+from d2pfed.training import Cohorts
+
+_LEAST_SHARE = 1 / 1.3  # of the speed without privacy: an overhead of at most 30 %
+_ROUNDS = 50  # that the plans are made for; more than are measured
+_EPSILON = 1.0
+_COHORT = 100
+_EPSILON_OF_ALL = 30.0  # where the whole population takes part in every round
+_LOCAL = LocalTraining(rate=0.2, epochs=3, batch_size=10)
+_ONE_EPOCH = LocalTraining(rate=0.2, epochs=1, batch_size=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The best of several rounds, and a peer's in the same run; `goal` is the least ratio, where one is set."""
+
+    what: str
+    clients: int
+    examples: int  # of one client
+    epochs: int
+    dimension: int
+    seconds: float
+    processor_seconds: float | None  # of all threads of this process
+    peer: str
+    peer_seconds: float | None
+    peer_processor_seconds: float | None
+    goal: float | None
+
+    @property
+    def rounds_per_second(self) -> float:
+        """Return the rate."""
+        return 1 / self.seconds
+
+    @property
+    def ratio(self) -> float | None:
+        """Return how many times as fast as the peer it is, or None without a peer."""
+        return None if self.peer_seconds is None else self.peer_seconds / self.seconds
+
+    @property
+    def met(self) -> bool | None:
+        """Return whether the goal is met, or None if there is none to meet."""
+        return None if self.ratio is None or self.goal is None else self.ratio >= self.goal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Federation:
+    """Something to train: a model, clients, and a plan to do it privately, charged to a ledger on the disk."""
+
+    learner: Learner
+    plan: Plan
+    book: Ledger
+    entropy: Entropy = field(default_factory=Entropy.system)
+
+    @staticmethod
+    @contextmanager
+    def open(learner: Learner, cohort: int, epsilon: float) -> Iterator["Federation"]:
+        """Plan for the learner's clients, with a ledger that is thrown away."""
+        target = Target(
+            dimension=learner.model.dimension,
+            population=learner.clients.population,
+            cohort=cohort,
+            rounds=_ROUNDS,
+            epsilon=epsilon,
+        )
+        plan = calibrate(target)
+        charge = run_plan(plan)
+        budget = replace(charge.budget, epsilon=10 * epsilon)  # a run of each fidelity
+        with (
+            TemporaryDirectory() as directory,
+            Ledger.create(Path(directory) / "ledger.sqlite", budget) as book,
+        ):
+            for fidelity in Fidelity:
+                book.begin(fidelity.value, fidelity.value, charge)
+            yield Federation(learner, plan, book)
+
+    def private(self, number: int, fidelity: Fidelity) -> FloatVector:
+        """Return the private mean of a round: trained, encoded, charged, summed and decoded."""
+        params = self.learner.model.initial()
+        simulation = Simulation(
+            plan=self.plan,
+            model=params.tobytes(),
+            updates=lambda clients: self.learner(params, clients, number),
+            dropouts=Dropouts(),
+            entropy=self.entropy.child("clients"),
+            taken={},
+        )
+        first = Attempt(fidelity.value, number, 0)
+        return aggregate(
+            self.plan,
+            first,
+            lambda _attempt: self.cohort(number),
+            lambda session, taken: replace(simulation, taken=taken).collect(session, fidelity),
+            self.book,
+        ).mean
+
+    def plain(self, number: int) -> FloatVector:
+        """Return the mean of the same updates, without privacy."""
+        params = self.learner.model.initial()
+        total = np.zeros_like(params)
+        for update in self.learner(params, self.cohort(number), number):
+            total += update
+        return total / np.float32(self.plan.cohort)
+
+    def cohort(self, number: int) -> tuple[int, ...]:
+        """Return the clients of a round."""
+        return Cohorts(self.plan.sampling, self.entropy.child("cohorts")).draw(number, 0, number)
+
+
+def bench_training(repeats: int) -> Iterator[Row]:
+    """Measure the default job, then one epoch of 100 examples a client beside the peers that are installed."""
+    yield from compare_without_privacy(default_learner(), _COHORT, repeats)
+    yield from compare_with_peers(_COHORT, repeats, PEERS)
+
+
+def compare_without_privacy(learner: Learner, cohort: int, repeats: int) -> Iterator[Row]:
+    """Measure both fidelities beside the plain mean of the same updates, in turns."""
+    with Federation.open(learner, cohort, _EPSILON) as federation:
+        costs = measure(
+            {
+                "plain": federation.plain,
+                Fidelity.SUM: lambda number: federation.private(number, Fidelity.SUM),
+            },
+            repeats,
+        )
+        costs |= measure(
+            {Fidelity.PROTOCOL: lambda number: federation.private(number, Fidelity.PROTOCOL)}, max(1, repeats // 4)
+        )
+        for fidelity, goal in ((Fidelity.SUM, _LEAST_SHARE), (Fidelity.PROTOCOL, None)):
+            peer = ("the same without privacy", costs["plain"], goal)
+            yield _row(f"private, {fidelity}", federation, costs[fidelity], peer)
+
+
+def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iterator[Row]:
+    """Measure one epoch of 100 examples a client, at hand in memory for everyone, beside loop, Flower and pfl."""
+    task = load_task("infimnist")
+    model, clients = build_model("mlp", task, seed=0), stored_clients(task, cohort)
+    work = Work(model.module, tuple(map(clients.examples, range(cohort))), _ONE_EPOCH, repeats)
+    with Federation.open(Learner(model, clients, _ONE_EPOCH), cohort, _EPSILON_OF_ALL) as federation:
+        costs = measure(
+            {
+                "without privacy": federation.plain,
+                "private, sum": lambda number: federation.private(number, Fidelity.SUM),
+                "loop": lambda _: train_in_a_loop(work),
+            },
+            repeats,
+        )
+        loop = costs.pop("loop")
+        for what, cost in costs.items():
+            yield _row(what, federation, cost, ("a plain torch loop", loop, None))
+        for peer in peers:
+            theirs = peer.measure(work) if peer.is_installed else None
+            name = peer.name if peer.is_installed else f"{peer.name} (not installed)"
+            for what, cost in costs.items():  # peers are not private, so the goal is like against like
+                goal = peer.goal if what == "without privacy" else None
+                yield _row(what, federation, cost, (name, theirs, goal))
+
+
+def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ...]) -> Iterator[Row]:
+    """Measure private rounds of the default job by cohort, and by dimension with one hidden layer and 20 clients."""
+    learner = default_learner()
+    for cohort in cohorts:
+        yield _alone("growth in clients", learner, cohort, repeats)
+    for width in widths:
+        yield _alone("growth in dimension", Learner(one_hidden_layer(width), learner.clients, _LOCAL), 20, repeats)
+
+
+def default_learner() -> Learner:
+    """Return the learner of `d2pfed train` without options."""
+    task = load_task("infimnist")
+    return Learner(build_model(fitting(task), task, seed=0), task.clients, _LOCAL)
+
+
+def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[str, Cost]:
+    """Return the least cost of each work over several turns, the first one apart: it may compile or load."""
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    for number in range(repeats + 1):
+        for name, work in works.items():
+            start, begun = time.perf_counter(), time.process_time()
+            work(number)
+            seen[name].append((time.perf_counter() - start, time.process_time() - begun))
+    return {name: Cost(*(min(column) for column in zip(*costs[1:], strict=True))) for name, costs in seen.items()}
+
+
+def _alone(what: str, learner: Learner, cohort: int, repeats: int) -> Row:
+    with Federation.open(learner, cohort, _EPSILON) as federation:
+        cost = measure({"": lambda number: federation.private(number, Fidelity.SUM)}, repeats)[""]
+        return _row(what, federation, cost, ("", None, None))
+
+
+def _row(what: str, federation: Federation, cost: Cost, peer: tuple[str, Cost | None, float | None]) -> Row:
+    learner, (name, theirs, goal) = federation.learner, peer
+    return Row(
+        what=what,
+        clients=federation.plan.cohort,
+        examples=len(learner.clients.examples(0)),
+        epochs=learner.local.epochs,
+        dimension=learner.model.dimension,
+        seconds=cost.seconds,
+        processor_seconds=cost.processor_seconds,
+        peer=name,
+        peer_seconds=None if theirs is None else theirs.seconds,
+        peer_processor_seconds=None if theirs is None else theirs.processor_seconds,
+        goal=goal,
+    )

@@ -1,0 +1,45 @@
+"""The exhibits by name; what makes one is loaded when it is asked for, since torch takes seconds."""
+
+from dataclasses import dataclass
+from importlib import import_module
+
+from d2pfed.errors import ConfigError
+from reproduction.exhibit import Exhibit, Make, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where an exhibit is made, and how long that takes: `weight` is its share of the work of all, when quick."""
+
+    module: str
+    function: str
+    weight: float
+
+    def make(self, place: Place) -> Exhibit:
+        """Make the exhibit."""
+        make: Make = getattr(import_module(f"reproduction.{self.module}"), self.function)
+        return make(place)
+
+
+CATALOGUE: dict[str, Entry] = {
+    "errata": Entry("errata", "make", 0.3),
+    "fig1a": Entry("headline", "make_fig1a", 10),
+    "fig1b": Entry("headline", "make_fig1b", 1),
+    "fig2": Entry("ball", "make", 0.1),
+    "fig3": Entry("sweeps", "make_fig3", 6),
+    "fig4": Entry("sweeps", "make_fig4", 4),
+    "fig5": Entry("sweeps", "make_fig5", 5),
+    "table-mse": Entry("error", "make", 0.3),
+    "table-comm": Entry("communication", "make", 0.4),
+    "frontier": Entry("frontier", "make", 8),
+    "cifar10-honest": Entry("honest", "make", 4),
+}
+
+
+def chosen(name: str) -> dict[str, Entry]:
+    """Return the entry of that name, or those of all."""
+    if name == "all":
+        return CATALOGUE
+    if name not in CATALOGUE:
+        raise ConfigError(f"an exhibit must be all, page or one of {', '.join(CATALOGUE)}, got {name}")
+    return {name: CATALOGUE[name]}

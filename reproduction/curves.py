@@ -1,0 +1,153 @@
+"""Drawing curves of accuracy: colour says which system, dashes say which reading of its epsilon."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from d2pfed.runs.report.plots import Ink
+
+_GREY = "#777777"
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-3, 1e3  # what the axis shows at most; the table has the rest
+_PAPER_SIZE, _TEST_SIZE, _SERVER_SIZE = 12.0, 7.0, 5.5  # points
+
+
+class Hue(StrEnum):
+    """One colour for each system, told apart without red-green vision and in grey by their lightness."""
+
+    D2PFED = Ink.MAIN
+    NORM_ONE = "#56b4e9"
+    CPSGD = Ink.LIMIT
+    OURS = Ink.THIRD
+    PLAIN = Ink.TEXT
+    FIFTH = "#9a4f8e"
+    SIXTH = "#8a7a00"
+
+
+Dash = Literal[
+    "-", "--", "-."
+]  # a solid line: the true epsilon; dashes: as published; with dots: no epsilon at all
+
+
+class Across(StrEnum):
+    """How the horizontal axis runs."""
+
+    LINEAR = "linear"
+    EPSILON = "log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A line of accuracies; without xs, one height across the plot."""
+
+    label: str  # in the legend
+    hue: Hue
+    xs: Sequence[float]
+    ys: Sequence[float]
+    dash: Dash = "-"
+    test: float | None = None  # accuracy on the test data at the last point
+    server: float | None = None  # epsilon against the server at the end, on an axis of epsilons
+
+
+@dataclass(frozen=True, slots=True)
+class PaperMark:
+    """An end point as the paper has it."""
+
+    x: float
+    y: float
+    hue: Hue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One set of axes."""
+
+    title: str
+    across: str
+    traces: tuple[Trace, ...]
+    marks: tuple[PaperMark, ...] = ()
+    scale: Across = Across.LINEAR
+
+
+def draw_panels(figure: Figure, panels: Sequence[Panel]) -> None:
+    """Draw the panels side by side under one legend."""
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, panel in zip(grid, panels, strict=True):
+        draw_axes(axes, panel)
+    legend(figure, panels)
+
+
+def legend(figure: Figure, panels: Sequence[Panel]) -> None:
+    """Name every kind of line once, above the panels."""
+    entries: dict[str, Line2D] = {}
+    traces = [trace for panel in panels for trace in panel.traces]
+    for trace in traces:
+        entries.setdefault(trace.label, Line2D([], [], color=trace.hue, linestyle=trace.dash, linewidth=1.8))
+    if any(panel.marks for panel in panels):
+        entries["the paper's end point"] = _sign("*", _PAPER_SIZE)
+    if any(trace.test is not None for trace in traces):
+        entries["test accuracy at the end"] = _sign("o", _TEST_SIZE)
+    if any(trace.server is not None for trace in traces):
+        entries["the same, against the server"] = _sign("D", _SERVER_SIZE)
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False, fontsize=7.5
+    )
+
+
+def _sign(marker: str, size: float) -> Line2D:
+    filled = "white" if marker == "D" else _GREY
+    return Line2D([], [], marker=marker, linestyle="none", markersize=size, color=_GREY, markerfacecolor=filled)
+
+
+def draw_axes(axes: Axes, panel: Panel) -> None:
+    """Draw one panel."""
+    if panel.scale is Across.EPSILON:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    for trace in panel.traces:
+        _draw_trace(axes, trace, _LEAST_EPSILON if panel.scale is Across.EPSILON else -math.inf)
+    for mark in panel.marks:
+        axes.plot(mark.x, mark.y, "*", color=mark.hue, markersize=_PAPER_SIZE, markeredgecolor="white", zorder=5)
+    if panel.scale is Across.EPSILON:
+        axes.set_xlim(_LEAST_EPSILON, min(axes.get_xlim()[1], _LARGEST_EPSILON))
+    elif all(x == int(x) for trace in panel.traces for x in trace.xs):
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))  # there is no half a round
+    axes.set_ylim(0, 100)
+    axes.set_title(panel.title, loc="left", fontsize=9.5, color=Ink.TEXT)
+    axes.set_xlabel(panel.across, color=Ink.TEXT)
+    axes.set_ylabel("accuracy, %", color=Ink.TEXT)
+    dress(axes)
+
+
+def dress(axes: Axes) -> None:
+    """Give axes their quiet grid and edges."""
+    axes.grid(color=Ink.GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, colors=Ink.TEXT)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("bottom", "left"))
+        spine.set_color(Ink.GRID)
+
+
+def _draw_trace(axes: Axes, trace: Trace, least: float) -> None:
+    if not trace.xs:
+        axes.axhline(trace.ys[-1], color=trace.hue, linestyle=trace.dash, linewidth=1.4)
+        return
+    kept = [(x, y) for x, y in zip(trace.xs, trace.ys, strict=True) if x >= least] or [(least, trace.ys[-1])]
+    xs, ys = zip(*kept, strict=True)
+    axes.plot(xs, ys, color=trace.hue, linestyle=trace.dash, linewidth=1.6)
+    height = trace.ys[-1] if trace.test is None else trace.test
+    if trace.test is not None:
+        axes.plot(xs[-1], height, "o", color=trace.hue, markersize=_TEST_SIZE, markeredgecolor="white", zorder=4)
+    if trace.server is not None:
+        axes.plot(
+            trace.server, height, "D", color=trace.hue, markersize=_SERVER_SIZE, markerfacecolor="white", zorder=4
+        )

@@ -1,0 +1,274 @@
+"""The systems that are compared: each a way to aggregate, with the local training that goes with it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, spent
+from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, load_task, parse_partition
+from d2pfed.learning.architectures import on_raw_pixels
+from d2pfed.noise.codec import Codec
+from d2pfed.noise.mechanisms import BinomialNoise, Mechanism, Shared
+from d2pfed.numerics.ring import Ring
+from d2pfed.numerics.rotation import Hadamard
+from d2pfed.plan import Kind, Plan, Target, calibrate, explain, ideal_multiplier
+from d2pfed.secagg.graph import Consistency, Risk, complete
+from d2pfed.training import ServerStep
+from reproduction.exhibit import Place, Size
+from reproduction.published import Experiment, binomial_epsilon, d2pfed_epsilon
+from reproduction.setting import DELTA
+
+PAPER_LOCAL = LocalTraining(optimiser=Optimiser.ADAM, rate=1e-3, epochs=5, batch_size=10)
+OUR_LOCAL = LocalTraining(rate=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
+OUR_STEP = ServerStep(rate=0.8, momentum=0.5, averaging=0.8)
+PAPER_STEP = ServerStep()
+_OUR_CLIP = 1.0
+_CLIPPED_COORDINATES = 1e-5  # chance that g_max changes any coordinate of a round
+
+_QUICK_ROUNDS = {"INFIMNIST": 20, "CIFAR10": 10}
+_QUICK_EPOCHS = 2
+_QUICK_MODEL = {"CIFAR10": "small-cnn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """An experiment with its data and model loaded, in the size that is run."""
+
+    experiment: Experiment
+    task: Task = field(repr=False)
+    model: Model = field(repr=False)
+    partition: str
+    local: LocalTraining  # of the paper's systems
+
+    @staticmethod
+    def load(experiment: Experiment, place: Place, partition: str = "iid") -> "Scene":
+        """Load what the experiment trains, from the place's data."""
+        local = PAPER_LOCAL
+        if place.size is Size.QUICK:
+            name = _QUICK_MODEL.get(experiment.name, experiment.model)
+            experiment = replace(experiment, rounds=_QUICK_ROUNDS[experiment.name], model=name)
+            local = replace(local, epochs=_QUICK_EPOCHS)
+        task = load_task(
+            experiment.task,
+            population=experiment.population,
+            partition=parse_partition(partition),
+            data_dir=place.data,
+        )
+        model = build_model(experiment.model, task, seed=0)
+        return Scene(replace(experiment, dimension=model.dimension), task, model, partition, local)
+
+    def with_raw_pixels(self) -> "Scene":
+        """Return the same with pixels as the authors' code takes them."""
+        name = f"{self.experiment.model} on raw pixels"
+        return replace(self, experiment=replace(self.experiment, model=name), model=on_raw_pixels(self.model))
+
+
+def reductions(place: Place, *experiments: Experiment) -> str:
+    """Say what a quick exhibit leaves out of these experiments; nothing of a full one."""
+    if place.size is Size.FULL:
+        return ""
+    parts = [f"{_QUICK_ROUNDS[each.name]} rounds for {each.rounds} on {each.name}" for each in experiments]
+    parts.append(f"{_QUICK_EPOCHS} local epochs for {PAPER_LOCAL.epochs} in the paper's systems")
+    parts += [
+        f"a model of 16,618 parameters for {each.dimension:,} on {each.name}"
+        for each in experiments
+        if each.name in _QUICK_MODEL
+    ]
+    return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Something to run: `work` is a plan for secure aggregation, a trusted server's noise, or None for FedAvg."""
+
+    name: str  # of its run's folder
+    label: str  # in plots and tables
+    scene: Scene
+    work: Plan | ContinuousGaussian | None
+    target: Target
+    local: LocalTraining
+    step: ServerStep
+    published: Callable[[int], float] | None = field(
+        default=None, repr=False
+    )  # from rounds to the printed epsilon
+
+    @property
+    def promise(self) -> float:
+        """The true epsilon of the released models after the last round, as planned."""
+        return self.work.epsilon if isinstance(self.work, Plan) else self.target.epsilon
+
+    @property
+    def upload_bytes(self) -> int:
+        """What a client sends in a round: the vector alone, padding included, keys and shares not."""
+        if isinstance(self.work, Plan):
+            return self.work.ring.packed_bytes(self.work.codec.length)
+        return 4 * self.scene.model.dimension
+
+    @property
+    def bits(self) -> int:
+        """How many bits a coordinate takes on the wire."""
+        return self.work.ring.bits if isinstance(self.work, Plan) else 32
+
+
+def d2pfed(
+    scene: Scene, *, sigma: float | None = None, clip: float | None = None, bits: int = 16, note: str = ""
+) -> System:
+    """Return the paper's Algorithm 1, its clip kept, with g_max as in its Remark 1, so that a bound holds.
+
+    Its shares are integers: a fractional share is off the lattice, and the total is the same. A clip other than the
+    experiment's changes what is run and not what was published.
+    """
+    experiment = scene.experiment
+    sigma, clip = sigma or experiment.sigma, clip or experiment.clip
+    rotation = Hadamard(scene.model.dimension)
+    bound = _largest_coordinate(experiment, rotation.padded) * clip
+    granularity = 2 * bound / (experiment.levels - 1)
+    codec = Codec(rotation=rotation, clip_norm=clip, granularity=granularity, box=bound if bound < clip else None)
+    mechanism = Shared(Fraction(math.ceil(sigma / granularity * 1024), 1024))
+    return System(
+        name=f"d2pfed-{sigma:g}",
+        label=f"D2P-Fed, sigma {sigma:g}{note}",
+        scene=scene,
+        work=_by_hand(experiment, codec, mechanism, bits),
+        target=_wish(scene, mechanism=Kind.SHARED, clip_norm=clip, bits=bits),
+        local=scene.local,
+        step=PAPER_STEP,
+        published=lambda rounds: d2pfed_epsilon(experiment, sigma, rounds),
+    )
+
+
+def cpsgd(scene: Scene, *, bits: int = 24) -> System:
+    """Return cpSGD with the paper's levels and coins, at its three bytes."""
+    experiment = scene.experiment
+    granularity = 2 * experiment.clip / (experiment.cpsgd_levels - 1)
+    codec = Codec(rotation=Hadamard(scene.model.dimension), clip_norm=experiment.clip, granularity=granularity)
+    mechanism = BinomialNoise(2 * math.ceil(experiment.cpsgd_trials / experiment.cohort / 2))
+    return System(
+        name="cpsgd",
+        label="cpSGD",
+        scene=scene,
+        work=_by_hand(experiment, codec, mechanism, bits),
+        target=_wish(scene, mechanism=Kind.BINOMIAL, clip_norm=experiment.clip, bits=bits),
+        local=scene.local,
+        step=PAPER_STEP,
+        published=lambda rounds: binomial_epsilon(experiment, rounds),
+    )
+
+
+def fedavg(scene: Scene) -> System:
+    """Return federated averaging of bare 32-bit updates."""
+    return System(
+        name="fedavg",
+        label="not private",
+        scene=scene,
+        work=None,
+        target=_wish(scene),
+        local=scene.local,
+        step=PAPER_STEP,
+    )
+
+
+def planned(scene: Scene, kind: Kind, epsilon: float, *, bits: int | None = None, label: str = "") -> System:
+    """Return a mechanism of ours, calibrated to a true epsilon of the released models, trained as by default."""
+    target = _wish(scene, mechanism=kind, epsilon=epsilon, clip_norm=_OUR_CLIP, bits=bits)
+    return System(
+        name=f"{kind}-{epsilon:.4g}",
+        label=label or str(kind),
+        scene=scene,
+        work=calibrate(target),
+        target=target,
+        local=OUR_LOCAL,
+        step=OUR_STEP,
+    )
+
+
+def relative_error(system: System) -> float:
+    """Return the root mean square error of its mean over a trusted server's at the same epsilon."""
+    return explain(system.target, system.work).relative_error if isinstance(system.work, Plan) else 1.0
+
+
+def calmed(system: System, by: float) -> System:
+    """Return the same with the server's rate divided by a number, if that is above 1: for greater noise."""
+    rate = system.step.rate / max(1.0, by)
+    return replace(system, step=replace(system.step, rate=float(f"{rate:.3g}")))
+
+
+def beside(system: System) -> System:
+    """Return ours at the true epsilon of the system's released models, where no more noise enters than at epsilon 1."""
+    epsilon = float(f"{system.promise:.3g}")
+    ours = planned(system.scene, Kind.CENTERED, epsilon, label=f"ours, true epsilon {epsilon:g}")
+    usual = ideal_multiplier(_wish(system.scene, clip_norm=_OUR_CLIP))
+    return calmed(ours, ideal_multiplier(ours.target) / usual)
+
+
+def central(scene: Scene, epsilon: float) -> System:
+    """Return the Gaussian mechanism of a server that everyone trusts, at a true epsilon of the released models."""
+    target = _wish(scene, epsilon=epsilon, clip_norm=_OUR_CLIP)
+    return System(
+        name=f"gaussian-{epsilon:.4g}",
+        label="central Gaussian",
+        scene=scene,
+        work=ContinuousGaussian(2 * _OUR_CLIP * ideal_multiplier(target), _OUR_CLIP),
+        target=target,
+        local=OUR_LOCAL,
+        step=OUR_STEP,
+    )
+
+
+def _wish(
+    scene: Scene,
+    *,
+    mechanism: Kind = Kind.CENTERED,
+    epsilon: float = 1.0,
+    clip_norm: float = _OUR_CLIP,
+    bits: int | None = None,
+) -> Target:
+    experiment = scene.experiment
+    return Target(
+        dimension=scene.model.dimension,
+        population=experiment.population,
+        cohort=experiment.cohort,
+        rounds=experiment.rounds,
+        epsilon=epsilon,
+        delta=DELTA,
+        mechanism=mechanism,
+        clip_norm=clip_norm,
+        bits=bits,
+        spare=0,  # as in the paper: one attempt a round
+    )
+
+
+def _largest_coordinate(experiment: Experiment, length: int) -> float:
+    """Return g_max over the clip by the paper's Remark 1, or 1 where levels are fine enough without."""
+    if experiment.levels - 1 >= math.sqrt(length):
+        return 1.0
+    return min(1.0, 2 * math.sqrt(math.log(2 * experiment.cohort * length / _CLIPPED_COORDINATES) / length))
+
+
+def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: int) -> Plan:
+    """Return the plan that these parts make, promising what they cost; as in the paper, no cap on participations."""
+    hood = complete(experiment.cohort, Risk(dropouts=0, colluders=0))
+    plan = Plan(
+        unit=Unit.CLIENT,
+        adjacency=Adjacency.REPLACE_ONE,
+        sampling=experiment.sampling,
+        rounds=experiment.rounds,
+        attempts_per_round=1,
+        max_attempts=experiment.rounds,
+        participations=experiment.rounds,
+        epsilon=1.0,
+        delta=DELTA,
+        against=RELEASED,
+        consistency=Consistency.ASSUMED,
+        colluders=0,
+        quorum=experiment.cohort,
+        threshold=hood.threshold,
+        neighbours=hood.degree,
+        cut_off=hood.cut_off,
+        codec=codec,
+        mechanism=mechanism,
+        ring=Ring(bits),
+    )
+    releases = [plan.release("", number, 0, (), plan.quorum) for number in range(plan.rounds)]
+    return replace(plan, epsilon=spent(releases, RELEASED, delta=DELTA, cap=plan.participations).epsilon)

@@ -1,0 +1,296 @@
+"""The reproduction: published accountants, systems through the one loop, exhibits, page and command."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from d2pfed.accounting import ContinuousGaussian
+from d2pfed.cli import main
+from d2pfed.errors import ConfigError
+from d2pfed.learning import build_model, load_task
+from d2pfed.noise.mechanisms import BinomialNoise, Shared
+from d2pfed.plan import Kind, Plan
+from reproduction.catalogue import CATALOGUE, chosen
+from reproduction.exhibit import Exhibit, Place, Size, write
+from reproduction.frontier import _QUICK_KINDS, frontier
+from reproduction.headline import fig1a, fig1b
+from reproduction.page import page
+from reproduction.published import CIFAR10, INFIMNIST, binomial_epsilon, d2pfed_epsilon
+from reproduction.runs import carry_out
+from reproduction.sweeps import fig3, fig4, fig5
+from reproduction.systems import (
+    PAPER_LOCAL,
+    Scene,
+    calmed,
+    central,
+    cpsgd,
+    d2pfed,
+    fedavg,
+    planned,
+    reductions,
+    relative_error,
+)
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    """The paper's experiment in small: 8 x 8 digits, a linear model, two rounds."""
+    task = load_task("digits", population=600)
+    model = build_model("logistic", task, seed=0)
+    small = replace(INFIMNIST, task="digits", model="logistic", dimension=650, population=600, cohort=6, rounds=2)
+    return Scene(small, task, model, "iid", replace(PAPER_LOCAL, epochs=1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("reproduced")
+
+
+@pytest.fixture(scope="module")
+def place(folder) -> Place:
+    """Where runs are kept for all tests, since many share them."""
+    return Place(folder=folder, data=None, size=Size.QUICK, listen=lambda _what, _fraction: None)
+
+
+@pytest.mark.parametrize(
+    ("found", "known"),
+    [
+        (d2pfed_epsilon(INFIMNIST, 0.6, 100), 2.950479),
+        (d2pfed_epsilon(INFIMNIST, 0.8, 100), 1.513062),
+        (d2pfed_epsilon(INFIMNIST, 1.0, 100), 0.942049),
+        (d2pfed_epsilon(INFIMNIST, 0.5, 1), 3.855468),
+        (d2pfed_epsilon(INFIMNIST, 0.5, 100), 5.620295),
+        (d2pfed_epsilon(CIFAR10, 0.03, 1), 2.134870),
+        (d2pfed_epsilon(CIFAR10, 0.03, 300), 3.183079),
+        (binomial_epsilon(INFIMNIST, 1), 1.295422059),
+        (binomial_epsilon(INFIMNIST, 100), 19.612962160),
+        (binomial_epsilon(CIFAR10, 1), 1.4930907),
+        (binomial_epsilon(CIFAR10, 300), 54.2037717),
+    ],
+)
+def test_the_published_accountants_give_the_published_numbers(found, known):
+    assert found == pytest.approx(known, abs=1e-6)
+
+
+def test_d2pfed_is_the_papers_algorithm_with_its_parameters(scene):
+    plan = d2pfed(scene).work
+    assert isinstance(plan, Plan)
+    assert isinstance(plan.mechanism, Shared)
+    assert plan.codec.clip_norm == 0.25
+    assert plan.codec.box == pytest.approx(10 * plan.codec.granularity)  # 21 levels from -g_max to g_max
+    assert plan.sigma == pytest.approx(0.6, rel=1e-4)
+    assert plan.neighbours == plan.cohort - 1
+
+
+def test_where_the_levels_are_fine_no_coordinate_is_bounded(scene):
+    fine = replace(scene, experiment=replace(scene.experiment, levels=2001))
+    plan = d2pfed(fine).work
+    assert isinstance(plan, Plan)
+    assert plan.codec.box is None
+    assert plan.codec.granularity == pytest.approx(2 * 0.25 / 2000)
+
+
+def test_cpsgd_has_the_papers_levels_and_coins(scene):
+    plan = cpsgd(scene).work
+    assert isinstance(plan, Plan)
+    assert isinstance(plan.mechanism, BinomialNoise)
+    assert 0 <= plan.mechanism.trials * plan.cohort - 3_642_525 < 2 * plan.cohort
+    assert float(plan.codec.radius) == pytest.approx(300, abs=0.01)
+    assert plan.ring.bits == 24
+
+
+def test_a_plan_by_hand_promises_what_it_costs_and_longer_updates_cost_more(scene):
+    main, loud = d2pfed(scene), d2pfed(scene, clip=1.0)
+    assert loud.promise > 10 * main.promise
+    assert loud.published is not None
+    assert main.published is not None
+    assert loud.published(2) == main.published(2)
+
+
+def test_a_calmed_system_moves_less_the_more_noise_it_has(scene):
+    noisy, quiet = planned(scene, Kind.BINOMIAL, 1.0), planned(scene, Kind.CENTERED, 1.0)
+    rates = [calmed(system, relative_error(system)).step.rate for system in (noisy, quiet)]
+    assert rates[0] < rates[1] <= quiet.step.rate
+    assert calmed(fedavg(scene), 0.5) == fedavg(scene)
+
+
+@pytest.mark.parametrize("kind", [Kind.DESIGNATED, Kind.DDGAUSS])
+def test_mechanisms_of_no_figure_go_through_the_loop_too(scene, place, kind):
+    (curve,) = carry_out([planned(scene, kind, 5.0)], place)
+    assert len(curve.validation) == 2
+    assert curve.released[-1] <= 5
+
+
+def test_reference_systems_go_through_the_loop(scene, place):
+    heard = []
+    told = replace(place, listen=lambda what, fraction: heard.append((what, fraction)))
+    plain, gauss = carry_out([fedavg(scene), central(scene, 1.0)], told)
+    assert (plain.released, plain.server, plain.system.bits) == ((), None, 32)
+    assert isinstance(gauss.system.work, ContinuousGaussian)
+    assert 0.9 < gauss.released[-1] <= 1.001  # on the coarse grid
+    assert plain.test > gauss.test
+    assert [fraction for _, fraction in heard] == sorted(fraction for _, fraction in heard)
+    assert heard[-1][1] == 1
+
+
+@pytest.mark.parametrize("make", [fedavg, d2pfed], ids=["trusted", "private"])
+def test_a_stopped_run_carries_on_to_the_same_curve(scene, place, tmp_path, make):
+    def stop(_what: str, _fraction: float) -> None:
+        raise KeyboardInterrupt
+
+    (whole,) = carry_out([make(scene)], place)
+    stopped = replace(place, folder=tmp_path, listen=stop)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out([make(scene)], stopped)
+    assert not list(tmp_path.glob("runs/*/summary.json"))
+    (rest,) = carry_out([make(scene)], replace(place, folder=tmp_path))
+    assert rest.validation == whole.validation
+    assert rest.test == whole.test
+
+
+def test_a_finished_run_is_read_and_not_repeated(scene, place, tmp_path):
+    there = replace(place, folder=tmp_path)
+    (first,) = carry_out([fedavg(scene)], there)
+    (run,) = tmp_path.glob("runs/*")
+    (run / "checkpoint.safetensors").unlink()
+    (again,) = carry_out([fedavg(scene)], there)
+    assert again == first
+    assert not (run / "checkpoint.safetensors").exists()
+
+
+def test_another_setting_is_another_run(scene, place, tmp_path):
+    there = replace(place, folder=tmp_path)
+    carry_out([fedavg(scene), fedavg(replace(scene, local=PAPER_LOCAL))], there)
+    assert len(list(tmp_path.glob("runs/*"))) == 2
+
+
+def test_clients_whose_training_diverges_send_zero(scene, place, tmp_path):
+    wild = replace(fedavg(scene), local=replace(PAPER_LOCAL, rate=1e6, epochs=2))
+    (curve,) = carry_out([wild], replace(place, folder=tmp_path))
+    assert np.isfinite(curve.validation).all()
+
+
+@pytest.fixture(scope="module")
+def exhibits(scene, place) -> dict[str, Exhibit]:
+    """All figures in small, written to the place."""
+    made = {
+        "fig1a": fig1a([scene], place),
+        "fig1b": fig1b([scene], place),
+        "fig3": fig3(scene, place),
+        "fig4": fig4(scene, place),
+        "fig5": fig5(scene, place),
+        "frontier": frontier(scene, place, [*_QUICK_KINDS], [1.0]),
+    }
+    for name, exhibit in made.items():
+        write(exhibit, place.folder, f"scripts/reproduce {name} --quick", "2020-06-01")
+    return made
+
+
+@pytest.mark.parametrize("name", ["fig1a", "fig1b", "fig3", "fig4", "fig5", "frontier"])
+def test_an_exhibit_is_a_picture_a_table_words_and_a_record(exhibits, place, name):
+    exhibit = exhibits[name]
+    assert (place.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (place.folder / f"{name}.svg").read_text().startswith("<?xml")
+    lines = (place.folder / f"{name}.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(exhibit.table.rows)
+    record = json.loads((place.folder / f"{name}.json").read_text())
+    assert record["command"] == f"scripts/reproduce {name} --quick"
+    assert "rounds" in record["reduced"]
+    assert len(record["words"]) >= (1 if name == "fig1b" else 2)
+    for run in record["ran"].values():
+        assert run["seed"] == 1
+        assert len(run["validation_accuracy"]) == run["rounds"] == 2
+
+
+def test_figures_share_their_runs(exhibits, place):
+    names = [path.name.rsplit("-", 1)[0] for path in place.folder.glob("runs/*")]
+    assert names.count("infimnist-d2pfed-0.6") == 6  # five group sizes, and updates of norm 1
+
+
+def test_the_page_has_every_exhibit_in_the_catalogues_order(exhibits, place):
+    text = page(place.folder, "there")
+    titles = [line for line in text.splitlines() if line.startswith("## ")]
+    assert [title.split(":")[0] for title in titles[:5]] == [
+        *("## Figure 1a", "## Figure 1b", "## Figure 3", "## Figure 4", "## Figure 5")
+    ]
+    assert "![Figure 3: D2P-Fed under different sigma](there/fig3.png)" in text
+    assert "Made by `scripts/reproduce fig3 --quick` on 2020-06-01. Reduced: 20 rounds for 100" in text
+    assert "| 90.7 |" in text
+
+
+def test_the_committed_page_is_what_its_records_give():
+    folder = ROOT / "reproduction" / "results"
+    assert (ROOT / "reproduction" / "README.md").read_text() == page(folder, "results")
+
+
+def test_a_page_of_nothing_or_of_something_else_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no exhibit was found"):
+        page(tmp_path, "x")
+    (tmp_path / "a.json").write_text('{"name": "a"}')
+    with pytest.raises(ConfigError, match="lacks columns, command, date"):
+        page(tmp_path, "x")
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ConfigError, match="not the record of an exhibit"):
+        page(tmp_path, "x")
+
+
+def test_a_full_exhibit_reduces_nothing(place):
+    assert reductions(replace(place, size=Size.FULL), INFIMNIST, CIFAR10) == ""
+
+
+def test_every_name_of_the_catalogue_leads_to_a_function():
+    for entry in CATALOGUE.values():
+        assert callable(getattr(import_module(f"reproduction.{entry.module}"), entry.function))
+    assert chosen("all") == CATALOGUE
+
+
+def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["d2pfed", "reproduce", *words])
+    try:
+        main()
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def test_an_unknown_exhibit_is_one_line(monkeypatch, capsys):
+    status, _, text = command(monkeypatch, capsys, "fig9")
+    assert status == 2
+    assert text.startswith("d2pfed: an exhibit must be all, page or one of errata, fig1a, ")
+    assert text.count("\n") == 1
+
+
+def test_missing_data_is_one_line(monkeypatch, capsys, tmp_path):
+    status, _, text = command(
+        monkeypatch, capsys, "fig3", "--quick", "--data", str(tmp_path), "--out", str(tmp_path)
+    )
+    assert status == 2
+    assert "d2pfed: " in text
+    assert "Traceback" not in text
+
+
+def test_a_folder_that_is_a_file_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "taken").touch()
+    status, _, text = command(monkeypatch, capsys, "fig2", "--quick", "--out", str(tmp_path / "taken"))
+    assert status == 2
+    assert "d2pfed: [Errno 17] File exists: " in text
+    assert "Traceback" not in text
+
+
+def test_the_command_writes_the_page_beside_its_folder(monkeypatch, capsys, exhibits, place, tmp_path):
+    folder = tmp_path / "exhibits"
+    shutil.copytree(place.folder, folder, ignore=shutil.ignore_patterns("runs"))
+    status, out, _ = command(monkeypatch, capsys, "page", "--out", str(folder))
+    assert status == 0
+    assert "exhibits.md" in out.replace("\n", "")
+    assert (tmp_path / "exhibits.md").read_text() == page(folder, "exhibits")

@@ -1,0 +1,238 @@
+"""Clip, rotate and round an update to a fine grid whose norm bound is exact, and read a sum back."""
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError, shown
+from d2pfed.numerics.compiled import compiled
+from d2pfed.numerics.randomness import Stream
+from d2pfed.numerics.ring import IntVector
+from d2pfed.numerics.rotation import Rotation
+
+FloatVector = NDArray[np.float32]
+
+_LARGEST_RADIUS = 1 << 24  # in grid units: integers that float32 still represents, squares below 2^48
+
+
+@dataclass(frozen=True, slots=True)
+class Centres:
+    """A client's rotated update in fractions of a lattice step, with its norm bound.
+
+    Guarantee: the squared norm of `values` is at most `radius` squared, compared as integers; a Centres that
+    exists is within the clip, whatever floating point did before. `radius` and `values` count grid units of
+    2^-fraction_bits steps. Checked: test_codec.py::test_no_vector_exceeds_the_bound.
+    """
+
+    values: IntVector = field(repr=False)
+    radius: int
+    fraction_bits: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.radius <= _LARGEST_RADIUS:
+            raise ConfigError(f"the grid radius must be in [1, 2^24], got {self.radius}")
+        if squared_norm(self.values, self.radius) > self.radius**2:
+            raise ConfigError(f"the vector exceeds its bound of {self.radius} grid units")
+
+    @property
+    def steps(self) -> Fraction:
+        """The norm bound in lattice steps."""
+        return Fraction(self.radius, 1 << self.fraction_bits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """How a float vector becomes grid integers and a sum of lattice points becomes a mean.
+
+    `clip_norm` bounds an update's L2 norm, `granularity` is the real size of one lattice step, and `box`, if given,
+    bounds each rotated coordinate (the paper's g_max), which shrinks differences and never enlarges them.
+    """
+
+    rotation: Rotation
+    clip_norm: float
+    granularity: float
+    fraction_bits: int = 8
+    box: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "granularity"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be positive and finite, got {value}")
+        if self.box is not None and not self.granularity <= self.box < math.inf:
+            raise ConfigError(
+                f"box must be finite and at least the granularity {self.granularity}, got {self.box}"
+            )
+        if not 0 <= self.fraction_bits <= 16:
+            raise ConfigError(f"fraction_bits must be in [0, 16], got {shown(self.fraction_bits)}")
+        if not 1 <= self.grid_radius <= _LARGEST_RADIUS:
+            raise ConfigError(
+                f"clip_norm / granularity must give 1 to 2^24 grid units of 2^-{self.fraction_bits} steps, "
+                f"got {self.clip_norm / self.granularity:.6g} steps"
+            )
+
+    @property
+    def length(self) -> int:
+        """How many integers a client sends."""
+        return self.rotation.padded
+
+    @property
+    def grid_radius(self) -> int:
+        """The clip norm in grid units, rounded down."""
+        return _grid_radius(self.clip_norm, self.granularity, self.fraction_bits)
+
+    @property
+    def radius(self) -> Fraction:
+        """The exact bound on a client's norm in lattice steps."""
+        return Fraction(self.grid_radius, 1 << self.fraction_bits)
+
+    @property
+    def largest_step(self) -> int:
+        """The bound on each rounded coordinate, in steps."""
+        bound = (
+            self.radius if self.box is None else min(self.radius, Fraction(self.box) / Fraction(self.granularity))
+        )
+        return math.ceil(bound)
+
+    def prepare(self, update: NDArray[np.floating], seed: bytes) -> Centres:
+        """Clip, rotate and round an update to the grid; refuse what is not a finite vector of the right length.
+
+        Rounding can lift the norm a little above the bound, so the vector shrinks until its integers obey it.
+        """
+        if update.shape != (self.rotation.dimension,):
+            raise ConfigError(f"an update must have shape ({self.rotation.dimension},), got {update.shape}")
+        if not np.issubdtype(update.dtype, np.floating):
+            raise ConfigError(f"an update must be of floating point, got {update.dtype}")
+        vector, scale = _moderate(update)
+        norm = math.sqrt(float(np.dot(vector, vector))) * scale
+        factor = min(self._grid_per_unit, self._reach / norm if norm > 0 else 0.0) * scale
+        limit = math.inf if self.box is None else math.floor(self.box * self._grid_per_unit)
+        rotated = self.rotation.forward(vector, seed)
+        return Centres(
+            _round_within(rotated, factor, limit, self.grid_radius), self.grid_radius, self.fraction_bits
+        )
+
+    def decode(self, total: IntVector, seed: bytes, divisor: int) -> FloatVector:
+        """Turn a sum of lattice points into the mean over `divisor` clients, rotated back."""
+        if total.shape != (self.length,):
+            raise ConfigError(f"a sum must have shape ({self.length},), got {total.shape}")
+        mean = total * (self.granularity / divisor)
+        return self.rotation.inverse(mean.astype(np.float32), seed).astype(np.float32)
+
+    @property
+    def _reach(self) -> float:
+        """The norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it above the radius.
+
+        Rounding adds about 1/12 a coordinate to the squared norm, give or take a few radii.
+        """
+        room = self.grid_radius**2 - self.length / 12 - 4 * self.grid_radius
+        return math.sqrt(max(room, self.grid_radius**2 / 4))
+
+    @property
+    def _grid_per_unit(self) -> float:
+        return (1 << self.fraction_bits) / self.granularity
+
+
+@lru_cache  # exact fractions are slow, and every encoding asks for it several times
+def _grid_radius(clip_norm: float, granularity: float, fraction_bits: int) -> int:
+    return math.floor(Fraction(clip_norm) / Fraction(granularity) * (1 << fraction_bits))
+
+
+def squared_norm(values: IntVector, radius: int) -> int:
+    """Return the exact squared norm, or more than radius squared when some entry alone exceeds the radius."""
+    return _whole(_exact_square(values, radius), radius)
+
+
+def _whole(square: tuple[int, int], radius: int) -> int:
+    high, low = square
+    return radius**2 + 1 if high < 0 else (high << 32) + low
+
+
+def _moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
+    """Return the update as float32 numbers that no transform overflows, and the factor that restores it."""
+    with np.errstate(all="ignore"):  # a square that overflows is told by its size
+        if update.dtype == np.float32 and 1e-30 < np.dot(update, update) < 1e30:
+            return update, 1.0
+    peak = float(np.max(np.abs(update))) or 1.0
+    if not math.isfinite(peak):
+        raise ConfigError("an update must be finite, got NaN or infinity")
+    return (update / peak).astype(np.float32), peak
+
+
+def _round_within(rotated: FloatVector, factor: float, limit: float, radius: int) -> IntVector:
+    """Round the scaled vector to the grid, and shrink it until its exact norm is within the radius."""
+    values = np.empty(len(rotated), np.int64)
+    while True:
+        square = _whole(_round_scaled(rotated, factor, min(limit, radius), radius, values), radius)
+        if square <= radius**2:
+            return values
+        factor *= min(radius / math.sqrt(square), 1 - 2**-16)
+
+
+@compiled
+def _exact_square(values: IntVector, radius: int) -> tuple[int, int]:
+    """Return the sum of squares below 2^48 as high and low parts of 32 bits, or -1 if an entry is too large."""
+    high = low = 0
+    beyond = False
+    for i in range(len(values)):
+        beyond |= values[i] > radius or values[i] < -radius
+        square = values[i] * values[i]
+        high += square >> 32
+        low += square & 0xFFFFFFFF
+    return (-1, 0) if beyond else (high, low)
+
+
+@compiled
+def _round_scaled(
+    rotated: FloatVector, factor: float, limit: float, radius: int, out: IntVector
+) -> tuple[int, int]:
+    """Round to the grid, no entry beyond the limit, and return the exact square."""
+    for i in range(len(rotated)):
+        out[i] = np.int64(np.rint(min(max(rotated[i] * factor, -limit), limit)))
+    return _exact_square(out, radius)
+
+
+def stochastic_round(centres: Centres, stream: Stream) -> IntVector:
+    """Round each grid value up or down to a lattice point, up with probability its exact fraction."""
+    dither = np.empty(len(centres.values), np.uint16)
+    stream.fill(dither)
+    dither >>= np.uint16(16 - centres.fraction_bits)
+    rounded: IntVector = (centres.values + dither) >> centres.fraction_bits
+    return rounded
+
+
+def rounded_square(radius: Fraction, length: int, beta: float) -> int:
+    """Return the squared norm, in steps, that conditional rounding keeps to: Kairouz, Liu and Steinke 2021, eq. 3.
+
+    A single stochastic rounding exceeds it with probability at most `beta`.
+    """
+    if not 0 < beta < 1:
+        raise ConfigError(f"beta must be in (0, 1), got {beta}")
+    c, root = float(radius), math.sqrt(length)
+    likely = c**2 + length / 4 + math.sqrt(2 * math.log(1 / beta)) * (c + root / 2)
+    return math.ceil(min((c + root) ** 2, likely))
+
+
+def rounded_radius(radius: Fraction, length: int, beta: float) -> Fraction:
+    """Return the norm bound, in steps, after conditional rounding, rounded up."""
+    return Fraction(math.isqrt(rounded_square(radius, length, beta) << 64) + 1, 1 << 32)
+
+
+def conditional_round(centres: Centres, beta: float, stream: Stream) -> IntVector:
+    """Round stochastically, again and again, until the norm is within `rounded_square`.
+
+    Guarantee: the bound always holds; after 64 failures (probability at most beta^64) the vector is rounded towards
+    zero, which cannot lengthen it. Checked: test_codec.py::test_conditional_rounding_keeps_its_bound.
+    """
+    limit = rounded_square(centres.steps, len(centres.values), beta)
+    for _ in range(64):
+        rounded = stochastic_round(centres, stream)
+        if squared_norm(rounded, math.isqrt(limit) + 1) <= limit:  # + 1: an entry beyond that is beyond the limit
+            return rounded
+    scale = 1 << centres.fraction_bits
+    toward_zero: IntVector = np.sign(centres.values) * (np.abs(centres.values) // scale)
+    return toward_zero

@@ -1,0 +1,1 @@
+"""Exact arithmetic that everything rests on: randomness, rings, rotations, canonical text."""

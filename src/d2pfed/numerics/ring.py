@@ -1,0 +1,265 @@
+"""The ring of integers modulo 2^bits: wrap, centre, add, and pack into words of exactly `bits` bits."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError, PeerError, shown
+from d2pfed.numerics.compiled import compiled
+from d2pfed.numerics.randomness import Stream
+
+IntVector = NDArray[np.int64]
+RingVector = NDArray[np.uint32]
+Words = NDArray[np.uint64]
+
+MAX_BITS = 32
+
+_WORD = np.dtype("<u8")
+_WHOLE_BYTES = {8: "<u1", 16: "<u2", 32: "<u4"}
+_MASK_BLOCK = 1 << 17  # words at a time: at most 512 kB
+_BLOCK = 1 << 11  # pairs at a time: a multiple of 32, so that blocks begin at whole words
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Z_m with m = 2^bits; a ring vector holds the representatives in [0, m) as 32-bit words."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ConfigError(f"a ring's bits must be in [1, {MAX_BITS}], got {shown(self.bits)}")
+
+    @property
+    def modulus(self) -> int:
+        """Return m."""
+        return 1 << self.bits
+
+    def wrap(self, values: IntVector) -> RingVector:
+        """Reduce integers modulo m."""
+        low = values.astype(np.uint32)  # the low 32 bits, of negative numbers too
+        low &= self._mask
+        return low
+
+    def centre(self, values: RingVector) -> IntVector:
+        """Return the representatives in [-m/2, m/2)."""
+        half = self.modulus >> 1
+        return ((values.astype(np.int64) + half) & (self.modulus - 1)) - half
+
+    def add(self, left: RingVector, right: RingVector) -> RingVector:
+        """Return the sum."""
+        total = left.copy()
+        self.add_into(total, right)
+        return total
+
+    def add_into(self, total: RingVector, values: RingVector) -> None:
+        """Add in place; 32-bit overflow is harmless, since m divides 2^32."""
+        _require_equal_shapes(total, values)
+        total += values
+        total &= self._mask
+
+    def subtract_into(self, total: RingVector, values: RingVector) -> None:
+        """Subtract in place."""
+        _require_equal_shapes(total, values)
+        total -= values
+        total &= self._mask
+
+    def packed_bytes(self, count: int) -> int:
+        """Return the size of a packed vector."""
+        return (count * self.bits + 7) // 8
+
+    def pack(self, values: RingVector) -> bytes:
+        """Write the vector as one little-endian bit string, its last byte filled with zeros."""
+        if self.bits in _WHOLE_BYTES:
+            return values.astype(_WHOLE_BYTES[self.bits]).tobytes()
+        even = values if values.size % 2 == 0 else np.append(values, np.uint32(0))
+        words = np.empty(self._word_count(values.size), _WORD)
+        _pack(np.ascontiguousarray(even, "<u4").view(_WORD), self.bits, words)
+        return words.view(np.uint8)[: self.packed_bytes(values.size)].tobytes()
+
+    def unpack(self, data: bytes | memoryview, count: int) -> RingVector:
+        """Read a vector that a peer packed; exactly one byte string stands for each vector.
+
+        Guarantee: a wrong length or a padding bit that is set raises PeerError.
+        Checked: test_ring.py::test_unpack_refuses_a_wrong_length and test_unpack_refuses_padding_bits.
+        """
+        packed = np.frombuffer(data, np.uint8)
+        if packed.size != self.packed_bytes(count):
+            raise PeerError(f"a packed vector must have {self.packed_bytes(count)} bytes, got {packed.size}")
+        used = count * self.bits % 8
+        if used and packed[-1] >> used:
+            raise PeerError(f"a packed vector's {8 - used} padding bits must be zero")
+        return self._expand(packed, count)
+
+    def uniform(self, stream: Stream, count: int) -> RingVector:
+        """Return a uniform vector: the low bits of as many words of `mask_word` as it has coordinates."""
+        words = np.empty(count, self.mask_word)
+        stream.fill(words)
+        values: RingVector = words.astype(np.uint32, copy=False)
+        values &= self._mask
+        return values
+
+    def add_mask_into(self, total: RingVector, stream: Stream) -> None:
+        """Add the uniform vector of a stream in place, without ever holding all of it."""
+        for part, words in self._parts(total, stream):
+            _add_words(part, words, self._mask)
+
+    def subtract_mask_into(self, total: RingVector, stream: Stream) -> None:
+        """Subtract the uniform vector of a stream in place."""
+        for part, words in self._parts(total, stream):
+            _subtract_words(part, words, self._mask)
+
+    @property
+    def mask_word(self) -> np.dtype[np.unsignedinteger[Any]]:
+        """Return the narrowest word of 1, 2 or 4 bytes that holds a coordinate.
+
+        A mask is made of whole words, of which only the low bits count: to cut a keystream into words of `bits` bits
+        would take longer than the keystream.
+        """
+        return np.dtype("<u1" if self.bits <= 8 else "<u2" if self.bits <= 16 else "<u4")
+
+    def _parts(self, total: RingVector, stream: Stream) -> Iterator[tuple[RingVector, NDArray[Any]]]:
+        """Yield parts of a vector, each with the next words of the stream for it."""
+        buffer = np.empty(min(_MASK_BLOCK, total.size), self.mask_word)
+        for start in range(0, total.size, _MASK_BLOCK):
+            part = total[start : start + _MASK_BLOCK]
+            words = buffer[: part.size]
+            stream.fill(words)
+            yield part, words
+
+    @property
+    def _mask(self) -> np.uint32:
+        return np.uint32(self.modulus - 1)
+
+    def _word_count(self, count: int) -> int:
+        """Return how many words the kernels touch: one for the rest, up to two for lanes partly empty."""
+        return count * self.bits // 64 + 3
+
+    def _expand(self, packed: NDArray[np.uint8], count: int) -> RingVector:
+        if self.bits in _WHOLE_BYTES:
+            return packed.view(_WHOLE_BYTES[self.bits]).astype(np.uint32)
+        words = np.zeros(self._word_count(count), _WORD)
+        words.view(np.uint8)[: packed.size] = packed
+        pairs = np.empty((count + 1) // 2, _WORD)
+        _unpack(words, self.bits, pairs)
+        return pairs.view("<u4")[:count]
+
+
+def _require_equal_shapes(left: RingVector, right: RingVector) -> None:
+    if left.shape != right.shape:  # numpy would stretch a short vector over a long one
+        raise ValueError(f"ring vectors must have equal shapes, got {left.shape} and {right.shape}")
+
+
+@compiled
+def _add_words(total: RingVector, words: NDArray[Any], mask: np.uint32) -> None:
+    for index in range(total.size):
+        total[index] = (total[index] + np.uint32(words[index])) & mask
+
+
+@compiled
+def _subtract_words(total: RingVector, words: NDArray[Any], mask: np.uint32) -> None:
+    for index in range(total.size):
+        total[index] = (total[index] - np.uint32(words[index])) & mask
+
+
+# Values are packed as a tree: two neighbours of b bits are one value of 2 b bits, and so on up to lanes of 33 to
+# 64 bits, by loops that the compiler turns into vector code; only the lanes are shifted one by one. `pairs` is a
+# ring vector seen as 64-bit words, so that the first step needs no strides.
+
+
+@compiled
+def _pack(pairs: Words, bits: int, words: Words) -> None:
+    """Write the lowest bits of all values one after the other; what is left over of the last one is zero."""
+    lanes, spare = np.empty(_BLOCK + 1, np.uint64), np.empty(_BLOCK + 1, np.uint64)
+    for start in range(0, pairs.size, _BLOCK):
+        count, width = min(_BLOCK, pairs.size - start), 2 * bits
+        _merge_pairs(pairs[start : start + count], bits, lanes)
+        while 2 * width <= 64:
+            lanes[count] = 0  # the neighbour of an odd one out
+            count = (count + 1) // 2
+            _merge(lanes, width, spare[:count])
+            lanes, spare = spare, lanes
+            width *= 2
+        _join(lanes[:count], width, words[start // 32 * bits :])
+
+
+@compiled
+def _merge_pairs(pairs: Words, bits: int, lanes: Words) -> None:
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for index in range(pairs.size):
+        pair = pairs[index]
+        lanes[index] = pair & mask | (pair >> np.uint64(32) & mask) << np.uint64(bits)
+
+
+@compiled
+def _merge(lanes: Words, width: int, merged: Words) -> None:
+    for index in range(merged.size):
+        merged[index] = lanes[2 * index] | lanes[2 * index + 1] << np.uint64(width)
+
+
+@compiled
+def _join(lanes: Words, width: int, words: Words) -> None:
+    """Write lanes one after the other."""
+    position, filled, pending = 0, 0, np.uint64(0)
+    for index in range(lanes.size):
+        lane = lanes[index]
+        pending |= lane << np.uint64(filled)
+        filled += width
+        if filled >= 64:
+            words[position] = pending
+            position += 1
+            filled -= 64
+            pending = (
+                lane >> np.uint64(width - filled - 1) >> np.uint64(1)
+            )  # two steps: a shift by 64 is undefined
+    if filled:
+        words[position] = pending
+
+
+@compiled
+def _unpack(words: Words, bits: int, pairs: Words) -> None:
+    """Read as many values as there is room for; a word more than they need may be read."""
+    lanes, spare = np.empty(_BLOCK + 32, np.uint64), np.empty(_BLOCK + 32, np.uint64)
+    lane_bits = 2 * bits
+    while 2 * lane_bits <= 64:
+        lane_bits *= 2
+    for start in range(0, pairs.size, _BLOCK):
+        part = pairs[start : start + _BLOCK]
+        count, width = (2 * bits * part.size + lane_bits - 1) // lane_bits, lane_bits
+        _split(words[start // 32 * bits :], width, lanes[:count])
+        while width > 2 * bits:
+            width //= 2
+            _halve(lanes[:count], width, spare)
+            lanes, spare = spare, lanes
+            count *= 2
+        _halve_to_pairs(lanes, bits, part)
+
+
+@compiled
+def _split(words: Words, width: int, lanes: Words) -> None:
+    """Read lanes one after the other."""
+    mask = ~np.uint64(0) >> np.uint64(64 - width)
+    bit = np.uint64(0)
+    for index in range(lanes.size):
+        word, shift = bit >> np.uint64(6), bit & np.uint64(63)
+        high = words[word + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
+        lanes[index] = (words[word] >> shift | high) & mask
+        bit += np.uint64(width)
+
+
+@compiled
+def _halve(lanes: Words, width: int, halves: Words) -> None:
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    for index in range(lanes.size):
+        halves[2 * index] = lanes[index] & mask
+        halves[2 * index + 1] = lanes[index] >> np.uint64(width)
+
+
+@compiled
+def _halve_to_pairs(lanes: Words, bits: int, pairs: Words) -> None:
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    for index in range(pairs.size):
+        pairs[index] = lanes[index] & mask | lanes[index] >> np.uint64(bits) << np.uint64(32)

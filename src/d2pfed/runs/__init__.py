@@ -1,0 +1,1 @@
+"""The driver of a run: resume, round, record, checkpoint, conclude, report."""

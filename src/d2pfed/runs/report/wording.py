@@ -1,0 +1,106 @@
+"""Numbers and promises in words; a printed bound is never below the bound."""
+
+import math
+from dataclasses import dataclass
+
+from d2pfed.accounting import Adjacency, Spent, View, round_up
+from d2pfed.runs.report.story import Story
+
+EMPTY_PROMISE = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
+
+_SIGHT = {
+    View.RELEASED: "Whoever sees the released models, and nothing of who took part,",
+    View.SERVER: "The server, which sees every sum and knows every cohort,",
+    View.CLIENT: "Another client of a cohort, which knows its own part of the noise,",
+    View.ALONE: "The server together with all other clients, who tell it their noise,",
+}
+_OTHER_WORLD = {
+    Adjacency.REPLACE_ONE: "anything else in its place",
+    Adjacency.ZERO_OUT: "nothing but noise in its place",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What one observer can learn, in words."""
+
+    observer: str
+    exact: str  # the epsilon as a machine reads it
+    epsilon: str
+    sentence: str
+    scope: str
+    so_far: str  # what was charged so far, if the run stopped early and blind to its outputs; else empty
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage in two decimals."""
+    return f"{100 * share:.2f} %"
+
+
+def unit_of(size_bytes: float) -> tuple[str, float]:
+    """Return the unit that suits a size, and its bytes."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return unit, scale
+    return "bytes", 1.0
+
+
+def in_bytes(size_bytes: float) -> str:
+    """Return a size in the unit that suits it."""
+    unit, scale = unit_of(size_bytes)
+    return f"{size_bytes / scale:.3g} {unit}"
+
+
+def times(count: int) -> str:
+    """Return how often."""
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
+
+
+def promise(story: Story, item: Spent) -> Promise:
+    """Return one observer's promise in words: what it sees, what it can learn, and what that rests on."""
+    part = {other.observer: other.epsilon for other in story.so_far}.get(item.observer)
+    return Promise(
+        observer=str(item.observer),
+        exact=repr(item.epsilon),
+        epsilon=round_up(item.epsilon, 4),
+        sentence=f"{_sight(item)} {_limit(item)}",
+        scope=_scope(item),
+        so_far="" if part is None else round_up(part, 4),
+    )
+
+
+def meaning(adjacency: Adjacency) -> str:
+    """Return what an epsilon says, for the two worlds that it compares."""
+    return (
+        "Whatever an observer concludes about a client is at most e^epsilon times as likely, plus delta, with the "
+        f"client's own contribution as with {_OTHER_WORLD[adjacency]} ({adjacency}), and the other way round."
+    )
+
+
+def _sight(item: Spent) -> str:
+    if item.observer.view is View.COLLUDING:
+        helpers = f"{item.observer.colluders} client{'s' * (item.observer.colluders != 1)}"
+        return (
+            f"The server together with {helpers} that tell{'s' * (item.observer.colluders == 1)} it their noise,"
+        )
+    return _SIGHT[item.observer.view]
+
+
+def _limit(item: Spent) -> str:
+    if not math.isfinite(item.epsilon):
+        because = f": {item.reason}" if item.reason else ""
+        return f"may learn anything about a {item.unit}: epsilon is infinite{because}."
+    bound = f"epsilon {round_up(item.epsilon, 4)} at delta {round_up(item.delta, 3)}"
+    if item.epsilon > EMPTY_PROMISE:
+        return f"can learn about one {item.unit} what {bound} allows, which is too much to call a protection."
+    factor = round_up(math.exp(item.epsilon), 3)
+    return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
+
+
+def _scope(item: Spent) -> str:
+    parts = [
+        f"Per {item.unit}, {item.adjacency}",
+        f"cohorts {item.sampling}",
+        f"each client contributes at most {times(item.participations)}",
+    ]
+    return "; ".join(parts) + "."

@@ -1,0 +1,38 @@
+"""Writing a report: whole files only, the page last."""
+
+import os
+from pathlib import Path
+
+from d2pfed.errors import ConfigError
+from d2pfed.runs.report.page import render
+from d2pfed.runs.report.panels import panels
+from d2pfed.runs.report.plots import draw
+from d2pfed.runs.report.story import Story
+
+
+def write_report(story: Story, directory: Path) -> Path:
+    """Write report.html, and each plot as plots/NAME.png and .svg; return the page's path.
+
+    A crash leaves each file old or new, never a part; equal stories give equal bytes.
+    """
+    drawn = [(panel, draw(panel.plot)) for panel in panels(story)]
+    page = render(story, drawn)
+    try:
+        plots = directory / "plots"
+        plots.mkdir(exist_ok=True)
+        for panel, drawing in drawn:
+            _replace(plots / f"{panel.plot.name}.png", drawing.png)
+            _replace(plots / f"{panel.plot.name}.svg", drawing.svg.encode())
+        _replace(directory / "report.html", page.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write the report in {directory}: {error.strerror}") from error
+    return directory / "report.html"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
