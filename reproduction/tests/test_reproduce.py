@@ -37,7 +37,7 @@ from reproduction.systems import (
     relative_error,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
