@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from d2pfed.learning import Learner, LocalTraining, build_model, load_task
+from d2pfed.learning import LocalTrainer, LocalTraining, build_model, load_task
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Target, calibrate
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.simulation import Crew, Dropouts, Fidelity, Hire, InProcess, Simulation
 
@@ -27,8 +27,10 @@ def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineSpeed]
     """Yield the speed of each engine on a cohort of digits; the same entropy gives all of them the same sum."""
     task = load_task("infimnist", population=10 * clients)
     model = build_model("mlp", task, seed=0)
-    learner = Learner(model, task.clients, LocalTraining(rate=0.2, epochs=3, batch_size=10))
-    wish = Target(dimension=model.dimension, population=10 * clients, cohort=clients, rounds=_ROUNDS, dropouts=0.1)
+    learner = LocalTrainer(model, task.clients, LocalTraining(lr=0.2, epochs=3, batch_size=10))
+    wish = PrivacyTarget(
+        dimension=model.dimension, population=10 * clients, cohort_size=clients, rounds=_ROUNDS, dropouts=0.1
+    )
     plan = calibrate(wish)
     params = model.initial()
 
@@ -41,7 +43,7 @@ def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineSpeed]
             encode=crew.encode(params, number),
             dropouts=Dropouts(),
             entropy=Entropy.replay(b"bench engines"),
-            taken={},
+            participations={},
         )
         session = session_of(plan, Attempt("bench", number, 0), tuple(range(clients)))
         simulation.collect(session, Fidelity.SUM).unmask()

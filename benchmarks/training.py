@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.training_peers import PEERS, Cost, Peer, Work, one_hidden_layer, stored_clients, train_in_a_loop
-from d2pfed.learning import Learner, LocalTraining, build_model, fitting, load_task
+from d2pfed.learning import LocalTrainer, LocalTraining, build_model, fitting, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Plan, Target, calibrate
+from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, aggregate, run_plan
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts
@@ -24,8 +24,8 @@ _ROUNDS = 50  # that the plans are made for; more than are measured
 _EPSILON = 1.0
 _COHORT = 100
 _EPSILON_OF_ALL = 30.0  # where the whole population takes part in every round
-_LOCAL = LocalTraining(rate=0.2, epochs=3, batch_size=10)
-_ONE_EPOCH = LocalTraining(rate=0.2, epochs=1, batch_size=10)
+_LOCAL = LocalTraining(lr=0.2, epochs=3, batch_size=10)
+_ONE_EPOCH = LocalTraining(lr=0.2, epochs=1, batch_size=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +64,19 @@ class Row:
 class Federation:
     """Something to train: a model, clients, and a plan to do it privately, charged to a ledger on the disk."""
 
-    learner: Learner
+    learner: LocalTrainer
     plan: Plan
     book: Ledger
     entropy: Entropy = field(default_factory=Entropy.system)
 
     @staticmethod
     @contextmanager
-    def open(learner: Learner, cohort: int, epsilon: float) -> Iterator["Federation"]:
+    def open(learner: LocalTrainer, cohort: int, epsilon: float) -> Iterator["Federation"]:
         """Plan for the learner's clients, with a ledger that is thrown away."""
-        target = Target(
+        target = PrivacyTarget(
             dimension=learner.model.dimension,
             population=learner.clients.population,
-            cohort=cohort,
+            cohort_size=cohort,
             rounds=_ROUNDS,
             epsilon=epsilon,
         )
@@ -100,14 +100,16 @@ class Federation:
             updates=lambda clients: self.learner(params, clients, number),
             dropouts=Dropouts(),
             entropy=self.entropy.child("clients"),
-            taken={},
+            participations={},
         )
         first = Attempt(fidelity.value, number, 0)
         return aggregate(
             self.plan,
             first,
             lambda _attempt: self.cohort(number),
-            lambda session, taken: replace(simulation, taken=taken).collect(session, fidelity),
+            lambda session, participations: replace(simulation, participations=participations).collect(
+                session, fidelity
+            ),
             self.book,
         ).mean
 
@@ -117,7 +119,7 @@ class Federation:
         total = np.zeros_like(params)
         for update in self.learner(params, self.cohort(number), number):
             total += update
-        return total / np.float32(self.plan.cohort)
+        return total / np.float32(self.plan.cohort_size)
 
     def cohort(self, number: int) -> tuple[int, ...]:
         """Return the clients of a round."""
@@ -130,7 +132,7 @@ def bench_training(repeats: int) -> Iterator[Row]:
     yield from compare_with_peers(_COHORT, repeats, PEERS)
 
 
-def compare_without_privacy(learner: Learner, cohort: int, repeats: int) -> Iterator[Row]:
+def compare_without_privacy(learner: LocalTrainer, cohort: int, repeats: int) -> Iterator[Row]:
     """Measure both fidelities beside the plain mean of the same updates, in turns."""
     with Federation.open(learner, cohort, _EPSILON) as federation:
         costs = measure(
@@ -153,7 +155,7 @@ def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iter
     task = load_task("infimnist")
     model, clients = build_model("mlp", task, seed=0), stored_clients(task, cohort)
     work = Work(model.module, tuple(map(clients.examples, range(cohort))), _ONE_EPOCH, repeats)
-    with Federation.open(Learner(model, clients, _ONE_EPOCH), cohort, _EPSILON_OF_ALL) as federation:
+    with Federation.open(LocalTrainer(model, clients, _ONE_EPOCH), cohort, _EPSILON_OF_ALL) as federation:
         costs = measure(
             {
                 "without privacy": federation.plain,
@@ -179,13 +181,15 @@ def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ..
     for cohort in cohorts:
         yield _alone("growth in clients", learner, cohort, repeats)
     for width in widths:
-        yield _alone("growth in dimension", Learner(one_hidden_layer(width), learner.clients, _LOCAL), 20, repeats)
+        yield _alone(
+            "growth in dimension", LocalTrainer(one_hidden_layer(width), learner.clients, _LOCAL), 20, repeats
+        )
 
 
-def default_learner() -> Learner:
+def default_learner() -> LocalTrainer:
     """Return the learner of `d2pfed train` without options."""
     task = load_task("infimnist")
-    return Learner(build_model(fitting(task), task, seed=0), task.clients, _LOCAL)
+    return LocalTrainer(build_model(fitting(task), task, seed=0), task.clients, _LOCAL)
 
 
 def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[str, Cost]:
@@ -199,7 +203,7 @@ def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[
     return {name: Cost(*(min(column) for column in zip(*costs[1:], strict=True))) for name, costs in seen.items()}
 
 
-def _alone(what: str, learner: Learner, cohort: int, repeats: int) -> Row:
+def _alone(what: str, learner: LocalTrainer, cohort: int, repeats: int) -> Row:
     with Federation.open(learner, cohort, _EPSILON) as federation:
         cost = measure({"": lambda number: federation.private(number, Fidelity.SUM)}, repeats)[""]
         return _row(what, federation, cost, ("", None, None))
@@ -209,7 +213,7 @@ def _row(what: str, federation: Federation, cost: Cost, peer: tuple[str, Cost | 
     learner, (name, theirs, goal) = federation.learner, peer
     return Row(
         what=what,
-        clients=federation.plan.cohort,
+        clients=federation.plan.cohort_size,
         examples=len(learner.clients.examples(0)),
         epochs=learner.local.epochs,
         dimension=learner.model.dimension,

@@ -75,15 +75,15 @@ def train_in_a_loop(work: Work) -> dict[str, torch.Tensor]:
 
 
 def train_alone(module: nn.Module, examples: Examples, local: LocalTraining) -> dict[str, torch.Tensor]:
-    """Return the parameters after the usual loop over shuffled batches with torch's own optimiser."""
+    """Return the parameters after the usual loop over shuffled batches with torch's own optimizer."""
     own = copy.deepcopy(module)
-    optimiser = torch.optim.SGD(own.parameters(), lr=local.rate)
+    optimizer = torch.optim.SGD(own.parameters(), lr=local.lr)
     for _ in range(local.epochs):
         for rows in torch.split(torch.randperm(len(examples)), local.batch_size):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = nn.functional.cross_entropy(own(examples.inputs[rows]), examples.labels[rows])
             torch.autograd.backward(loss)
-            optimiser.step()
+            optimizer.step()
     return dict(own.state_dict())
 
 
@@ -167,7 +167,7 @@ def _run_pfl(work: Work, answer: Connection) -> None:
         model.PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0)),
         parameters.NNTrainHyperParams(
             local_num_epochs=work.local.epochs,
-            local_learning_rate=work.local.rate,
+            local_learning_rate=work.local.lr,
             local_batch_size=work.local.batch_size,
         ),
         callbacks=[Watch()],

@@ -45,7 +45,7 @@ def sum_range(setting: Setting, levels: int) -> int:
     """Return how many values the sum of a full cohort takes, the shared noise cut where it hardly ever lies."""
     length = Hadamard(setting.dimension).padded
     reach = math.ceil(float(setting.sigma_steps(levels)) * math.sqrt(2 * math.log(2 * length / OVERFLOW)))
-    return setting.cohort * (levels - 1) + 2 * reach + 1
+    return setting.cohort_size * (levels - 1) + 2 * reach + 1
 
 
 def integer_bits(setting: Setting, levels: int) -> float:
@@ -55,17 +55,19 @@ def integer_bits(setting: Setting, levels: int) -> float:
 
 def literal_bits(setting: Setting, levels: int) -> float:
     """Return the bits of a coordinate for shares nu / N as printed: they live on a lattice N times finer."""
-    return math.log2(setting.cohort * sum_range(setting, levels))
+    return math.log2(setting.cohort_size * sum_range(setting, levels))
 
 
 def centered_bits(setting: Setting, rotation: Hadamard | RandomPhase) -> int:
     """Return the bits for clients that each draw around their own vector, with the same noise on the sum."""
     width = Fraction(LEAST_WIDTH)
-    granularity = float(setting.sigma) / (float(width) * math.sqrt(setting.cohort))
-    codec = Codec(rotation=rotation, clip_norm=float(setting.clip_norm), granularity=granularity, fraction_bits=14)
+    granularity = float(setting.sigma) / (float(width) * math.sqrt(setting.cohort_size))
+    codec = Codec(rotation=rotation, clip=float(setting.clip), granularity=granularity, fraction_bits=14)
     rings = (Ring(bits) for bits in range(1, MAX_BITS + 1))
     return next(
-        ring.bits for ring in rings if wrap_probability(codec, Centered(width), ring, setting.cohort) <= OVERFLOW
+        ring.bits
+        for ring in rings
+        if wrap_probability(codec, Centered(width), ring, setting.cohort_size) <= OVERFLOW
     )
 
 
@@ -86,7 +88,7 @@ def uploads(setting: Setting) -> Iterator[Upload]:
         bits=32.0,
         basis="as it is",
     )
-    coins = setting.cohort * (setting.binomial_levels - 1) + setting.binomial_trials + 1
+    coins = setting.cohort_size * (setting.binomial_levels - 1) + setting.binomial_trials + 1
     yield Upload(
         system="cpSGD",
         levels=setting.binomial_levels,
@@ -112,19 +114,19 @@ def uploads(setting: Setting) -> Iterator[Upload]:
 
 def session_of(setting: Setting, upload: Upload) -> Session:
     """Return a session of the real protocol that carries such an upload, a tenth of the clients allowed to drop out."""
-    tolerated = setting.cohort // 10
-    hood = choose(setting.cohort, Risk(dropouts=tolerated, colluders=tolerated), Consistency.ASSUMED)
+    tolerated = setting.cohort_size // 10
+    hood = choose(setting.cohort_size, Risk(dropouts=tolerated, colluders=tolerated), Consistency.ASSUMED)
     return Session(
         run="table-comm",
         round=0,
         attempt=0,
         plan_digest=digest("table-comm"),
-        cohort=tuple(range(setting.cohort)),
+        cohort=tuple(range(setting.cohort_size)),
         dimension=upload.coordinates,
         bits=upload.whole_bits,
         degree=hood.degree,
         threshold=hood.threshold,
-        quorum=setting.cohort - tolerated,
+        quorum=setting.cohort_size - tolerated,
         colluders=tolerated,
         delivery=Delivery.QUORUM,
         consistency=Consistency.ASSUMED,
@@ -200,7 +202,7 @@ def _paper_uploads(setting: Setting, padded: int) -> Iterator[Upload]:
         levels=None,
         coordinates=padded,
         paper_bits=16,
-        bits=math.log2(setting.cohort * 2**16 + 1),
+        bits=math.log2(setting.cohort_size * 2**16 + 1),
         basis="log2(N q + 1) for a client's q of two bytes",
     )
 

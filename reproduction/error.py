@@ -25,16 +25,16 @@ class Case:
     """One setting of the mean estimation; levels are odd, so that they lie on the lattice."""
 
     dimension: int
-    cohort: int
+    cohort_size: int
     levels: int
     sigma: Fraction  # of the noise on the sum, in the unit of the clip
-    clip_norm: Fraction = Fraction(1)
+    clip: Fraction = Fraction(1)
     rounds: int = 200  # of the simulation
 
     @property
     def step(self) -> Fraction:
         """Return the lattice step: levels span [-D, D]."""
-        return 2 * self.clip_norm / (self.levels - 1)
+        return 2 * self.clip / (self.levels - 1)
 
     @property
     def sigma_steps(self) -> Fraction:
@@ -55,13 +55,13 @@ Noise = Callable[[Case, int, Entropy], IntVector]  # what is in the sum, in part
 
 def shared_noise(case: Case, length: int, entropy: Entropy) -> IntVector:
     """Return the sum of equal shares of one draw, as in Algorithm 1: the whole draw."""
-    return case.cohort * _draw(case, length, entropy)
+    return case.cohort_size * _draw(case, length, entropy)
 
 
 def separate_noise(case: Case, length: int, entropy: Entropy) -> IntVector:
     """Return the sum of shares of separate draws, which the proof counts and which would protect N times less."""
     total = np.zeros(length, np.int64)
-    for client in range(case.cohort):
+    for client in range(case.cohort_size):
         total += _draw(case, length, entropy.child(client))
     return total
 
@@ -71,7 +71,7 @@ def published_bound(case: Case, sigma: float) -> float:
 
     The paper's sigma is in real units in one place and in lattice units in another: it is an argument.
     """
-    n, k, d = case.cohort, case.levels, case.dimension
+    n, k, d = case.cohort_size, case.levels, case.dimension
     q = n * (k - 1) + 2 * math.ceil(8 * case.sigma_steps) + 1
     within = 1 - (1 - ndtr(n * q)) / (1 + 3 * math.exp(-2 * (math.pi * sigma) ** 2))
     overflow = (1 - ndtr(n * (q - k - 1))) * q**2
@@ -80,18 +80,18 @@ def published_bound(case: Case, sigma: float) -> float:
 
 def corrected_bound(case: Case) -> float:
     """Return d s^2 / (4 N) + d sigma^2 / N^2: rounding averages out over clients, one common draw does not."""
-    return float(case.dimension * (case.step**2 / (4 * case.cohort) + case.sigma**2 / case.cohort**2))
+    return float(case.dimension * (case.step**2 / (4 * case.cohort_size) + case.sigma**2 / case.cohort_size**2))
 
 
 def simulate(case: Case, noise: Noise, entropy: Entropy) -> Measured:
     """Clip, rotate, quantise, add noise, sum, decode, and measure how far the mean is from the true one."""
     codec = Codec(
         rotation=Hadamard(case.dimension),
-        clip_norm=float(case.clip_norm),
+        clip=float(case.clip),
         granularity=float(case.step),
         fraction_bits=12 if case.levels < 1_000 else 8,
     )
-    updates = float(case.clip_norm) * directions(case.cohort, case.dimension, 0.0, entropy.child("updates"))
+    updates = float(case.clip) * directions(case.cohort_size, case.dimension, 0.0, entropy.child("updates"))
     truth = updates.mean(axis=0)
     errors = [
         float(np.sum((_mean(case, codec, updates, noise, entropy.child("round", number)) - truth) ** 2))
@@ -105,8 +105,8 @@ def cases(size: Size) -> dict[str, Case]:
     rounds = 100 if size is Size.QUICK else 400
     few = 2 if size is Size.QUICK else 10
     return {
-        "small": Case(dimension=256, cohort=10, levels=17, sigma=Fraction("0.6"), rounds=4 * rounds),
-        "medium": Case(dimension=1024, cohort=50, levels=33, sigma=Fraction("2.4"), rounds=rounds),
+        "small": Case(dimension=256, cohort_size=10, levels=17, sigma=Fraction("0.6"), rounds=4 * rounds),
+        "medium": Case(dimension=1024, cohort_size=50, levels=33, sigma=Fraction("2.4"), rounds=rounds),
         "INFIMNIST": _case_of(INFIMNIST, few),
         "CIFAR10": _case_of(CIFAR10, 2),
     }
@@ -142,10 +142,10 @@ def compare(compared: dict[str, Case], place: Place) -> Exhibit:
 def _case_of(setting: Setting, rounds: int) -> Case:
     return Case(
         dimension=setting.dimension,
-        cohort=setting.cohort,
+        cohort_size=setting.cohort_size,
         levels=setting.levels,
         sigma=setting.sigma,
-        clip_norm=setting.clip_norm,
+        clip=setting.clip,
         rounds=rounds,
     )
 
@@ -158,10 +158,10 @@ def _row(name: str, case: Case) -> tuple[Cell, ...]:
     return (
         name,
         case.dimension,
-        case.cohort,
+        case.cohort_size,
         case.levels,
         float(case.sigma),
-        float(case.clip_norm),
+        float(case.clip),
         published_bound(case, float(case.sigma)),
         published_bound(case, float(case.sigma_steps)),
         corrected_bound(case),
@@ -191,8 +191,8 @@ def _mean(case: Case, codec: Codec, updates: Floats, noise: Noise, entropy: Entr
     total = np.zeros(codec.length, np.int64)
     for client, update in enumerate(updates):
         total += stochastic_round(codec.prepare(update, seed), entropy.child("rounding", client).stream())
-    parts = case.cohort * total + noise(case, codec.length, entropy.child("noise"))
-    return codec.decode(parts, seed, case.cohort**2)
+    parts = case.cohort_size * total + noise(case, codec.length, entropy.child("noise"))
+    return codec.decode(parts, seed, case.cohort_size**2)
 
 
 def _draw(case: Case, length: int, entropy: Entropy) -> IntVector:

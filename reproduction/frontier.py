@@ -7,7 +7,7 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from d2pfed.plan import Kind, Plan
+from d2pfed.plan import MechanismName, Plan
 from d2pfed.runs.report.plots import Ink
 from reproduction.curves import Across, Hue, Panel, Trace, draw_axes, dress, legend
 from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
@@ -22,16 +22,20 @@ _TWO_BYTES = 16
 _GREAT = 1.2  # an error over a trusted server's from which on a smaller step is tried too
 _HUES = {
     "central Gaussian": Hue.PLAIN,
-    Kind.CENTERED: Hue.OURS,
-    Kind.SHARED: Hue.D2PFED,
-    Kind.DESIGNATED: Hue.NORM_ONE,
-    Kind.DDGAUSS: Hue.FIFTH,
-    Kind.SKELLAM: Hue.SIXTH,
-    Kind.BINOMIAL: Hue.CPSGD,
+    MechanismName.CENTERED: Hue.OURS,
+    MechanismName.SHARED: Hue.D2PFED,
+    MechanismName.DESIGNATED: Hue.NORM_ONE,
+    MechanismName.DDGAUSS: Hue.FIFTH,
+    MechanismName.SKELLAM: Hue.SIXTH,
+    MechanismName.BINOMIAL: Hue.CPSGD,
 }
-_QUICK_KINDS = (Kind.CENTERED, Kind.SHARED, Kind.SKELLAM, Kind.BINOMIAL)
-_NAMES = {Kind.SHARED: "shared (D2P-Fed)", Kind.BINOMIAL: "binomial (cpSGD)"}
-_ROUNDING = (_NAMES[Kind.SHARED], Kind.DESIGNATED, Kind.DDGAUSS)  # whose error comes near a trusted server's
+_QUICK_KINDS = (MechanismName.CENTERED, MechanismName.SHARED, MechanismName.SKELLAM, MechanismName.BINOMIAL)
+_NAMES = {MechanismName.SHARED: "shared (D2P-Fed)", MechanismName.BINOMIAL: "binomial (cpSGD)"}
+_ROUNDING = (
+    _NAMES[MechanismName.SHARED],
+    MechanismName.DESIGNATED,
+    MechanismName.DDGAUSS,
+)  # whose error comes near a trusted server's
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,11 @@ class Point:
 def make(place: Place) -> Exhibit:
     """Return the frontier of all mechanisms on INFIMNIST."""
     full = place.size is Size.FULL
-    kinds, epsilons = (tuple(Kind), _EPSILONS) if full else (_QUICK_KINDS, _QUICK_EPSILONS)
+    kinds, epsilons = (tuple(MechanismName), _EPSILONS) if full else (_QUICK_KINDS, _QUICK_EPSILONS)
     return frontier(Scene.load(INFIMNIST, place), place, kinds, epsilons)
 
 
-def frontier(scene: Scene, place: Place, kinds: Sequence[Kind], epsilons: Sequence[float]) -> Exhibit:
+def frontier(scene: Scene, place: Place, kinds: Sequence[MechanismName], epsilons: Sequence[float]) -> Exhibit:
     """Run each mechanism, cpSGD among them, and a trusted server at each epsilon."""
     wished = [(epsilon, kind) for epsilon in epsilons for kind in (*kinds, None)]
     systems = [_system(scene, kind, epsilon) for epsilon, kind in wished]
@@ -70,7 +74,9 @@ def frontier(scene: Scene, place: Place, kinds: Sequence[Kind], epsilons: Sequen
         table=_table(points),
         words=_words(points),
         ran=records(curves),
-        reduced=f"{reduced}; {len(kinds)} mechanisms of {len(Kind)}, {len(epsilons)} epsilons" if reduced else "",
+        reduced=f"{reduced}; {len(kinds)} mechanisms of {len(MechanismName)}, {len(epsilons)} epsilons"
+        if reduced
+        else "",
         draw=partial(_draw, points=points),
     )
 
@@ -84,15 +90,15 @@ def _better(curves: Sequence[Curve], first: int) -> list[Curve]:
     ]
 
 
-def _system(scene: Scene, kind: Kind | None, epsilon: float) -> System:
+def _system(scene: Scene, kind: MechanismName | None, epsilon: float) -> System:
     if kind is None:
         return central(scene, epsilon)
     # Ours takes as few bits as serve; the others take the two bytes that they can make use of.
-    bits = None if kind is Kind.CENTERED else _TWO_BYTES
+    bits = None if kind is MechanismName.CENTERED else _TWO_BYTES
     return planned(scene, kind, epsilon, bits=bits, label=_NAMES.get(kind, str(kind)))
 
 
-def _price(scene: Scene, kind: Kind | None, epsilon: float, system: System) -> tuple[float, int]:
+def _price(scene: Scene, kind: MechanismName | None, epsilon: float, system: System) -> tuple[float, int]:
     least = system.bits if kind is None else planned(scene, kind, epsilon).bits
     return relative_error(system), least
 
@@ -126,13 +132,13 @@ def _row(point: Point, cpsgd: Mapping[float, Point]) -> tuple[Cell, ...]:
 
 
 def _cpsgd(points: Sequence[Point]) -> dict[float, Point]:
-    return {point.epsilon: point for point in points if point.kind == _NAMES[Kind.BINOMIAL]}
+    return {point.epsilon: point for point in points if point.kind == _NAMES[MechanismName.BINOMIAL]}
 
 
 def _words(points: Sequence[Point]) -> tuple[str, str]:
     cpsgd = _cpsgd(points)
     loose = max(cpsgd.values(), key=lambda point: point.error)
-    ours, theirs = (_leads(points, kind) for kind in (str(Kind.CENTERED), _NAMES[Kind.SHARED]))
+    ours, theirs = (_leads(points, kind) for kind in (str(MechanismName.CENTERED), _NAMES[MechanismName.SHARED]))
     shrinks = "; the lead shrinks as epsilon grows and noise matters less" if ours == sorted(ours)[::-1] else ""
     first = (
         f"At equal true epsilons of {_listed(cpsgd)}, with two bytes a coordinate for cpSGD and D2P-Fed's shared noise "
@@ -204,5 +210,7 @@ def _draw_errors(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _hue(kind: str) -> Hue:
-    named = {_NAMES.get(key, str(key)) if isinstance(key, Kind) else key: hue for key, hue in _HUES.items()}
+    named = {
+        _NAMES.get(key, str(key)) if isinstance(key, MechanismName) else key: hue for key, hue in _HUES.items()
+    }
     return named[kind]

@@ -171,7 +171,7 @@ def _words_epsilon(runs: Runs) -> tuple[str, str]:
         f"{experiment.name}: D2P-Fed's epsilon comes out as {main.published[-1]:.4g} by the paper's accounting; with "
         f"every update clipped to D = {experiment.clip:g} the released models truly cost {main.released[-1]:.2g} and "
         f"the server learns {main.server or 0:.3g}, so to who sees the models alone the paper keeps {kept} than it "
-        f"promises; the accuracy is {main.test:.1f} % (paper: {paper.accuracy:g} %)."
+        f"guarantees; the accuracy is {main.test:.1f} % (paper: {paper.accuracy:g} %)."
     )
     second = (
         f"Updates of norm 1, which the authors' code lets through, give {loud.test:.1f} % at a true epsilon of "

@@ -12,14 +12,14 @@ from pathlib import Path
 from d2pfed.accounting import RELEASED, SERVER
 from d2pfed.api import Job, Progress, Settings
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, load_task
+from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task
 from d2pfed.learning.patches import PatchFeatures, linear_model, over_features, width_of
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import Explanation, Plan, Target, Turn, calibrate, explain
+from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, RotationName, calibrate, describe
 from d2pfed.runs.report import Story, read_story
 from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
 from reproduction.honest_drawing import Picture
 
@@ -73,21 +73,21 @@ class Setting:
     """One way to train, and its price."""
 
     name: str
-    target: Target
+    target: PrivacyTarget
     plan: Plan = field(repr=False)
 
     @property
-    def price(self) -> Explanation:
+    def price(self) -> PlanSummary:
         """What the plan costs."""
-        return explain(self.target, self.plan)
+        return describe(self.target, self.plan)
 
     def row(self, story: Story | None) -> tuple[Cell, ...]:
         """Return the setting's line of the table; without a story it was computed only."""
         price = self.price
-        epsilons = {spent.observer: spent.epsilon for spent in price.spent}
+        epsilons = {spent.observer: spent.epsilon for spent in price.guarantees}
         return (
-            *(self.name, self.plan.cohort, self.plan.rounds, self.target.dimension),
-            *(round(price.sigma / self.target.clip_norm, 4), round(price.noise_to_clip, 3)),
+            *(self.name, self.plan.cohort_size, self.plan.rounds, self.target.dimension),
+            *(round(price.sigma / self.target.clip, 4), round(price.noise_to_clip, 3)),
             *(round(epsilons[RELEASED], 3), round(epsilons[SERVER], 3), price.bits, price.upload_bytes),
             *((len(story.rounds), story.rounds[-1].accuracy, story.test_accuracy) if story else (0, None, None)),
         )
@@ -155,14 +155,14 @@ def _settings(scale: Scale) -> tuple[Setting, ...]:
     )
     found = []
     for name, length, cohort, rounds in wishes:
-        target = Target(
+        target = PrivacyTarget(
             dimension=length,
             population=scale.population,
-            cohort=cohort,
+            cohort_size=cohort,
             rounds=rounds,
             epsilon=EPSILON,
             delta=DELTA,
-            rotation=Turn.PHASE,  # hardly any padding, so fewer bytes
+            rotation=RotationName.PHASE,  # hardly any padding, so fewer bytes
             spare=0,  # as in the paper: one attempt a round
         )
         found.append(Setting(name=name, target=target, plan=calibrate(target)))
@@ -178,7 +178,7 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
         features = PatchFeatures.made_up(scale.filters, scale.side, SEED)
         return over_features(load(), features), linear_model(width_of(scale.filters), CLASSES)
 
-    def run(setting: Setting, model: str, local: LocalTraining, server: ServerStep) -> Settings:
+    def run(setting: Setting, model: str, local: LocalTraining, server: ServerOptimizer) -> Settings:
         return Settings(
             task="cifar10",
             data=f"{scale.population:,} clients with a fair share of the images each",
@@ -192,14 +192,14 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
         )
 
     # One step over all of a client's images (at most 23), so long that all are clipped: only its direction counts.
-    step = LocalTraining(rate=1.0, batch_size=25)
-    server = ServerStep(rate=0.5, momentum=0.5, decay=0.97)  # chosen by validation accuracy, like the rounds
+    step = LocalTraining(lr=1.0, batch_size=25)
+    server = ServerOptimizer(lr=0.5, momentum=0.5, lr_decay=0.97)  # chosen by validation accuracy, like the rounds
     name = f"linear on {scale.filters} filters"
     first, last = settings[0], settings[-1]
     trials = [Trial(setting=last, what=run(last, name, step, server), parts=ours, rounds=scale.rounds)]
     if scale.network_rounds:
-        paper = LocalTraining(optimiser=Optimiser.ADAM, rate=1e-3, epochs=5, batch_size=10)
-        what = run(first, "cnn", paper, ServerStep())
+        paper = LocalTraining(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
+        what = run(first, "cnn", paper, ServerOptimizer())
         trials.append(Trial(setting=first, what=what, parts=network, rounds=scale.network_rounds))
     return trials
 
@@ -218,7 +218,7 @@ def _exhibit(
                 "run": stories[trial.setting.name].run,
                 "settings": json.loads(canonical.encode(trial.what)),
                 "plan": json.loads(canonical.encode(trial.setting.plan)),
-                "promised": [asdict(item) for item in stories[trial.setting.name].explanation.spent],
+                "promised": [asdict(item) for item in stories[trial.setting.name].explanation.guarantees],
             }
             for trial in trials
         },
@@ -235,11 +235,11 @@ def _exhibit(
 def _words(scale: Scale, settings: Sequence[Setting], stories: dict[str, Story]) -> tuple[str, ...]:
     paper, ours = settings[0], settings[-1]
     price = paper.price
-    against = {spent.observer: spent.epsilon for spent in price.spent}
+    against = {spent.observer: spent.epsilon for spent in price.guarantees}
     drowned = (
-        f"With {paper.plan.cohort} clients of {scale.population:,} in each of {PAPER_ROUNDS} rounds, a true epsilon "
-        f"of {EPSILON:g} puts noise into the mean that is {price.noise_to_clip:.3g} times as long as any update may "
-        f"be, and the server, which knows the cohorts, still learns up to epsilon {against[SERVER]:.3g}."
+        f"With {paper.plan.cohort_size} clients of {scale.population:,} in each of {PAPER_ROUNDS} rounds, a true "
+        f"epsilon of {EPSILON:g} puts noise into the mean that is {price.noise_to_clip:.3g} times as long as any "
+        f"update may be, and the server, which knows the cohorts, still learns up to epsilon {against[SERVER]:.3g}."
     )
     heard = (
         f"Everyone in every round, {ours.plan.rounds} rounds and {ours.target.dimension:,} parameters bring that to "

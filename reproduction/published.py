@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of
+from d2pfed.accounting import Accountant, Adjacency, CohortSampling, Sampling, cpsgd_epsilon, epsilon_of
 from reproduction import setting
 from reproduction.setting import CLAIMED_SENSITIVITY, DELTA, Setting
 
@@ -18,7 +18,7 @@ class Experiment:
     model: str
     dimension: int
     population: int
-    cohort: int
+    cohort_size: int
     rounds: int
     clip: float
     levels: int
@@ -27,9 +27,9 @@ class Experiment:
     cpsgd_trials: int  # of the whole cohort
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> CohortSampling:
         """How cohorts are drawn."""
-        return Sampling(Scheme.FIXED, self.population, self.cohort)
+        return CohortSampling(Sampling.FIXED, self.population, self.cohort_size)
 
 
 def _of(given: Setting, task: str, model: str) -> Experiment:
@@ -39,9 +39,9 @@ def _of(given: Setting, task: str, model: str) -> Experiment:
         model=model,
         dimension=given.dimension,
         population=given.population,
-        cohort=given.cohort,
+        cohort_size=given.cohort_size,
         rounds=given.rounds,
-        clip=float(given.clip_norm),
+        clip=float(given.clip),
         levels=given.levels,
         sigma=float(given.sigma),
         cpsgd_levels=given.binomial_levels,
@@ -93,7 +93,7 @@ def binomial_epsilon(experiment: Experiment, rounds: int) -> float:
         trials=experiment.cpsgd_trials,
         levels=experiment.cpsgd_levels,
         dimension=experiment.dimension,
-        rate=experiment.cohort / experiment.population,
+        rate=experiment.cohort_size / experiment.population,
         rounds=rounds,
         delta=DELTA,
         delta_per_round=_CPSGD_DELTA,

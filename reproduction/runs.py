@@ -17,7 +17,7 @@ from d2pfed.accounting import (
     upper_bound,
 )
 from d2pfed.api import Job, Progress, Settings
-from d2pfed.learning import Learner, evaluate
+from d2pfed.learning import LocalTrainer, evaluate
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
@@ -167,7 +167,7 @@ def _run_trusted(system: System, path: Path, settings: str, tell: Tell) -> None:
 def _aggregate(system: System, run: str, entropy: Entropy) -> Callable[[int, FloatVector], Outcome]:
     scene, noise = system.scene, system.work
     cohorts = Cohorts(scene.experiment.sampling, entropy.child("cohorts"))
-    learner = _finite(Learner(scene.model, scene.task.clients, system.local))
+    learner = _finite(LocalTrainer(scene.model, scene.task.clients, system.local))
 
     def once(number: int, params: FloatVector) -> Outcome:
         cohort = cohorts.draw(number, 0, number)
@@ -190,13 +190,13 @@ def _epsilons(system: System, charged: Sequence[int]) -> tuple[float, ...]:
     release = (
         _release(system, work) if isinstance(work, ContinuousGaussian) else work.release("", 0, 0, (), work.quorum)
     )
-    cap = work.participations if isinstance(work, Plan) else target.rounds
+    cap = work.max_participations if isinstance(work, Plan) else target.rounds
     return tuple(
         upper_bound(
             [replace(release, round=number) for number in range(count)],
             RELEASED,
-            delta=target.spent_delta,
-            cap=cap,
+            delta=target.effective_delta,
+            max_participations=cap,
         ).epsilon
         for count in charged
     )

@@ -11,9 +11,9 @@ class Setting:
     name: str
     dimension: int
     population: int
-    cohort: int
+    cohort_size: int
     rounds: int
-    clip_norm: Fraction  # D; in the code, not in the text
+    clip: Fraction  # D; in the code, not in the text
     levels: int  # k; in the code, not in the text
     sigma: Fraction  # of the noise on the sum
     binomial_levels: int  # cpSGD's k
@@ -21,7 +21,7 @@ class Setting:
 
     def step(self, levels: int) -> Fraction:
         """Return the lattice step of so many levels in [-D, D]."""
-        return 2 * self.clip_norm / (levels - 1)
+        return 2 * self.clip / (levels - 1)
 
     def sigma_steps(self, levels: int) -> Fraction:
         """Return the noise's width in steps of that lattice."""
@@ -34,9 +34,9 @@ INFIMNIST = Setting(
     name="INFIMNIST",
     dimension=51_370,
     population=100_000,
-    cohort=100,
+    cohort_size=100,
     rounds=100,
-    clip_norm=Fraction("0.25"),
+    clip=Fraction("0.25"),
     levels=21,
     sigma=Fraction("0.6"),
     binomial_levels=601,
@@ -46,9 +46,9 @@ CIFAR10 = Setting(
     name="CIFAR10",
     dimension=996_298,
     population=2_000,
-    cohort=10,
+    cohort_size=10,
     rounds=300,
-    clip_norm=Fraction("0.01"),
+    clip=Fraction("0.01"),
     levels=2_001,
     sigma=Fraction("0.03"),
     binomial_levels=401,

@@ -5,24 +5,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, spent
-from d2pfed.learning import LocalTraining, Model, Optimiser, Task, build_model, load_task, parse_partition
+from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, account
+from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task, parse_partition
 from d2pfed.learning.architectures import on_raw_pixels
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import BinomialNoise, Mechanism, Shared
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard
-from d2pfed.plan import Kind, Plan, Target, calibrate, explain, ideal_multiplier
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate, describe, ideal_multiplier
 from d2pfed.secagg.graph import Consistency, Risk, complete
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 from reproduction.exhibit import Place, Size
 from reproduction.published import Experiment, binomial_epsilon, d2pfed_epsilon
 from reproduction.setting import DELTA
 
-PAPER_LOCAL = LocalTraining(optimiser=Optimiser.ADAM, rate=1e-3, epochs=5, batch_size=10)
-OUR_LOCAL = LocalTraining(rate=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
-OUR_STEP = ServerStep(rate=0.8, momentum=0.5, averaging=0.8)
-PAPER_STEP = ServerStep()
+PAPER_LOCAL = LocalTraining(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
+OUR_LOCAL = LocalTraining(lr=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
+OUR_STEP = ServerOptimizer(lr=0.8, momentum=0.5, averaging=0.8)
+PAPER_STEP = ServerOptimizer()
 _OUR_CLIP = 1.0
 _CLIPPED_COORDINATES = 1e-5  # chance that g_max changes any coordinate of a round
 
@@ -86,9 +86,9 @@ class System:
     label: str  # in plots and tables
     scene: Scene
     work: Plan | ContinuousGaussian | None
-    target: Target
+    target: PrivacyTarget
     local: LocalTraining
-    step: ServerStep
+    step: ServerOptimizer
     published: Callable[[int], float] | None = field(
         default=None, repr=False
     )  # from rounds to the printed epsilon
@@ -124,14 +124,14 @@ def d2pfed(
     rotation = Hadamard(scene.model.dimension)
     bound = _largest_coordinate(experiment, rotation.padded) * clip
     granularity = 2 * bound / (experiment.levels - 1)
-    codec = Codec(rotation=rotation, clip_norm=clip, granularity=granularity, box=bound if bound < clip else None)
+    codec = Codec(rotation=rotation, clip=clip, granularity=granularity, box=bound if bound < clip else None)
     mechanism = Shared(Fraction(math.ceil(sigma / granularity * 1024), 1024))
     return System(
         name=f"d2pfed-{sigma:g}",
         label=f"D2P-Fed, sigma {sigma:g}{note}",
         scene=scene,
         work=_by_hand(experiment, codec, mechanism, bits),
-        target=_wish(scene, mechanism=Kind.SHARED, clip_norm=clip, bits=bits),
+        target=_wish(scene, mechanism=MechanismName.SHARED, clip=clip, bits=bits),
         local=scene.local,
         step=PAPER_STEP,
         published=lambda rounds: d2pfed_epsilon(experiment, sigma, rounds),
@@ -142,14 +142,14 @@ def cpsgd(scene: Scene, *, bits: int = 24) -> System:
     """Return cpSGD with the paper's levels and coins, at its three bytes."""
     experiment = scene.experiment
     granularity = 2 * experiment.clip / (experiment.cpsgd_levels - 1)
-    codec = Codec(rotation=Hadamard(scene.model.dimension), clip_norm=experiment.clip, granularity=granularity)
-    mechanism = BinomialNoise(2 * math.ceil(experiment.cpsgd_trials / experiment.cohort / 2))
+    codec = Codec(rotation=Hadamard(scene.model.dimension), clip=experiment.clip, granularity=granularity)
+    mechanism = BinomialNoise(2 * math.ceil(experiment.cpsgd_trials / experiment.cohort_size / 2))
     return System(
         name="cpsgd",
         label="cpSGD",
         scene=scene,
         work=_by_hand(experiment, codec, mechanism, bits),
-        target=_wish(scene, mechanism=Kind.BINOMIAL, clip_norm=experiment.clip, bits=bits),
+        target=_wish(scene, mechanism=MechanismName.BINOMIAL, clip=experiment.clip, bits=bits),
         local=scene.local,
         step=PAPER_STEP,
         published=lambda rounds: binomial_epsilon(experiment, rounds),
@@ -169,9 +169,11 @@ def fedavg(scene: Scene) -> System:
     )
 
 
-def planned(scene: Scene, kind: Kind, epsilon: float, *, bits: int | None = None, label: str = "") -> System:
+def planned(
+    scene: Scene, kind: MechanismName, epsilon: float, *, bits: int | None = None, label: str = ""
+) -> System:
     """Return a mechanism of ours, calibrated to a true epsilon of the released models, trained as by default."""
-    target = _wish(scene, mechanism=kind, epsilon=epsilon, clip_norm=_OUR_CLIP, bits=bits)
+    target = _wish(scene, mechanism=kind, epsilon=epsilon, clip=_OUR_CLIP, bits=bits)
     return System(
         name=f"{kind}-{epsilon:.4g}",
         label=label or str(kind),
@@ -185,26 +187,26 @@ def planned(scene: Scene, kind: Kind, epsilon: float, *, bits: int | None = None
 
 def relative_error(system: System) -> float:
     """Return the root mean square error of its mean over a trusted server's at the same epsilon."""
-    return explain(system.target, system.work).relative_error if isinstance(system.work, Plan) else 1.0
+    return describe(system.target, system.work).relative_error if isinstance(system.work, Plan) else 1.0
 
 
 def calmed(system: System, by: float) -> System:
     """Return the same with the server's rate divided by a number, if that is above 1: for greater noise."""
-    rate = system.step.rate / max(1.0, by)
-    return replace(system, step=replace(system.step, rate=float(f"{rate:.3g}")))
+    rate = system.step.lr / max(1.0, by)
+    return replace(system, step=replace(system.step, lr=float(f"{rate:.3g}")))
 
 
 def beside(system: System) -> System:
     """Return ours at the true epsilon of the system's released models, where no more noise enters than at epsilon 1."""
     epsilon = float(f"{system.promise:.3g}")
-    ours = planned(system.scene, Kind.CENTERED, epsilon, label=f"ours, true epsilon {epsilon:g}")
-    usual = ideal_multiplier(_wish(system.scene, clip_norm=_OUR_CLIP))
+    ours = planned(system.scene, MechanismName.CENTERED, epsilon, label=f"ours, true epsilon {epsilon:g}")
+    usual = ideal_multiplier(_wish(system.scene, clip=_OUR_CLIP))
     return calmed(ours, ideal_multiplier(ours.target) / usual)
 
 
 def central(scene: Scene, epsilon: float) -> System:
     """Return the Gaussian mechanism of a server that everyone trusts, at a true epsilon of the released models."""
-    target = _wish(scene, epsilon=epsilon, clip_norm=_OUR_CLIP)
+    target = _wish(scene, epsilon=epsilon, clip=_OUR_CLIP)
     return System(
         name=f"gaussian-{epsilon:.4g}",
         label="central Gaussian",
@@ -219,21 +221,21 @@ def central(scene: Scene, epsilon: float) -> System:
 def _wish(
     scene: Scene,
     *,
-    mechanism: Kind = Kind.CENTERED,
+    mechanism: MechanismName = MechanismName.CENTERED,
     epsilon: float = 1.0,
-    clip_norm: float = _OUR_CLIP,
+    clip: float = _OUR_CLIP,
     bits: int | None = None,
-) -> Target:
+) -> PrivacyTarget:
     experiment = scene.experiment
-    return Target(
+    return PrivacyTarget(
         dimension=scene.model.dimension,
         population=experiment.population,
-        cohort=experiment.cohort,
+        cohort_size=experiment.cohort_size,
         rounds=experiment.rounds,
         epsilon=epsilon,
         delta=DELTA,
         mechanism=mechanism,
-        clip_norm=clip_norm,
+        clip=clip,
         bits=bits,
         spare=0,  # as in the paper: one attempt a round
     )
@@ -243,12 +245,12 @@ def _largest_coordinate(experiment: Experiment, length: int) -> float:
     """Return g_max over the clip by the paper's Remark 1, or 1 where levels are fine enough without."""
     if experiment.levels - 1 >= math.sqrt(length):
         return 1.0
-    return min(1.0, 2 * math.sqrt(math.log(2 * experiment.cohort * length / _CLIPPED_COORDINATES) / length))
+    return min(1.0, 2 * math.sqrt(math.log(2 * experiment.cohort_size * length / _CLIPPED_COORDINATES) / length))
 
 
 def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: int) -> Plan:
     """Return the plan that these parts make, promising what they cost; as in the paper, no cap on participations."""
-    hood = complete(experiment.cohort, Risk(dropouts=0, colluders=0))
+    hood = complete(experiment.cohort_size, Risk(dropouts=0, colluders=0))
     plan = Plan(
         unit=Unit.CLIENT,
         adjacency=Adjacency.REPLACE_ONE,
@@ -256,13 +258,13 @@ def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: i
         rounds=experiment.rounds,
         attempts_per_round=1,
         max_attempts=experiment.rounds,
-        participations=experiment.rounds,
+        max_participations=experiment.rounds,
         epsilon=1.0,
         delta=DELTA,
         against=RELEASED,
         consistency=Consistency.ASSUMED,
         colluders=0,
-        quorum=experiment.cohort,
+        quorum=experiment.cohort_size,
         threshold=hood.threshold,
         neighbours=hood.degree,
         cut_off=hood.cut_off,
@@ -271,4 +273,6 @@ def _by_hand(experiment: Experiment, codec: Codec, mechanism: Mechanism, bits: i
         ring=Ring(bits),
     )
     releases = [plan.release("", number, 0, (), plan.quorum) for number in range(plan.rounds)]
-    return replace(plan, epsilon=spent(releases, RELEASED, delta=DELTA, cap=plan.participations).epsilon)
+    return replace(
+        plan, epsilon=account(releases, RELEASED, delta=DELTA, max_participations=plan.max_participations).epsilon
+    )

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from d2pfed.accounting import RELEASED
 from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Adjacency, DiscreteGaussianSum, Release, Sampling, Scheme, Unit
+from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.errors import BudgetExceeded, LedgerError
-from d2pfed.ledger import Budget, Head, Kind, Ledger, Row, RunPlan, read_rows, store, verify
+from d2pfed.ledger import Budget, Head, Ledger, Row, RowKind, RunPlan, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row
 from d2pfed.ledger.store import Store
 from d2pfed.numerics.randomness import Entropy, Stream
@@ -54,7 +54,7 @@ def release(number: int, attempt: int = 0, contributors: int = QUORUM, run: str 
         attempt=attempt,
         unit=Unit.CLIENT,
         adjacency=Adjacency.REPLACE_ONE,
-        sampling=Sampling(Scheme.FIXED, 1000, 16),
+        sampling=CohortSampling(Sampling.FIXED, 1000, 16),
         noise=DiscreteGaussianSum(Fraction(7, 2), contributors, Fraction(3), 100),
         participants=(),
     )
@@ -68,7 +68,7 @@ def plan_of(attempts: int, contributors: int = QUORUM) -> RunPlan:
         rounds=attempts,
         max_attempts=attempts,
         attempts_per_round=attempts,
-        participations=1,
+        max_participations=1,
         epsilon=1.0,
         delta=1e-5,
         observer=RELEASED,
@@ -162,9 +162,10 @@ def lost(directory: Path) -> int:
         return len(releases) + len(reserved)
     rows = read_rows(path)
     keys = {
-        kind: {(row.key.round, row.key.attempt) for row in rows if row.key and row.kind is kind} for kind in Kind
+        kind: {(row.key.round, row.key.attempt) for row in rows if row.key and row.kind is kind}
+        for kind in RowKind
     }
-    missing = len(releases - keys[Kind.COMMIT]) + len(reserved - keys[Kind.RESERVE])
+    missing = len(releases - keys[RowKind.COMMIT]) + len(reserved - keys[RowKind.RESERVE])
     charged = verify(path, additive).charged.get("run", 0)
     if not missing and charged < len(releases | (reserved - voiding)):
         raise AssertionError(f"the ledger counts {charged} attempts, outside are {len(releases)}")
@@ -261,7 +262,7 @@ def race(
     report = verify(path, additive)
     accepted = told(directory, "release")
     rows = read_rows(path)
-    committed = {(int(row.key.run[4:]), row.key.round) for row in rows if row.key and row.kind is Kind.COMMIT}
+    committed = {(int(row.key.run[4:]), row.key.round) for row in rows if row.key and row.kind is RowKind.COMMIT}
     return {
         "accepted": len(accepted),
         "without_row": len(set(accepted) - committed),

@@ -21,9 +21,9 @@ from d2pfed.cli.train import EXHAUSTED
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import verify
 from d2pfed.numerics.randomness import Entropy, Stream
-from d2pfed.plan import Target
+from d2pfed.plan import PrivacyTarget
 from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 
 LARGEST_GROWTH = 0.05
 
@@ -63,22 +63,22 @@ def job_of(rounds: int) -> Job:
     """Return a small run of this many rounds: logistic regression on 8 x 8 digits, 20 clients of 100 a round."""
     task = load_task("digits", population=100)
     model = build_model("logistic", task, seed=0)
-    target = Target(
+    target = PrivacyTarget(
         dimension=model.dimension,
         population=100,
-        cohort=20,
+        cohort_size=20,
         rounds=rounds,
         epsilon=100.0,
         delta=1e-3,
-        clip_norm=1.0,
+        clip=1.0,
     )
     settings = Settings(
         task="digits",
         data=task.description,
         model="logistic",
         target=target,
-        local=LocalTraining(rate=0.5, epochs=1, batch_size=10),
-        step=ServerStep(),
+        local=LocalTraining(lr=0.5, epochs=1, batch_size=10),
+        step=ServerOptimizer(),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=None,
@@ -98,7 +98,7 @@ def run(rounds: int, directory: Path) -> Watch:
 def start(rounds: int, spare: int, directory: Path) -> subprocess.Popen[bytes]:
     """Start the command, or carry on the run that it began."""
     options = (
-        f"train --task digits --model logistic --population 100 --cohort 20 --rounds {rounds} --epsilon 100 "
+        f"train --task digits --model logistic --population 100 --cohort-size 20 --rounds {rounds} --epsilon 100 "
         f"--delta 1e-3 --spare {spare} --name killed"
     )
     program = "from d2pfed.cli import main; main()"

@@ -9,7 +9,7 @@ from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Session, crypto, keys, messages
 from d2pfed.secagg.adverts import Advert, Joined, leaf
 from d2pfed.secagg.invitation import encode_invitation
-from d2pfed.secagg.messages import EncryptedShares, Kind
+from d2pfed.secagg.messages import EncryptedShares, MessageKind
 from d2pfed.secagg.phases import Confirmed, Masked
 from d2pfed.secagg.shamir import Opener
 from d2pfed.secagg.unmask import Aggregate, unmask
@@ -131,14 +131,14 @@ class Evil:
         """Collect signatures under a set of survivors."""
         signatures = {}
         for rank in ranks:
-            request = messages.encode_survivors(self.session, Kind.SURVIVORS, rank, told)
+            request = messages.encode_survivors(self.session, MessageKind.SURVIVORS, rank, told)
             signatures[rank] = messages.decode_confirmation(self.session, rank, self.ask(rank, request))
         return signatures
 
     def open(self, ranks: Iterable[int], sharers: Subset, told: Subset) -> None:
         """Ask for shares, given a set of survivors."""
         for rank in ranks:
-            request = messages.encode_survivors(self.session, Kind.UNMASK_REQUEST, rank, told)
+            request = messages.encode_survivors(self.session, MessageKind.UNMASK_REQUEST, rank, told)
             self._take(rank, sharers, told, self.ask(rank, request))
 
     def open_signed(

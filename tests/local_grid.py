@@ -9,12 +9,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from d2pfed.accounting import SERVER, Scheme
+from d2pfed.accounting import SERVER, Sampling
 from d2pfed.flower.client import private
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.plan import Plan, Target, calibrate
+from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 from homes import home_in
 
@@ -31,9 +31,9 @@ def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
     wish: dict[str, object] = {
         "dimension": DIMENSION,
         "population": clients,
-        "cohort": clients,
+        "cohort_size": clients,
         "rounds": rounds,
-        "scheme": Scheme.NONE,
+        "scheme": Sampling.NONE,
         "against": SERVER,
         "epsilon": 5000.0,
         "delta": 1e-5,
@@ -41,7 +41,7 @@ def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
         "spare": 4,
         "consistency": Consistency.SIGNED,
     }
-    return calibrate(Target(**(wish | changes)))
+    return calibrate(PrivacyTarget(**(wish | changes)))
 
 
 def make_message(content: RecordDict, node: int, group: str = "", seconds: float = 60.0) -> Message:
@@ -167,4 +167,4 @@ def start(
 def noise_bound(plan: Plan, survivors: int) -> float:
     """Eight standard deviations of a coordinate of the mean: exceeded with probability below 1e-14."""
     spread = plan.mechanism.noise(plan.codec, survivors)
-    return 8 * float(spread.sigma) * survivors**0.5 * plan.codec.granularity / plan.cohort
+    return 8 * float(spread.sigma) * survivors**0.5 * plan.codec.granularity / plan.cohort_size

@@ -60,7 +60,7 @@ class LyingServer:
     def session(self, number: int = 0, attempt: int = 0, draw: int | None = None, block: int = 0) -> Session:
         roster = self.roster.roster
         place = self.draw(number, attempt) if draw is None else draw
-        cohort = roster.clients[: self.plan.cohort]
+        cohort = roster.clients[: self.plan.cohort_size]
         if roster.depth is not None:
             key = draw_key(roster.digest, place, self.opening(place).seed)
             cohort = draw_cohort(key, roster.clients, self.plan.sampling, block)

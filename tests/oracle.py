@@ -195,13 +195,17 @@ def transcript_law(data, sequences, noise_of, caps=None):
     """
     centres = {}
     for drawn, chance in sequences:
-        taken, sums = {}, []
+        participations, sums = {}, []
         for held, chosen in zip(data, drawn, strict=True):
             sums.append(
-                sum(held[client] for client in chosen if caps is None or taken.get(client, 0) < caps[client])
+                sum(
+                    held[client]
+                    for client in chosen
+                    if caps is None or participations.get(client, 0) < caps[client]
+                )
             )
             for client in chosen:
-                taken[client] = taken.get(client, 0) + 1
+                participations[client] = participations.get(client, 0) + 1
         centres[tuple(sums)] = centres.get(tuple(sums), 0.0) + chance
     total = 0.0
     for sums, chance in centres.items():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Roster, crypto, issue_roster
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.roster import LIFETIME_DAYS, NO_ROOT, _body
 from d2pfed.secagg.wire import frame
 
@@ -36,4 +36,4 @@ def sign_anything(keys: Mapping[int, bytes], secret: bytes) -> bytes:
     }
     floors = dict.fromkeys(keys, (0, bytes(32)))
     body = _body(SimpleNamespace(keys=keys, clients=tuple(sorted(keys)), floors=floors, **fields))
-    return frame(Kind.ROSTER, bytes(32), 0, body, crypto.sign(secret, digest("d2pfed roster", body)))
+    return frame(MessageKind.ROSTER, bytes(32), 0, body, crypto.sign(secret, digest("d2pfed roster", body)))

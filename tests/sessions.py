@@ -7,7 +7,7 @@ import numpy as np
 from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Client, Consistency, Delivery, Session, messages
-from d2pfed.secagg.messages import EncryptedShares, Kind
+from d2pfed.secagg.messages import EncryptedShares, MessageKind
 from d2pfed.secagg.shamir import PRIME
 from d2pfed.secagg.wire import kind_of
 from federation import Federation, expected_sum, make_session, run_round
@@ -76,9 +76,9 @@ class Cheat:
     def receive(self, request: bytes) -> bytes:
         before = self._client._phase
         answer = self._client.receive(request)
-        if kind_of(answer) == Kind.ENCRYPTED_SHARES and self._name in self._fate.spoils_boxes:
+        if kind_of(answer) == MessageKind.ENCRYPTED_SHARES and self._name in self._fate.spoils_boxes:
             return self._spoil(self._client._phase.joined, answer)
-        if kind_of(answer) == Kind.UNMASKING_SHARES and self._name in self._fate.lies_about_shares:
+        if kind_of(answer) == MessageKind.UNMASKING_SHARES and self._name in self._fate.lies_about_shares:
             held = getattr(before, "masked", before)
             opened = messages.decode_opened(held.joined, self._rank, held.sharers, answer)
             wrong = {owner: (share + 1) % PRIME for owner, share in opened.items() if share is not None}

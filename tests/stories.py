@@ -6,18 +6,20 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from html.parser import HTMLParser
 
-from d2pfed.accounting import Scheme
-from d2pfed.plan import Explanation, Kind, Plan, Target, calibrate, explain
+from d2pfed.accounting import Sampling
+from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, calibrate, describe
 from d2pfed.runs.report import RoundPoint, Story
 
 VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
 
 
 @cache
-def planned(kind: Kind, scheme: Scheme) -> tuple[Plan, Explanation]:
-    target = Target(dimension=40, population=200, cohort=20, rounds=12, epsilon=4.0, mechanism=kind, scheme=scheme)
+def planned(kind: MechanismName, scheme: Sampling) -> tuple[Plan, PlanSummary]:
+    target = PrivacyTarget(
+        dimension=40, population=200, cohort_size=20, rounds=12, epsilon=4.0, mechanism=kind, sampling=scheme
+    )
     plan = calibrate(target)
-    return plan, explain(target, plan)
+    return plan, describe(target, plan)
 
 
 def points(count: int) -> tuple[RoundPoint, ...]:
@@ -37,13 +39,13 @@ def points(count: int) -> tuple[RoundPoint, ...]:
     )
 
 
-def story(rounds: int, kind: Kind = Kind.CENTERED, scheme: Scheme = Scheme.FIXED) -> Story:
+def story(rounds: int, kind: MechanismName = MechanismName.CENTERED, scheme: Sampling = Sampling.FIXED) -> Story:
     plan, explanation = planned(kind, scheme)
     return Story(
         title="digits, logistic",
         run="first",
         data="Eight by eight digits.",
-        settings=(("local.rate", "0.2"), ("seed", "none")),
+        settings=(("local.lr", "0.2"), ("seed", "none")),
         plan=replace(plan, rounds=max(plan.rounds, rounds), max_attempts=2 * max(plan.rounds, rounds)),
         explanation=explanation,
         so_far=(),

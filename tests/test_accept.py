@@ -6,10 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Kind, Policy, Target, calibrate
+from d2pfed.plan import MechanismName, Policy, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, accept, session_of, sketch_of
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key
@@ -47,10 +47,12 @@ def drawn_roster():
 
 
 @cache
-def make_plan(scheme=Scheme.FIXED, consistency=Consistency.SIGNED, cohort=COHORT):
-    wish = {"dimension": 30, "population": POPULATION, "cohort": cohort, "rounds": 2, "epsilon": 20.0}
+def make_plan(sampling=Sampling.FIXED, consistency=Consistency.SIGNED, cohort_size=COHORT):
+    wish = {"dimension": 30, "population": POPULATION, "cohort_size": cohort_size, "rounds": 2, "epsilon": 20.0}
     return calibrate(
-        Target(**wish, delta=1e-3, scheme=scheme, consistency=consistency, attempts_per_round=3, spare=1)
+        PrivacyTarget(
+            **wish, delta=1e-3, sampling=sampling, consistency=consistency, attempts_per_round=3, spare=1
+        )
     )
 
 
@@ -135,7 +137,7 @@ def chosen_cohort(plan):
         key = draw_key(roster.digest, FIRST_DRAW, opening.seed)
         cohort = draw_cohort(key, roster.clients, plan.sampling, 0)
         if set(cohort) <= wanted:
-            return invite(plan, FIRST_DRAW, opening=opening, cohort=cohort)
+            return invite(plan, FIRST_DRAW, opening=opening, cohort_size=cohort)
     raise AssertionError
 
 
@@ -162,7 +164,7 @@ def uninvited(plan):
     session, _ = invite(plan, FIRST_DRAW)
     stranger = next(client for client in CLIENTS if client not in session.cohort)
     cohort = tuple(sorted([stranger, *session.cohort[1:]]))
-    return stranger, invite(plan, FIRST_DRAW, client=stranger, cohort=cohort)[1]
+    return stranger, invite(plan, FIRST_DRAW, client=stranger, cohort_size=cohort)[1]
 
 
 def test_a_client_that_was_not_drawn_stays_away():
@@ -192,7 +194,7 @@ def test_the_population_is_the_roster():
 
 
 def test_under_once_all_attempts_share_a_draw_and_take_a_block_each():
-    plan = make_plan(Scheme.ONCE)
+    plan = make_plan(Sampling.ONCE)
     seen = []
     for number, block in ((0, 0), (1, 3)):
         session, invitation = invite(plan, FIRST_DRAW, number=number, block=block)
@@ -205,7 +207,7 @@ def test_under_once_all_attempts_share_a_draw_and_take_a_block_each():
 
 def test_a_block_belongs_to_once():
     plan = make_plan()
-    _, invitation = invite(plan, FIRST_DRAW, block=1, cohort=cohort_of(plan, FIRST_DRAW))
+    _, invitation = invite(plan, FIRST_DRAW, block=1, cohort_size=cohort_of(plan, FIRST_DRAW))
     with pytest.raises(PeerError, match="block"):
         accept_drawn(plan, invitation)
 
@@ -234,7 +236,7 @@ def fifteen_of_twelve(plan):
     """An invitation to fifteen clients where twelve are planned, with a quorum that is eight of them."""
     session = make_session(
         15,
-        cohort=CLIENTS[:15],
+        cohort_size=CLIENTS[:15],
         roster_digest=enrol(CLIENTS).digest,
         run="a run",
         round=0,
@@ -285,11 +287,11 @@ FEARS_ONE = replace(LENIENT, least_colluders=1 / POPULATION)
 
 def drawn_by_coins():
     """A plan of twelve clients on average, and an invitation to a draw that has fifteen: eight are two quorums."""
-    plan = replace(weak_plan(), sampling=Sampling(Scheme.POISSON, POPULATION, COHORT), colluders=0)
+    plan = replace(weak_plan(), sampling=CohortSampling(Sampling.POISSON, POPULATION, COHORT), colluders=0)
     draw = next(draw for draw in range(2**DEPTH) if len(cohort_of(plan, draw)) == 15)
     session = make_session(
         15,
-        cohort=cohort_of(plan, draw),
+        cohort_size=cohort_of(plan, draw),
         roster_digest=drawn_roster().digest,
         run="a run",
         round=0,
@@ -325,21 +327,21 @@ def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch
     assert np.array_equal(two_quorums(evil), evil.victims_update)
 
 
-@pytest.mark.parametrize("kind", [Kind.SHARED, Kind.DESIGNATED])
+@pytest.mark.parametrize("kind", [MechanismName.SHARED, MechanismName.DESIGNATED])
 def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
     """Where every vector counts, those who are left try again only if the server keeps to the protocol."""
     wish = {
         "dimension": 30,
         "population": POPULATION,
-        "cohort": COHORT,
+        "cohort_size": COHORT,
         "rounds": 2,
         "epsilon": 20.0,
         "delta": 1e-3,
     }
-    signed = calibrate(Target(**wish, mechanism=kind, consistency=Consistency.SIGNED))
+    signed = calibrate(PrivacyTarget(**wish, mechanism=kind, consistency=Consistency.SIGNED))
     with pytest.raises(PeerError, match="planned 12 clients, got 11"):
         session_of(signed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1], roster=enrol(CLIENTS))
-    assumed = calibrate(Target(**wish, mechanism=kind))
+    assumed = calibrate(PrivacyTarget(**wish, mechanism=kind))
     assert len(session_of(assumed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1]).cohort) == COHORT - 1
 
 

@@ -6,7 +6,7 @@ from itertools import combinations, product
 import pytest
 from scipy.stats import binom
 
-from d2pfed.accounting import Sampling, Scheme, cap_excess
+from d2pfed.accounting import CohortSampling, Sampling, cap_excess
 
 # Population (client 0 is the one that differs), cohort, attempts, cap.
 CASES = ((4, 1, 4, 2), (4, 2, 3, 2), (5, 2, 3, 2), (3, 1, 4, 2), (4, 1, 3, 1), (4, 2, 4, 3))
@@ -29,11 +29,11 @@ def bound_attempts(drawn, cap):
 
 def statuses(drawn, coins, cap):
     """Who of the others of each attempt, slot included, has reached the cap before it."""
-    taken, found = {}, []
+    participations, found = {}, []
     for (s, j), coin in zip(drawn, coins, strict=True):
-        found.append({k: taken.get(k, 0) >= cap for k in s | {j}})
+        found.append({k: participations.get(k, 0) >= cap for k in s | {j}})
         for k in s if coin else s | {j}:
-            taken[k] = taken.get(k, 0) + 1
+            participations[k] = participations.get(k, 0) + 1
     return found
 
 
@@ -59,7 +59,7 @@ def test_what_is_revealed_costs_exactly_kappa(case):
     sizes = [len(bound_attempts(drawn, cap)) for drawn in draws(population, cohort, attempts)]
     rate = Fraction(cohort, population)
     truth = rate * Fraction(sum(sizes), len(sizes))
-    claimed = cap_excess(Sampling(Scheme.FIXED, population, cohort), attempts, cap)
+    claimed = cap_excess(CohortSampling(Sampling.FIXED, population, cohort), attempts, cap)
     assert float(truth) <= claimed <= float(truth) * (1 + 1e-6) + 1e-12
 
 
@@ -70,7 +70,8 @@ def test_the_cases_reject_a_set_with_more_than_cap():
 def test_the_cases_reject_a_kappa_with_the_wrong_rate_or_the_wrong_tail():
     def below(kappa):
         return [
-            kappa(*case) < cap_excess(Sampling(Scheme.FIXED, *case[:2]), *case[2:]) * (1 - 1e-6) for case in CASES
+            kappa(*case) < cap_excess(CohortSampling(Sampling.FIXED, *case[:2]), *case[2:]) * (1 - 1e-6)
+            for case in CASES
         ]
 
     assert any(below(lambda n, c, t, cap: t * c / n * binom.sf(cap - 1, t - 1, c / n)))

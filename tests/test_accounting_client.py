@@ -9,15 +9,15 @@ import pytest
 
 from d2pfed.accounting import client_epsilon
 from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.observers import SERVER, spent
+from d2pfed.accounting.observers import SERVER, account
 from d2pfed.accounting.release import (
     Adjacency,
     BinomialSum,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Release,
     Sampling,
-    Scheme,
     SkellamSum,
     Unit,
 )
@@ -35,7 +35,7 @@ def row(noise, number=0, adjacency=Adjacency.REPLACE_ONE, run="run"):
         attempt=0,
         unit=Unit.CLIENT,
         adjacency=adjacency,
-        sampling=Sampling(Scheme.FIXED, 100_000, 100),
+        sampling=CohortSampling(Sampling.FIXED, 100_000, 100),
         noise=noise,
         participants=(),
     )
@@ -52,7 +52,7 @@ def test_one_cpsgd_release_beside_gaussian_ones_is_finite_and_never_below_either
 @pytest.mark.parametrize("noise", [GAUSSIAN, SKELLAM, BINOMIAL])
 def test_one_kind_alone_costs_little_more_than_its_own_account(noise):
     for count in (1, 7, 100):
-        exact = spent([row(noise)] * count, SERVER, delta=1e-5, cap=count).epsilon
+        exact = account([row(noise)] * count, SERVER, delta=1e-5, max_participations=count).epsilon
         assert exact <= client_epsilon([row(noise)] * count, 1e-5) <= (1.02 if noise is GAUSSIAN else 1.4) * exact
 
 

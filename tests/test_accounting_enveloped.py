@@ -11,14 +11,14 @@ import pytest
 import oracle
 from d2pfed.accounting.enveloped import SampledCurve, has_envelope, renyi_delta
 from d2pfed.accounting.losses import dominate
-from d2pfed.accounting.observers import RELEASED, spent
+from d2pfed.accounting.observers import RELEASED, account
 from d2pfed.accounting.release import (
     Adjacency,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Release,
     Sampling,
-    Scheme,
     SkellamSum,
     Unit,
 )
@@ -33,11 +33,11 @@ def released(noise, rounds=100, delta=3.16e-6):
         attempt=0,
         unit=Unit.CLIENT,
         adjacency=Adjacency.REPLACE_ONE,
-        sampling=Sampling(Scheme.FIXED, 100_000, 1000),
+        sampling=CohortSampling(Sampling.FIXED, 100_000, 1000),
         noise=noise,
         participants=(),
     )
-    return spent([release] * rounds, RELEASED, delta=delta, cap=rounds)
+    return account([release] * rounds, RELEASED, delta=delta, max_participations=rounds)
 
 
 def check_against_exact_laws(profile_of):

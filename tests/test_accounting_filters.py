@@ -9,17 +9,17 @@ import pytest
 
 from d2pfed.accounting.conversion import gaussian_epsilon
 from d2pfed.accounting.filters import Filter, PlanCost, milestones
-from d2pfed.accounting.observers import RELEASED, SERVER, spent
+from d2pfed.accounting.observers import RELEASED, SERVER, account
 from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.reference import Reference
 from d2pfed.accounting.release import (
     Adjacency,
     BinomialSum,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Release,
     Sampling,
-    Scheme,
     SkellamSum,
     Unit,
 )
@@ -30,10 +30,10 @@ DELTA = 1e-5
 NOISE = DiscreteGaussianSum(Fraction(2), 400, Fraction(14), 51_370)
 SKELLAM = SkellamSum(Fraction(4), 400, Fraction(14), Fraction(196), 51_370)
 BINOMIAL = BinomialSum(400_000, 100, Fraction(300), Fraction(60_000), Fraction(30), 51_370)
-FIXED = Sampling(Scheme.FIXED, 100_000, 1000)
+FIXED = CohortSampling(Sampling.FIXED, 100_000, 1000)
 
 
-def plan(noise=NOISE, attempts=50, cap=50, sampling=FIXED, adjacency=Adjacency.REPLACE_ONE):
+def plan(noise=NOISE, attempts=50, max_participations=50, sampling=FIXED, adjacency=Adjacency.REPLACE_ONE):
     release = Release(
         run="",
         round=0,
@@ -44,15 +44,17 @@ def plan(noise=NOISE, attempts=50, cap=50, sampling=FIXED, adjacency=Adjacency.R
         noise=noise,
         participants=(),
     )
-    return PlanCost(release, attempts, cap)
+    return PlanCost(release, attempts, max_participations)
 
 
 def alone(cost, observer=RELEASED, delta=DELTA):
-    return spent([cost.release] * cost.attempts, observer, delta=delta, cap=cost.cap).epsilon
+    return account(
+        [cost.release] * cost.attempts, observer, delta=delta, max_participations=cost.effective_max_participations
+    ).epsilon
 
 
 FIRST = plan()
-OTHER = plan(replace(NOISE, contributors=300), 30, 30, Sampling(Scheme.FIXED, 100_000, 700))
+OTHER = plan(replace(NOISE, contributors=300), 30, 30, CohortSampling(Sampling.FIXED, 100_000, 700))
 
 
 def test_one_plan_is_admitted_at_exactly_its_own_epsilon():
@@ -78,7 +80,7 @@ def test_nothing_begun_costs_nothing():
 
 
 def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
-    twice = alone(plan(attempts=100, cap=100))
+    twice = alone(plan(attempts=100, max_participations=100))
     charged = Filter(1.03 * twice, DELTA, RELEASED).charge([FIRST, FIRST])
     assert charged.admitted
     assert charged.units == (50, 50)
@@ -94,7 +96,7 @@ def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it(
     assert alone(FIRST) < exact < 2.0
     enough = charged.units[1]
     # In its units the plan is dominated, so as many rounds of the first kind cost at least as much.
-    assert alone(plan(attempts=enough, cap=enough)) >= alone(OTHER) * (1 - 0.02)
+    assert alone(plan(attempts=enough, max_participations=enough)) >= alone(OTHER) * (1 - 0.02)
 
 
 def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
@@ -129,7 +131,7 @@ def test_what_a_plan_was_charged_does_not_change_when_more_plans_come():
 
 def test_a_plan_that_no_number_of_rounds_covers_is_added_up():
     """A client that is known to take part has losses that rare rounds never have: only plain addition remains."""
-    exposed = plan(replace(NOISE, contributors=4000), 1, 1, Sampling(Scheme.NONE, 1000, 1000))
+    exposed = plan(replace(NOISE, contributors=4000), 1, 1, CohortSampling(Sampling.NONE, 1000, 1000))
     skellam = plan(SKELLAM, 5, 5)
     for later in (exposed, skellam):
         total = alone(FIRST, delta=0.025 * DELTA) + alone(later, delta=0.0125 * DELTA)
@@ -139,8 +141,11 @@ def test_a_plan_that_no_number_of_rounds_covers_is_added_up():
 
 
 def test_declared_plans_are_composed_exactly_in_any_order_and_need_not_all_run():
-    both = spent(
-        [FIRST.release] * 50 + [replace(OTHER.release, run="other")] * 30, RELEASED, delta=DELTA, cap=50
+    both = account(
+        [FIRST.release] * 50 + [replace(OTHER.release, run="other")] * 30,
+        RELEASED,
+        delta=DELTA,
+        max_participations=50,
     ).epsilon
     budget = Filter(both * (1 + 1e-6), DELTA, RELEASED, (FIRST, OTHER))
     for begun in ([FIRST], [OTHER], [OTHER, FIRST], [FIRST, OTHER]):
@@ -154,10 +159,10 @@ def test_declared_plans_are_composed_exactly_in_any_order_and_need_not_all_run()
 
 
 def test_squared_ratios_add_where_nothing_is_amplified():
-    once = Sampling(Scheme.ONCE, 100_000, 1000)
+    once = CohortSampling(Sampling.ONCE, 100_000, 1000)
     for observer, cost, ratio in (
-        (SERVER, plan(cap=3), np.sqrt(6) * 28 / 40),
-        (RELEASED, plan(sampling=once, cap=1), np.sqrt(2) * 28 / 40),
+        (SERVER, plan(max_participations=3), np.sqrt(6) * 28 / 40),
+        (RELEASED, plan(sampling=once, max_participations=1), np.sqrt(2) * 28 / 40),
     ):
         exact = gaussian_epsilon(DELTA, ratio)
         assert Filter(1.03 * exact, DELTA, observer).charge([cost, cost]).admitted
@@ -166,8 +171,8 @@ def test_squared_ratios_add_where_nothing_is_amplified():
 
 def test_noise_of_several_kinds_fits_one_ledger():
     for observer in (SERVER, RELEASED):
-        for later in (plan(SKELLAM, cap=2), plan(BINOMIAL, 2, 2)):
-            charged = Filter(200.0, DELTA, observer).charge([plan(cap=2), later])
+        for later in (plan(SKELLAM, max_participations=2), plan(BINOMIAL, 2, 2)):
+            charged = Filter(200.0, DELTA, observer).charge([plan(max_participations=2), later])
             assert charged.admitted
             assert charged.composed < 200
     first = plan(SKELLAM, 5, 5)
@@ -177,7 +182,7 @@ def test_noise_of_several_kinds_fits_one_ledger():
 
 def test_caps_use_up_the_slack_and_are_added_up():
     """Ten runs whose caps cost a hundredth of delta each are more than a twentieth of it."""
-    tight = plan(attempts=50, cap=8, sampling=Sampling(Scheme.FIXED, 100_000, 1000))
+    tight = plan(attempts=50, max_participations=8, sampling=CohortSampling(Sampling.FIXED, 100_000, 1000))
     budget = Filter(1000.0, DELTA, RELEASED)
     few = budget.charge([tight] * 3)
     assert few.units == (50, 50, 50)
@@ -204,7 +209,7 @@ def test_plans_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="attempts and cap"):
         plan(attempts=0)
     with pytest.raises(ConfigError, match="attempts and cap"):
-        plan(cap=0)
+        plan(max_participations=0)
     with pytest.raises(ConfigError, match="adjacency"):
         Filter(9.0, DELTA, SERVER).charge([FIRST, plan(adjacency=Adjacency.ZERO_OUT)])
     with pytest.raises(ConfigError, match="delta"):
@@ -219,7 +224,7 @@ def test_a_filter_is_a_value_that_a_verifier_can_ask_again():
 
 def test_milestones_share_delta():
     half, whole = milestones(FIRST, (25, 50), RELEASED, DELTA)
-    assert half == pytest.approx(alone(plan(attempts=25, cap=50), delta=DELTA / 2), rel=1e-2)
+    assert half == pytest.approx(alone(plan(attempts=25, max_participations=50), delta=DELTA / 2), rel=1e-2)
     assert alone(FIRST) < whole == pytest.approx(alone(FIRST, delta=DELTA / 2), rel=1e-2)
     for stops in ((), (0, 5), (5, 5), (25, 51)):
         with pytest.raises(ConfigError, match="stops"):

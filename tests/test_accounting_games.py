@@ -11,11 +11,11 @@ from scipy.stats import norm
 import oracle
 from d2pfed.accounting.conversion import gaussian_epsilon
 from d2pfed.accounting.cost import composed
-from d2pfed.accounting.observers import RELEASED, SERVER, spent
+from d2pfed.accounting.observers import RELEASED, SERVER, account
 from d2pfed.accounting.pld import COARSE, loss_costs
 from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta
 from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import Adjacency, DiscreteGaussianSum, Release, Sampling, Scheme, Unit
+from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.accounting.released import cap_excess
 from d2pfed.accounting.surrogate import surrogate
 from d2pfed.accounting.tilted import profile_bounds
@@ -116,7 +116,7 @@ CAPPED = [((3, 1), 1.0, 3, 2), ((4, 1), 1.2, 3, 2), ((4, 2), 1.6, 3, 2), ((3, 1)
 @pytest.mark.parametrize(("sizes", "width", "attempts", "cap"), CAPPED)
 def test_a_clients_own_cap_costs_nothing_and_everyones_no_more_than_kappa(sizes, width, attempts, cap):
     population = sizes[0]
-    kappa = cap_excess(Sampling(Scheme.FIXED, *sizes), attempts, cap)
+    kappa = cap_excess(CohortSampling(Sampling.FIXED, *sizes), attempts, cap)
     for epsilon in (0.3, 1.0):
         own = [cap, *[attempts] * (population - 1)]
         truth = worst_delta(sizes, width, attempts, epsilon, oracle.fresh, own, count=1)
@@ -127,7 +127,7 @@ def test_a_clients_own_cap_costs_nothing_and_everyones_no_more_than_kappa(sizes,
 
 def test_runs_add_up_and_the_comparison_rejects_runs_taken_for_one():
     """Two partitions, each with one block that the server knows the client to be in."""
-    noise, sampling = gaussian(1.5), Sampling(Scheme.ONCE, 100, 10)
+    noise, sampling = gaussian(1.5), CohortSampling(Sampling.ONCE, 100, 10)
     law = noise_of(1.5, 1)
     p, q = (np.multiply.outer(law(sign), law(sign)) for sign in (1, -1))
     runs = [row(noise, sampling, number, run=run) for run in ("one", "two") for number in range(3)]
@@ -135,8 +135,8 @@ def test_runs_add_up_and_the_comparison_rejects_runs_taken_for_one():
     for epsilon in (1.0, 3.0):
         truth = oracle.delta(p, q, epsilon)
         for observer in (SERVER, RELEASED):
-            assert spent(runs, observer, delta=truth, cap=1).epsilon >= epsilon - 1e-9
-            assert spent(mistaken, observer, delta=truth, cap=1).epsilon < epsilon - 0.1
+            assert account(runs, observer, delta=truth, max_participations=1).epsilon >= epsilon - 1e-9
+            assert account(mistaken, observer, delta=truth, max_participations=1).epsilon < epsilon - 0.1
 
 
 def test_a_run_may_stop_whenever_it_likes_and_its_plans_epsilon_holds():

@@ -5,11 +5,11 @@ import pytest
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
 from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.release import Adjacency, Sampling, Scheme
+from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
 
-DIGITS = Sampling(Scheme.FIXED, 100_000, 100)
-IMAGES = Sampling(Scheme.FIXED, 2_000, 10)
-SECRET = Sampling(Scheme.POISSON, 100_000, 100)
+DIGITS = CohortSampling(Sampling.FIXED, 100_000, 100)
+IMAGES = CohortSampling(Sampling.FIXED, 2_000, 10)
+SECRET = CohortSampling(Sampling.POISSON, 100_000, 100)
 
 
 def fixed(z, rounds, accountant, sampling=DIGITS, grid=Grid.FINE):

@@ -24,17 +24,17 @@ from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.release import (
     Adjacency,
     BinomialSum,
+    CohortSampling,
     ContinuousGaussian,
     Release,
     Sampling,
-    Scheme,
     SkellamSum,
     Unit,
 )
 from d2pfed.accounting.sampling import gaussian_moments, without_replacement
 from d2pfed.errors import ConfigError
 
-FIXED = Sampling(Scheme.FIXED, 10_000, 100)
+FIXED = CohortSampling(Sampling.FIXED, 10_000, 100)
 
 
 def epsilon(
@@ -52,17 +52,17 @@ def epsilon(
 SCHEMES = [
     (accountant, scheme, adjacency)
     for accountant, scheme, adjacency in product(
-        Accountant, (Scheme.FIXED, Scheme.POISSON, Scheme.NONE), Adjacency
+        Accountant, (Sampling.FIXED, Sampling.POISSON, Sampling.NONE), Adjacency
     )
-    if not (scheme is Scheme.POISSON and accountant in {Accountant.WBK, Accountant.WBK_MIRONOV})
-    and not (scheme is Scheme.POISSON and accountant is Accountant.RDP and adjacency is Adjacency.REPLACE_ONE)
+    if not (scheme is Sampling.POISSON and accountant in {Accountant.WBK, Accountant.WBK_MIRONOV})
+    and not (scheme is Sampling.POISSON and accountant is Accountant.RDP and adjacency is Adjacency.REPLACE_ONE)
 ]
 
 
 @pytest.mark.parametrize(("accountant", "scheme", "adjacency"), SCHEMES)
 def test_epsilon_moves_the_right_way_with_every_argument(accountant, scheme, adjacency):
-    def at(z=0.8, cohort=100, rounds=50, delta=1e-5):
-        sampling = Sampling(scheme, 10_000, cohort)
+    def at(z=0.8, cohort_size=100, rounds=50, delta=1e-5):
+        sampling = CohortSampling(scheme, 10_000, cohort_size)
         return epsilon(z, sampling, rounds, adjacency, delta, accountant)
 
     slack = 1 + 2e-3  # two grids may differ by their resolution
@@ -87,20 +87,22 @@ def test_tighter_accountants_give_smaller_numbers():
 
 def test_the_coarse_grid_is_above_the_fine_one_and_close():
     for z, rounds, population in product((0.5, 0.8, 1.5), (1, 100, 1000), (200, 10_000)):
-        sampling = Sampling(Scheme.FIXED, population, 100)
+        sampling = CohortSampling(Sampling.FIXED, population, 100)
         fine, coarse = (epsilon(z, sampling, rounds, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
         assert fine * (1 - 1e-5) <= coarse <= fine * 1.02 + 1e-6
 
 
 def test_secret_coins_are_resolved_alike_by_both_grids():
     for z, rate, adjacency in product((0.7, 4.0, 60.0), (1e-5, 1e-3), Adjacency):
-        sampling = Sampling(Scheme.POISSON, 10**6, round(rate * 10**6))
+        sampling = CohortSampling(Sampling.POISSON, 10**6, round(rate * 10**6))
         fine, coarse = (epsilon(z, sampling, 300, adjacency, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
         assert fine * (1 - 1e-3) <= coarse <= 1.1 * fine + 1e-6
 
 
 def test_secret_coins_with_next_to_no_loss_cost_next_to_nothing():
-    assert epsilon(1e6, Sampling(Scheme.POISSON, 100_000, 100), 5000, delta=0.1) == pytest.approx(0, abs=1e-4)
+    assert epsilon(1e6, CohortSampling(Sampling.POISSON, 100_000, 100), 5000, delta=0.1) == pytest.approx(
+        0, abs=1e-4
+    )
 
 
 def test_zero_out_behind_a_fixed_size_cohort_costs_the_same_noise_as_replace_one():
@@ -109,14 +111,14 @@ def test_zero_out_behind_a_fixed_size_cohort_costs_the_same_noise_as_replace_one
 
 
 def test_a_cohort_of_everyone_is_not_amplified():
-    everyone = Sampling(Scheme.FIXED, 100, 100)
+    everyone = CohortSampling(Sampling.FIXED, 100, 100)
     for adjacency in Adjacency:
         plain = gaussian_epsilon(1e-5, math.sqrt(50) / 3)
         assert epsilon(3.0, everyone, adjacency=adjacency) == pytest.approx(plain, rel=1e-12)
 
 
 def test_a_partition_costs_one_round_however_many_there_are():
-    once = Sampling(Scheme.ONCE, 10_000, 100)
+    once = CohortSampling(Sampling.ONCE, 10_000, 100)
     assert epsilon(1.5, once, rounds=100) == epsilon(1.5, once, rounds=1) == gaussian_epsilon(1e-5, 1 / 1.5)
 
 
@@ -180,8 +182,8 @@ def test_a_release_that_hardly_ever_includes_the_client_costs_next_to_nothing():
         ({"rounds": 0}, "rounds"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
-        ({"sampling": Sampling(Scheme.POISSON, 100, 10), "accountant": Accountant.WBK}, "fixed-size"),
-        ({"sampling": Sampling(Scheme.POISSON, 100, 10), "accountant": Accountant.RDP}, "replace-one"),
+        ({"sampling": CohortSampling(Sampling.POISSON, 100, 10), "accountant": Accountant.WBK}, "fixed-size"),
+        ({"sampling": CohortSampling(Sampling.POISSON, 100, 10), "accountant": Accountant.RDP}, "replace-one"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_rule(changed, rule):
@@ -213,7 +215,7 @@ def test_values_that_cannot_be_are_refused():
         participants=(1, 2),
     )
     for wrong, rule in (
-        (lambda: Sampling(Scheme.FIXED, 10, 11), "cohort"),
+        (lambda: CohortSampling(Sampling.FIXED, 10, 11), "cohort"),
         (lambda: ContinuousGaussian(math.inf, 1.0), "sigma"),
         (lambda: SkellamSum(Fraction(0), 1, Fraction(1), Fraction(1), 1), "variance"),
         (lambda: replace(release, attempt=-1), "attempt"),

@@ -10,10 +10,18 @@ import pytest
 import oracle
 from d2pfed.accounting.conversion import gaussian_epsilon
 from d2pfed.accounting.cost import composed
-from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, colluding, spent
+from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
 from d2pfed.accounting.pld import COARSE, loss_costs
 from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, DiscreteGaussianSum, Release, Sampling, Scheme, SkellamSum, Unit
+from d2pfed.accounting.release import (
+    Adjacency,
+    CohortSampling,
+    DiscreteGaussianSum,
+    Release,
+    Sampling,
+    SkellamSum,
+    Unit,
+)
 from d2pfed.accounting.surrogate import surrogate
 
 VARIANCES = (1, 2, 4, 16)
@@ -40,7 +48,7 @@ def releases(noise, sampling, adjacency=Adjacency.REPLACE_ONE, rounds=1):
 
 
 def everyone():
-    return Sampling(Scheme.NONE, 100, 100)
+    return CohortSampling(Sampling.NONE, 100, 100)
 
 
 def exact_laws(sigma, honest, radius, adjacency, modulus):
@@ -64,7 +72,7 @@ def claim(variance, survivors, colluders, radius, adjacency, delta):
     sigma = Fraction(math.isqrt(variance * 10**30), 10**15)
     noise = DiscreteGaussianSum(sigma, survivors, radius, 1)
     observer = colluding(colluders) if colluders else SERVER
-    return spent(releases(noise, everyone(), adjacency), observer, delta=delta, cap=1).epsilon
+    return account(releases(noise, everyone(), adjacency), observer, delta=delta, max_participations=1).epsilon
 
 
 def compare_cells(claimed):
@@ -135,7 +143,9 @@ def compare_skellam(overcount):
         p, q = law[shift:], law[: len(law) - shift]
         noise = SkellamSum(Fraction(variance), overcount * clients, Fraction(radius), Fraction(radius), 1)
         for delta in DELTAS:
-            value = spent(releases(noise, everyone(), adjacency), SERVER, delta=delta, cap=1).epsilon
+            value = account(
+                releases(noise, everyone(), adjacency), SERVER, delta=delta, max_participations=1
+            ).epsilon
             assert value >= oracle.epsilon(p, q, delta)
             cells += 1
     return cells
@@ -203,8 +213,10 @@ def noise_in_games(width, cohort):
 
 def released(adjacency, sizes, width, rounds, delta):
     population, cohort = sizes
-    rows = releases(noise_in_games(width, cohort), Sampling(Scheme.FIXED, population, cohort), adjacency, rounds)
-    return spent(rows, RELEASED, delta=delta, cap=rounds).epsilon
+    rows = releases(
+        noise_in_games(width, cohort), CohortSampling(Sampling.FIXED, population, cohort), adjacency, rounds
+    )
+    return account(rows, RELEASED, delta=delta, max_participations=rounds).epsilon
 
 
 def by_pair(law, radii, adjacency, sizes, width, rounds, delta):
@@ -279,7 +291,7 @@ def check_coins(claimed):
         )
         for rounds, epsilon in product((1, 2, 3), (0.1, 0.5)):
             delta = oracle.adaptive_delta(pairs, rounds, math.exp(epsilon))
-            sampling = Sampling(Scheme.POISSON, population, round(rate * population))
+            sampling = CohortSampling(Sampling.POISSON, population, round(rate * population))
             value = claimed(noise_in_games(width, 1), sampling, rounds, delta)
             assert value >= epsilon - 1e-9, f"claimed {value} below {epsilon}"
             if rounds == 1:
@@ -289,15 +301,15 @@ def check_coins(claimed):
 def test_claims_behind_secret_coins_hold_in_every_adaptive_game():
     def right(noise, sampling, rounds, delta):
         rows = releases(noise, sampling, Adjacency.REPLACE_ONE, rounds)
-        return spent(rows, RELEASED, delta=delta, cap=rounds).epsilon
+        return account(rows, RELEASED, delta=delta, max_participations=rounds).epsilon
 
     check_coins(right)
 
 
 def test_the_coin_games_reject_the_zero_out_number_for_replace_one():
     def zero_out(noise, sampling, rounds, delta):
-        return spent(
-            releases(noise, sampling, Adjacency.ZERO_OUT, rounds), RELEASED, delta=delta, cap=rounds
+        return account(
+            releases(noise, sampling, Adjacency.ZERO_OUT, rounds), RELEASED, delta=delta, max_participations=rounds
         ).epsilon
 
     with pytest.raises(AssertionError, match="below"):
@@ -307,17 +319,17 @@ def test_the_coin_games_reject_the_zero_out_number_for_replace_one():
 def known_participation(claimed):
     """Compare a claim against the server with the exact value of one known participation."""
     noise = DiscreteGaussianSum(Fraction(3), 4, Fraction(4), 1)
-    sampling = Sampling(Scheme.FIXED, 1000, 4)
+    sampling = CohortSampling(Sampling.FIXED, 1000, 4)
     p, q = exact_laws(3.0, 4, 4, Adjacency.REPLACE_ONE, 1024)
     for delta in DELTAS:
         assert claimed(releases(noise, sampling), delta) >= oracle.epsilon(p, q, delta)
 
 
 def test_the_server_gets_no_amplification():
-    known_participation(lambda rows, delta: spent(rows, SERVER, delta=delta, cap=1).epsilon)
-    known_participation(lambda rows, delta: spent(rows, CLIENT, delta=delta, cap=1).epsilon)
+    known_participation(lambda rows, delta: account(rows, SERVER, delta=delta, max_participations=1).epsilon)
+    known_participation(lambda rows, delta: account(rows, CLIENT, delta=delta, max_participations=1).epsilon)
 
 
 def test_the_comparison_rejects_amplification_for_the_server():
     with pytest.raises(AssertionError):
-        known_participation(lambda rows, delta: spent(rows, RELEASED, delta=delta, cap=1).epsilon)
+        known_participation(lambda rows, delta: account(rows, RELEASED, delta=delta, max_participations=1).epsilon)

@@ -22,7 +22,7 @@ from d2pfed.accounting.cost import composed
 from d2pfed.accounting.curves import gaussian
 from d2pfed.accounting.pld import COARSE, loss_costs
 from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, Sampling, Scheme
+from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
 from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
 
 with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def test_renyi_curves_equal_those_of_autodp_at_a_thousand_points():
 
 def test_the_replace_one_sensitivity_is_counted_once():
     """The peer's two accountants read the same event as shifts of two and of one: ours are told which."""
-    sampling = Sampling(Scheme.NONE, 10, 10)
+    sampling = CohortSampling(Sampling.NONE, 10, 10)
     for accountant, most in ((Accountant.PLD, 1.0), (Accountant.RDP, 1.1)):
         replace_one, zero_out = (
             epsilon_of(

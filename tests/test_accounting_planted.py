@@ -15,16 +15,16 @@ from d2pfed.accounting.losses import decayed_sums, dominate, reach
 from d2pfed.accounting.observers import RELEASED
 from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import Adjacency, DiscreteGaussianSum, Release, Sampling, Scheme, Unit
+from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.accounting.released import cap_excess
 from d2pfed.accounting.tilted import profile_bounds
 
 DELTA = 1e-5
-FIXED = Sampling(Scheme.FIXED, 100_000, 1000)
+FIXED = CohortSampling(Sampling.FIXED, 100_000, 1000)
 BUDGET = Filter(2.0, DELTA, RELEASED)
 
 
-def plan(attempts=50, cap=None, contributors=400):
+def plan(attempts=50, max_participations=None, contributors=400):
     release = Release(
         run="",
         round=0,
@@ -35,12 +35,12 @@ def plan(attempts=50, cap=None, contributors=400):
         noise=DiscreteGaussianSum(Fraction(2), contributors, Fraction(14), 51_370),
         participants=(),
     )
-    return PlanCost(release, attempts, attempts if cap is None else cap)
+    return PlanCost(release, attempts, attempts if max_participations is None else max_participations)
 
 
 def caps_of_the_fixed_part_use_up_the_slack(monkeypatch):
     monkeypatch.setattr(Filter, "_most", lambda _self, _reference, _others, needed: needed)
-    tight = plan(cap=6)
+    tight = plan(max_participations=6)
     assert 0.05 * DELTA < cap_excess(FIXED, 50, 6) < DELTA
     assert BUDGET._counted([plan()], [plan()]) == ((50, 50), 100)
     assert BUDGET._counted([tight], [plan()]) is None

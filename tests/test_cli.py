@@ -29,7 +29,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 CIFAR = "--accountant binomial --trials 7285851 --levels 401 --dimension 996298 --population 2000 --rounds 300"
 PAPER = "plan --delta 1e-5 --json"
-TINY = "train --task digits --model logistic --population 40 --cohort 20 --rounds 2 --epsilon 30 --name tiny"
+TINY = "train --task digits --model logistic --population 40 --cohort-size 20 --rounds 2 --epsilon 30 --name tiny"
 
 
 def test_the_plan_of_the_papers_setting_costs_what_it_should(run):
@@ -47,7 +47,7 @@ def test_the_plan_of_the_papers_setting_costs_what_it_should(run):
 
 
 def test_a_plan_is_a_table_with_reasons_and_warnings(run):
-    status, out, _ = run("plan --population 2000 --cohort 10 --dimension 996298 --rounds 300")
+    status, out, _ = run("plan --population 2000 --cohort-size 10 --dimension 996298 --rounds 300")
     assert status == 0
     for text in (
         "noise on the sum",
@@ -69,7 +69,7 @@ def test_a_plan_is_a_table_with_reasons_and_warnings(run):
         ("--noise-multiplier 1.0 --accountant wbk-mironov", 0.942049),
         ("--noise-multiplier 0.6 --accountant pld", 0.7827),
         ("--accountant binomial --trials 3642525 --levels 601", 19.612962160),
-        (f"{CIFAR} --cohort 10", 54.2037717),
+        (f"{CIFAR} --cohort-size 10", 54.2037717),
     ],
 )
 def test_the_accountants_give_the_known_numbers(run, line, epsilon):
@@ -87,7 +87,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("plan --epsilon -1", "epsilon must be positive and finite, got -1"),
         ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
         ("plan --epsilon x", "'--epsilon'"),
-        ("plan --cohort 200 --population 100", "cohort must be at most the population 100, got 200"),
+        ("plan --cohort-size 200 --population 100", "cohort must be at most the population 100, got 200"),
         ("plan --bits 4", "bits must be at least 8"),
         ("plan --dropouts 0.9", "what would do: at most 49 dropouts"),
         ("plan --mechanism shared --colluders 0.1", "colluders must be 0 with the mechanism shared"),
@@ -100,7 +100,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("account --accountant binomial", "needs --trials and --levels"),
         ("account --noise-multiplier 0", "noise_multiplier must be in [0.001, 1e+06], got 0"),
         ("train --task nope", "task must be one of"),
-        ("train --optimiser nope", "optimiser must be sgd, adam, rmsprop, got nope"),
+        ("train --optimizer nope", "optimizer must be sgd, adam, rmsprop, got nope"),
         ("train --task digits --model nope", "nope"),
         ("train --task digits --lost 2", "dropouts of masked must be in [0, 1], got 2"),
         ("train --task digits --lost 0.1,0.2", "lost must be one fraction or 4, got 2"),
@@ -147,13 +147,13 @@ def test_a_finished_run_answers_in_json(run):
 
 
 def test_a_ledger_of_a_population_is_made_once(run):
-    line = "ledger create clients.sqlite --epsilon 4 --delta 1e-3 --participations 2"
+    line = "ledger create clients.sqlite --epsilon 4 --delta 1e-3 --max-participations 2"
     assert run(line)[0] == 0
     assert run(line)[0] == 2
     assert "The budget of epsilon 4 at delta 0.001" in " ".join(run("ledger verify clients.sqlite")[1].split())
     status, _, err = run("ledger show clients.sqlite --plot nothing.png")
     assert (status, err.count("\n")) == (2, 1)
-    status, out, err = run(f"{TINY} --delta 1e-3 --participations 2 --ledger clients.sqlite")
+    status, out, err = run(f"{TINY} --delta 1e-3 --max-participations 2 --ledger clients.sqlite")
     assert status == 3, err  # its own promise is not within the ledger's budget
     assert "cannot go on" in out
     assert "Test accuracy" not in out
@@ -166,15 +166,15 @@ def test_a_ledger_that_is_not_there_is_one_line_and_no_ledger_is_made(run, tmp_p
 
 
 def test_declared_runs_are_within_the_budget_together_or_there_is_no_ledger(run, tmp_path):
-    assert run(f"{TINY} --delta 1e-3 --participations 2")[0] == 0
-    line = "ledger create {} --epsilon {} --delta 1e-3 --participations 2 --declare runs/tiny/plan.json"
+    assert run(f"{TINY} --delta 1e-3 --max-participations 2")[0] == 0
+    line = "ledger create {} --epsilon {} --delta 1e-3 --max-participations 2 --declare runs/tiny/plan.json"
     assert run(line.format("rich.sqlite", 31))[0] == 0
     status, _, err = run(line.format("poor.sqlite", 20))
     assert status == 2
     assert "the declared runs" in err
     assert not (tmp_path / "poor.sqlite").exists()
     other = TINY.replace("--name tiny", "--name other")
-    assert run(f"{other} --delta 1e-3 --participations 2 --ledger rich.sqlite")[0] == 0
+    assert run(f"{other} --delta 1e-3 --max-participations 2 --ledger rich.sqlite")[0] == 0
     assert "Run other: 2 of 3 attempts charged" in run("ledger verify rich.sqlite")[1]
 
 

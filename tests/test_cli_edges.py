@@ -15,14 +15,14 @@ REAL = ("0", "-1", "1e-320", "1e308", HUGE, "nan", "inf", "-inf", "", "x", "0x1p
 WORD = ("", "x", "é" * 300, "-", "../..")
 FILE = ("", "nowhere", "folder", "text", "/dev/null", "x" * 300, "nowhere/deeper")
 
-PLAN = "plan --population 400 --cohort 20 --rounds 4 --dimension 30 --epsilon 20 --delta 1e-3"
+PLAN = "plan --population 400 --cohort-size 20 --rounds 4 --dimension 30 --epsilon 20 --delta 1e-3"
 PLAN_OPTIONS = {
     "--epsilon": REAL,
     "--delta": REAL,
     "--against": (*WORD, "colluding()", f"colluding({HUGE})", "colluding(0)", "colluding(1)", "colluding(-1)"),
     "--rounds": WHOLE,
     "--population": WHOLE,
-    "--cohort": WHOLE,
+    "--cohort-size": WHOLE,
     "--dimension": WHOLE,
     "--mechanism": WORD,
     "--sampling": WORD,
@@ -30,26 +30,29 @@ PLAN_OPTIONS = {
     "--adjacency": WORD,
     "--dropouts": REAL,
     "--colluders": (*REAL, *WHOLE),
-    "--participations": WHOLE,
+    "--max-participations": WHOLE,
     "--clip": REAL,
     "--bits": WHOLE,
     "--rotation": WORD,
 }
-TRAIN = "train --task digits --model logistic --population 40 --cohort 10 --rounds 1 --epsilon 60 --delta 1e-2 --name n"
+TRAIN = (
+    "train --task digits --model logistic --population 40 --cohort-size 10 --rounds 1 --epsilon 60 --delta 1e-2 "
+    "--name n"
+)
 TRAIN_OPTIONS = PLAN_OPTIONS | {
     "--task": WORD,
     "--model": WORD,
     "--spare": WHOLE,
     "--partition": (*WORD, "dirichlet:", "dirichlet:nan", "dirichlet:0", f"dirichlet:{HUGE}", "dirichlet:1e-320"),
-    "--optimiser": WORD,
-    "--rate": REAL,
+    "--optimizer": WORD,
+    "--lr": REAL,
     "--momentum": REAL,
     "--epochs": WHOLE,
     "--batch": WHOLE,
-    "--server-rate": REAL,
+    "--server-lr": REAL,
     "--server-momentum": REAL,
     "--server-adam": REAL,
-    "--server-decay": REAL,
+    "--server-lr-decay": REAL,
     "--averaging": REAL,
     "--lost": (*REAL, "1/0", f"1/{HUGE}", "0,0,0,0", ",,,", "1e-320,0,0,0"),
     "--fidelity": WORD,
@@ -59,12 +62,12 @@ TRAIN_OPTIONS = PLAN_OPTIONS | {
     "--ledger": FILE,
     "--engine": WORD,
 }
-ACCOUNT = "account --noise-multiplier 1 --population 400 --cohort 20 --rounds 4 --delta 1e-3"
+ACCOUNT = "account --noise-multiplier 1 --population 400 --cohort-size 20 --rounds 4 --delta 1e-3"
 ACCOUNT_OPTIONS = {
     "--noise-multiplier": REAL,
     "--sampling": WORD,
     "--population": WHOLE,
-    "--cohort": WHOLE,
+    "--cohort-size": WHOLE,
     "--rounds": WHOLE,
     "--delta": REAL,
     "--accountant": (*WORD, "wbk", "rdp", "pld", "wbk-mironov"),
@@ -84,7 +87,7 @@ CREATE_OPTIONS = {
     "--epsilon": REAL,
     "--delta": REAL,
     "--against": WORD,
-    "--participations": WHOLE,
+    "--max-participations": WHOLE,
     "--declare": FILE,
 }
 

@@ -17,7 +17,7 @@ from d2pfed.secagg import (
 )
 from d2pfed.secagg.adverts import Joined
 from d2pfed.secagg.invitation import encode_invitation
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
 from d2pfed.secagg.wire import frame, subset_of
 from federation import MODEL, PHASES, TASK, Federation, enrol, enrolment_secret, make_session, one_hot, run_round
@@ -98,7 +98,7 @@ def test_no_request_is_answered_twice_or_out_of_turn(shape):
 def test_a_saved_mark_of_entropy_is_zero_or_one():
     session = make_session(8)
     client = session.cohort[0]
-    saved = frame(Kind.SAVED_INVITED, session.digest, client, bytes(32) + b"\x02")
+    saved = frame(MessageKind.SAVED_INVITED, session.digest, client, bytes(32) + b"\x02")
     with pytest.raises(PeerError, match="mark"):
         Client.restore(session, client, lambda task, model, seed: one_hot(session, client), saved)
 
@@ -108,7 +108,7 @@ def test_the_same_entropy_gives_other_secrets_in_every_session():
     session = make_session(4)
     for change in ({}, {"attempt": 1}, {"round": 9}, {"run": "b"}, {"plan_digest": digest("b")}, {"bits": 9}):
         other = replace(session, **change)
-        for rank, client in enumerate(other.cohort):
+        for rank, client in enumerate(other.cohort_size):
             machine = Client(other, client, lambda task, model, seed: one_hot(session, 7), Entropy.replay(b"one"))
             advert = messages.decode_advert(other, rank, machine.receive(encode_invitation(other, rank)))
             seen |= {advert.seal_public, advert.mask_public, advert.commitment, machine._phase.seed}
@@ -135,7 +135,7 @@ def test_saved_bytes_of_another_client_session_or_kind_are_refused(shape):
         (second, session, saved),
         (first, replace(session, attempt=5), saved),
         (first, session, saved[:-1]),
-        (first, session, frame(Kind.KEY_ADVERTISEMENT, session.digest, first)),
+        (first, session, frame(MessageKind.KEY_ADVERTISEMENT, session.digest, first)),
     ):
         own = federation.enrolment(owner), federation.history(owner)
         with pytest.raises(PeerError):
@@ -271,7 +271,7 @@ def test_an_invitation_to_a_stranger_is_refused():
     session = make_session(8)
     body = encode_invitation(session, 2)[72:]
     with pytest.raises(PeerError, match="cohort"):
-        decode_invitation(frame(Kind.INVITATION, session.digest, 1, body), None)
+        decode_invitation(frame(MessageKind.INVITATION, session.digest, 1, body), None)
 
 
 @pytest.mark.parametrize(

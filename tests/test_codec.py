@@ -24,7 +24,7 @@ SEED = bytes(range(32))
 
 
 def codec(dimension: int = 100, **changes) -> Codec:
-    return Codec(**({"rotation": Hadamard(dimension), "clip_norm": 1.0, "granularity": 0.05} | changes))
+    return Codec(**({"rotation": Hadamard(dimension), "clip": 1.0, "granularity": 0.05} | changes))
 
 
 def exact_square(values) -> int:
@@ -91,9 +91,9 @@ def test_the_squared_norm_is_exact_where_64_bits_would_overflow():
     st.integers(0, 12),
 )
 def test_decoding_an_encoded_vector_gives_it_back_within_the_grid(update, rotation, bits):
-    law = codec(37, rotation=rotation(37), clip_norm=10.0, granularity=0.1, fraction_bits=bits)
+    law = codec(37, rotation=rotation(37), clip=10.0, granularity=0.1, fraction_bits=bits)
     whole = law.prepare(update, SEED).values << (12 - bits)
-    fine = codec(37, rotation=rotation(37), clip_norm=10.0, granularity=0.1 / 4096, fraction_bits=0)
+    fine = codec(37, rotation=rotation(37), clip=10.0, granularity=0.1 / 4096, fraction_bits=0)
     back = fine.decode(whole, SEED, 1)
     half_a_grid_unit = 0.1 / 2**bits / 2
     assert np.linalg.norm(back - update) <= half_a_grid_unit * math.sqrt(law.length) + 1e-4
@@ -145,8 +145,8 @@ def test_a_sum_of_another_length_is_refused():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"clip_norm": 0.0},
-        {"clip_norm": math.nan},
+        {"clip": 0.0},
+        {"clip": math.nan},
         {"granularity": -1.0},
         {"granularity": math.inf},
         {"granularity": 1e-9},
@@ -163,7 +163,7 @@ def test_a_codec_that_cannot_work_does_not_exist(changes):
 def test_the_radius_never_exceeds_the_clip():
     for granularity in np.linspace(0.01, 0.09, 57):
         law = codec(granularity=float(granularity))
-        assert law.radius * Fraction(law.granularity) <= Fraction(law.clip_norm)
+        assert law.radius * Fraction(law.granularity) <= Fraction(law.clip)
 
 
 def test_stochastic_rounding_is_unbiased_and_moves_less_than_a_step():

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import chi2
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import draws
@@ -19,7 +19,7 @@ from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key, requir
 from rosters import roster_of
 
 ENTROPY = Entropy.replay(b"a server's draws")
-SAMPLINGS = {scheme: Sampling(scheme, 23, 5) for scheme in Scheme}
+SAMPLINGS = {scheme: CohortSampling(scheme, 23, 5) for scheme in Sampling}
 
 
 def roster_for(tree, population=23):
@@ -64,15 +64,15 @@ class Second:
         stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * len(clients)))
         words = [int.from_bytes(stream[8 * at : 8 * at + 8], "little") for at in range(len(clients))]
         order = sorted(range(len(clients)), key=lambda position: (words[position], position))
-        size = sampling.cohort
+        size = sampling.cohort_size
         chosen = {
-            Scheme.FIXED: order[:size],
-            Scheme.ONCE: order[block * size : block * size + size],
-            Scheme.POISSON: [
+            Sampling.FIXED: order[:size],
+            Sampling.ONCE: order[block * size : block * size + size],
+            Sampling.POISSON: [
                 at for at, word in enumerate(words) if word < Fraction(size, len(clients)) * 2**64 // 1
             ],
-            Scheme.NONE: range(size),
-        }[sampling.scheme]
+            Sampling.NONE: range(size),
+        }[sampling.method]
         return sorted(sorted(clients)[position] for position in chosen)
 
 
@@ -89,12 +89,12 @@ def test_a_second_implementation_makes_the_same_tree(depth):
         require_path(tree.root, depth, draw, opening)
 
 
-@pytest.mark.parametrize("scheme", Scheme)
+@pytest.mark.parametrize("scheme", Sampling)
 def test_a_second_implementation_draws_the_same_cohorts(scheme):
     tree = DrawTree(ENTROPY, 3)
     roster = roster_for(tree)
     for draw in range(8):
-        for block in range(4 if scheme is Scheme.ONCE else 1):
+        for block in range(4 if scheme is Sampling.ONCE else 1):
             seed = tree.open(draw).seed
             drawn = cohort(roster, SAMPLINGS[scheme], draw, seed, block)
             assert list(drawn) == Second.cohort(
@@ -113,13 +113,13 @@ def make_vectors():
         "openings": [{"seed": each.seed.hex(), "path": [node.hex() for node in each.path]} for each in openings],
         "roster_digest": roster_digest.hex(),
         "clients": clients,
-        "cohort": 5,
+        "cohort_size": 5,
         "cohorts": {
             scheme.value: [
                 draw_cohort(draw_key(roster_digest, 6, openings[6].seed), clients, SAMPLINGS[scheme], block)
-                for block in range(4 if scheme is Scheme.ONCE else 1)
+                for block in range(4 if scheme is Sampling.ONCE else 1)
             ]
-            for scheme in Scheme
+            for scheme in Sampling
         },
     }
 
@@ -194,7 +194,7 @@ def friends_in_cohort(members, friends):
 def test_without_the_path_a_server_names_its_cohort(monkeypatch):
     tree = DrawTree(ENTROPY, 2)
     roster = roster_for(tree)
-    sampling, friends = SAMPLINGS[Scheme.FIXED], roster.clients[:10]
+    sampling, friends = SAMPLINGS[Sampling.FIXED], roster.clients[:10]
     suits = next(
         seed
         for seed in (digest("try", number) for number in range(10_000))
@@ -210,7 +210,7 @@ def test_without_the_path_a_server_names_its_cohort(monkeypatch):
 
 def test_a_server_that_knows_the_nonce_tries_trees_until_a_cohort_suits_it():
     """The nonce comes after the root: with it known, draw 0 has all its colluders; drawn later, it is a fair draw."""
-    sampling = SAMPLINGS[Scheme.FIXED]
+    sampling = SAMPLINGS[Sampling.FIXED]
     known = roster_for(DrawTree(ENTROPY, 0))
     friends = known.clients[:10]
 
@@ -238,23 +238,23 @@ def test_a_server_that_knows_the_nonce_tries_trees_until_a_cohort_suits_it():
     assert full <= 8  # expected 1.5 of 200; by chance above 8 once in 10^4 choices of the fixed nonces
 
 
-@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.ONCE, Scheme.POISSON])
+@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.ONCE, Sampling.POISSON])
 def test_cohorts_are_uniform(scheme):
     population, size, trials = 12, 4, 10_000
-    sampling, clients = Sampling(scheme, population, size), range(population)
+    sampling, clients = CohortSampling(scheme, population, size), range(population)
     counts = np.zeros(population)
     for trial in range(trials):
-        block = trial % 3 if scheme is Scheme.ONCE else 0
+        block = trial % 3 if scheme is Sampling.ONCE else 0
         counts[list(draw_cohort(digest("uniform", trial), clients, sampling, block))] += 1
     expected, chance = trials * size / population, size / population
     statistic = ((counts - expected) ** 2).sum() / (expected * (1 - chance))
-    if scheme is not Scheme.POISSON:
+    if scheme is not Sampling.POISSON:
         statistic *= (population - 1) / population  # sizes are fixed: counts are bound by their sum
-    assert statistic < chi2.isf(1e-6, population if scheme is Scheme.POISSON else population - 1)
+    assert statistic < chi2.isf(1e-6, population if scheme is Sampling.POISSON else population - 1)
 
 
 def test_the_blocks_of_a_draw_have_no_client_in_common():
-    clients, sampling = range(23), SAMPLINGS[Scheme.ONCE]
+    clients, sampling = range(23), SAMPLINGS[Sampling.ONCE]
     blocks = [draw_cohort(bytes(32), clients, sampling, block) for block in range(4)]
     assert len({client for block in blocks for client in block}) == 20
     for block in (4, -1):
@@ -262,7 +262,7 @@ def test_the_blocks_of_a_draw_have_no_client_in_common():
             draw_cohort(bytes(32), clients, sampling, block)
 
 
-@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.POISSON, Scheme.NONE])
+@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.POISSON, Sampling.NONE])
 def test_only_a_partition_has_blocks(scheme):
     with pytest.raises(PeerError, match="no block 1"):
         draw_cohort(bytes(32), range(23), SAMPLINGS[scheme], 1)
@@ -270,16 +270,16 @@ def test_only_a_partition_has_blocks(scheme):
 
 def test_a_run_cannot_narrow_the_population():
     with pytest.raises(PeerError, match="all 24 enrolled"):
-        draw_cohort(bytes(32), range(24), SAMPLINGS[Scheme.FIXED], 0)
+        draw_cohort(bytes(32), range(24), SAMPLINGS[Sampling.FIXED], 0)
 
 
-@pytest.mark.parametrize("scheme", Scheme)
+@pytest.mark.parametrize("scheme", Sampling)
 def test_everyone_is_drawn_where_cohort_and_population_are_one(scheme):
-    assert draw_cohort(bytes(32), range(9), Sampling(scheme, 9, 9), 0) == tuple(range(9))
+    assert draw_cohort(bytes(32), range(9), CohortSampling(scheme, 9, 9), 0) == tuple(range(9))
 
 
 def test_the_order_of_the_list_does_not_matter():
-    sampling = SAMPLINGS[Scheme.FIXED]
+    sampling = SAMPLINGS[Sampling.FIXED]
     drawn = {draw_cohort(bytes(32), order, sampling, 0) for order in (range(23), range(22, -1, -1))}
     assert len(drawn) == 1
 

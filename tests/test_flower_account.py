@@ -2,23 +2,23 @@ from dataclasses import replace
 
 import pytest
 
-from d2pfed.accounting import SERVER, Adjacency, Scheme, client_epsilon
+from d2pfed.accounting import SERVER, Adjacency, Sampling, client_epsilon
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower import account as account_module
 from d2pfed.flower.account import ALL, NOTHING, RUNS, Account, Given, carried_over, charged
 from d2pfed.flower.home import ClientBudget, init_home, read_home
 from d2pfed.ledger.client_history import Entry
-from d2pfed.plan import Kind, Plan, Target, calibrate
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 
 DELTA = 1e-5
 
 
-def plan_of(scheme: Scheme = Scheme.FIXED, rounds: int = 4, **changes: object) -> Plan:
+def plan_of(scheme: Sampling = Sampling.FIXED, rounds: int = 4, **changes: object) -> Plan:
     wish = {
         "dimension": 16,
         "population": 60,
-        "cohort": 12,
+        "cohort_size": 12,
         "rounds": rounds,
         "scheme": scheme,
         "against": SERVER,
@@ -27,13 +27,13 @@ def plan_of(scheme: Scheme = Scheme.FIXED, rounds: int = 4, **changes: object) -
         "spare": 0,
         "consistency": Consistency.SIGNED,
     }
-    if scheme is Scheme.FIXED:
-        wish["participations"] = 3
-    return calibrate(Target(**(wish | changes)))
+    if scheme is Sampling.FIXED:
+        wish["max_participations"] = 3
+    return calibrate(PrivacyTarget(**(wish | changes)))
 
 
-FIXED, NONE, ONCE = plan_of(), plan_of(Scheme.NONE), plan_of(Scheme.ONCE)
-BINOMIAL = plan_of(Scheme.NONE, rounds=1, mechanism=Kind.BINOMIAL, epsilon=8.0, clip_norm=1.0, dimension=4)
+FIXED, NONE, ONCE = plan_of(), plan_of(Sampling.NONE), plan_of(Sampling.ONCE)
+BINOMIAL = plan_of(Sampling.NONE, rounds=1, mechanism=MechanismName.BINOMIAL, epsilon=8.0, clip=1.0, dimension=4)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_every_vector_has_its_row_before_it_is_made(account):
 
 def test_the_cap_counts_the_vectors_of_a_run(account):
     assert [charge(account, FIXED, number=number) for number in range(3)] == [0, 1, 2]
-    assert charge(account, FIXED, number=3) == FIXED.participations == 3
+    assert charge(account, FIXED, number=3) == FIXED.max_participations == 3
     assert len(Given.of(account.log.read()).releases) == 3  # zero and noise cost nothing
     assert charge(account, FIXED, "a fresh run") == 0
 
@@ -96,9 +96,9 @@ def test_charged_at_the_noise_of_all_a_budget_is_overrun_by_colluders(home, monk
     assert spent_by_colluders(home) > 6
 
 
-@pytest.mark.parametrize("kind", [Kind.SHARED, Kind.DESIGNATED])
+@pytest.mark.parametrize("kind", [MechanismName.SHARED, MechanismName.DESIGNATED])
 def test_where_no_noise_is_ones_own_that_of_the_sum_is_charged(home, kind):
-    plan = plan_of(Scheme.NONE, rounds=1, mechanism=kind, population=12)
+    plan = plan_of(Sampling.NONE, rounds=1, mechanism=kind, population=12)
     assert charged(plan, "a run", 0, 0) == plan.release("a run", 0, 0, (), plan.quorum)
 
 
@@ -125,18 +125,18 @@ def test_an_account_for_each_run_is_caught(home, monkeypatch):
 
 @pytest.mark.parametrize("plan", [NONE, ONCE], ids=["none", "once"])
 def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
-    for number in range(plan.participations):
+    for number in range(plan.max_participations):
         assert charge(account, plan, number=number) == number
     with pytest.raises(PeerError, match="cap or budget is reached"):
         charge(account, plan, number=9)
-    with pytest.raises(ConfigError, match=f"has sent {plan.participations} vectors in run a run"):
+    with pytest.raises(ConfigError, match=f"has sent {plan.max_participations} vectors in run a run"):
         account.require_turn(plan, "a run", account.log.read())
     with pytest.raises(ConfigError, match="the plan's cap is"):
         account.require_room(plan, "a run", account.log.read())
 
 
 def test_a_sampled_client_at_its_cap_comes_and_sends_zero(account):
-    for number in range(FIXED.participations):
+    for number in range(FIXED.max_participations):
         charge(account, FIXED, number=number)
     account.require_turn(FIXED, "a run", account.log.read())
     account.require_room(FIXED, "a run", account.log.read())
@@ -146,9 +146,9 @@ def test_a_spent_budget_is_like_a_reached_cap(home):
     one = client_epsilon([charged(FIXED, "", 0, 0)], DELTA)
     account = Account(home.log, ClientBudget(1.2 * one, DELTA))
     assert charge(account, FIXED) == 0
-    assert charge(account, FIXED, number=1) == FIXED.participations
+    assert charge(account, FIXED, number=1) == FIXED.max_participations
     with pytest.raises(PeerError, match="cap or budget is reached"):
-        charge(account, plan_of(Scheme.NONE, epsilon=4.0), number=2)
+        charge(account, plan_of(Sampling.NONE, epsilon=4.0), number=2)
     assert len(Given.of(home.log.read()).releases) == 1
 
 
@@ -166,8 +166,8 @@ def test_the_adjacency_that_a_server_names_changes_nothing(home):
     account = Account(home.log, ClientBudget(1.001 * ours, DELTA))
     for number in range(3):
         assert charge(account, zero_out, number=number) == number
-    other = plan_of(participations=4, epsilon=6.0)
-    assert charge(account, other, "the other adjacency") == other.participations
+    other = plan_of(max_participations=4, epsilon=6.0)
+    assert charge(account, other, "the other adjacency") == other.max_participations
 
 
 def test_one_binomial_round_does_not_lock_a_client_out_of_gaussian_plans(home):
@@ -208,7 +208,7 @@ def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(
     charge(account, FIXED)
     lost(home).adopt(carried_over(ALL, {}))
     assert Given.of(home.log.read()).epsilon(DELTA) == float("inf")
-    assert charge(account, FIXED, number=1) == FIXED.participations
+    assert charge(account, FIXED, number=1) == FIXED.max_participations
     with pytest.raises(ConfigError, match="epsilon inf"):
         account.require_room(FIXED, "a run", home.log.read())
 
@@ -216,7 +216,7 @@ def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(
 def test_a_run_that_is_carried_over_counts_wholly(home, account):
     lost(home).adopt(carried_over(RUNS, {"since the backup": FIXED}))
     given = Given.of(home.log.read())
-    assert given.participations("since the backup") == FIXED.participations
+    assert given.max_participations("since the backup") == FIXED.max_participations
     assert given.epsilon(DELTA) == client_epsilon([charged(FIXED, "", 0, 0)] * 3, DELTA)
 
 

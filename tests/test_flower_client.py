@@ -12,21 +12,20 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import Account, Given
 from d2pfed.flower.client import home_of, private
 from d2pfed.flower.envelope import EXCHANGE
 from d2pfed.flower.home import SIMULATION_VARIABLE, read_home
-from d2pfed.flower.layout import Entry as ArrayEntry
 from d2pfed.flower.layout import Layout
+from d2pfed.flower.layout import RowKind as ArrayEntry
 from d2pfed.flower.part import Part
-from d2pfed.ledger import Kind as Entry
-from d2pfed.ledger import read_rows
+from d2pfed.ledger import RowKind, read_rows
 from d2pfed.numerics import canonical
 from d2pfed.plan import Policy
 from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
 from homes import anchor_in, enrol, home_in
 from local_grid import (
@@ -62,7 +61,7 @@ def home(tmp_path, server):
     return home_in(tmp_path, 0)
 
 
-def replay(grid, node: int, kind: Kind):
+def replay(grid, node: int, kind: MessageKind):
     """The first request of a kind that went to a node, sent again."""
     for message in grid.sent:
         content = message.content if message.metadata.dst_node_id == node else {}
@@ -197,7 +196,7 @@ def test_training_that_fails_contributes_zero_and_its_noise(tmp_path, value):
     grid, roster = make_grid(tmp_path, train=broken), enrol(tmp_path, 5)
     params = start(make_strategy(make_plan(rounds=1), tmp_path, roster), grid)
     assert abs(params[1]) < 0.1 < params[0]
-    (commit,) = [r for r in read_rows(tmp_path / "run" / "ledger.sqlite") if r.kind is Entry.COMMIT]
+    (commit,) = [r for r in read_rows(tmp_path / "run" / "ledger.sqlite") if r.kind is RowKind.COMMIT]
     assert commit.release.participants == (0, 1, 2, 3, 4)
 
 
@@ -247,7 +246,13 @@ def test_a_request_that_asks_for_no_vector_loads_nothing_slow(server, home):
 def test_no_request_of_a_finished_round_is_answered_again(tmp_path, plan):
     grid, roster = make_grid(tmp_path), enrol(tmp_path, 5)
     start(make_strategy(plan, tmp_path, roster), grid, 1)
-    for kind in (Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST):
+    for kind in (
+        MessageKind.INVITATION,
+        MessageKind.KEY_ADVERTISEMENTS,
+        MessageKind.MASK_REQUEST,
+        MessageKind.SURVIVORS,
+        MessageKind.UNMASK_REQUEST,
+    ):
         again = grid.answer(100, replay(grid, 100, kind))
         assert again.has_error()
         assert "stale" in again.error.reason or "has answered this request" in again.error.reason
@@ -304,7 +309,7 @@ def test_an_answer_that_took_too_long_is_not_sent(tmp_path, plan):
     def hasty(client, message):
         if client == 1 and EXCHANGE in message.content:
             fields = message.content[EXCHANGE]
-            if kind_of(fields["frame"]) == Kind.MASK_REQUEST:
+            if kind_of(fields["frame"]) == MessageKind.MASK_REQUEST:
                 fields["seconds"] = 1.0
         return message
 
@@ -469,7 +474,7 @@ def test_a_saved_phase_that_a_crash_has_left_is_erased_at_the_next_message(serve
 
 
 def test_a_sampled_client_at_its_cap_sends_zero_and_its_noise(tmp_path):
-    plan = make_plan(rounds=2, scheme=Scheme.FIXED, participations=1)
+    plan = make_plan(rounds=2, sampling=Sampling.FIXED, max_participations=1)
     grid, roster = make_grid(tmp_path), enrol(tmp_path, 5)
     models = {}
 

@@ -25,7 +25,7 @@ from d2pfed.flower.account import Given
 from d2pfed.flower.home import read_home
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import read_roster
-from d2pfed.ledger import Kind, read_rows
+from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.plan import decode_plan
@@ -163,11 +163,11 @@ def test_the_ledger_has_the_realised_survivors(story):
     rows = [row for row in read_rows(story.directory / "run" / "ledger.sqlite") if row.key is not None]
     # On a busy machine an attempt may be void and another follow; each has its end in the ledger all the same.
     ends = [row.kind for row in rows[1::2]]
-    assert [row.kind for row in rows[::2]] == [Kind.RESERVE] * len(ends)
-    assert ends.count(Kind.COMMIT) == 2
-    assert set(ends) <= {Kind.COMMIT, Kind.VOID}
-    assert ends[0] is Kind.VOID  # one killed, one slow: three of five are no quorum beside a colluder
-    assert [row.release.participants for row in rows if row.kind is Kind.COMMIT] == [SURVIVORS] * 2
+    assert [row.kind for row in rows[::2]] == [RowKind.RESERVE] * len(ends)
+    assert ends.count(RowKind.COMMIT) == 2
+    assert set(ends) <= {RowKind.COMMIT, RowKind.VOID}
+    assert ends[0] is RowKind.VOID  # one killed, one slow: three of five are no quorum beside a colluder
+    assert [row.release.participants for row in rows if row.kind is RowKind.COMMIT] == [SURVIVORS] * 2
     metrics = [json.loads(line) for line in (story.directory / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["survivors"] for line in metrics] == [4, 4]
     assert metrics[-1]["epsilon"] == rows[-1].epsilon

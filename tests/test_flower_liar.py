@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 
 import lying_server
 from crash_moments import Disk, lay_out
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.flower import layout, part, runs
 from d2pfed.flower.account import NOTHING, Account, Given
@@ -32,7 +32,7 @@ from d2pfed.flower.states import Saved
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg import checks, messages
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position, sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, kind_of
 from homes import anchor_in, enrol, home_in, sign_roster, write_settings
@@ -84,7 +84,7 @@ def latest(server: LyingServer) -> dict[int, Position]:
     return found
 
 
-def at_request(server: LyingServer, kind: Kind, do: Callable[[RecordDict], None]) -> None:
+def at_request(server: LyingServer, kind: MessageKind, do: Callable[[RecordDict], None]) -> None:
     """Have something done on the victim's machine when the next request of a kind arrives there, before its answer."""
     ask, waiting = type(server).ask, [do]
 
@@ -121,7 +121,7 @@ def test_a_draw_serves_one_run_and_without_the_check_the_same_clients_are_asked_
 
 
 def test_under_once_a_client_that_has_sent_a_vector_is_not_asked_for_another(tmp_path, monkeypatch):
-    plan = make_plan(5, rounds=1, population=10, scheme=Scheme.ONCE, spare=0)
+    plan = make_plan(5, rounds=1, population=10, sampling=Sampling.ONCE, spare=0)
     server = LyingServer(tmp_path, plan, enrol(tmp_path, 10))
     server.introduce()
     session = server.session(block=0)
@@ -365,7 +365,9 @@ def test_a_restored_client_is_noticed_by_the_next_roster_up_to_its_floor(server)
 
 
 @pytest.mark.parametrize(
-    ("arrived", "is_noticed"), [(Kind.INVITATION, True), (Kind.MASK_REQUEST, False)], ids=["before", "within"]
+    ("arrived", "is_noticed"),
+    [(MessageKind.INVITATION, True), (MessageKind.MASK_REQUEST, False)],
+    ids=["before", "within"],
 )
 def test_only_what_is_restored_to_before_an_attempts_row_is_noticed(server, arrived, is_noticed):
     """The charge comes after the advert, so nobody was shown it: documented, and true."""
@@ -385,8 +387,8 @@ def test_only_what_is_restored_to_before_an_attempts_row_is_noticed(server, arri
 
 
 def test_restored_within_each_attempt_a_client_has_its_whole_cap_left_and_nobody_notices(server):
-    for sent in range(server.plan.participations):
-        at_request(server, Kind.MASK_REQUEST, lambda _, name=f"backup {sent}": back_up(server, name))
+    for sent in range(server.plan.max_participations):
+        at_request(server, MessageKind.MASK_REQUEST, lambda _, name=f"backup {sent}": back_up(server, name))
         server.attempt(sent // server.plan.attempts_per_round, sent % server.plan.attempts_per_round)
         assert VICTIM not in server.refusals
         server.remembered = latest(server)
@@ -405,7 +407,7 @@ def test_secrets_restored_within_one_start_of_the_machine_answer_a_mask_request_
         answers.append(server.ask(VICTIM, content))
         restore(server, backup)
 
-    at_request(server, Kind.MASK_REQUEST, ask_twice)
+    at_request(server, MessageKind.MASK_REQUEST, ask_twice)
     server.attempt()
     session, ring = server.session(), server.plan.ring
     frames = [unpack_answer(answer) for answer in answers]
@@ -513,7 +515,9 @@ def test_the_same_data_under_a_new_identity_is_noticed_by_nobody(tmp_path):
 
 def test_a_restored_client_among_strangers_and_a_lying_server_is_not_noticed(tmp_path):
     """The last row of the table: documented, and true."""
-    plan = make_plan(5, rounds=1, population=9, scheme=Scheme.FIXED, attempts_per_round=64, participations=1)
+    plan = make_plan(
+        5, rounds=1, population=9, sampling=Sampling.FIXED, attempts_per_round=64, max_participations=1
+    )
     server = LyingServer(tmp_path, plan, enrol(tmp_path, 9))
     server.introduce()
     cohorts = {draw: set(server.session(attempt=draw).cohort) for draw in range(64)}

@@ -8,7 +8,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, PeerError, TooFewClients
 from d2pfed.flower import server
 from d2pfed.flower.draws import Committed
@@ -16,14 +16,13 @@ from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Introduct
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.home import read_home
 from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
-from d2pfed.ledger import Kind as Entry
-from d2pfed.ledger import read_rows
-from d2pfed.ledger.client_history import Entry as LogEntry
+from d2pfed.ledger import RowKind, read_rows
+from d2pfed.ledger.client_history import RowKind as LogEntry
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import Kind as Mechanism
+from d2pfed.plan import MechanismName
 from d2pfed.secagg import crypto
 from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
 from homes import enrol, home_in, sign_roster
 from local_grid import (
@@ -37,11 +36,11 @@ from local_grid import (
 )
 
 
-def kind(message: Message) -> Kind | None:
+def kind(message: Message) -> MessageKind | None:
     """The kind of frame in a message that still travels as a request or an answer."""
     if not message.has_content() or EXCHANGE not in message.content:
         return None
-    return Kind(kind_of(message.content[EXCHANGE]["frame"]))
+    return MessageKind(kind_of(message.content[EXCHANGE]["frame"]))
 
 
 def unavailable(message: Message) -> Message:
@@ -55,7 +54,7 @@ def rounds_of(directory):
 
 def committed(directory):
     rows = read_rows(directory / "run" / "ledger.sqlite")
-    return [row.release.participants for row in rows if row.kind is Entry.COMMIT]
+    return [row.release.participants for row in rows if row.kind is RowKind.COMMIT]
 
 
 def exact(*rounds: tuple[int, ...]) -> np.ndarray:
@@ -73,11 +72,13 @@ def test_a_run_adds_up_to_the_clients_sums_and_its_ledger_says_who_took_part(tmp
     assert np.abs(params - exact(everyone, everyone)).max() < 2 * noise_bound(plan, 5)
     assert committed(tmp_path) == [everyone, everyone]
     kinds = [row.kind for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None]
-    assert kinds == [Entry.RESERVE, Entry.COMMIT] * 2
+    assert kinds == [RowKind.RESERVE, RowKind.COMMIT] * 2
     assert [round_["survivors"] for round_ in rounds_of(tmp_path)] == [5, 5]
 
 
-@pytest.mark.parametrize("lost_at", [Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST])
+@pytest.mark.parametrize(
+    "lost_at", [MessageKind.INVITATION, MessageKind.KEY_ADVERTISEMENTS, MessageKind.MASK_REQUEST]
+)
 def test_a_client_that_errs_has_dropped_out_and_its_vector_is_not_in_the_sum(tmp_path, lost_at):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: (
@@ -91,7 +92,7 @@ def test_a_client_that_errs_has_dropped_out_and_its_vector_is_not_in_the_sum(tmp
 def test_a_survivor_that_is_silent_in_the_last_exchange_is_still_in_the_sum(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: (
-        unavailable(grid.sent[-1]) if client == 3 and kind(grid.sent[-1]) is Kind.UNMASK_REQUEST else reply
+        unavailable(grid.sent[-1]) if client == 3 and kind(grid.sent[-1]) is MessageKind.UNMASK_REQUEST else reply
     )
     params = start(make_strategy(plan, tmp_path, roster), grid)
     assert np.abs(params - exact((0, 1, 2, 3, 4))).max() < noise_bound(plan, 5)
@@ -99,7 +100,9 @@ def test_a_survivor_that_is_silent_in_the_last_exchange_is_still_in_the_sum(tmp_
 
 def test_silence_ends_at_the_deadline(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
-    grid.coming = lambda client, reply: None if client == 3 and kind(grid.sent[-1]) is Kind.MASK_REQUEST else reply
+    grid.coming = lambda client, reply: (
+        None if client == 3 and kind(grid.sent[-1]) is MessageKind.MASK_REQUEST else reply
+    )
     start(make_strategy(plan, tmp_path, roster), grid, timeout=8.0)
     assert committed(tmp_path) == [(0, 1, 2, 4)]
     assert [lap["answered"] for lap in rounds_of(tmp_path)[0]["exchanges"]] == [5, 5, 4, 4, 4]
@@ -109,7 +112,7 @@ def test_an_answer_in_another_nodes_name_is_not_taken(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def impostor(client, reply):
-        if client == 3 and kind(grid.sent[-1]) is Kind.MASK_REQUEST:
+        if client == 3 and kind(grid.sent[-1]) is MessageKind.MASK_REQUEST:
             reply.metadata.__dict__["_src_node_id"] = 104
         return reply
 
@@ -122,7 +125,7 @@ def test_an_answer_with_a_second_record_beside_the_frame_is_not_taken(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def talkative(client, reply):
-        if client == 3 and kind(grid.sent[-1]) is Kind.MASK_REQUEST:
+        if client == 3 and kind(grid.sent[-1]) is MessageKind.MASK_REQUEST:
             reply.content["metrics"] = MetricRecord({"num-examples": 7})
         return reply
 
@@ -135,7 +138,14 @@ PLANTED = b"planted-in-an-answer"
 
 
 @pytest.mark.parametrize(
-    "asked", [Kind.INVITATION, Kind.KEY_ADVERTISEMENTS, Kind.MASK_REQUEST, Kind.SURVIVORS, Kind.UNMASK_REQUEST]
+    "asked",
+    [
+        MessageKind.INVITATION,
+        MessageKind.KEY_ADVERTISEMENTS,
+        MessageKind.MASK_REQUEST,
+        MessageKind.SURVIVORS,
+        MessageKind.UNMASK_REQUEST,
+    ],
 )
 def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(tmp_path, caplog, asked):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
@@ -159,7 +169,7 @@ def test_another_machines_words_stay_on_their_line_of_the_log(tmp_path, caplog):
     words = "oh\nround 7: 5 survivors\x1b[2J" + "!" * 1000
     grid.coming = lambda client, reply: (
         Message(Error(code=0, reason=words), reply_to=grid.sent[-1])
-        if client == 3 and kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS
+        if client == 3 and kind(grid.sent[-1]) is MessageKind.KEY_ADVERTISEMENTS
         else reply
     )
     start(make_strategy(plan, tmp_path, roster), grid)
@@ -174,7 +184,7 @@ def test_a_void_attempt_says_why(tmp_path, caplog):
     lost = []
 
     def lose_three_once(client, reply):
-        if kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS and len(lost) < 3:
+        if kind(grid.sent[-1]) is MessageKind.KEY_ADVERTISEMENTS and len(lost) < 3:
             lost.append(client)
             return unavailable(grid.sent[-1])
         return reply
@@ -195,12 +205,14 @@ def test_too_few_clients_end_the_wait_before_anything_is_charged(tmp_path):
 def test_attempts_without_a_quorum_are_void_and_cost_nothing(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     grid.coming = lambda client, reply: (
-        unavailable(grid.sent[-1]) if client > 1 and kind(grid.sent[-1]) is Kind.KEY_ADVERTISEMENTS else reply
+        unavailable(grid.sent[-1])
+        if client > 1 and kind(grid.sent[-1]) is MessageKind.KEY_ADVERTISEMENTS
+        else reply
     )
     with pytest.raises(TooFewClients, match="failed in all"):
         start(make_strategy(plan, tmp_path, roster), grid)
     rows = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.key is not None]
-    assert [row.kind for row in rows] == [Entry.RESERVE, Entry.VOID] * plan.attempts_per_round
+    assert [row.kind for row in rows] == [RowKind.RESERVE, RowKind.VOID] * plan.attempts_per_round
 
 
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
@@ -299,15 +311,15 @@ def test_the_roster_must_be_the_plans_population(tmp_path):
 
 def test_cohorts_come_from_the_whole_roster_whoever_is_connected(tmp_path):
     """Drawing from those who are connected would break the sampling that the promise rests on."""
-    plan = make_plan(5, rounds=1, population=6, scheme=Scheme.FIXED, dropouts=0.4)
+    plan = make_plan(5, rounds=1, population=6, sampling=Sampling.FIXED, dropouts=0.4)
     roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=5)
     start(
         make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=0.5, keys=60.0, poll=0.001)),
         grid,
     )
-    invited = {message.metadata.dst_node_id for message in grid.sent if kind(message) is Kind.INVITATION}
+    invited = {message.metadata.dst_node_id for message in grid.sent if kind(message) is MessageKind.INVITATION}
     assert len(invited) in (4, 5)
-    (release,) = [r.release for r in read_rows(tmp_path / "run" / "ledger.sqlite") if r.kind is Entry.COMMIT]
+    (release,) = [r.release for r in read_rows(tmp_path / "run" / "ledger.sqlite") if r.kind is RowKind.COMMIT]
     assert set(release.participants) == {node - 100 for node in invited}
 
 
@@ -415,7 +427,7 @@ def test_a_node_that_failed_once_is_introduced_again_in_the_next_round(tmp_path)
 
 
 def test_secret_cohort_sizes_are_refused_where_messages_can_be_counted(tmp_path):
-    plan = make_plan(5, population=50, scheme=Scheme.POISSON, mechanism=Mechanism.DESIGNATED, dropouts=0.0)
+    plan = make_plan(5, population=50, sampling=Sampling.POISSON, mechanism=MechanismName.DESIGNATED, dropouts=0.0)
     with pytest.raises(ConfigError, match="poisson sampling needs secret cohort sizes"):
         make_strategy(plan, tmp_path, None)
 
@@ -509,11 +521,13 @@ def test_a_client_that_is_to_blame_is_not_asked_again_even_after_a_restart(tmp_p
     assert "clients [3] have sent what cannot be an accident" in caplog.text
     start(make_strategy(plan, tmp_path, roster), grid, 2)
     assert committed(tmp_path) == [(0, 1, 2, 4)] * 2
-    assert all(message.metadata.dst_node_id != 103 for message in grid.sent if kind(message) is Kind.INVITATION)
+    assert all(
+        message.metadata.dst_node_id != 103 for message in grid.sent if kind(message) is MessageKind.INVITATION
+    )
 
 
 def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
-    plan = make_plan(4, rounds=2, population=6, scheme=Scheme.FIXED, dropouts=0.25, participations=6)
+    plan = make_plan(4, rounds=2, population=6, sampling=Sampling.FIXED, dropouts=0.25, max_participations=6)
     roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=6)
     for run in ("run", "another"):
         start(replace(make_strategy(plan, tmp_path, roster), directory=tmp_path / run), grid)
@@ -529,12 +543,12 @@ def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
 
 
 def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
-    plan = make_plan(3, rounds=2, population=9, scheme=Scheme.ONCE, dropouts=0.0, spare=1)
+    plan = make_plan(3, rounds=2, population=9, sampling=Sampling.ONCE, dropouts=0.0, spare=1)
     roster, grid = enrol(tmp_path, 9), make_grid(tmp_path, clients=9)
     lost = []
 
     def lose_one_vector(client, reply):
-        if kind(grid.sent[-1]) is Kind.MASK_REQUEST and not lost:
+        if kind(grid.sent[-1]) is MessageKind.MASK_REQUEST and not lost:
             lost.append(client)
             return unavailable(grid.sent[-1])
         return reply
@@ -552,7 +566,7 @@ def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
 
 def test_a_roster_that_is_over_or_may_not_last_is_refused_before_anything_begins(tmp_path):
     plan, grid = (
-        make_plan(3, rounds=2, population=9, scheme=Scheme.ONCE, dropouts=0.0, spare=1),
+        make_plan(3, rounds=2, population=9, sampling=Sampling.ONCE, dropouts=0.0, spare=1),
         make_grid(tmp_path),
     )
     roster = enrol(tmp_path, 9)

@@ -11,7 +11,7 @@ pytest.importorskip("ray", reason="Flower's simulation needs Ray (extra `ray`)")
 
 from loopback import Federation
 
-from d2pfed.ledger import Kind, read_rows
+from d2pfed.ledger import RowKind, read_rows
 from d2pfed.secagg.graph import Consistency
 from local_grid import DIMENSION, make_plan, noise_bound
 from test_flower_federation import wait_for
@@ -30,7 +30,7 @@ def test_the_same_app_runs_in_flowers_own_simulation(tmp_path):
         wait_for(tmp_path / "run" / "models.json", federation, 300)
     rows = read_rows(tmp_path / "run" / "ledger.sqlite")
     everyone = (0, 1, 2, 3, 4)
-    assert [row.release.participants for row in rows if row.kind is Kind.COMMIT] == [everyone] * 2
+    assert [row.release.participants for row in rows if row.kind is RowKind.COMMIT] == [everyone] * 2
     models = json.loads((tmp_path / "run" / "models.json").read_text())
     exact = np.where(np.arange(DIMENSION) < 5, 2 / 5, 0)
     assert np.abs(np.array(models["2"]) - exact).max() < 2 * noise_bound(

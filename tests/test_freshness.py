@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from d2pfed import round as rounds
-from d2pfed.accounting import SERVER, Scheme
+from d2pfed.accounting import SERVER, Sampling
 from d2pfed.errors import TooFewClients
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import Codec
 from d2pfed.numerics import randomness
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import Target, calibrate
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, aggregate, run_plan
 from d2pfed.secagg import crypto
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
@@ -25,7 +25,16 @@ from d2pfed.training import Cohorts
 
 D, CLIENTS = 5, 6
 PLAN = calibrate(
-    Target(dimension=D, population=40, cohort=CLIENTS, rounds=2, epsilon=50.0, delta=1e-3, against=SERVER, spare=4)
+    PrivacyTarget(
+        dimension=D,
+        population=40,
+        cohort_size=CLIENTS,
+        rounds=2,
+        epsilon=50.0,
+        delta=1e-3,
+        against=SERVER,
+        spare=4,
+    )
 )
 SESSIONS = 2 * 2 * 2  # runs, rounds, attempts
 DERIVE, HKDF = randomness.derive, crypto.hkdf
@@ -96,14 +105,14 @@ CURRENT = Record()
 def _round(record, book, root, cohorts, run, number, drawn):
     tries = []
 
-    def collect(session, taken):
+    def collect(session, participations):
         collected = Simulation(
             plan=PLAN,
             model=b"model",
             updates=lambda clients: (np.zeros(D, np.float32) for _ in clients),
             dropouts=Dropouts(),
             entropy=root.child("clients"),
-            taken=taken,
+            participations=participations,
         ).collect(session, Fidelity.PROTOCOL)
         tries.append(session)
         return _Shut(collected) if len(tries) == 1 else collected
@@ -252,7 +261,7 @@ def test_masks_and_boxes_that_are_bound_to_nothing_are_caught_by_themselves(tmp_
 @pytest.mark.parametrize("kept", [lambda number, _attempt: (number, 0), lambda _number, attempt: (0, attempt)])
 def test_a_cohort_that_two_attempts_share_is_caught_by_itself(tmp_path, monkeypatch, kept):
     cohorts = Cohorts(PLAN.sampling, Entropy.replay(b"cohorts"))
-    assert PLAN.sampling.scheme is Scheme.FIXED
+    assert PLAN.sampling.method is Sampling.FIXED
     record = recorded(
         tmp_path, monkeypatch, drawn=lambda number, attempt, _block: cohorts.draw(*kept(number, attempt), 0)
     )

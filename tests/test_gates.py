@@ -40,7 +40,7 @@ def plant(copy: Path, module: str, line: str) -> None:
         ("numerics/ring.py", "import random", "TID251"),
         ("noise/sampler/reference.py", "from numpy.random import default_rng", "TID251"),
         ("secagg/wire.py", "import pickle", "TID251"),
-        ("plan/target.py", "assert Target", "S101"),
+        ("plan/target.py", "assert PrivacyTarget", "S101"),
         ("round.py", "def quiet(x):\n    return x", "ANN"),
         ("noise/codec.py", "def switch(on: bool) -> None: ...", "FBT001"),
     ],

@@ -12,8 +12,8 @@ from d2pfed.learning import (
     MODELS,
     Examples,
     LocalTraining,
-    LoopLearner,
     Model,
+    SequentialTrainer,
     StoredClients,
     Task,
     build_model,
@@ -180,7 +180,7 @@ def test_buffers_start_afresh_for_every_client():
     model = Model(Counter())
     examples = Examples(torch.ones(6, 4), torch.tensor([0, 1, 1, 0, 1, 1]))
     clients = StoredClients(examples, (np.arange(3), np.arange(3, 6)))
-    learner = LoopLearner(model, clients, LocalTraining(batch_size=3))
+    learner = SequentialTrainer(model, clients, LocalTraining(batch_size=3))
     first, second = learner(model.initial(), [0, 1], 0)
     np.testing.assert_array_equal(first, second)
     assert not model.fixed()["seen"].any()

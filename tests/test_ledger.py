@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from campaign_ledger import additive, begun, plan_of, release
 from d2pfed.accounting import RELEASED, SERVER, colluding
 from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Adjacency, Sampling, Scheme
+from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
-from d2pfed.ledger import Budget, Head, Key, Kind, Ledger, Meter, read_budget, read_rows, verify
+from d2pfed.ledger import Budget, Head, Key, Ledger, Meter, RowKind, read_budget, read_rows, verify
 from d2pfed.ledger.book import Book
 from d2pfed.ledger.rows import first_row
 from d2pfed.ledger.store import Store
@@ -118,7 +118,7 @@ def test_a_run_goes_on_under_its_name_its_owner_and_its_plan(path):
             ledger.begin("renamed", "owner", plan_of(1))
 
 
-@pytest.mark.parametrize("change", [{"delta": 1e-6}, {"participations": 2}, {"observer": SERVER}])
+@pytest.mark.parametrize("change", [{"delta": 1e-6}, {"max_participations": 2}, {"observer": SERVER}])
 def test_a_run_that_promises_something_else_than_the_budget_is_refused(path, change):
     with new(path) as ledger, pytest.raises(ConfigError, match="the ledger has the budget at delta 1e-05"):
         ledger.begin("run", "owner", replace(plan_of(1), **change))
@@ -208,7 +208,7 @@ def test_a_reservation_counts_until_the_commit_says_what_was_released(path):
         assert ledger.releases() == (release(0),)
         row = ledger.commit(release(0, contributors=16))
         assert ledger.releases() == (release(0, contributors=16),)
-        assert (row.kind, row.key, row.release) == (Kind.COMMIT, Key("run", 0, 0), release(0, contributors=16))
+        assert (row.kind, row.key, row.release) == (RowKind.COMMIT, Key("run", 0, 0), release(0, contributors=16))
 
 
 def test_participations_are_counted_over_all_runs_and_attempts(path):
@@ -224,9 +224,9 @@ def test_participations_are_counted_over_all_runs_and_attempts(path):
             ledger.reserve(of(1, 0, run, 1, 5))
             ledger.void(run, 1, 0)
         expected = {1: 2, 2: 0, 3: 1, 4: 1, 5: 0}
-        assert ledger.taken("a", expected) == ledger.taken("b", expected) == expected
+        assert ledger.participations("a", expected) == ledger.participations("b", expected) == expected
     with Ledger.open(path, additive) as ledger:
-        assert ledger.taken("a", expected) == expected
+        assert ledger.participations("a", expected) == expected
 
 
 @pytest.mark.parametrize("answer", [math.nan, -1e-9, -math.inf])
@@ -250,8 +250,8 @@ def test_what_the_filter_refuses_does_not_begin_and_its_reason_is_told(path):
     "change",
     [
         {"adjacency": Adjacency.ZERO_OUT},
-        {"sampling": Sampling(Scheme.POISSON, 1000, 16)},
-        {"sampling": Sampling(Scheme.FIXED, 2000, 16)},
+        {"sampling": CohortSampling(Sampling.POISSON, 1000, 16)},
+        {"sampling": CohortSampling(Sampling.FIXED, 2000, 16)},
         {"participants": (1, 2, 4)},
     ],
 )
@@ -446,31 +446,31 @@ class Schedules(RuleBasedStateMachine):
         self.plan = replace(plan_of(attempts), rounds=3, attempts_per_round=per_round, delta=0.0)
         self.epoch = 1
         self.begun: set[str] = set()
-        self.model: dict[Key, tuple[Kind, int, int]] = {}  # the last step, its epoch, and contributors
+        self.model: dict[Key, tuple[RowKind, int, int]] = {}  # the last step, its epoch, and contributors
         self.ledger = Ledger.create(self.path, Budget(float(self.budget), 0.0), additive)
 
     def charged(self, run: str) -> int:
-        return sum(key.run == run and state[0] is not Kind.VOID for key, state in self.model.items())
+        return sum(key.run == run and state[0] is not RowKind.VOID for key, state in self.model.items())
 
-    def expected(self, kind: Kind, key: Key, contributors: int) -> type[Exception] | None:
+    def expected(self, kind: RowKind, key: Key, contributors: int) -> type[Exception] | None:
         state, epoch, reserved = self.model.get(key, (None, self.epoch, 0))
-        if kind is Kind.RESERVE:
+        if kind is RowKind.RESERVE:
             tried = sum((each.run, each.round) == (key.run, key.round) for each in self.model)
             if state is not None or key.run not in self.begun or key.attempt != tried:
                 return LedgerError
             limit = key.attempt >= self.plan.attempts_per_round or self.charged(key.run) >= self.plan.max_attempts
             return BudgetExceeded if limit or contributors < 8 else None
-        if state is not Kind.RESERVE or epoch != self.epoch:
+        if state is not RowKind.RESERVE or epoch != self.epoch:
             return LedgerError
-        return BudgetExceeded if kind is Kind.COMMIT and contributors < reserved else None
+        return BudgetExceeded if kind is RowKind.COMMIT and contributors < reserved else None
 
-    def call(self, kind: Kind, key: Key, contributors: int) -> None:
+    def call(self, kind: RowKind, key: Key, contributors: int) -> None:
         expected = self.expected(kind, key, contributors)
-        real = release(key.round, key.attempt, contributors, key.run) if kind is not Kind.VOID else None
+        real = release(key.round, key.attempt, contributors, key.run) if kind is not RowKind.VOID else None
         call = {
-            Kind.RESERVE: lambda: self.ledger.reserve(real),
-            Kind.COMMIT: lambda: self.ledger.commit(real),
-            Kind.VOID: lambda: self.ledger.void(key.run, key.round, key.attempt),
+            RowKind.RESERVE: lambda: self.ledger.reserve(real),
+            RowKind.COMMIT: lambda: self.ledger.commit(real),
+            RowKind.VOID: lambda: self.ledger.void(key.run, key.round, key.attempt),
         }[kind]
         if expected is not None:
             with pytest.raises(expected):
@@ -492,15 +492,15 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(run=runs, number=small, attempt=small, contributors=contributors)
     def reserve(self, run, number, attempt, contributors):
-        self.call(Kind.RESERVE, Key(run, number, attempt), contributors)
+        self.call(RowKind.RESERVE, Key(run, number, attempt), contributors)
 
     @rule(run=runs, number=small, attempt=small, contributors=contributors)
     def commit(self, run, number, attempt, contributors):
-        self.call(Kind.COMMIT, Key(run, number, attempt), contributors)
+        self.call(RowKind.COMMIT, Key(run, number, attempt), contributors)
 
     @rule(run=runs, number=small, attempt=small)
     def void(self, run, number, attempt):
-        self.call(Kind.VOID, Key(run, number, attempt), 0)
+        self.call(RowKind.VOID, Key(run, number, attempt), 0)
 
     @rule()
     def restart(self):

@@ -9,11 +9,11 @@ from d2pfed.accounting import RELEASED, SERVER, colluding
 from d2pfed.accounting.release import (
     Adjacency,
     BinomialSum,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Release,
     Sampling,
-    Scheme,
     SkellamSum,
     Unit,
 )
@@ -37,7 +37,9 @@ releases = st.builds(
     attempt=st.integers(0, 9),
     unit=st.sampled_from(Unit),
     adjacency=st.sampled_from(Adjacency),
-    sampling=st.builds(lambda s, a, b: Sampling(s, a + b, b), st.sampled_from(Scheme), st.integers(0, 9), whole),
+    sampling=st.builds(
+        lambda s, a, b: CohortSampling(s, a + b, b), st.sampled_from(Sampling), st.integers(0, 9), whole
+    ),
     noise=noises,
     participants=st.sets(identities, max_size=20).map(lambda ids: tuple(sorted(ids))),
 )
@@ -95,7 +97,7 @@ def fields(**changes) -> str:
         attempt=0,
         unit=Unit.CLIENT,
         adjacency=Adjacency.ZERO_OUT,
-        sampling=Sampling(Scheme.FIXED, 10, 5),
+        sampling=CohortSampling(Sampling.FIXED, 10, 5),
         noise=DiscreteGaussianSum(Fraction(5, 2), 5, Fraction(1), 3),
         participants=(0, 3, 200),
     )
@@ -118,8 +120,8 @@ NOISE = {"law": "discrete-gaussian-sum", "sigma": "5/2", "contributors": 5, "rad
         {"unit": 3},
         {"adjacency": "add-remove"},
         {"sampling": []},
-        {"sampling": {"scheme": "fixed", "population": 10, "cohort": 11}},
-        {"sampling": {"scheme": "fixed", "population": 10, "cohort": 5, "extra": 1}},
+        {"sampling": {"method": "fixed", "population": 10, "cohort_size": 11}},
+        {"sampling": {"method": "fixed", "population": 10, "cohort_size": 5, "extra": 1}},
         {"noise": NOISE | {"law": "laplace"}},
         {"noise": NOISE | {"sigma": "10/4"}},
         {"noise": NOISE | {"sigma": "2.5"}},
@@ -165,7 +167,7 @@ def test_participants_cost_about_a_byte_and_a_third_each():
         attempt=0,
         unit=release.unit,
         adjacency=release.adjacency,
-        sampling=Sampling(Scheme.FIXED, 100_000, 1000),
+        sampling=CohortSampling(Sampling.FIXED, 100_000, 1000),
         noise=release.noise,
         participants=tuple(range(17, 100_017, 100)),
     )

@@ -15,8 +15,8 @@ from d2pfed.ledger import (
     Budget,
     Head,
     Key,
-    Kind,
     Ledger,
+    RowKind,
     Verification,
     encode_release,
     read_budget,
@@ -84,7 +84,7 @@ def test_rows_tell_what_a_table_needs(path):
         ["create", "open", "begin", "reserve", "commit", "reserve", "void", "reserve", "open", "reserve", "commit"]
     )
     assert [row.seq for row in rows] == list(range(11))
-    assert [row.survivors for row in rows if row.kind is Kind.COMMIT] == [0, 0]
+    assert [row.survivors for row in rows if row.kind is RowKind.COMMIT] == [0, 0]
     assert [row.epsilon for row in rows] == [0, 0, *[1] * 9]  # the run is charged when it begins
     assert read_budget(path) == BUDGET
 
@@ -144,7 +144,7 @@ def forge(path: Path, *steps) -> None:
     """Write a ledger whose chain of hashes is right, whatever its rows say."""
     row = first_row(BUDGET)
     rows = [row]
-    for epoch, kind, key, body, epsilon in ((1, Kind.OPEN, None, "", 0.0), *steps):
+    for epoch, kind, key, body, epsilon in ((1, RowKind.OPEN, None, "", 0.0), *steps):
         row = chained_row(row.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)
         rows.append(row)
     Ledger.create(path, BUDGET, additive).close()
@@ -157,10 +157,10 @@ def forge(path: Path, *steps) -> None:
 
 
 KEY, BODY = Key("run", 0, 0), encode_release(release(0))
-BEGIN = (1, Kind.BEGIN, None, Begun("run", "owner", plan_of(1)).encode(), 0.125)
-RESERVE = (1, Kind.RESERVE, KEY, BODY, 0.125)
-COMMIT = (1, Kind.COMMIT, KEY, BODY, 0.125)
-VOID = (1, Kind.VOID, KEY, "", 0.125)
+BEGIN = (1, RowKind.BEGIN, None, Begun("run", "owner", plan_of(1)).encode(), 0.125)
+RESERVE = (1, RowKind.RESERVE, KEY, BODY, 0.125)
+COMMIT = (1, RowKind.COMMIT, KEY, BODY, 0.125)
+VOID = (1, RowKind.VOID, KEY, "", 0.125)
 
 
 def test_a_forged_ledger_that_keeps_the_rules_is_as_good_as_a_real_one(tmp_path):
@@ -169,12 +169,12 @@ def test_a_forged_ledger_that_keeps_the_rules_is_as_good_as_a_real_one(tmp_path)
 
 
 def beginning(epsilon: float, attempts: int = 1, run: str = "run", owner: str = "owner") -> tuple:
-    return (1, Kind.BEGIN, None, Begun(run, owner, plan_of(attempts)).encode(), epsilon)
+    return (1, RowKind.BEGIN, None, Begun(run, owner, plan_of(attempts)).encode(), epsilon)
 
 
 def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon: float = 0.125) -> tuple:
     text = encode_release(release(number, attempt, contributors))
-    return (1, Kind.RESERVE, Key("run", number, attempt), text, epsilon)
+    return (1, RowKind.RESERVE, Key("run", number, attempt), text, epsilon)
 
 
 @pytest.mark.parametrize(
@@ -185,31 +185,31 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
         ([BEGIN, RESERVE, COMMIT, VOID], "row 5: .*void cannot follow commit"),
         ([BEGIN, RESERVE, VOID, COMMIT], "row 5: .*commit cannot follow void"),
         ([BEGIN, RESERVE, (2, *COMMIT[1:])], "row 4: a server of epoch 2 wrote in epoch 1"),
-        ([(2, Kind.OPEN, None, "", 0.0), BEGIN], "row 3: a server of epoch 1 wrote in epoch 2"),
-        ([BEGIN, (2, Kind.OPEN, None, "", 0.125), RESERVE], "row 4: a server of epoch 1 wrote in epoch 2"),
-        ([(3, Kind.OPEN, None, "", 0.0)], "row 2: a server begins epoch 2, got 3"),
-        ([(2, Kind.OPEN, KEY, "", 0.0)], "row 2: a server's first row"),
-        ([(2, Kind.OPEN, None, "x", 0.0)], "row 2: a server's first row"),
-        ([BEGIN, RESERVE, (2, Kind.OPEN, None, "", 0.125), (2, *COMMIT[1:])], "row 5: .*reserved in epoch 1"),
-        ([BEGIN, (1, Kind.RESERVE, None, BODY, 0.125)], "row 3: reserve needs the run"),
-        ([(1, Kind.CREATE, KEY, BUDGET.encode(), 0.0)], "row 2: .*create cannot follow nothing"),
-        ([(1, Kind.BEGIN, KEY, BEGIN[3], 0.125)], "row 2: a run's first row names no attempt"),
-        ([(1, Kind.BEGIN, None, BODY, 0.125)], "row 2: not the text of a begun"),
+        ([(2, RowKind.OPEN, None, "", 0.0), BEGIN], "row 3: a server of epoch 1 wrote in epoch 2"),
+        ([BEGIN, (2, RowKind.OPEN, None, "", 0.125), RESERVE], "row 4: a server of epoch 1 wrote in epoch 2"),
+        ([(3, RowKind.OPEN, None, "", 0.0)], "row 2: a server begins epoch 2, got 3"),
+        ([(2, RowKind.OPEN, KEY, "", 0.0)], "row 2: a server's first row"),
+        ([(2, RowKind.OPEN, None, "x", 0.0)], "row 2: a server's first row"),
+        ([BEGIN, RESERVE, (2, RowKind.OPEN, None, "", 0.125), (2, *COMMIT[1:])], "row 5: .*reserved in epoch 1"),
+        ([BEGIN, (1, RowKind.RESERVE, None, BODY, 0.125)], "row 3: reserve needs the run"),
+        ([(1, RowKind.CREATE, KEY, BUDGET.encode(), 0.0)], "row 2: .*create cannot follow nothing"),
+        ([(1, RowKind.BEGIN, KEY, BEGIN[3], 0.125)], "row 2: a run's first row names no attempt"),
+        ([(1, RowKind.BEGIN, None, BODY, 0.125)], "row 2: not the text of a begun"),
         ([BEGIN, beginning(0.25)], "row 3: run run has begun already"),
         ([BEGIN, beginning(0.25, run="other")], "row 3: run other: its directory has begun run run here"),
-        ([BEGIN, (1, Kind.RESERVE, KEY, BODY[:-1], 0.125)], "row 3: not the text of a release"),
+        ([BEGIN, (1, RowKind.RESERVE, KEY, BODY[:-1], 0.125)], "row 3: not the text of a release"),
         (
-            [BEGIN, (1, Kind.RESERVE, KEY, encode_release(release(1)), 0.125)],
+            [BEGIN, (1, RowKind.RESERVE, KEY, encode_release(release(1)), 0.125)],
             "row 3: .*has a release of run run, 1",
         ),
-        ([BEGIN, RESERVE, (1, Kind.VOID, KEY, BODY, 0.125)], "row 4: a void attempt releases nothing"),
+        ([BEGIN, RESERVE, (1, RowKind.VOID, KEY, BODY, 0.125)], "row 4: a void attempt releases nothing"),
         ([beginning(0.0625)], "row 2: it records epsilon 0.0625, and the charged runs cost 0.125"),
         ([beginning(0.25)], "row 2: it records epsilon 0.25, and the charged runs cost 0.125"),
         ([beginning(1.5, 12)], "row 2: the runs begun so far are over the budget"),
         ([beginning(float("nan"))], "row 2: epsilon must be at least 0"),
         ([BEGIN, reserving(epsilon=0.25)], "row 3: an attempt prices nothing: epsilon must stay 0.125, got 0.25"),
         ([BEGIN, reserving(contributors=4)], "row 3: its noise is"),
-        ([BEGIN, RESERVE, (1, Kind.COMMIT, KEY, reserving(contributors=4)[3], 0.125)], "row 4: its noise is"),
+        ([BEGIN, RESERVE, (1, RowKind.COMMIT, KEY, reserving(contributors=4)[3], 0.125)], "row 4: its noise is"),
         ([BEGIN, reserving(1)], "row 3: .*the run has 1 rounds"),
         ([BEGIN, reserving(0, 1)], "row 3: .*the next attempt at this round is 0"),
         (
@@ -229,7 +229,7 @@ def test_a_broken_rule_is_found_under_a_right_chain(tmp_path, steps, words):
 
 def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):
     last = read_rows(path)[-1]
-    row = chained_row(Head(last.seq + 1, last.hash), epoch=3, kind=Kind.OPEN, key=None, body="", epsilon=1.0)
+    row = chained_row(Head(last.seq + 1, last.hash), epoch=3, kind=RowKind.OPEN, key=None, body="", epsilon=1.0)
     with closing(sqlite3.connect(path)) as connection, connection:
         values = (row.seq, row.epoch, "open", None, None, None, "", row.epsilon.hex(), row.hash)
         connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
@@ -240,7 +240,7 @@ def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):
 def test_a_ledger_that_does_not_begin_with_its_creation_is_refused(tmp_path):
     path = tmp_path / "ledger"
     Ledger.create(path, BUDGET, additive).close()
-    row = replace(first_row(BUDGET), kind=Kind.OPEN)
+    row = replace(first_row(BUDGET), kind=RowKind.OPEN)
     row = replace(row, hash=row.chained(bytes(32)))
     alter(path, "DELETE FROM entry WHERE seq = 1", "UPDATE entry SET kind = 'open'")
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -21,7 +21,7 @@ from d2pfed.secagg import (
     messages,
 )
 from d2pfed.secagg.adverts import leaf
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Confirmed, Finished, Masked
 from d2pfed.secagg.saved import encode_phase
 from d2pfed.secagg.wire import kind_of
@@ -481,14 +481,14 @@ def save_and_go_on(self):
 
 
 def unmask_without_confirmation(self, desk, data):
-    if kind_of(data) != Kind.UNMASK_REQUEST:
+    if kind_of(data) != MessageKind.UNMASK_REQUEST:
         return KEPT["masked_answer"](self, desk, data)
-    survivors = messages.decode_survivors(desk.session, Kind.UNMASK_REQUEST, desk.rank, data)
+    survivors = messages.decode_survivors(desk.session, MessageKind.UNMASK_REQUEST, desk.rank, data)
     return self.open(desk, survivors), Finished()
 
 
 def confirm_once_more(self, desk, data):
-    if kind_of(data) == Kind.SURVIVORS:
+    if kind_of(data) == MessageKind.SURVIVORS:
         return self.masked.answer(desk, data)
     return KEPT["confirmed_answer"](self, desk, data)
 
@@ -515,7 +515,7 @@ FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
 PLAIN, GROUP, DESIGNATED = (
     small(),
     small(delivery=Delivery.EVERYONE, quorum=8),
-    small(delivery=Delivery.DESIGNATED, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
+    small(delivery=Delivery.DESIGNATED, cohort_size=COHORT_BORNE_BY_AN_HONEST_CLIENT),
 )
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
 NEAR = tuple(int(rank) for rank in SPARSE.fixed_graph.partners(VICTIM)[:3])

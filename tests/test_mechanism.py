@@ -185,7 +185,7 @@ def fits(name, values):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_check_rejects_wrong_sums(name):
     for mistake, wrong in wrong_sums(name):
-        assert not fits(name, wrong), f"taken for the law: {mistake}"
+        assert not fits(name, wrong), f"participations for the law: {mistake}"
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1), st.integers(1, 300))
@@ -206,7 +206,7 @@ def test_shares_add_up_for_integers_of_any_size(total, holders):
 
 
 def codec_for(dimension, steps, rotation=Hadamard):
-    return Codec(rotation=rotation(dimension), clip_norm=1.0, granularity=1 / steps)
+    return Codec(rotation=rotation(dimension), clip=1.0, granularity=1 / steps)
 
 
 def variance_of(noise):
@@ -398,7 +398,7 @@ def test_the_l1_radius_is_reached(length):
 
 def test_one_large_coordinate_is_not_rounded_beyond_the_radius():
     """A vector along one axis, whose one coordinate may alone exceed the bound of a small dimension."""
-    codec = Codec(rotation=Hadamard(4), clip_norm=1.0, granularity=256 / 5128)
+    codec = Codec(rotation=Hadamard(4), clip=1.0, granularity=256 / 5128)
     centres = Centres(np.array([codec.grid_radius, 0, 0, 0]), codec.grid_radius, 8)
     bound = Rounded().radius(codec) ** 2
     assert bound < 21**2

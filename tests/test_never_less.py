@@ -10,13 +10,13 @@ import pytest
 from _pytest.outcomes import Failed
 
 from d2pfed import round as rounds
-from d2pfed.accounting import SERVER, Adjacency, Scheme, round_up, spent
+from d2pfed.accounting import SERVER, Adjacency, Sampling, account, round_up
 from d2pfed.cli import show
 from d2pfed.errors import ConfigError, LedgerError, TooFewClients
 from d2pfed.ledger import Ledger
 from d2pfed.ledger.book import Book
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Kind, Target, calibrate
+from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, aggregate, private_sum, run_plan
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts
@@ -26,18 +26,25 @@ CLIENTS = tuple(range(12))
 
 
 @cache
-def plan_of(scheme=Scheme.NONE, rounds_=3, cap=1, population=12, kind=Kind.CENTERED, cohort=12):
+def plan_of(
+    sampling=Sampling.NONE,
+    rounds_=3,
+    max_participations=1,
+    population=12,
+    kind=MechanismName.CENTERED,
+    cohort_size=12,
+):
     return calibrate(
-        Target(
+        PrivacyTarget(
             dimension=D,
             population=population,
-            cohort=cohort,
+            cohort_size=cohort_size,
             rounds=rounds_,
             epsilon=40.0,
             delta=1e-3,
             against=SERVER,
-            scheme=scheme,
-            participations=cap,
+            sampling=sampling,
+            max_participations=max_participations,
             adjacency=Adjacency.ZERO_OUT,
             mechanism=kind,
             spare=2,
@@ -100,7 +107,7 @@ def test_a_ledger_that_answers_with_the_old_row_is_caught(tmp_path, monkeypatch)
 
 
 def a_client_at_its_cap_is_in_no_further_sum(tmp_path):
-    plan = plan_of(cap=1)
+    plan = plan_of(max_participations=1)
     with book_of(tmp_path, plan, "first", "second") as book:
         assert not is_noise(plan, summed(plan, book, "first", 0))
         assert is_noise(plan, summed(plan, book, "first", 1))
@@ -114,11 +121,13 @@ def test_a_client_at_its_cap_is_in_no_further_sum_of_a_run(tmp_path):
 
 def six_runs_cost_what_six_runs_cost(tmp_path):
     """Six runs of a plan of one release each: a client may be in all six sums, so all six count."""
-    plan = plan_of(rounds_=1, cap=1)
+    plan = plan_of(rounds_=1, max_participations=1)
     with book_of(tmp_path, plan, *"abcdef") as book:
         for run in "abcdef":
             summed(plan, book, run, 0)
-        truth = spent([plan.release("", 0, 0, (), plan.quorum)] * 6, SERVER, delta=plan.delta, cap=6)
+        truth = account(
+            [plan.release("", 0, 0, (), plan.quorum)] * 6, SERVER, delta=plan.delta, max_participations=6
+        )
         assert book.spent() >= 0.999 * truth.epsilon > 2 * plan.epsilon
 
 
@@ -134,7 +143,7 @@ def test_a_ledger_that_charges_the_cap_once_for_all_runs_is_caught(tmp_path, mon
 
 
 def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(Ledger, "taken", lambda _self, _run, clients: dict.fromkeys(clients, 0))
+    monkeypatch.setattr(Ledger, "participations", lambda _self, _run, clients: dict.fromkeys(clients, 0))
     with pytest.raises(AssertionError):
         a_client_at_its_cap_is_in_no_further_sum(tmp_path)
 
@@ -149,7 +158,7 @@ def test_more_clients_than_planned_are_refused(tmp_path):
 
 
 def given_clients_have_no_amplified_price(tmp_path):
-    plan = plan_of(Scheme.FIXED, population=1000)
+    plan = plan_of(Sampling.FIXED, population=1000)
     with book_of(tmp_path, plan, "run") as book, pytest.raises(ConfigError, match="sampling none or once"):
         summed(plan, book, "run", 0)
 
@@ -172,8 +181,8 @@ class Fails:
         self.plan, self.failures, self.seen = plan, failures, []
         self.cohorts = []
 
-    def __call__(self, session, taken):
-        self.seen.append(dict(taken))
+    def __call__(self, session, participations):
+        self.seen.append(dict(participations))
         self.cohorts.append(session.cohort)
         collected = Simulation(
             plan=self.plan,
@@ -181,7 +190,7 @@ class Fails:
             updates=lambda clients: (np.zeros(D, np.float32) for _ in clients),
             dropouts=Dropouts(),
             entropy=Entropy.replay(b"retries"),
-            taken=taken,
+            participations=participations,
         ).collect(session, Fidelity.SUM)
         return _Shut(collected) if len(self.seen) <= self.failures else collected
 
@@ -195,11 +204,11 @@ class _Shut:
 
 
 def a_retry_counts_the_attempt_before_it(tmp_path):
-    plan = plan_of(cap=2)
+    plan = plan_of(max_participations=2)
     with book_of(tmp_path, plan, "run") as book:
         collect = Fails(plan, failures=2)
         aggregate(plan, Attempt("run", 0, 0), lambda _attempt: CLIENTS, collect, book)
-        assert [taken[5] for taken in collect.seen] == [0, 1, 2]
+        assert [participations[5] for participations in collect.seen] == [0, 1, 2]
 
 
 def test_a_retry_counts_the_attempt_before_it(tmp_path):
@@ -207,26 +216,26 @@ def test_a_retry_counts_the_attempt_before_it(tmp_path):
 
 
 def test_a_count_that_is_taken_once_a_round_is_caught(tmp_path, monkeypatch):
-    taken, found = Ledger.taken, []
+    participations, found = Ledger.participations, []
 
     def first(self, run, clients):
-        found.append(taken(self, run, clients))
+        found.append(participations(self, run, clients))
         return found[0]
 
-    monkeypatch.setattr(Ledger, "taken", first)
+    monkeypatch.setattr(Ledger, "participations", first)
     with pytest.raises(AssertionError):
         a_retry_counts_the_attempt_before_it(tmp_path)
 
 
 def a_partition_goes_on_with_its_next_block(tmp_path, block):
-    plan = plan_of(Scheme.ONCE, population=72)
+    plan = plan_of(Sampling.ONCE, population=72)
     cohorts = Cohorts(plan.sampling, Entropy.replay(b"partition"))
     with book_of(tmp_path, plan, "run") as book:
         collect = Fails(plan, failures=2)
         aggregate(plan, Attempt("run", 0, 0), lambda attempt: cohorts.draw(0, attempt, block(book)), collect, book)
         clients = [client for cohort in collect.cohorts for client in cohort]
         assert len(clients) == len(set(clients)) == 36
-        assert all(count == 0 for taken in collect.seen for count in taken.values())
+        assert all(count == 0 for participations in collect.seen for count in participations.values())
 
 
 def test_a_partition_goes_on_with_its_next_block(tmp_path):
@@ -239,7 +248,7 @@ def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_p
     ):
         a_partition_goes_on_with_its_next_block(tmp_path, lambda _book: 0)
     monkeypatch.setattr(
-        rounds, "_standing", lambda _plan, run, cohort, book: (cohort, dict(book.taken(run, cohort)))
+        rounds, "_standing", lambda _plan, run, cohort, book: (cohort, dict(book.participations(run, cohort)))
     )
     (tmp_path / "again").mkdir()
     with pytest.raises(AssertionError):  # without the check the round steps by noise, and says nothing
@@ -247,15 +256,15 @@ def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_p
 
 
 def test_a_void_attempt_may_keep_its_block(tmp_path):
-    plan = plan_of(Scheme.ONCE, population=72)
+    plan = plan_of(Sampling.ONCE, population=72)
     cohorts = Cohorts(plan.sampling, Entropy.replay(b"partition"))
     asked = []
 
-    def collect(session, taken):
+    def collect(session, participations):
         asked.append(session.cohort)
         if len(asked) == 1:
             raise TooFewClients("void")
-        return Fails(plan, failures=0)(session, taken)
+        return Fails(plan, failures=0)(session, participations)
 
     with book_of(tmp_path, plan, "run") as book:
         aggregate(
@@ -272,7 +281,7 @@ def test_a_void_attempt_may_keep_its_block(tmp_path):
 
 
 def runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path):
-    plan = plan_of(Scheme.ONCE, population=144)
+    plan = plan_of(Sampling.ONCE, population=144)
     with book_of(tmp_path, plan, "a", "b") as book:
         for number in range(2):
             for run in ("a", "b"):
@@ -283,7 +292,7 @@ def runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path):
             for number in range(plan.max_attempts)
         ]
         # Each client is in one block of each run: twice one release, not once.
-        least = spent(two[:1], SERVER, delta=plan.delta, cap=1).epsilon
+        least = account(two[:1], SERVER, delta=plan.delta, max_participations=1).epsilon
         assert book.spent() > 1.2 * least
         assert {release.run for release in book.releases()} == {"a", "b"}
 
@@ -308,15 +317,15 @@ def test_releases_under_another_runs_name_are_caught(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("drawn", [(), (7,)])
 def test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, drawn):
-    plan = plan_of(Scheme.POISSON, population=4000, kind=Kind.DESIGNATED, cohort=40)
+    plan = plan_of(Sampling.POISSON, population=4000, kind=MechanismName.DESIGNATED, cohort_size=40)
     with book_of(tmp_path, plan, "run") as book:
         collect = Fails(plan, failures=0)
         outcome = aggregate(plan, Attempt("run", 0, 0), lambda _attempt: drawn, collect, book)
     assert np.isfinite(outcome.mean).all()
     assert np.abs(outcome.mean).max() > 0
-    (taken,) = collect.seen
-    assert set(drawn) < set(taken)
-    assert all(count >= plan.participations for client, count in taken.items() if client not in drawn)
+    (participations,) = collect.seen
+    assert set(drawn) < set(participations)
+    assert all(count >= plan.max_participations for client, count in participations.items() if client not in drawn)
 
 
 def test_without_others_who_fill_it_up_a_small_secret_cohort_is_caught_aborting(tmp_path, monkeypatch):
@@ -326,7 +335,7 @@ def test_without_others_who_fill_it_up_a_small_secret_cohort_is_caught_aborting(
 
 
 def test_small_secret_cohorts_are_refused_before_the_run():
-    plan = plan_of(Scheme.POISSON, population=4000, kind=Kind.DESIGNATED, cohort=39)
+    plan = plan_of(Sampling.POISSON, population=4000, kind=MechanismName.DESIGNATED, cohort_size=39)
     with pytest.raises(ConfigError, match="secret size must have at least 40 clients on average, got 39"):
         run_plan(plan)
 
@@ -336,7 +345,7 @@ def test_small_secret_cohorts_are_refused_before_the_run():
 
 def printed_bounds_are_bounds():
     template = run_plan(plan_of())
-    item = spent([template.release], SERVER, delta=1e-3, cap=1)
+    item = account([template.release], SERVER, delta=1e-3, max_participations=1)
     for value in np.geomspace(0.0101, 29.7, 300):
         table = show.epsilons((replace(item, epsilon=float(value), delta=float(value) * 1e-6),))
         for column, true in ((1, value), (2, value * 1e-6)):

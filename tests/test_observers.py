@@ -16,29 +16,29 @@ from d2pfed.accounting.observers import (
     SERVER,
     Observer,
     View,
+    account,
     colluding,
     realised_epsilon,
-    spent,
     upper_bound,
 )
 from d2pfed.accounting.release import (
     Adjacency,
     BinomialSum,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Release,
     Sampling,
-    Scheme,
     SkellamSum,
     Unit,
 )
 from d2pfed.accounting.released import cap_excess
 from d2pfed.errors import ConfigError
 
-FIXED = Sampling(Scheme.FIXED, 100_000, 100)
-POISSON = Sampling(Scheme.POISSON, 100_000, 100)
-ONCE = Sampling(Scheme.ONCE, 10_000, 100)
-NONE = Sampling(Scheme.NONE, 100, 100)
+FIXED = CohortSampling(Sampling.FIXED, 100_000, 100)
+POISSON = CohortSampling(Sampling.POISSON, 100_000, 100)
+ONCE = CohortSampling(Sampling.ONCE, 10_000, 100)
+NONE = CohortSampling(Sampling.NONE, 100, 100)
 INDEPENDENT = DiscreteGaussianSum(Fraction(2), 100, Fraction(8), 51_370)
 DESIGNATED = DiscreteGaussianSum(Fraction(20), 1, Fraction(8), 51_370)
 TRUSTED = ContinuousGaussian(20.0, 8.0)
@@ -73,8 +73,8 @@ def rows(count, noise=INDEPENDENT, sampling=FIXED, adjacency=Adjacency.REPLACE_O
     return [row(number, noise, sampling, adjacency) for number in range(count)]
 
 
-def epsilon(releases, observer, cap=3, delta=1e-5):
-    return spent(releases, observer, delta=delta, cap=cap).epsilon
+def epsilon(releases, observer, max_participations=3, delta=1e-5):
+    return account(releases, observer, delta=delta, max_participations=max_participations).epsilon
 
 
 @pytest.mark.parametrize("noise", EVERY_NOISE)
@@ -88,8 +88,8 @@ def test_who_sees_more_never_has_the_smaller_epsilon(noise):
 
 @pytest.mark.parametrize("observer", EVERY_OBSERVER)
 def test_a_number_says_what_it_is_about(observer):
-    result = spent(rows(5), observer, delta=1e-6, cap=5)
-    assert (result.observer, result.delta, result.participations) == (observer, 1e-6, 5)
+    result = account(rows(5), observer, delta=1e-6, max_participations=5)
+    assert (result.observer, result.delta, result.max_participations) == (observer, 1e-6, 5)
     assert (result.unit, result.adjacency) == (Unit.CLIENT, Adjacency.REPLACE_ONE)
     assert ("not amplified" in result.sampling) == (observer != RELEASED)
     assert result.accountant == ("pld" if observer == RELEASED else "gaussian")
@@ -109,7 +109,7 @@ def test_the_released_number_is_that_of_the_tight_gaussian_within_half_a_per_cen
     def by_gaussian(z):
         return epsilon_of(z, FIXED, 100, adjacency=Adjacency.REPLACE_ONE, delta=1e-5, accountant=Accountant.PLD)
 
-    found = epsilon(rows(100), RELEASED, cap=100)
+    found = epsilon(rows(100), RELEASED, max_participations=100)
     assert by_gaussian(20 / 16) <= found <= by_gaussian(0.995 * 20 / 16)
 
 
@@ -123,8 +123,12 @@ def test_the_server_number_composes_the_cap_and_not_the_rounds():
 def test_the_cap_takes_the_costliest_releases():
     weak = replace(INDEPENDENT, contributors=50)
     mixed = [row(0), row(1, weak), row(2), row(3, weak), row(4)]
-    assert epsilon(mixed, SERVER, cap=2) == epsilon(rows(2, weak), SERVER, cap=2)
-    assert epsilon(mixed, SERVER, cap=1) < epsilon(mixed, SERVER, cap=3) < epsilon(mixed, SERVER, cap=5)
+    assert epsilon(mixed, SERVER, max_participations=2) == epsilon(rows(2, weak), SERVER, max_participations=2)
+    assert (
+        epsilon(mixed, SERVER, max_participations=1)
+        < epsilon(mixed, SERVER, max_participations=3)
+        < epsilon(mixed, SERVER, max_participations=5)
+    )
 
 
 @pytest.mark.parametrize("noise", [INDEPENDENT, SKELLAM, BINOMIAL])
@@ -136,7 +140,7 @@ def test_known_shares_of_the_noise_count_as_absent(noise):
 
 def test_noise_that_one_client_knows_is_none_against_it():
     for observer in (CLIENT, colluding(1), ALONE):
-        result = spent(rows(3, DESIGNATED), observer, delta=1e-5, cap=1)
+        result = account(rows(3, DESIGNATED), observer, delta=1e-5, max_participations=1)
         assert result.epsilon == math.inf
         assert "no noise" in result.reason
     assert epsilon(rows(3, DESIGNATED), SERVER) < math.inf
@@ -168,9 +172,9 @@ def test_zero_out_halves_the_distance_only_where_nothing_is_replaced():
 
 def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
     for adjacency in Adjacency:
-        secret = epsilon(rows(50, TRUSTED, POISSON, adjacency), RELEASED, cap=50)
-        assert secret < epsilon(rows(50, TRUSTED, FIXED, adjacency), RELEASED, cap=50)
-        assert epsilon(rows(50, DESIGNATED, POISSON, adjacency), RELEASED, cap=50) == pytest.approx(
+        secret = epsilon(rows(50, TRUSTED, POISSON, adjacency), RELEASED, max_participations=50)
+        assert secret < epsilon(rows(50, TRUSTED, FIXED, adjacency), RELEASED, max_participations=50)
+        assert epsilon(rows(50, DESIGNATED, POISSON, adjacency), RELEASED, max_participations=50) == pytest.approx(
             secret, rel=0.01
         )
     for noise in (INDEPENDENT, SKELLAM, BINOMIAL):
@@ -180,22 +184,24 @@ def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
 
 def test_narrow_noise_behind_secret_coins_is_charged_without_amplification():
     narrow = DiscreteGaussianSum(Fraction(2, 5), 1, Fraction(1, 10), 1)
-    assert epsilon(rows(3, narrow, POISSON), RELEASED, cap=3) == epsilon(rows(3, narrow, NONE), RELEASED, cap=3)
+    assert epsilon(rows(3, narrow, POISSON), RELEASED, max_participations=3) == epsilon(
+        rows(3, narrow, NONE), RELEASED, max_participations=3
+    )
 
 
 def test_a_partition_costs_its_worst_round_against_models_and_server_alike():
     weak = replace(INDEPENDENT, contributors=60)
     partition = [row(0, INDEPENDENT, ONCE), row(1, weak, ONCE), row(2, INDEPENDENT, ONCE)]
-    worst = epsilon([row(0, weak, ONCE)], SERVER, cap=1)
-    assert epsilon(partition, RELEASED, cap=10) == pytest.approx(worst, rel=1e-4)
-    assert epsilon(partition, SERVER, cap=1) == pytest.approx(worst, rel=1e-4)
+    worst = epsilon([row(0, weak, ONCE)], SERVER, max_participations=1)
+    assert epsilon(partition, RELEASED, max_participations=10) == pytest.approx(worst, rel=1e-4)
+    assert epsilon(partition, SERVER, max_participations=1) == pytest.approx(worst, rel=1e-4)
 
 
 def test_a_second_run_is_a_second_partition():
     first = rows(4, INDEPENDENT, ONCE)
     again = [replace(release, run="another") for release in first]
-    twice = epsilon(first + again, RELEASED, cap=10)
-    assert twice == pytest.approx(epsilon(rows(2, INDEPENDENT, NONE), RELEASED, cap=10), rel=1e-4)
+    twice = epsilon(first + again, RELEASED, max_participations=10)
+    assert twice == pytest.approx(epsilon(rows(2, INDEPENDENT, NONE), RELEASED, max_participations=10), rel=1e-4)
 
 
 def test_runs_are_told_apart_by_name_however_their_rows_are_interleaved():
@@ -205,28 +211,34 @@ def test_runs_are_told_apart_by_name_however_their_rows_are_interleaved():
     )
     mixed = [release for pair in zip(first, second, strict=True) for release in pair]
     for observer in (RELEASED, SERVER):
-        assert epsilon(mixed, observer, cap=1) == pytest.approx(
-            epsilon(first + second, observer, cap=1), rel=1e-12
+        assert epsilon(mixed, observer, max_participations=1) == pytest.approx(
+            epsilon(first + second, observer, max_participations=1), rel=1e-12
         )
-        assert epsilon(mixed, observer, cap=1) > 1.3 * epsilon(first, observer, cap=1)
+        assert epsilon(mixed, observer, max_participations=1) > 1.3 * epsilon(
+            first, observer, max_participations=1
+        )
 
 
 def test_a_cap_is_one_of_each_run():
     first, second = rows(20), [replace(each, run="another") for each in rows(20)]
-    assert epsilon(first + second, SERVER, cap=3) == pytest.approx(epsilon(rows(6), SERVER, cap=6), rel=1e-5)
+    assert epsilon(first + second, SERVER, max_participations=3) == pytest.approx(
+        epsilon(rows(6), SERVER, max_participations=6), rel=1e-5
+    )
 
 
 def test_a_charged_attempt_is_a_further_release_behind_its_own_cohort():
     retried = [row(0), row(1), row(1, attempt=1), row(2)]
     for observer in EVERY_OBSERVER:
-        assert epsilon(retried, observer, cap=4) == epsilon(rows(4), observer, cap=4)
+        assert epsilon(retried, observer, max_participations=4) == epsilon(rows(4), observer, max_participations=4)
 
 
 def test_a_retry_at_half_time_costs_next_to_nothing():
     """The default job: epsilon 1 at 100 rounds; a retry behind the same cohort would make 2.2 of it."""
     noise = DiscreteGaussianSum(Fraction(2), 100, Fraction(10), 51_370)
-    whole = upper_bound(rows(100, noise), RELEASED, delta=3e-6, cap=100).epsilon
-    retried = upper_bound([*rows(100, noise), row(99, noise, attempt=1)], RELEASED, delta=3e-6, cap=100).epsilon
+    whole = upper_bound(rows(100, noise), RELEASED, delta=3e-6, max_participations=100).epsilon
+    retried = upper_bound(
+        [*rows(100, noise), row(99, noise, attempt=1)], RELEASED, delta=3e-6, max_participations=100
+    ).epsilon
     assert whole < retried < 1.01 * whole
 
 
@@ -234,8 +246,8 @@ def test_a_partition_takes_its_next_block_for_a_retry_and_a_block_used_twice_cou
     apart = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(3, 4))]
     again = [row(0, sampling=ONCE, participants=(1, 2)), row(0, sampling=ONCE, attempt=1, participants=(2, 4))]
     one, both = (gaussian_epsilon(1e-5, math.sqrt(count) * 16 / 20) for count in (1, 2))
-    assert one <= epsilon(apart, RELEASED, cap=9) <= 1.005 * one
-    assert both <= epsilon(again, RELEASED, cap=9) <= 1.005 * both
+    assert one <= epsilon(apart, RELEASED, max_participations=9) <= 1.005 * one
+    assert both <= epsilon(again, RELEASED, max_participations=9) <= 1.005 * both
 
 
 def test_releases_of_a_run_must_share_their_sampling():
@@ -249,7 +261,7 @@ def test_what_a_cap_costs_falls_with_the_cap_and_grows_with_the_attempts():
     assert found == sorted(found, reverse=True)
     assert found[-1] == 0
     assert cap_excess(FIXED, 2000, 8) > cap_excess(FIXED, 100, 8)
-    for sampling in (POISSON, ONCE, NONE, replace(FIXED, cohort=FIXED.population)):
+    for sampling in (POISSON, ONCE, NONE, replace(FIXED, cohort_size=FIXED.population)):
         assert cap_excess(sampling, 100, 2) == 0
 
 
@@ -258,7 +270,7 @@ def test_what_a_cap_costs_falls_with_the_cap_and_grows_with_the_attempts():
     [(100, 100, 5, 6.6e-9), (1_000, 100, 11, 5.6e-9), (1_000, 1_000, 34, 1.6e-8), (10_000, 100, 32, 1.1e-8)],
 )
 def test_the_least_cap_that_costs_a_hundredth_of_delta(cohort, attempts, cap, kappa):
-    sampling = Sampling(Scheme.FIXED, 100_000, cohort)
+    sampling = CohortSampling(Sampling.FIXED, 100_000, cohort)
     delta = 100_000**-1.1
     assert cap_excess(sampling, attempts, cap) == pytest.approx(kappa, rel=0.05)
     assert cap_excess(sampling, attempts, cap) <= delta / 100 < cap_excess(sampling, attempts, cap - 1)
@@ -270,18 +282,20 @@ def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
         row(1, participants=(2, 3, 4)),
         row(2, participants=(3, 7)),
     ]
-    for cap, counted in ((5, 3), (2, 2)):
-        found = realised_epsilon(happened, SERVER, delta=1e-5, cap=cap)
-        assert found == pytest.approx(epsilon(rows(counted), SERVER, cap=counted), rel=1e-6)
-        assert found <= epsilon(happened, SERVER, cap=cap) * (1 + 1e-9)
+    for max_participations, counted in ((5, 3), (2, 2)):
+        found = realised_epsilon(happened, SERVER, delta=1e-5, max_participations=max_participations)
+        assert found == pytest.approx(epsilon(rows(counted), SERVER, max_participations=counted), rel=1e-6)
+        assert found <= epsilon(happened, SERVER, max_participations=max_participations) * (1 + 1e-9)
     apart = [row(0, participants=(1,)), row(1, participants=(2,))]
-    assert realised_epsilon(apart, SERVER, delta=1e-5, cap=2) < epsilon(apart, SERVER, cap=2)
-    runs = [*happened, *(replace(release, run="another") for release in happened)]
-    assert realised_epsilon(runs, SERVER, delta=1e-5, cap=2) == pytest.approx(
-        epsilon(rows(4), SERVER, cap=4), 1e-6
+    assert realised_epsilon(apart, SERVER, delta=1e-5, max_participations=2) < epsilon(
+        apart, SERVER, max_participations=2
     )
-    assert realised_epsilon(rows(2), SERVER, delta=1e-5, cap=5) is None
-    assert realised_epsilon([row(0, TRUSTED, participants=(1,))], SERVER, delta=1e-5, cap=5) is None
+    runs = [*happened, *(replace(release, run="another") for release in happened)]
+    assert realised_epsilon(runs, SERVER, delta=1e-5, max_participations=2) == pytest.approx(
+        epsilon(rows(4), SERVER, max_participations=4), 1e-6
+    )
+    assert realised_epsilon(rows(2), SERVER, delta=1e-5, max_participations=5) is None
+    assert realised_epsilon([row(0, TRUSTED, participants=(1,))], SERVER, delta=1e-5, max_participations=5) is None
 
 
 def test_what_is_spent_says_nothing_of_who_took_part():
@@ -289,7 +303,9 @@ def test_what_is_spent_says_nothing_of_who_took_part():
     happened = [row(number, participants=(1, 2, number + 5)) for number in range(3)]
     others = [row(number, participants=(number, 9)) for number in range(3)]
     for observer in EVERY_OBSERVER:
-        assert spent(happened, observer, delta=1e-5, cap=2) == spent(others, observer, delta=1e-5, cap=2)
+        assert account(happened, observer, delta=1e-5, max_participations=2) == account(
+            others, observer, delta=1e-5, max_participations=2
+        )
 
 
 def test_survivors_that_differ_between_rounds_compose_round_by_round():
@@ -298,7 +314,7 @@ def test_survivors_that_differ_between_rounds_compose_round_by_round():
 
     for observer in EVERY_OBSERVER[:4]:
         most, some, fewest = (
-            upper_bound(with_survivors(counts), observer, delta=1e-5, cap=8).epsilon
+            upper_bound(with_survivors(counts), observer, delta=1e-5, max_participations=8).epsilon
             for counts in ([100] * 8, [100, 90, 80, 70, 100, 90, 80, 70], [70] * 8)
         )
         assert most < some < fewest
@@ -306,7 +322,9 @@ def test_survivors_that_differ_between_rounds_compose_round_by_round():
 
 def test_the_quick_bound_is_above_the_fine_one_and_close():
     for noise in EVERY_NOISE:
-        fine, quick = (f(rows(100, noise), RELEASED, delta=1e-5, cap=100) for f in (spent, upper_bound))
+        fine, quick = (
+            f(rows(100, noise), RELEASED, delta=1e-5, max_participations=100) for f in (account, upper_bound)
+        )
         assert fine.epsilon * (1 - 1e-5) <= quick.epsilon <= 1.005 * fine.epsilon
 
 
@@ -315,17 +333,17 @@ def test_the_quick_bound_is_above_the_fine_one_and_close():
 def test_more_releases_and_smaller_deltas_cost_more(noise, observer):
     if observer is SERVER and noise is TRUSTED:
         return
-    by_rounds = [epsilon(rows(count, noise), observer, cap=100) for count in (1, 10, 40)]
+    by_rounds = [epsilon(rows(count, noise), observer, max_participations=100) for count in (1, 10, 40)]
     by_delta = [epsilon(rows(10, noise), observer, 5, delta) for delta in (1e-3, 1e-5, 1e-7)]
     assert all(a <= b for a, b in pairwise(by_rounds))
     assert all(a <= b for a, b in pairwise(by_delta))
 
 
 def test_noise_of_two_kinds_composes_and_binomial_stands_alone():
-    result = spent([row(0), row(1, SKELLAM)], SERVER, delta=1e-5, cap=2)
+    result = account([row(0), row(1, SKELLAM)], SERVER, delta=1e-5, max_participations=2)
     assert result.accountant == "rdp"
     assert result.epsilon > epsilon([row(0)], SERVER)
-    assert spent([row(0), row(1, SKELLAM)], RELEASED, delta=1e-5, cap=2).accountant == "pld"
+    assert account([row(0), row(1, SKELLAM)], RELEASED, delta=1e-5, max_participations=2).accountant == "pld"
     for observer in (RELEASED, SERVER):
         with pytest.raises(ConfigError, match="binomial"):
             epsilon([row(0), row(1, BINOMIAL)], observer)
@@ -333,7 +351,7 @@ def test_noise_of_two_kinds_composes_and_binomial_stands_alone():
 
 def test_noise_that_is_too_narrow_for_its_dimension_costs_infinity_or_close_to_it():
     narrow = DiscreteGaussianSum(Fraction(1), 100, Fraction(8), 65_536)
-    assert epsilon(rows(100, narrow, NONE), SERVER, cap=100) == math.inf
+    assert epsilon(rows(100, narrow, NONE), SERVER, max_participations=100) == math.inf
 
 
 def test_rounds_with_and_without_amplification_compose():
@@ -346,7 +364,7 @@ def test_rounds_with_and_without_amplification_compose():
 
 @pytest.mark.parametrize(("delta", "accountant"), [(1e-13, "pld"), (1e-100, "pld"), (1e-306, "rdp")])
 def test_the_smallest_deltas_get_a_finite_number(delta, accountant):
-    result = spent(rows(2000), RELEASED, delta=delta, cap=2000)
+    result = account(rows(2000), RELEASED, delta=delta, max_participations=2000)
     assert result.accountant == accountant
     assert result.epsilon < math.inf
 
@@ -357,7 +375,7 @@ def test_noise_too_narrow_for_any_bound_costs_infinity():
 
 
 @pytest.mark.parametrize(
-    ("releases", "cap", "delta", "rule"),
+    ("releases", "max_participations", "delta", "rule"),
     [
         ([], 1, 1e-5, "at least one release"),
         (rows(1), 0, 1e-5, "cap"),
@@ -365,9 +383,9 @@ def test_noise_too_narrow_for_any_bound_costs_infinity():
         ([row(0), row(1, adjacency=Adjacency.ZERO_OUT)], 1, 1e-5, "same unit and adjacency"),
     ],
 )
-def test_accounts_that_make_no_sense_are_refused(releases, cap, delta, rule):
+def test_accounts_that_make_no_sense_are_refused(releases, max_participations, delta, rule):
     with pytest.raises(ConfigError, match=rule):
-        spent(releases, SERVER, delta=delta, cap=cap)
+        account(releases, SERVER, delta=delta, max_participations=max_participations)
 
 
 def test_only_a_colluding_observer_has_colluders():
@@ -379,14 +397,16 @@ def test_only_a_colluding_observer_has_colluders():
 def test_a_cap_that_may_bind_is_charged_to_delta():
     """Other clients at their cap send zeros, which amplification does not foresee: delta pays, without a factor."""
     releases = rows(100)
-    free = epsilon(releases, RELEASED, cap=100)
-    hardly = epsilon(releases, RELEASED, cap=5)
+    free = epsilon(releases, RELEASED, max_participations=100)
+    hardly = epsilon(releases, RELEASED, max_participations=5)
     assert free < hardly < 1.01 * free
-    rarely = epsilon(releases, RELEASED, cap=4)  # 4e-7 of 1e-5
+    rarely = epsilon(releases, RELEASED, max_participations=4)  # 4e-7 of 1e-5
     assert hardly < rarely
     assert rarely == pytest.approx(
-        epsilon(releases, RELEASED, cap=100, delta=1e-5 - cap_excess(FIXED, 100, 4)), rel=1e-5
+        epsilon(releases, RELEASED, max_participations=100, delta=1e-5 - cap_excess(FIXED, 100, 4)), rel=1e-5
     )
-    often = epsilon(releases, RELEASED, cap=1)
-    assert often == epsilon(releases, SERVER, cap=1)  # what is left holds even where cohorts are known
+    often = epsilon(releases, RELEASED, max_participations=1)
+    assert often == epsilon(
+        releases, SERVER, max_participations=1
+    )  # what is left holds even where cohorts are known
     assert cap_excess(FIXED, 100, 1) > 1e-5

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding, spent
+from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Sampling, account, colluding
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, Designated, Share, Shared, SkellamNoise
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
@@ -21,23 +21,25 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import (
     VERIFIED_DRAWS,
-    Kind,
+    MechanismName,
     Plan,
-    Target,
-    Turn,
+    PrivacyTarget,
+    RotationName,
     calibrate,
-    explain,
+    describe,
+    guarantees,
     ideal_multiplier,
     observers,
-    promises,
 )
 from d2pfed.plan.agreement import TYPES
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
 from d2pfed.secagg.graph import Consistency
 
-SMALL = Target(dimension=100, population=2000, cohort=20, rounds=10, epsilon=2.0)
-GOLDEN = Target(dimension=51_370, population=100_000, cohort=100, rounds=100, spare=0, epsilon=1.0, delta=1e-5)
-HIDES_THE_SIZE = (Kind.SHARED, Kind.DESIGNATED)
+SMALL = PrivacyTarget(dimension=100, population=2000, cohort_size=20, rounds=10, epsilon=2.0)
+GOLDEN = PrivacyTarget(
+    dimension=51_370, population=100_000, cohort_size=100, rounds=100, spare=0, epsilon=1.0, delta=1e-5
+)
+HIDES_THE_SIZE = (MechanismName.SHARED, MechanismName.DESIGNATED)
 
 planned = cache(calibrate)
 
@@ -46,7 +48,7 @@ def epsilon_of(plan, noise):
     """Return the certified cost of the whole plan, were this the noise that nobody who watches knows."""
     release = replace(plan.release("", 0, 0, (), plan.quorum), noise=noise)
     releases = [replace(release, round=number) for number in range(plan.max_attempts)]
-    return spent(releases, plan.against, delta=plan.delta, cap=plan.participations).epsilon
+    return account(releases, plan.against, delta=plan.delta, max_participations=plan.max_participations).epsilon
 
 
 def keeps_its_promise(plan):
@@ -64,17 +66,17 @@ def weaker(noise, share):
 
 
 GRID = [
-    replace(SMALL, mechanism=kind, scheme=scheme, adjacency=adjacency, against=against, epsilon=epsilon)
-    for kind in Kind
-    for scheme in Scheme
+    replace(SMALL, mechanism=kind, sampling=scheme, adjacency=adjacency, against=against, epsilon=epsilon)
+    for kind in MechanismName
+    for scheme in Sampling
     for adjacency in Adjacency
     for against, epsilon in ((RELEASED, 2.0), (SERVER, 8.0))
-    if scheme is not Scheme.POISSON or kind in HIDES_THE_SIZE
+    if scheme is not Sampling.POISSON or kind in HIDES_THE_SIZE
 ]
 
 
 def name_of(target):
-    return f"{target.mechanism}-{target.scheme}-{target.adjacency}-{target.against}"
+    return f"{target.mechanism}-{target.sampling}-{target.adjacency}-{target.against}"
 
 
 @pytest.mark.parametrize("target", GRID, ids=name_of)
@@ -92,31 +94,33 @@ def test_one_per_cent_less_noise_breaks_the_promise(target):
 
 
 wishes = st.builds(
-    Target,
+    PrivacyTarget,
     dimension=st.integers(1, 300),
     population=st.sampled_from([100, 1000, 10**6]),
-    cohort=st.integers(5, 100),
+    cohort_size=st.integers(5, 100),
     rounds=st.integers(1, 30),
     epsilon=st.floats(0.2, 20),
     delta=st.sampled_from([None, 1e-8, 1e-3]),
     against=st.sampled_from([RELEASED, SERVER]),
-    mechanism=st.sampled_from([Kind.CENTERED, Kind.DDGAUSS, Kind.SKELLAM, Kind.BINOMIAL]),
-    scheme=st.sampled_from([Scheme.FIXED, Scheme.NONE]),
+    mechanism=st.sampled_from(
+        [MechanismName.CENTERED, MechanismName.DDGAUSS, MechanismName.SKELLAM, MechanismName.BINOMIAL]
+    ),
+    sampling=st.sampled_from([Sampling.FIXED, Sampling.NONE]),
     adjacency=st.sampled_from(Adjacency),
     dropouts=st.sampled_from([0.0, 0.1, 0.25]),
     colluders=st.sampled_from([0.0, 0.001, 0.03]),
     draws=st.sampled_from([1, VERIFIED_DRAWS]),
     consistency=st.sampled_from(Consistency),
     spare=st.sampled_from([None, 0, 5]),
-    clip_norm=st.floats(1e-3, 1e3),
-    rotation=st.sampled_from(Turn),
+    clip=st.floats(1e-3, 1e3),
+    rotation=st.sampled_from(RotationName),
 )
 
 
 @settings(max_examples=20)
 @given(wishes)
 def test_any_plan_that_is_made_keeps_its_promise(target):
-    assume(2 * target.quorum > target.cohort + target.cohort_colluders)
+    assume(2 * target.quorum > target.cohort_size + target.cohort_colluders)
     assume(target.quorum - target.cohort_colluders >= 2)
     try:
         plan = calibrate(target)
@@ -127,7 +131,7 @@ def test_any_plan_that_is_made_keeps_its_promise(target):
     assert keeps_its_promise(plan)
     assert plan.wrap_probability <= 1e-2
     assert canonical.decode(canonical.encode(plan), TYPES) == plan
-    assert plan.codec.radius <= Fraction(target.clip_norm) / Fraction(plan.codec.granularity)
+    assert plan.codec.radius <= Fraction(target.clip) / Fraction(plan.codec.granularity)
 
 
 def test_the_check_rejects_plans_that_forget_what_they_promise():
@@ -148,9 +152,9 @@ def test_the_main_example_has_the_noise_and_the_bits_it_should():
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 100])
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MechanismName)
 def test_the_radius_never_exceeds_the_clip_and_the_noise_is_in_real_units(kind, dimension):
-    plan = planned(replace(SMALL, mechanism=kind, dimension=dimension, clip_norm=0.3, scheme=Scheme.NONE))
+    plan = planned(replace(SMALL, mechanism=kind, dimension=dimension, clip=0.3, sampling=Sampling.NONE))
     assert float(plan.codec.radius) * plan.codec.granularity <= 0.3
     assert plan.sigma == pytest.approx(math.sqrt(variance(plan.contributed)) * plan.codec.granularity)
     assert plan.noise_multiplier == pytest.approx(
@@ -164,7 +168,7 @@ def test_the_radius_never_exceeds_the_clip_and_the_noise_is_in_real_units(kind, 
 def aligned(plan, seed):
     """Return the centres of the worst cohort: everyone at the clip, in the same direction."""
     update = np.ones(plan.codec.rotation.dimension)
-    return plan.codec.prepare(update / np.linalg.norm(update) * plan.codec.clip_norm, seed)
+    return plan.codec.prepare(update / np.linalg.norm(update) * plan.codec.clip, seed)
 
 
 def totals(plan, rounds):
@@ -173,13 +177,13 @@ def totals(plan, rounds):
     for number in range(rounds):
         fresh = root.child(number)
         centres = aligned(plan, fresh.child("rotation").key)
-        shares = [Share(rank, plan.cohort, 0, fresh.child("group")) for rank in range(plan.cohort)]
+        shares = [Share(rank, plan.cohort_size, 0, fresh.child("group")) for rank in range(plan.cohort_size)]
         yield sum(plan.mechanism.encode(centres, share, fresh.child("client", share.rank)) for share in shares)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MechanismName)
 def test_sums_wrap_no_more_often_than_stated(kind):
-    plan = planned(replace(SMALL, mechanism=kind, cohort=5, dimension=16, scheme=Scheme.NONE, rounds=1))
+    plan = planned(replace(SMALL, mechanism=kind, cohort_size=5, dimension=16, sampling=Sampling.NONE, rounds=1))
     sums = np.stack(list(totals(plan, 300)))
     frequencies = []
     for bits in range(plan.ring.bits - 4, plan.ring.bits + 1):
@@ -195,8 +199,10 @@ def test_sums_wrap_no_more_often_than_stated(kind):
 @pytest.mark.parametrize("noise", [Fraction(1, 100), Fraction(1), Fraction(30)])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 10, 32])
 def test_the_heavy_tail_of_skellam_noise_is_within_the_bound(noise, bits):
-    plan = planned(replace(SMALL, cohort=2, dimension=1, mechanism=Kind.SKELLAM, scheme=Scheme.NONE))
-    codec = replace(plan.codec, granularity=plan.codec.clip_norm * 256)  # one grid unit: hardly a signal
+    plan = planned(
+        replace(SMALL, cohort_size=2, dimension=1, mechanism=MechanismName.SKELLAM, sampling=Sampling.NONE)
+    )
+    codec = replace(plan.codec, granularity=plan.codec.clip * 256)  # one grid unit: hardly a signal
     reach, mean = 1 << (bits - 1), 2 * mpmath.mpf(noise.numerator) / noise.denominator
     terms = range(reach, min(reach + 60, 700))
     beyond = 2 * mpmath.fsum(mpmath.exp(-mean) * mpmath.besseli(k, mean) for k in terms)
@@ -204,7 +210,7 @@ def test_the_heavy_tail_of_skellam_noise_is_within_the_bound(noise, bits):
 
 
 def test_a_secret_cohort_gets_room_for_more_than_expected():
-    plan = planned(replace(SMALL, scheme=Scheme.POISSON, mechanism=Kind.DESIGNATED))
+    plan = planned(replace(SMALL, sampling=Sampling.POISSON, mechanism=MechanismName.DESIGNATED))
     largest = largest_cohort(plan.sampling)
     above = [
         mpmath.fsum(
@@ -223,9 +229,9 @@ def multipliers(*targets):
     return [planned(target).noise_multiplier for target in targets]
 
 
-@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.NONE])
+@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.NONE])
 def test_noise_falls_with_epsilon_and_delta_and_rises_with_rounds(scheme):
-    base = replace(SMALL, scheme=scheme)
+    base = replace(SMALL, sampling=scheme)
     for name, values, sign in (
         ("epsilon", (0.5, 2.0, 8.0), -1),
         ("delta", (1e-8, 1e-5, 1e-3), -1),
@@ -259,21 +265,21 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
     [
         ({"dimension": 0}, r"dimension must be in \[1, 1073741824\], got 0"),
         ({"population": 0}, r"population must be in \[1, 1000000000\], got 0"),
-        ({"cohort": 0}, r"cohort must be in \[1, 1000000\], got 0"),
+        ({"cohort_size": 0}, r"cohort_size must be in \[1, 1000000\], got 0"),
         ({"rounds": 0}, r"rounds must be in \[1, 100000\], got 0"),
         ({"attempts_per_round": 0}, r"attempts_per_round must be in \[1, 1000\], got 0"),
         ({"spare": -1}, r"spare must be in \[0, 100000\], got -1"),
         ({"draws": -1}, r"draws must be in \[0, 4294967296\], got -1"),
-        ({"cohort": 2001}, "cohort must be at most the population 2000, got 2001"),
-        ({"cohort": 1}, "must leave 2 of 1 clients"),
+        ({"cohort_size": 2001}, "cohort_size must be at most the population 2000, got 2001"),
+        ({"cohort_size": 1}, "must leave 2 of 1 clients"),
         ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
         ({"epsilon": math.nan}, "epsilon must be positive and finite, got nan"),
         ({"epsilon": math.inf}, "epsilon must be positive and finite, got inf"),
         ({"delta": 0.0}, r"delta must be in \[1e-50, 1\), got 0.0"),
         ({"delta": 1e-300}, r"delta must be in \[1e-50, 1\), got 1e-300"),
         ({"delta": 1.0}, r"delta must be in \[1e-50, 1\), got 1.0"),
-        ({"clip_norm": 0.0}, "clip must be positive and finite, got 0.0"),
-        ({"clip_norm": math.inf}, "clip must be positive and finite, got inf"),
+        ({"clip": 0.0}, "clip must be positive and finite, got 0.0"),
+        ({"clip": math.inf}, "clip must be positive and finite, got inf"),
         ({"dropouts": 1.0}, r"dropouts must be in \[0, 1\), got 1.0"),
         ({"dropouts": math.nan}, r"dropouts must be in \[0, 1\), got nan"),
         ({"dropouts": -0.1}, r"dropouts must be in \[0, 1\), got -0.1"),
@@ -286,39 +292,42 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"colluders": math.nan}, r"colluders must be in \[0, 1\), got nan"),
         ({"colluders": 0.5}, r"20 colluders of 20 leave .* at most 19 colluders in a cohort, or a cohort of \d+"),
         ({"population": 20, "colluders": 0.95}, "must leave 2 of 20 clients, got 0 and 19"),
-        ({"participations": 0}, r"participations must be in \[1, rounds \+ spare = 11\], got 0"),
-        ({"participations": 12}, r"participations must be in \[1, rounds \+ spare = 11\], got 12"),
+        ({"max_participations": 0}, r"max_participations must be in \[1, rounds \+ spare = 11\], got 0"),
+        ({"max_participations": 12}, r"max_participations must be in \[1, rounds \+ spare = 11\], got 12"),
         ({"bits": 0}, r"bits must be in \[1, 32\], got 0"),
         ({"bits": 33}, r"bits must be in \[1, 32\], got 33"),
         ({"bits": 7}, "bits must be at least 8 for this noise and cohort, got 7"),
-        ({"bits": 3, "mechanism": Kind.DDGAUSS}, "3 bits are too few for ddgauss with 20 clients"),
-        ({"scheme": Scheme.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
-        ({"scheme": Scheme.ONCE, "participations": 2}, "one participation, got 2"),
-        ({"scheme": Scheme.ONCE, "rounds": 99, "spare": 2}, "101 x 20 > 2000; at most 100 rounds"),
-        ({"scheme": Scheme.POISSON}, "mechanism shared or designated, got centered"),
-        ({"mechanism": Kind.SHARED, "colluders": 0.1}, "colluders must be 0 with the mechanism shared.* got 0.1"),
+        ({"bits": 3, "mechanism": MechanismName.DDGAUSS}, "3 bits are too few for ddgauss with 20 clients"),
+        ({"scheme": Sampling.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
+        ({"scheme": Sampling.ONCE, "max_participations": 2}, "one participation, got 2"),
+        ({"scheme": Sampling.ONCE, "rounds": 99, "spare": 2}, "101 x 20 > 2000; at most 100 rounds"),
+        ({"scheme": Sampling.POISSON}, "mechanism shared or designated, got centered"),
         (
-            {"mechanism": Kind.DESIGNATED, "colluders": 0.2},
+            {"mechanism": MechanismName.SHARED, "colluders": 0.1},
+            "colluders must be 0 with the mechanism shared.* got 0.1",
+        ),
+        (
+            {"mechanism": MechanismName.DESIGNATED, "colluders": 0.2},
             "colluders must be 0 with the mechanism designated.* got 0.2",
         ),
-        ({"mechanism": Kind.SHARED, "against": CLIENT}, "shared keeps any epsilon: .* unknown to client"),
+        ({"mechanism": MechanismName.SHARED, "against": CLIENT}, "shared keeps any epsilon: .* unknown to client"),
         ({"against": colluding(20)}, r"centered keeps any epsilon: .* unknown to colluding\(20\)"),
         (
             {"against": SERVER, "epsilon": 1e-4, "dimension": 10**6},
             "at most 16 lattice steps wide, and epsilon 0.0001 against `server` needs",
         ),
         (
-            {"against": SERVER, "epsilon": 1e-12, "delta": 1e-12, "mechanism": Kind.SHARED},
+            {"against": SERVER, "epsilon": 1e-12, "delta": 1e-12, "mechanism": MechanismName.SHARED},
             r"epsilon 1e-12 at delta 1e-12 against `server` asks for noise above 1e\+06 times the sensitivity",
         ),
         (
-            {"against": SERVER, "epsilon": 1e-9, "mechanism": Kind.SHARED},
+            {"against": SERVER, "epsilon": 1e-9, "mechanism": MechanismName.SHARED},
             "at most 65536 lattice steps wide, and epsilon 1e-09 against `server` needs about",
         ),
         ({"delta": 0.5}, "epsilon 2 at delta 0.5 .* asks for noise below 0.001 times the sensitivity: for none"),
         ({"against": SERVER, "epsilon": 1e7}, r"epsilon 1e\+07 at .* asks for noise below 0.001 times"),
         (
-            {"mechanism": Kind.SHARED, "dimension": 10**8, "against": SERVER, "epsilon": 0.5},
+            {"mechanism": MechanismName.SHARED, "dimension": 10**8, "against": SERVER, "epsilon": 0.5},
             "at most 65536 lattice steps wide, and epsilon 0.5 against `server` needs",
         ),
         ({"dimension": 10**12}, r"dimension must be in \[1, 1073741824\], got 1000000000000"),
@@ -331,10 +340,10 @@ def test_a_wish_that_cannot_be_met_is_refused_in_one_line(wish, rule):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MechanismName)
 @pytest.mark.parametrize("bits", [13, 15, 32])
 def test_a_wish_for_bits_is_met_and_the_promise_kept(kind, bits):
-    target = replace(SMALL, mechanism=kind, bits=bits, scheme=Scheme.NONE, epsilon=8.0)
+    target = replace(SMALL, mechanism=kind, bits=bits, sampling=Sampling.NONE, epsilon=8.0)
     plan = planned(target)
     assert plan.ring.bits == bits
     assert plan.wrap_probability <= 1e-2
@@ -344,8 +353,8 @@ def test_a_wish_for_bits_is_met_and_the_promise_kept(kind, bits):
 
 @pytest.mark.parametrize("cohort", [100, 101, 300])
 def test_a_shared_seed_needs_a_complete_graph_and_nobody_else_does(cohort):
-    wish = replace(SMALL, cohort=cohort, scheme=Scheme.NONE)
-    assert planned(replace(wish, mechanism=Kind.SHARED)).neighbours == cohort - 1
+    wish = replace(SMALL, cohort_size=cohort, sampling=Sampling.NONE)
+    assert planned(replace(wish, mechanism=MechanismName.SHARED)).neighbours == cohort - 1
     assert (planned(wish).neighbours == cohort - 1) == (cohort == 100)
 
 
@@ -358,8 +367,8 @@ def test_a_shared_seed_needs_a_complete_graph_and_nobody_else_does(cohort):
         {"attempts_per_round": 1001},
         {"max_attempts": 9},
         {"max_attempts": 10**7},
-        {"participations": 0},
-        {"participations": 12},
+        {"max_participations": 0},
+        {"max_participations": 12},
         {"quorum": 0},
         {"quorum": 21},
         {"colluders": -1},
@@ -384,10 +393,10 @@ def test_a_plan_out_of_range_does_not_exist(change):
 
 
 def test_a_partition_means_one_participation():
-    once = planned(replace(SMALL, scheme=Scheme.ONCE))
-    assert once.participations == 1
+    once = planned(replace(SMALL, sampling=Sampling.ONCE))
+    assert once.max_participations == 1
     with pytest.raises(ConfigError, match="one participation, got 2"):
-        replace(once, participations=2)
+        replace(once, max_participations=2)
 
 
 # Digest and text
@@ -424,9 +433,11 @@ def changed(value):
                 yield f"{item.name}.{name}", replace(value, **{item.name: deeper})
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MechanismName)
 def test_the_digest_changes_with_every_field(kind):
-    plan = planned(replace(SMALL, mechanism=kind, dropouts=0.1, scheme=Scheme.NONE, spare=10, participations=8))
+    plan = planned(
+        replace(SMALL, mechanism=kind, dropouts=0.1, sampling=Sampling.NONE, spare=10, max_participations=8)
+    )
     plan = replace(plan, neighbours=17, threshold=10, codec=replace(plan.codec, box=2 * plan.codec.granularity))
     found = dict(changed(plan)) | {"colluding": replace(plan, against=colluding(3))}
     found["another colluding"] = replace(plan, against=colluding(4))
@@ -453,7 +464,7 @@ def test_a_plan_is_read_back_from_its_text(target):
 
 
 @pytest.mark.parametrize("against", [RELEASED, SERVER, CLIENT, ALONE, colluding(3)])
-@pytest.mark.parametrize("turn", Turn)
+@pytest.mark.parametrize("turn", RotationName)
 def test_every_observer_and_rotation_has_a_text(against, turn):
     plan = replace(planned(replace(SMALL, rotation=turn)), against=against)
     assert canonical.decode(canonical.encode(plan), TYPES) == plan
@@ -485,7 +496,9 @@ def test_a_text_that_breaks_a_rule_of_the_plan_is_refused():
     [(1, 100, 10), (10, 2000, 20), (100, 100_000, 100), (300, 2000, 10), (50, 100, 100), (2000, 100_000, 100)],
 )
 def test_the_default_cap_loses_at_most_one_per_cent_and_is_the_least(rounds, population, cohort):
-    cap = Target(dimension=1, population=population, cohort=cohort, rounds=rounds, spare=0, against=SERVER).cap
+    cap = PrivacyTarget(
+        dimension=1, population=population, cohort_size=cohort, rounds=rounds, spare=0, against=SERVER
+    ).effective_max_participations
     rate = mpmath.mpf(cohort) / population
     masses = [mpmath.binomial(rounds, k) * rate**k * (1 - rate) ** (rounds - k) for k in range(rounds + 1)]
 
@@ -497,8 +510,8 @@ def test_the_default_cap_loses_at_most_one_per_cent_and_is_the_least(rounds, pop
 
 
 def test_the_default_cap_of_an_amplified_promise_hardly_ever_binds():
-    target = Target(dimension=1, population=100_000, cohort=100, rounds=100, spare=0, delta=1e-5)
-    rate, cap = mpmath.mpf("0.001"), target.cap
+    target = PrivacyTarget(dimension=1, population=100_000, cohort_size=100, rounds=100, spare=0, delta=1e-5)
+    rate, cap = mpmath.mpf("0.001"), target.effective_max_participations
 
     def cost(most):
         """Return 100 attempts x the rate x the chance that another is in at least `most` of the 99 others."""
@@ -508,16 +521,19 @@ def test_the_default_cap_of_an_amplified_promise_hardly_ever_binds():
 
     assert cost(cap) <= 1e-5 / 100 < cost(cap - 1)
     assert cap == 5
-    assert replace(target, spare=None).cap == replace(target, rounds=110).cap  # spare attempts are draws too
+    assert (
+        replace(target, spare=None).effective_max_participations
+        == replace(target, rounds=110).effective_max_participations
+    )  # spare attempts are draws too
 
 
 def test_a_cap_that_is_given_is_kept():
-    assert planned(replace(SMALL, participations=7)).participations == 7
-    assert planned(replace(SMALL, scheme=Scheme.NONE)).participations == SMALL.max_attempts == 11
+    assert planned(replace(SMALL, max_participations=7)).max_participations == 7
+    assert planned(replace(SMALL, sampling=Sampling.NONE)).max_participations == SMALL.max_attempts == 11
 
 
 def test_against_the_server_the_cap_decides():
-    one, four = multipliers(*(replace(SMALL, against=SERVER, participations=cap) for cap in (1, 4)))
+    one, four = multipliers(*(replace(SMALL, against=SERVER, max_participations=cap) for cap in (1, 4)))
     assert four == pytest.approx(2 * one, rel=0.01)
 
 
@@ -527,29 +543,29 @@ def test_against_the_server_the_cap_decides():
 @pytest.mark.parametrize("target", [GOLDEN, *GRID[::7]], ids=name_of)
 def test_the_error_is_close_to_a_trusted_servers(target):
     plan = planned(target)
-    told = explain(target, plan)
-    most = {Kind.SKELLAM: 1.6, Kind.BINOMIAL: 20}.get(target.mechanism, 1.05)
+    told = describe(target, plan)
+    most = {MechanismName.SKELLAM: 1.6, MechanismName.BINOMIAL: 20}.get(target.mechanism, 1.05)
     assert 0.99 <= told.relative_error <= most
     assert told.bits == plan.ring.bits
     assert told.modulus == 2**told.bits
     assert told.upload_bytes == math.ceil(told.bits * plan.codec.length / 8)
-    assert told.noise_to_clip >= plan.sigma / target.clip_norm / plan.cohort
+    assert told.noise_to_clip >= plan.sigma / target.clip / plan.cohort_size
 
 
 def test_an_explanation_names_every_observer_with_its_own_epsilon():
     target = replace(SMALL, population=20, colluders=0.15)
     plan = planned(target)
-    told = {str(item.observer): item.epsilon for item in explain(target, plan).spent}
+    told = {str(item.observer): item.epsilon for item in describe(target, plan).spent}
     assert list(told) == ["released", "server", "client", "colluding(3)", "alone"]
     assert told["released"] <= 2.0
     assert told["released"] <= told["server"] < told["client"] < told["colluding(3)"] < told["alone"] < math.inf
-    assert told == {str(item.observer): item.epsilon for item in promises(plan)}
+    assert told == {str(item.observer): item.epsilon for item in guarantees(plan)}
     assert [str(item) for item in observers(plan)] == list(told)
 
 
 def test_whom_the_promise_is_made_against_has_a_row():
     target = replace(SMALL, against=colluding(1), epsilon=20.0)
-    told = {str(item.observer): item.epsilon for item in explain(target, planned(target)).spent}
+    told = {str(item.observer): item.epsilon for item in describe(target, planned(target)).spent}
     assert list(told) == ["released", "server", "client", "colluding(1)", "alone"]
     assert told["colluding(1)"] <= 20.0
 
@@ -565,10 +581,10 @@ def test_whom_the_promise_is_made_against_has_a_row():
         ({"rounds": 100}, 110),
         ({"spare": 0}, 10),
         ({"spare": 25}, 35),
-        ({"scheme": Scheme.NONE}, 11),
-        ({"scheme": Scheme.ONCE}, 11),
-        ({"scheme": Scheme.ONCE, "rounds": 100}, 100),  # the population holds no further block
-        ({"scheme": Scheme.ONCE, "rounds": 95}, 100),
+        ({"scheme": Sampling.NONE}, 11),
+        ({"scheme": Sampling.ONCE}, 11),
+        ({"scheme": Sampling.ONCE, "rounds": 100}, 100),  # the population holds no further block
+        ({"scheme": Sampling.ONCE, "rounds": 95}, 100),
     ],
 )
 def test_a_run_may_be_charged_for_more_attempts_than_rounds(wish, attempts):
@@ -584,7 +600,7 @@ def test_the_promise_is_for_all_attempts_and_not_for_the_rounds_alone():
 
 
 def test_a_partition_has_blocks_for_all_attempts():
-    once = planned(replace(SMALL, scheme=Scheme.ONCE))
+    once = planned(replace(SMALL, sampling=Sampling.ONCE))
     with pytest.raises(ConfigError, match="101 x 20 > 2000"):
         replace(once, max_attempts=101)
 
@@ -611,13 +627,13 @@ def test_a_partition_has_blocks_for_all_attempts():
 )
 def test_a_plan_says_how_many_may_collude_and_why(wish, words):
     target = replace(SMALL, **wish)
-    told = explain(target, planned(target))
+    told = describe(target, planned(target))
     assert words in told.why_colluders
     assert told.colluders == planned(target).colluders == target.cohort_colluders
 
 
 def test_a_plan_says_what_its_graph_withstands():
-    large = replace(SMALL, population=10**5, cohort=2000, dropouts=0.1, colluders=0.05)
+    large = replace(SMALL, population=10**5, cohort_size=2000, dropouts=0.1, colluders=0.05)
     for wish, words in (
         (SMALL, "with everyone else; 11 shares open one. Consistency is assumed"),
         (
@@ -626,7 +642,7 @@ def test_a_plan_says_what_its_graph_withstands():
         ),
         (replace(large, consistency=Consistency.SIGNED), "failure 2^-40 over 2^60 graphs"),
     ):
-        told, plan = explain(wish, planned(wish)), planned(wish)
+        told, plan = describe(wish, planned(wish)), planned(wish)
         assert words in told.why_graph
         assert (told.neighbours, told.threshold, told.cut_off) == (plan.neighbours, plan.threshold, plan.cut_off)
     assert f"may keep {plan.cut_off} more of the survivors out" in told.why_graph
@@ -634,62 +650,69 @@ def test_a_plan_says_what_its_graph_withstands():
 
 
 def test_noise_that_clients_know_is_no_protection_from_them():
-    told = {str(item.observer): item.epsilon for item in promises(planned(replace(SMALL, mechanism=Kind.SHARED)))}
+    told = {
+        str(item.observer): item.epsilon
+        for item in guarantees(planned(replace(SMALL, mechanism=MechanismName.SHARED)))
+    }
     assert told["released"] < told["server"] < math.inf
     assert told["client"] == told["alone"] == math.inf
 
 
 def test_reasons_name_what_they_rest_on():
     target = replace(SMALL, dropouts=0.1, population=20, colluders=0.1)
-    told = explain(target, planned(target))
+    told = describe(target, planned(target))
     for part in ("epsilon 2", "`released`", "10 rounds", "20 clients", "2 of them are missing", "2 of them tell"):
         assert part in told.why_noise
     assert f"{told.bits} bits" in told.why_bits
-    assert "missing" not in explain(SMALL, planned(SMALL)).why_noise
+    assert "missing" not in describe(SMALL, planned(SMALL)).why_noise
 
 
 def test_a_hopeless_wish_is_warned_of_with_a_cohort_that_would_help():
-    hopeless = Target(dimension=996_298, population=2000, cohort=10, rounds=300, epsilon=1.0, delta=1e-5)
-    told = explain(hopeless, planned(hopeless))
+    hopeless = PrivacyTarget(
+        dimension=996_298, population=2000, cohort_size=10, rounds=300, epsilon=1.0, delta=1e-5
+    )
+    told = describe(hopeless, planned(hopeless))
     (warning,) = told.warnings
     helpful = int(warning.split("a cohort of about ")[1].split()[0])
     assert helpful == pytest.approx(10 * told.noise_to_clip / 10, rel=0.1)
     assert told.noise_to_clip == pytest.approx(math.sqrt(996_298) * planned(hopeless).sigma / 10, rel=0.02)
-    assert explain(SMALL, planned(SMALL)).warnings == ()
+    assert describe(SMALL, planned(SMALL)).warnings == ()
 
 
 @pytest.mark.parametrize(("delta", "count"), [(1 / 2000, 1), (0.01, 1), (0.99 / 2000, 0), (None, 0)])
 def test_a_delta_of_one_in_the_population_is_warned_of(delta, count):
     target = replace(SMALL, delta=delta)
-    assert sum("1 / population" in warning for warning in explain(target, planned(target)).warnings) == count
+    assert sum("1 / population" in warning for warning in describe(target, planned(target)).warnings) == count
 
 
 def test_the_default_delta_is_below_one_in_the_population():
-    assert SMALL.spent_delta == 2000**-1.1
-    assert planned(SMALL).delta == SMALL.spent_delta
+    assert SMALL.effective_delta == 2000**-1.1
+    assert planned(SMALL).delta == SMALL.effective_delta
 
 
 def test_no_mechanism_needs_less_than_the_ideal():
     for target in GRID[::3]:
-        plan, least = planned(target), 2 * ideal_multiplier(target) * target.clip_norm
+        plan, least = planned(target), 2 * ideal_multiplier(target) * target.clip
         assert plan.sigma >= least * 0.995, name_of(target)
 
 
 def test_a_client_draws_no_narrower_than_two_steps():
     plan = planned(SMALL)
     assert plan.mechanism == Centered(Fraction(2))
-    assert isinstance(planned(replace(SMALL, mechanism=Kind.BINOMIAL)).mechanism, BinomialNoise)
+    assert isinstance(planned(replace(SMALL, mechanism=MechanismName.BINOMIAL)).mechanism, BinomialNoise)
     assert plan.against == Observer(RELEASED.view)
 
 
 @pytest.mark.parametrize(
     ("scheme", "population", "cohort", "mechanism"),
     [
-        (Scheme.FIXED, 100, 100, Kind.CENTERED),
-        (Scheme.NONE, 100, 100, Kind.CENTERED),
-        (Scheme.POISSON, 1000, 500, Kind.DESIGNATED),
+        (Sampling.FIXED, 100, 100, MechanismName.CENTERED),
+        (Sampling.NONE, 100, 100, MechanismName.CENTERED),
+        (Sampling.POISSON, 1000, 500, MechanismName.DESIGNATED),
     ],
 )
 def test_a_cap_that_costs_nothing_leaves_nearly_all_contributions(scheme, population, cohort, mechanism):
-    target = replace(SMALL, population=population, cohort=cohort, rounds=100, scheme=scheme, mechanism=mechanism)
-    assert target.cap >= 0.9 * target.max_attempts * cohort / population
+    target = replace(
+        SMALL, population=population, cohort_size=cohort, rounds=100, sampling=scheme, mechanism=mechanism
+    )
+    assert target.effective_max_participations >= 0.9 * target.max_attempts * cohort / population

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, shown
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Rounded, Shared, SkellamNoise
 from d2pfed.numerics import canonical
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
-from d2pfed.plan import Kind, Plan, Policy, Target, calibrate, decode_plan
+from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate, decode_plan
 from d2pfed.plan.agreement import MOST_CHARACTERS
 
 HUGE = 10**300
 ENDLESS = 10**5000  # Python itself refuses to print it
-SMALL = Target(dimension=100, population=2000, cohort=20, rounds=10, epsilon=2.0)
+SMALL = PrivacyTarget(dimension=100, population=2000, cohort_size=20, rounds=10, epsilon=2.0)
 
 planned = cache(calibrate)
 
@@ -33,7 +33,7 @@ planned = cache(calibrate)
         Hadamard,
         RandomPhase,
         Ring,
-        lambda huge: Codec(rotation=Hadamard(4), clip_norm=1.0, granularity=0.1, fraction_bits=huge),
+        lambda huge: Codec(rotation=Hadamard(4), clip=1.0, granularity=0.1, fraction_bits=huge),
         lambda huge: Centered(Fraction(huge)),
         lambda huge: Shared(Fraction(huge)),
         lambda huge: Designated(Fraction(huge)),
@@ -43,17 +43,24 @@ planned = cache(calibrate)
         lambda huge: DDGauss(2 + Fraction(1, huge**11)),
         *(
             lambda huge, name=name: replace(planned(SMALL), **{name: huge})
-            for name in ("rounds", "attempts_per_round", "max_attempts", "participations", "quorum", "colluders")
+            for name in (
+                "rounds",
+                "attempts_per_round",
+                "max_attempts",
+                "max_participations",
+                "quorum",
+                "colluders",
+            )
         ),
         *(lambda huge, name=name: replace(planned(SMALL), **{name: huge}) for name in ("threshold", "neighbours")),
-        lambda huge: replace(planned(SMALL), sampling=Sampling(Scheme.FIXED, huge, huge)),
-        lambda huge: replace(planned(SMALL), sampling=Sampling(Scheme.FIXED, huge, 20)),
+        lambda huge: replace(planned(SMALL), sampling=CohortSampling(Sampling.FIXED, huge, huge)),
+        lambda huge: replace(planned(SMALL), sampling=CohortSampling(Sampling.FIXED, huge, 20)),
         *(
             lambda huge, name=name: replace(SMALL, **{name: huge})
             for name in (
                 "dimension",
                 "population",
-                "cohort",
+                "cohort_size",
                 "rounds",
                 "attempts_per_round",
                 "spare",
@@ -73,7 +80,7 @@ def test_a_huge_number_is_refused_where_a_value_is_made(make, huge):
 @pytest.mark.parametrize("box", [float("inf"), float("nan"), 1e-9])
 def test_a_box_is_finite_and_not_below_a_step(box):
     with pytest.raises(ConfigError, match="box must be finite"):
-        Codec(rotation=Hadamard(4), clip_norm=1.0, granularity=0.1, box=box)
+        Codec(rotation=Hadamard(4), clip=1.0, granularity=0.1, box=box)
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0, float("nan"), -1.0])
@@ -90,7 +97,7 @@ def with_number(text, name, digits):
 
 
 HOSTILE = {
-    "cohort": "1" + "0" * 12,
+    "cohort_size": "1" + "0" * 12,
     "dimension": "1" + "0" * 300,
     "population": "9" * 5000,
     "rounds": "9" * 4000,
@@ -129,7 +136,7 @@ def test_noise_beyond_the_samplers_table_is_refused_by_a_clients_policy():
 
 
 def test_a_plan_has_a_short_text():
-    for kind in Kind:
+    for kind in MechanismName:
         text = canonical.encode(planned(replace(SMALL, mechanism=kind)))
         assert len(text) < MOST_CHARACTERS / 2
         assert decode_plan(text) == planned(replace(SMALL, mechanism=kind))
@@ -137,7 +144,7 @@ def test_a_plan_has_a_short_text():
         decode_plan(" " * 8193)
 
 
-TEXT = canonical.encode(planned(replace(SMALL, mechanism=Kind.DDGAUSS)))
+TEXT = canonical.encode(planned(replace(SMALL, mechanism=MechanismName.DDGAUSS)))
 pieces = st.sampled_from(
     ["9" * 90, "9" * 4000, "[" * 40, '{"":', "1e400", "-", '"', "NaN", "\ud800", "0", '{"":"Fraction","is":"1/3"}']
 )

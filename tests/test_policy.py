@@ -8,24 +8,24 @@ from functools import cache
 import numpy as np
 import pytest
 
-from d2pfed.accounting import RELEASED, SERVER, Adjacency, Sampling, Scheme, client_epsilon, spent
+from d2pfed.accounting import RELEASED, SERVER, Adjacency, CohortSampling, Sampling, account, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import Centered, DDGauss, Share
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.plan import Enrolled, Kind, Policy, Target, agreement, calibrate, policy, quorums
+from d2pfed.plan import Enrolled, MechanismName, Policy, PrivacyTarget, agreement, calibrate, policy, quorums
 from d2pfed.plan.collusion import colluders_within
 from d2pfed.secagg.graph import Consistency, Neighbourhood, make_graph
 
-TARGET = Target(
+TARGET = PrivacyTarget(
     dimension=100,
     population=2000,
-    cohort=60,
+    cohort_size=60,
     rounds=5,
     epsilon=4.0,
     delta=1e-5,
     against=SERVER,
-    participations=2,
+    max_participations=2,
     dropouts=0.1,
     colluders=0.1,
     consistency=Consistency.SIGNED,
@@ -46,12 +46,12 @@ def test_the_defaults_take_a_plan_for_strangers():
 @pytest.mark.parametrize(
     ("bound", "value_of", "beyond"),
     [
-        ("least_cohort", lambda plan: plan.cohort, 1),
-        ("most_cohort", lambda plan: plan.cohort, -1),
+        ("least_cohort", lambda plan: plan.cohort_size, 1),
+        ("most_cohort", lambda plan: plan.cohort_size, -1),
         ("least_quorum", lambda plan: plan.quorum, 1),
         ("most_delta", lambda plan: plan.delta, -1e-12),
-        ("most_participations", lambda plan: plan.participations, -1),
-        ("most_clip_norm", lambda plan: plan.codec.clip_norm, -1e-9),
+        ("most_participations", lambda plan: plan.max_participations, -1),
+        ("most_clip_norm", lambda plan: plan.codec.clip, -1e-9),
         ("most_bits", lambda plan: plan.ring.bits, -1),
         ("most_dimension", lambda plan: plan.codec.length, -1),
         ("most_fraction_bits", lambda plan: plan.codec.fraction_bits, -1),
@@ -78,7 +78,10 @@ def test_every_bound_is_tested():
 
 
 def test_a_policy_is_read_from_plain_settings():
-    assert Policy(mechanisms=["centered", "designated"]).mechanisms == (Kind.CENTERED, Kind.DESIGNATED)
+    assert Policy(mechanisms=["centered", "designated"]).mechanisms == (
+        MechanismName.CENTERED,
+        MechanismName.DESIGNATED,
+    )
     with pytest.raises(ValueError, match="laplace"):
         Policy(mechanisms=["laplace"])
     for share in (-0.1, 1.0, math.nan):
@@ -104,18 +107,18 @@ def test_a_population_larger_than_the_roster_is_refused():
 
 
 def test_colluders_are_counted_from_the_clients_own_roster():
-    sampling = Sampling(Scheme.FIXED, 2000, 60)
+    sampling = CohortSampling(Sampling.FIXED, 2000, 60)
     verified = colluders_within(0.1, sampling, 4 << 12)
     assert verified == planned(TARGET).colluders < 59
     assert colluders_within(0.1, sampling, 0) == 59
-    assert colluders_within(0.1, Sampling(Scheme.NONE, 2000, 60), 4 << 12) == 59
-    assert colluders_within(0.1, Sampling(Scheme.NONE, 60, 60), 0) == 6
-    assert colluders_within(0.1, Sampling(Scheme.ONCE, 2000, 60), 1 << 9) == colluders_within(
+    assert colluders_within(0.1, CohortSampling(Sampling.NONE, 2000, 60), 4 << 12) == 59
+    assert colluders_within(0.1, CohortSampling(Sampling.NONE, 60, 60), 0) == 6
+    assert colluders_within(0.1, CohortSampling(Sampling.ONCE, 2000, 60), 1 << 9) == colluders_within(
         0.1, sampling, 33 << 9
     )  # each block of each partition is a cohort that the server may choose
-    assert colluders_within(0.0, Sampling(Scheme.FIXED, 10**9, 10**6), 1) == 0
+    assert colluders_within(0.0, CohortSampling(Sampling.FIXED, 10**9, 10**6), 1) == 0
     with pytest.raises(ConfigError, match="at most 20000, got 20001"):
-        colluders_within(0.1, Sampling(Scheme.FIXED, 10**6, 20_001), 1)
+        colluders_within(0.1, CohortSampling(Sampling.FIXED, 10**6, 20_001), 1)
 
 
 def test_cohorts_that_are_not_verified_may_be_all_colluders():
@@ -140,13 +143,13 @@ def test_a_plan_for_fewer_colluders_than_the_client_fears_is_refused():
 
 def test_attack_a_population_that_the_server_makes_small(monkeypatch):
     """A plan for sixty clients of sixty has six colluders; sixty of two thousand that the server picks have 59."""
-    plan = planned(replace(TARGET, population=60, scheme=Scheme.NONE))
+    plan = planned(replace(TARGET, population=60, sampling=Sampling.NONE))
     Policy().check(plan, Enrolled(60, 0))
     assert Policy().colluders(plan, Enrolled(60, 0)) == 6
     assert Policy().colluders(plan, Enrolled(2000, 0)) == 59
     with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold, .* colluders 59"):
         Policy().check(plan, Enrolled(2000, 0))
-    monkeypatch.setattr(policy, "Sampling", lambda *_roster: plan.sampling)
+    monkeypatch.setattr(policy, "CohortSampling", lambda *_roster: plan.sampling)
     Policy().check(plan, Enrolled(2000, 0))
 
 
@@ -163,7 +166,7 @@ def test_attack_a_number_of_colluders_that_flatters(monkeypatch):
 
 def test_attack_two_neighbours_and_a_threshold_of_two(monkeypatch):
     """Both neighbours of somebody collude: they hold all the shares that open it, before any request to unmask."""
-    wish = replace(TARGET, cohort=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
+    wish = replace(TARGET, cohort_size=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
     bare = replace(planned(wish), neighbours=2, threshold=2, colluders=60)
     with pytest.raises(ConfigError, match="2 neighbours and a threshold of 2 must withstand"):
         Policy(most_epsilon=20).check(bare)
@@ -194,31 +197,31 @@ def test_attack_a_sparse_graph_under_signatures(monkeypatch):
 
 def test_attack_a_designated_client_that_colludes(monkeypatch):
     """It knows the whole noise: the server subtracts it, and has the sum up to rounding."""
-    wish = replace(TARGET, mechanism=Kind.DESIGNATED, colluders=0.0)
+    wish = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
     plan = planned(wish)
     with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, the plan has designated"):
         Policy().check(plan, ENROLLED)
     with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
-        Policy(mechanisms=tuple(Kind)).check(replace(plan, threshold=40), ENROLLED)
+        Policy(mechanisms=tuple(MechanismName)).check(replace(plan, threshold=40), ENROLLED)
     monkeypatch.setattr(Policy, "_check_mechanism", nothing)
     Policy(least_colluders=0.0).check(plan, ENROLLED)
     root = Entropy.replay(b"designated")
     centres = plan.codec.prepare(np.zeros(100, np.float32), digest("rotation"))
     vectors = [
-        plan.mechanism.encode(centres, Share(rank, plan.cohort, 0), root.child("client", rank))
-        for rank in range(plan.cohort)
+        plan.mechanism.encode(centres, Share(rank, plan.cohort_size, 0), root.child("client", rank))
+        for rank in range(plan.cohort_size)
     ]
     told = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
     assert np.std(told) > 1
     assert not np.any(sum(vectors) - told)  # the bare sum of zeros: no noise is left
 
 
-@pytest.mark.parametrize("mechanism", [Kind.CENTERED, Kind.DDGAUSS])
+@pytest.mark.parametrize("mechanism", [MechanismName.CENTERED, MechanismName.DDGAUSS])
 def test_attack_an_epsilon_that_lies(mechanism, monkeypatch):
     """A hundredth of the noise, and the promise as it was: the client computes its own epsilon."""
     honest = planned(replace(TARGET, mechanism=mechanism))
     codec = replace(honest.codec, granularity=honest.codec.granularity / 16, fraction_bits=4)
-    noise = Centered(Fraction(2)) if mechanism is Kind.CENTERED else DDGauss(honest.mechanism.sigma / 16)
+    noise = Centered(Fraction(2)) if mechanism is MechanismName.CENTERED else DDGauss(honest.mechanism.sigma / 16)
     liar = replace(honest, codec=codec, mechanism=noise, epsilon=0.1, ring=Ring(32))
     lenient = Policy(least_noise_multiplier=0.0)
     lenient.check(honest, ENROLLED)
@@ -229,7 +232,7 @@ def test_attack_an_epsilon_that_lies(mechanism, monkeypatch):
     monkeypatch.setattr(policy, "_epsilon", lambda plan, _noise: plan.epsilon)
     lenient.check(liar, ENROLLED)
     release = liar.release("", 0, 0, (), liar.quorum)
-    assert client_epsilon([release] * liar.participations, liar.delta) > 30
+    assert client_epsilon([release] * liar.max_participations, liar.delta) > 30
 
 
 def test_attack_an_adjacency_that_flatters(monkeypatch):
@@ -240,13 +243,13 @@ def test_attack_an_adjacency_that_flatters(monkeypatch):
     monkeypatch.setattr(
         policy,
         "client_epsilon",
-        lambda releases, delta: spent(releases, SERVER, delta=delta, cap=len(releases)).epsilon,
+        lambda releases, delta: account(releases, SERVER, delta=delta, max_participations=len(releases)).epsilon,
     )
     Policy(least_noise_multiplier=0.0).check(flattered, ENROLLED)
 
 
-FALLS = Target(
-    dimension=10, population=20, cohort=20, rounds=1, epsilon=8.0, delta=1e-3, dropouts=0.4, colluders=0.25
+FALLS = PrivacyTarget(
+    dimension=10, population=20, cohort_size=20, rounds=1, epsilon=8.0, delta=1e-3, dropouts=0.4, colluders=0.25
 )
 
 
@@ -274,11 +277,11 @@ def test_what_would_do_does():
     wide = replace(FALLS, population=2000, colluders=0.1)
     with pytest.raises(ConfigError, match=r"or a cohort of \d+$") as refusal:
         calibrate(wide)
-    larger = replace(wide, cohort=int(str(refusal.value).split()[-1]))
-    assert 2 * larger.quorum > larger.cohort + larger.cohort_colluders
+    larger = replace(wide, cohort_size=int(str(refusal.value).split()[-1]))
+    assert 2 * larger.quorum > larger.cohort_size + larger.cohort_colluders
 
 
-LARGE = replace(TARGET, population=100_000, cohort=2000, dimension=1000, rounds=10, delta=1e-6)
+LARGE = replace(TARGET, population=100_000, cohort_size=2000, dimension=1000, rounds=10, delta=1e-6)
 
 
 def test_attack_survivors_that_are_cut_off(monkeypatch):
@@ -302,7 +305,9 @@ def test_attack_survivors_that_are_cut_off(monkeypatch):
     def epsilon(kept_out):
         noise = careless.noise(careless.quorum - careless.colluders - kept_out)
         releases = [replace(careless.release("", 0, 0, (), careless.quorum), noise=noise)] * careless.max_attempts
-        return spent(releases, SERVER, delta=careless.delta, cap=careless.participations).epsilon
+        return account(
+            releases, SERVER, delta=careless.delta, max_participations=careless.max_participations
+        ).epsilon
 
     assert epsilon(0) <= careless.epsilon < epsilon(plan.cut_off)
 
@@ -323,11 +328,11 @@ def test_attack_noise_of_survivors_that_are_cut_off(monkeypatch):
 
 
 def test_noise_that_one_client_holds_allows_for_nobody_cut_off():
-    small = replace(TARGET, mechanism=Kind.DESIGNATED, colluders=0.0)
+    small = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
     with pytest.raises(ConfigError, match="cut_off must be 0 where one client may hold all of the noise, got 1"):
         replace(planned(small), cut_off=1)
     with pytest.raises(ConfigError, match="designated under signed consistency takes cohorts of at most 1000"):
-        calibrate(replace(LARGE, mechanism=Kind.DESIGNATED, colluders=0.0))
+        calibrate(replace(LARGE, mechanism=MechanismName.DESIGNATED, colluders=0.0))
 
 
 def test_a_release_counts_the_noise_of_who_cannot_be_cut_off():
@@ -339,6 +344,6 @@ def test_a_release_counts_the_noise_of_who_cannot_be_cut_off():
 
 def test_a_policy_does_not_trust_whom_the_promise_is_made_against():
     """A promise to who sees the models alone says nothing of the server."""
-    amplified = planned(replace(TARGET, against=RELEASED, participations=None, epsilon=1.0, rounds=100))
+    amplified = planned(replace(TARGET, against=RELEASED, max_participations=None, epsilon=1.0, rounds=100))
     with pytest.raises(ConfigError, match="must be at most"):
         Policy(least_noise_multiplier=0.0).check(amplified, ENROLLED)

@@ -9,11 +9,11 @@ import pytest
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Head, Ledger, read_budget
 from d2pfed.runs.directory import Checkpoint, RunDirectory
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 from power import Disk
 
 BUDGET = Budget(1.0, 1e-5)
-STATE = ServerStep().start(np.arange(4, dtype=np.float32))
+STATE = ServerOptimizer().start(np.arange(4, dtype=np.float32))
 HEAD = Head(3, bytes(32))
 
 

@@ -159,10 +159,10 @@ class ChosenBytes(Stream):
         self._chosen = chosen
 
     def bytes(self, count):
-        taken, self._chosen = self._chosen[:count], self._chosen[count:]
-        if len(taken) < count:
+        participations, self._chosen = self._chosen[:count], self._chosen[count:]
+        if len(participations) < count:
             raise _UsedUpError
-        return taken
+        return participations
 
 
 def outcomes(draw, size):

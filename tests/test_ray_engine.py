@@ -14,14 +14,14 @@ from safetensors.numpy import load_file
 
 from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError, TooFewClients
-from d2pfed.learning import Learner, LocalTraining, Optimiser, build_model, load_task
+from d2pfed.learning import LocalTrainer, LocalTraining, Optimizer, build_model, load_task
 from d2pfed.ledger import read_rows
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Kind, Target, calibrate
+from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, Simulation
 from d2pfed.simulation.ray_engine import RayWorkers, on_ray
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
@@ -54,19 +54,19 @@ def without(lost):
     return learn
 
 
-def make_plan(cohort=40, **changes):
+def make_plan(cohort_size=40, **changes):
     wish = {
         "dimension": DIMENSION,
-        "population": 4 * cohort,
-        "cohort": cohort,
+        "population": 4 * cohort_size,
+        "cohort_size": cohort_size,
         "rounds": 2,
         "epsilon": 20.0,
         "dropouts": 0.4,
     }
-    return calibrate(Target(**(wish | changes)))
+    return calibrate(PrivacyTarget(**(wish | changes)))
 
 
-def simulate(plan, crew, fidelity, taken=None):
+def simulate(plan, crew, fidelity, participations=None):
     simulation = Simulation(
         plan=plan,
         model=PARAMS.tobytes(),
@@ -74,9 +74,9 @@ def simulate(plan, crew, fidelity, taken=None):
         encode=crew.encode(PARAMS, SEED),
         dropouts=Dropouts(),
         entropy=Entropy.replay(b"ray"),
-        taken=taken or {},
+        participations=participations or {},
     )
-    session = session_of(plan, Attempt("ray", 0, 0), tuple(range(plan.cohort)))
+    session = session_of(plan, Attempt("ray", 0, 0), tuple(range(plan.cohort_size)))
     return simulation.collect(session, fidelity)
 
 
@@ -87,14 +87,14 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.parametrize("mechanism", [Kind.CENTERED, Kind.SHARED])
+@pytest.mark.parametrize("mechanism", [MechanismName.CENTERED, MechanismName.SHARED])
 @pytest.mark.parametrize("fidelity", list(Fidelity))
 def test_sums_are_those_of_the_in_process_engine(cluster, mechanism, fidelity):
-    plan = make_plan(mechanism=mechanism, dropouts=0.0 if mechanism is Kind.SHARED else 0.4)
-    taken = {3: plan.participations}  # at its cap: zero and its noise, wherever it is encoded
-    here = simulate(plan, InProcess(known), fidelity, taken)
+    plan = make_plan(mechanism=mechanism, dropouts=0.0 if mechanism is MechanismName.SHARED else 0.4)
+    participations = {3: plan.max_participations}  # at its cap: zero and its noise, wherever it is encoded
+    here = simulate(plan, InProcess(known), fidelity, participations)
     with RayWorkers(known, 2, None) as crew:
-        there = simulate(plan, crew, fidelity, taken)
+        there = simulate(plan, crew, fidelity, participations)
         assert there.survivors == here.survivors == tuple(range(40))
         assert np.array_equal(there.unmask().vector, here.unmask().vector)
 
@@ -138,7 +138,7 @@ def test_an_error_in_training_is_no_dropout(cluster):
 
 
 def test_a_thousand_clients_on_two_workers_with_one_killed(cluster):
-    plan = make_plan(cohort=1000, dropouts=0.3)
+    plan = make_plan(cohort_size=1000, dropouts=0.3)
     with RayWorkers(known, 2, None) as crew:
         first, *_ = crew.processes()
         os.kill(first, signal.SIGKILL)
@@ -152,8 +152,8 @@ def test_a_thousand_clients_on_two_workers_with_one_killed(cluster):
 def test_trained_updates_agree_with_the_in_process_engine(cluster):
     task = load_task("digits")
     model = build_model("mlp", task, seed=0)
-    learner = Learner(
-        model, task.clients, LocalTraining(optimiser=Optimiser.SGD, rate=0.1, epochs=1, batch_size=10)
+    learner = LocalTrainer(
+        model, task.clients, LocalTraining(optimizer=Optimizer.SGD, lr=0.1, epochs=1, batch_size=10)
     )
     params = model.initial()
     clients = tuple(range(0, 30, 2))
@@ -171,9 +171,11 @@ def test_a_run_goes_on_with_another_crew_and_the_same_ledger(cluster, tmp_path):
         task="digits",
         data="digits",
         model="logistic",
-        target=Target(dimension=model.dimension, population=40, cohort=20, rounds=3, epsilon=30.0, delta=1e-3),
-        local=LocalTraining(rate=0.5, epochs=1, batch_size=10),
-        step=ServerStep(),
+        target=PrivacyTarget(
+            dimension=model.dimension, population=40, cohort_size=20, rounds=3, epsilon=30.0, delta=1e-3
+        ),
+        local=LocalTraining(lr=0.5, epochs=1, batch_size=10),
+        step=ServerOptimizer(),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=7,

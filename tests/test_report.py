@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.accounting import CLIENT, Adjacency, Scheme, colluding, round_up
+from d2pfed.accounting import CLIENT, Adjacency, Sampling, colluding, round_up
 from d2pfed.errors import ConfigError
-from d2pfed.plan import Kind
+from d2pfed.plan import MechanismName
 from d2pfed.runs.report import Story, write_report
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
@@ -101,8 +101,8 @@ def with_text(name: str, text: str) -> Story:
             return replace(told, explanation=replace(told.explanation, warnings=(text,)))
         case "reason":
             price = told.explanation
-            endless = replace(price.spent[0], epsilon=math.inf, reason=text)
-            return replace(told, explanation=replace(price, spent=(endless, *price.spent[1:])))
+            endless = replace(price.guarantees[0], epsilon=math.inf, reason=text)
+            return replace(told, explanation=replace(price, spent=(endless, *price.guarantees[1:])))
         case "stopped":
             return replace(told, stopped=text, test_accuracy=None)
     return replace(told, **{name: text})
@@ -126,24 +126,24 @@ def test_the_check_for_hostile_text_fails_where_nothing_is_escaped():
 def test_every_observer_has_its_exact_epsilon_and_all_that_it_depends_on():
     told = story(12)
     price = told.explanation
-    further = replace(price.spent[1], observer=colluding(3), epsilon=11.25)
-    told = replace(told, explanation=replace(price, spent=(*price.spent, further)))
+    further = replace(price.guarantees[1], observer=colluding(3), epsilon=11.25)
+    told = replace(told, explanation=replace(price, spent=(*price.guarantees, further)))
     page = Page.read(render(told, []))
     exact = [attributes["value"] for tag, attributes in page.tags if tag == "data"]
-    assert [float(value) for value in exact] == [item.epsilon for item in told.explanation.spent]
-    for item in told.explanation.spent:
+    assert [float(value) for value in exact] == [item.epsilon for item in told.explanation.guarantees]
+    for item in told.explanation.guarantees:
         words = promise(told, item)
         assert words.sentence in page.text
         assert words.scope in page.text
         assert round_up(item.delta, 3) in words.sentence
         assert str(item.unit) in words.sentence
-        for part in (str(item.adjacency), item.sampling, f"at most {item.participations} times"):
+        for part in (str(item.adjacency), item.sampling, f"at most {item.max_participations} times"):
             assert part in words.scope
 
 
 def test_an_infinite_epsilon_is_said_plainly_with_its_reason():
-    told = story(12, Kind.SHARED)
-    exposed = next(item for item in told.explanation.spent if item.observer == CLIENT)
+    told = story(12, MechanismName.SHARED)
+    exposed = next(item for item in told.explanation.guarantees if item.observer == CLIENT)
     assert exposed.epsilon == math.inf
     page = Page.read(render(told, []))
     assert f"may learn anything about a client: epsilon is infinite: {exposed.reason}" in page.text
@@ -160,7 +160,7 @@ def test_what_is_not_finite_leaves_its_plot_out():
 def test_a_huge_epsilon_is_not_called_a_protection():
     told = story(2)
     large, small = (
-        promise(told, replace(told.explanation.spent[0], epsilon=value)).sentence for value in (20.5, 19.5)
+        promise(told, replace(told.explanation.guarantees[0], epsilon=value)).sentence for value in (20.5, 19.5)
     )
     assert "too much to call a protection" in large
     assert "too much" not in small
@@ -192,7 +192,7 @@ def test_facts_settings_explanation_and_verification_are_on_the_page():
         "d2pfed ledger verify ledger.sqlite",
         told.plan.digest.hex(),
         told.data,
-        "local.rate 0.2",
+        "local.lr 0.2",
         f"quorum {told.plan.quorum}",
         f"sampling.population {told.plan.sampling.population}",
     ):
@@ -209,12 +209,12 @@ def test_an_interrupted_run_has_no_test_accuracy_and_the_whole_plans_numbers():
     assert "Test accuracy" not in page.text
     assert "if nobody stopped it" not in page.text
     exact = [float(attributes["value"]) for tag, attributes in page.tags if tag == "data"]
-    assert exact == [item.epsilon for item in told.explanation.spent]
+    assert exact == [item.epsilon for item in told.explanation.guarantees]
 
 
 def test_what_was_spent_so_far_stands_beside_only_where_it_was_told():
     told = replace(story(5), test_accuracy=None, stopped="interrupted")
-    so_far = tuple(replace(item, epsilon=item.epsilon / 2) for item in told.explanation.spent)
+    so_far = tuple(replace(item, epsilon=item.epsilon / 2) for item in told.explanation.guarantees)
     page = Page.read(render(replace(told, so_far=so_far), []))
     assert f"so far {round_up(so_far[0].epsilon, 4)}, if nobody stopped it for what was seen" in page.text
 
@@ -245,7 +245,7 @@ def test_an_observer_that_is_not_asked_about_by_default_has_the_plans_promise():
     assert f"{round_up(told.plan.epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
 
 
-def planted(kind: Kind, scheme: Scheme) -> Story:
+def planted(kind: MechanismName, scheme: Sampling) -> Story:
     """Return a story whose last round has values that are found nowhere else."""
     told = story(12, kind, scheme)
     last = replace(told.rounds[-1], survivors=SECRET_SURVIVORS, attempt=SECRET_ATTEMPT, seconds=SECRET_SECONDS)
@@ -262,14 +262,14 @@ def leaked(directory) -> set[str]:
 
 
 def test_secret_sizes_leave_out_whatever_would_tell_them(tmp_path):
-    html = written(planted(Kind.DESIGNATED, Scheme.POISSON), tmp_path)
+    html = written(planted(MechanismName.DESIGNATED, Sampling.POISSON), tmp_path)
     assert leaked(tmp_path) == set()
     assert not list(tmp_path.glob("plots/survivors*"))
     assert "Survivors by round are left out" in html
 
 
 def test_the_same_search_finds_what_known_sizes_may_show(tmp_path):
-    written(planted(Kind.CENTERED, Scheme.FIXED), tmp_path)
+    written(planted(MechanismName.CENTERED, Sampling.FIXED), tmp_path)
     assert leaked(tmp_path) == {"survivors", "seconds", "retried"}
 
 
@@ -288,14 +288,14 @@ def test_noise_in_a_round_shrinks_with_the_clients_that_are_missing():
     assert told.noise_in(full) == pytest.approx(told.noise_norm)
     assert told.noise_in(half) == pytest.approx(told.noise_norm / 2)
     dimension, plan = 40, told.plan
-    assert told.noise_norm == pytest.approx(math.sqrt(dimension) * plan.sigma / plan.cohort)
+    assert told.noise_norm == pytest.approx(math.sqrt(dimension) * plan.sigma / plan.cohort_size)
     whole = replace(full, update_norm=5 * told.noise_norm / 3)
     assert told.signal_in(whole) == pytest.approx(4 * told.noise_norm / 3)
     assert told.signal_in(replace(full, update_norm=0.0)) == 0
 
 
 def test_noise_that_one_client_adds_does_not_depend_on_survivors():
-    told = story(2, Kind.DESIGNATED)
+    told = story(2, MechanismName.DESIGNATED)
     assert told.noise_in(replace(told.rounds[0], survivors=5)) == told.noise_norm
 
 
@@ -336,7 +336,9 @@ def test_the_meaning_of_epsilon_names_the_other_world():
 
 def test_one_colluder_and_several_are_worded():
     told = story(2)
-    one, three = (promise(told, replace(told.explanation.spent[1], observer=colluding(count))) for count in (1, 3))
+    one, three = (
+        promise(told, replace(told.explanation.guarantees[1], observer=colluding(count))) for count in (1, 3)
+    )
     assert "with 1 client that tells it their noise" in one.sentence
     assert "with 3 clients that tell it their noise" in three.sentence
 
@@ -398,7 +400,7 @@ def test_an_impossible_story_is_refused():
     with pytest.raises(ConfigError, match="in order"):
         replace(told, rounds=told.rounds[::-1])
     with pytest.raises(ConfigError, match="the plan has 2 rounds, the story 3"):
-        replace(told, plan=replace(told.plan, rounds=2, participations=2))
+        replace(told, plan=replace(told.plan, rounds=2, max_participations=2))
     with pytest.raises(ConfigError, match="the story 2 and metrics up to 3"):
         replace(told, done=2)
     with pytest.raises(ConfigError, match="test accuracy"):

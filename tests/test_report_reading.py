@@ -9,39 +9,39 @@ from pathlib import Path
 
 import pytest
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.api import Job, Settings
 from d2pfed.cli import main
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTraining, Optimiser, build_model, load_task
-from d2pfed.plan import Kind, Target
+from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
+from d2pfed.plan import MechanismName, PrivacyTarget
 from d2pfed.runs.report import read_story, write_report
 from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 from stories import Page, outside
 
 FILES = ("plan.json", "settings.json", "metrics.jsonl", "summary.json")
 
 
-def job(kind: Kind, scheme: Scheme, rounds: int, cohort: int = 10) -> Job:
+def job(kind: MechanismName, scheme: Sampling, rounds: int, cohort: int = 10) -> Job:
     task = load_task("digits", population=4 * cohort, partition=None, data_dir=None)
     model = build_model("logistic", task, seed=0)
-    target = Target(
+    target = PrivacyTarget(
         dimension=model.dimension,
         population=4 * cohort,
-        cohort=cohort,
+        cohort_size=cohort,
         rounds=rounds,
         epsilon=8.0,
         mechanism=kind,
-        scheme=scheme,
+        sampling=scheme,
     )
     settings = Settings(
         task="digits",
         data=task.description,
         model="logistic",
         target=target,
-        local=LocalTraining(optimiser=Optimiser.SGD, rate=0.2, epochs=1, batch_size=10),
-        step=ServerStep(),
+        local=LocalTraining(optimizer=Optimizer.SGD, lr=0.2, epochs=1, batch_size=10),
+        step=ServerOptimizer(),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=5,
@@ -53,7 +53,7 @@ def job(kind: Kind, scheme: Scheme, rounds: int, cohort: int = 10) -> Job:
 def finished(tmp_path_factory) -> tuple[Path, bytes]:
     """Return a real run of two rounds, and the report that it left when it was interrupted after one."""
     path = tmp_path_factory.mktemp("runs") / "real"
-    work = job(Kind.CENTERED, Scheme.FIXED, 2)
+    work = job(MechanismName.CENTERED, Sampling.FIXED, 2)
     work.execute(path, None, lambda _: False)
     first = (path / "report.html").read_bytes()
     work.execute(path, None, lambda _: True)
@@ -83,18 +83,26 @@ def test_the_story_has_the_numbers_that_the_run_wrote(run):
     summary = json.loads((run / "summary.json").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert story.test_accuracy == summary["test_accuracy"]
-    assert [item.epsilon for item in story.explanation.spent] == [item["epsilon"] for item in summary["promised"]]
+    assert [item.epsilon for item in story.explanation.guarantees] == [
+        item["epsilon"] for item in summary["promised"]
+    ]
     assert [point.accuracy for point in story.rounds] == [line["accuracy"] for line in lines]
     assert [point.survivors for point in story.rounds] == [10, 10]
     assert story.repeatable
     assert story.ledger == "ledger.sqlite"
     settings = dict(story.settings)
-    assert (settings["local.rate"], settings["target.cohort"], settings["dropouts.masked"]) == ("0.2", "10", "0")
+    assert (settings["local.lr"], settings["target.cohort_size"], settings["dropouts.masked"]) == (
+        "0.2",
+        "10",
+        "0",
+    )
     assert (settings["target.bits"], settings["target.mechanism"]) == ("none", "centered")
 
 
 def test_a_run_of_secret_sizes_logs_nothing_that_tells_them(finished, tmp_path):
-    job(Kind.DESIGNATED, Scheme.POISSON, 1, cohort=40).execute(tmp_path / "secret", None, lambda _: True)
+    job(MechanismName.DESIGNATED, Sampling.POISSON, 1, cohort_size=40).execute(
+        tmp_path / "secret", None, lambda _: True
+    )
     told, known = (read_story(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
     assert (told.survivors, told.attempt, told.seconds) == (None, None, None)
     assert None not in (known.survivors, known.attempt, known.seconds)
@@ -189,7 +197,7 @@ def test_a_file_of_something_else_is_refused_by_name(run, name, content):
         ("plan.json", '"quorum":10', '"quorum":11'),
         ("plan.json", '"quorum":10', '"quorum": 10'),
         ("plan.json", '"":"Ring"', '"":"Ding"'),
-        ("settings.json", '"cohort":10', '"cohort":0'),
+        ("settings.json", '"cohort_size":10', '"cohort_size":0'),
         ("settings.json", '"task":"digits"', '"task":7'),
         ("settings.json", '"rate":{"":"float","is":"0x', '"rate":{"":"float","is":"?x'),
         ("metrics.jsonl", '"accuracy": 0', '"accuracy": 7'),

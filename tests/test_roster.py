@@ -12,7 +12,7 @@ from d2pfed.numerics.chain import first_head
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import crypto, decode_roster, encode_roster, issue_roster
 from d2pfed.secagg import roster as rosters
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
 from d2pfed.secagg.wire import HEADER_BYTES, frame
 from rosters import AUTHORITY, EXPIRES, ISSUED, roster_of, sign_anything
@@ -52,7 +52,7 @@ def test_no_byte_of_a_roster_can_be_changed():
         damaged = bytearray(body)
         damaged[place] ^= 1
         with pytest.raises(PeerError):
-            decode_roster(frame(Kind.ROSTER, bytes(32), 0, bytes(damaged)), PUBLIC)
+            decode_roster(frame(MessageKind.ROSTER, bytes(32), 0, bytes(damaged)), PUBLIC)
 
 
 def test_a_roster_signed_by_somebody_else_is_refused_and_taken_without_the_check(monkeypatch):

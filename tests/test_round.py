@@ -4,10 +4,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting import Adjacency, Scheme
+from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Kind, Plan, Policy, Target, calibrate
+from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, accept, aggregate, gather, private_sum, session_of
 from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
@@ -25,7 +25,7 @@ class Diary:
     events: list = field(default_factory=list)
     limit: int = 99
 
-    def taken(self, run, clients):
+    def participations(self, run, clients):
         return dict.fromkeys(clients, 0)
 
     def reserve(self, release):
@@ -40,9 +40,16 @@ class Diary:
         self.events.append(("void", attempt))
 
 
-def make_plan(kind: Kind = Kind.CENTERED, **changes) -> Plan:
-    wish = {"dimension": D, "population": 100, "cohort": len(COHORT), "rounds": 2, "epsilon": 20.0, "delta": 1e-3}
-    return calibrate(Target(**(wish | {"mechanism": kind} | changes)))
+def make_plan(kind: MechanismName = MechanismName.CENTERED, **changes) -> Plan:
+    wish = {
+        "dimension": D,
+        "population": 100,
+        "cohort_size": len(COHORT),
+        "rounds": 2,
+        "epsilon": 20.0,
+        "delta": 1e-3,
+    }
+    return calibrate(PrivacyTarget(**(wish | {"mechanism": kind} | changes)))
 
 
 def update_of(client: int) -> np.ndarray:
@@ -53,14 +60,14 @@ def updates(clients):
     return map(update_of, clients)
 
 
-def simulation(plan, dropouts=NOBODY, taken=None, seed=b"round"):
+def simulation(plan, dropouts=NOBODY, participations=None, seed=b"round"):
     return Simulation(
         plan=plan,
         model=b"model",
         updates=updates,
         dropouts=dropouts,
         entropy=Entropy.replay(seed),
-        taken=taken or {},
+        participations=participations or {},
     )
 
 
@@ -73,10 +80,10 @@ def run(plan, fidelity, book, first=FIRST, **changes):
     return aggregate(plan, first, same, lambda session, _taken: engine.collect(session, fidelity), book)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.BINOMIAL])
+@pytest.mark.parametrize("kind", [kind for kind in MechanismName if kind is not MechanismName.BINOMIAL])
 @pytest.mark.parametrize("lost", [0, Fraction(1, 12)])
 def test_sum_and_protocol_agree_bit_for_bit(kind, lost):
-    plan = make_plan(kind, dropouts=0 if kind is Kind.SHARED else 0.25, attempts_per_round=16)
+    plan = make_plan(kind, dropouts=0 if kind is MechanismName.SHARED else 0.25, attempts_per_round=16)
     dropouts = Dropouts(lost, lost, lost, lost)
     diaries = Diary(), Diary()
     outcomes = [
@@ -142,7 +149,7 @@ def test_an_attempt_that_fails_after_the_commitment_stays_charged():
 
 
 def test_a_shared_noise_goes_on_with_those_who_were_left():
-    plan, diary = make_plan(Kind.SHARED, attempts_per_round=12), Diary()
+    plan, diary = make_plan(MechanismName.SHARED, attempts_per_round=12), Diary()
     outcome = run(plan, Fidelity.SUM, diary, dropouts=Dropouts(masked=Fraction(1, 10)))
     assert outcome.survivors < len(COHORT)
     assert ("void", 0) in diary.events
@@ -151,9 +158,9 @@ def test_a_shared_noise_goes_on_with_those_who_were_left():
 
 
 def test_at_its_cap_a_client_sends_zero_and_its_noise():
-    plan = make_plan(participations=1)
+    plan = make_plan(max_participations=1)
     full = run(plan, Fidelity.SUM, Diary()).mean
-    capped = run(plan, Fidelity.SUM, Diary(), taken=dict.fromkeys(COHORT, 1)).mean
+    capped = run(plan, Fidelity.SUM, Diary(), participations=dict.fromkeys(COHORT, 1)).mean
     # The same noise around another centre: what is left is the clients' mean, up to the rounding of each draw.
     step = plan.codec.granularity
     assert np.linalg.norm(full - capped - sum(updates(COHORT)) / len(COHORT)) < step * np.sqrt(plan.codec.length)
@@ -161,12 +168,14 @@ def test_at_its_cap_a_client_sends_zero_and_its_noise():
 
 
 def test_the_cap_of_zero_contributions_left_is_where_it_says():
-    plan = make_plan(participations=2)
+    plan = make_plan(max_participations=2)
     session = session_of(plan, FIRST, COHORT)
     zero = np.zeros(D, np.float32)
 
-    def vector(taken, update):
-        participant = Participant(plan=plan, client=10, entropy=Entropy.replay(b"c"), taken=taken)
+    def vector(participations, update):
+        participant = Participant(
+            plan=plan, client=10, entropy=Entropy.replay(b"c"), participations=participations
+        )
         return participant.contribute(session, update, None)
 
     assert not np.array_equal(vector(1, update_of(10)), vector(1, zero))
@@ -192,14 +201,14 @@ def test_a_client_joins_only_what_its_policy_allows():
     assert accept(plan, lenient, invitation).digest == session.digest
     with pytest.raises(ConfigError, match="policy: delta must be at most"):
         accept(plan, Policy(), invitation)
-    few = session_of(make_plan(Kind.DESIGNATED), FIRST, COHORT[:3])
+    few = session_of(make_plan(MechanismName.DESIGNATED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):
         accept(plan, lenient, Advertising(few).outbox()[10])
 
 
 def test_a_private_sum_needs_no_training():
     """A histogram: each client holds one value; the clip of one is exact for one-hot vectors."""
-    plan = make_plan(dimension=4, epsilon=50.0, adjacency=Adjacency.ZERO_OUT, scheme=Scheme.NONE)
+    plan = make_plan(dimension=4, epsilon=50.0, adjacency=Adjacency.ZERO_OUT, sampling=Sampling.NONE)
     vectors = {client: np.eye(4, dtype=np.float32)[client % 4] for client in COHORT}
     diary = Diary()
     total = private_sum(plan, Attempt("histogram", 0, 0), vectors, diary, Entropy.replay(b"sum"))

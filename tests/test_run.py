@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from d2pfed.accounting import SERVER, Scheme
+from d2pfed.accounting import SERVER, Sampling
 from d2pfed.api import Checkpoint, End, Job, RunDirectory, Settings
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.numerics import canonical
-from d2pfed.plan import Target
+from d2pfed.plan import PrivacyTarget
 from d2pfed.round import Participant, run_plan
 from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +33,16 @@ def parts():
 
 
 def settings(model, **changes) -> Settings:
-    wish = Target(dimension=model.dimension, population=40, cohort=20, rounds=4, epsilon=30.0, delta=1e-3)
+    wish = PrivacyTarget(
+        dimension=model.dimension, population=40, cohort_size=20, rounds=4, epsilon=30.0, delta=1e-3
+    )
     base = Settings(
         task="digits",
         data="digits",
         model="logistic",
         target=wish,
-        local=LocalTraining(rate=0.5, epochs=1, batch_size=10),
-        step=ServerStep(rate=1.0, momentum=0.5, averaging=0.5),
+        local=LocalTraining(lr=0.5, epochs=1, batch_size=10),
+        step=ServerOptimizer(lr=1.0, momentum=0.5, averaging=0.5),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=7,
@@ -52,7 +54,7 @@ def job(parts, **changes) -> Job:
     return Job.of(settings(parts[1], **changes), *parts)
 
 
-def spared(model, spare: int) -> Target:
+def spared(model, spare: int) -> PrivacyTarget:
     return replace(settings(model).target, spare=spare, attempts_per_round=spare + 3)
 
 
@@ -152,7 +154,7 @@ def test_a_checkpoint_without_a_checksum_is_caught(parts, tmp_path, finished, mo
     """The planted bug: a flipped bit of a parameter would train on."""
     monkeypatch.setattr("d2pfed.runs.directory._checksum", lambda _checkpoint: "")
     with RunDirectory.open(tmp_path / "other", "{}") as directory:
-        directory.save(Checkpoint(ServerStep().start(np.zeros(3, np.float32)), ""))
+        directory.save(Checkpoint(ServerOptimizer().start(np.zeros(3, np.float32)), ""))
         file = directory.path / "checkpoint.safetensors"
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
@@ -259,13 +261,13 @@ def test_runs_over_the_same_clients_share_one_budget(parts, tmp_path):
 
 
 def test_a_run_keeps_its_own_promise_in_a_richer_ledger(parts, tmp_path):
-    """The plan was stretched by hand: by itself it spends more than it promises, and the ledger would allow it."""
+    """The plan was stretched by hand: by itself it spends more than it guarantees, and the ledger would allow it."""
     planned = job(parts)
     stretched = replace(planned, plan=replace(planned.plan, rounds=40, max_attempts=40))
     ledger = shared_ledger(tmp_path, stretched.plan, times=100)
     summary = stretched.execute(tmp_path / "run", ledger, forever)
     assert (summary.rounds, summary.end, summary.test_accuracy) == (0, End.EXHAUSTED, None)
-    assert "and it promises 30" in summary.stopped
+    assert "and it guarantees 30" in summary.stopped
 
 
 def test_a_run_takes_no_more_attempts_than_it_was_charged_for_in_a_richer_ledger(parts, tmp_path):
@@ -418,13 +420,13 @@ def the_cap_is_counted(parts, path, monkeypatch):
     contribute = Participant.contribute
 
     def noted(self, session, update, group):
-        assert self.taken == seen[self.client]
+        assert self.participations == seen[self.client]
         seen[self.client] += 1
         return contribute(self, session, update, group)
 
     with monkeypatch.context() as patched:
         patched.setattr(Participant, "contribute", noted)
-        wish = replace(spared(parts[1], 6), participations=2, against=SERVER, epsilon=60.0)
+        wish = replace(spared(parts[1], 6), max_participations=2, against=SERVER, epsilon=60.0)
         for rounds in (2, 4):
             job(parts, target=wish, dropouts=Dropouts(unmask=Fraction(2, 5))).execute(path, None, after(rounds))
     assert max(seen.values()) > 2  # some were at their cap
@@ -435,14 +437,14 @@ def test_the_cap_is_counted_in_training_over_attempts_and_resumptions(parts, tmp
 
 
 def test_a_cap_that_is_not_counted_in_training_is_caught(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(Ledger, "taken", lambda _self, _run, clients: dict.fromkeys(clients, 0))
+    monkeypatch.setattr(Ledger, "participations", lambda _self, _run, clients: dict.fromkeys(clients, 0))
     with pytest.raises(AssertionError):
         the_cap_is_counted(parts, tmp_path / "run", monkeypatch)
 
 
 def test_a_resumed_partition_draws_no_client_twice(parts, tmp_path):
     """Without a seed: the secret that draws cohorts is the run's, not the process's."""
-    wish = replace(settings(parts[1]).target, scheme=Scheme.ONCE, cohort=10, against=SERVER)
+    wish = replace(settings(parts[1]).target, sampling=Sampling.ONCE, cohort_size=10, against=SERVER)
     path = tmp_path / "run"
     for rounds in (1, 2, 3, 4):
         job(parts, target=wish, seed=None).execute(path, None, after(rounds))

@@ -12,7 +12,7 @@ from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Consistency, Delivery, decode_invitation, decode_roster, encode_roster, keys, messages
 from d2pfed.secagg.adverts import Joined
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.saved import decode_phase
 from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of, subset_of
 from federation import MODEL, TASK, Federation, make_session, run_round
@@ -58,20 +58,20 @@ def decoders(session, rank, joined, depth):
     everyone = subset_of(len(session.cohort), range(len(session.cohort)))
     context = keys.context(joined, TASK, MODEL, everyone)
     if session.consistency is Consistency.ASSUMED:
-        last = partial(messages.decode_survivors, session, Kind.UNMASK_REQUEST, rank)
+        last = partial(messages.decode_survivors, session, MessageKind.UNMASK_REQUEST, rank)
     else:
         last = partial(messages.decode_signatures, session, rank)
     return {
-        Kind.INVITATION: partial(decode_invitation, depth=depth),
-        Kind.KEY_ADVERTISEMENT: partial(messages.decode_advert, session, rank),
-        Kind.KEY_ADVERTISEMENTS: partial(messages.decode_adverts, session, rank),
-        Kind.ENCRYPTED_SHARES: partial(messages.decode_boxes, joined, rank),
-        Kind.MASK_REQUEST: partial(messages.decode_mask_request, joined, rank),
-        Kind.MASKED_VECTOR: partial(messages.decode_masked, session, rank, context),
-        Kind.SURVIVORS: partial(messages.decode_survivors, session, Kind.SURVIVORS, rank),
-        Kind.SURVIVORS_SIGNATURE: partial(messages.decode_confirmation, session, rank),
-        Kind.UNMASK_REQUEST: last,
-        Kind.UNMASKING_SHARES: partial(messages.decode_opened, joined, rank, everyone),
+        MessageKind.INVITATION: partial(decode_invitation, depth=depth),
+        MessageKind.KEY_ADVERTISEMENT: partial(messages.decode_advert, session, rank),
+        MessageKind.KEY_ADVERTISEMENTS: partial(messages.decode_adverts, session, rank),
+        MessageKind.ENCRYPTED_SHARES: partial(messages.decode_boxes, joined, rank),
+        MessageKind.MASK_REQUEST: partial(messages.decode_mask_request, joined, rank),
+        MessageKind.MASKED_VECTOR: partial(messages.decode_masked, session, rank, context),
+        MessageKind.SURVIVORS: partial(messages.decode_survivors, session, MessageKind.SURVIVORS, rank),
+        MessageKind.SURVIVORS_SIGNATURE: partial(messages.decode_confirmation, session, rank),
+        MessageKind.UNMASK_REQUEST: last,
+        MessageKind.UNMASKING_SHARES: partial(messages.decode_opened, joined, rank, everyone),
     }
 
 
@@ -93,10 +93,12 @@ def samples_of(session):
                 session, np.ones(len(session.cohort), bool), b""
             )
             readers = (
-                readers if kind_of(request) > Kind.KEY_ADVERTISEMENTS else decoders(session, rank, joined, depth)
+                readers
+                if kind_of(request) > MessageKind.KEY_ADVERTISEMENTS
+                else decoders(session, rank, joined, depth)
             )
             for data in (request, answer):
-                fixed = len(data) - (len(MODEL) if kind_of(data) == Kind.MASK_REQUEST else 0)
+                fixed = len(data) - (len(MODEL) if kind_of(data) == MessageKind.MASK_REQUEST else 0)
                 found.append(Sample(data, readers[kind_of(data)], fixed))
             return answer
 
@@ -119,8 +121,8 @@ def small_graphs():
 
 
 def test_the_samples_are_of_every_kind_and_all_are_read():
-    standing = set(range(Kind.STANDING_INVITATION, Kind.STANDING_MASKED + 1))  # kept for later
-    assert {sample.kind for sample in SAMPLES} == set(Kind) - standing
+    standing = set(range(MessageKind.STANDING_INVITATION, MessageKind.STANDING_MASKED + 1))  # kept for later
+    assert {sample.kind for sample in SAMPLES} == set(MessageKind) - standing
     for sample in SAMPLES:
         sample.decode(sample.data)
 
@@ -162,7 +164,7 @@ class Damage:
         way = self.pick(5)
         if way == 0:
             return frame(kind ^ (1 << self.pick(7)), binding, party, body)
-        if way == 1 and kind != Kind.INVITATION:  # an invitation is read before its binding is known
+        if way == 1 and kind != MessageKind.INVITATION:  # an invitation is read before its binding is known
             return frame(kind, self._flip(binding), party, body)
         if way == 2:
             return frame(kind, binding, party ^ (1 << self.pick(64)), body)
@@ -177,7 +179,7 @@ class Damage:
 
 def accepted(count, *path):
     """Damage so many messages and return those that were accepted; anything but a PeerError fails."""
-    damage, taken = Damage(*path), []
+    damage, participations = Damage(*path), []
     for number in range(count):
         sample = SAMPLES[number % len(SAMPLES)]
         damaged = damage.raw(sample.data) if number % 2 else damage.structural(sample)
@@ -187,15 +189,15 @@ def accepted(count, *path):
             sample.decode(damaged)
         except PeerError:
             continue
-        taken.append((sample.kind, damaged))
-    return taken
+        participations.append((sample.kind, damaged))
+    return participations
 
 
 def damage(count: int) -> str:
     """The same by campaign, from fresh seeds, with whatever count."""
     with few():
-        taken = accepted(count, Stream(Entropy.system().key).below(2**64))
-    assert taken == [], taken[:3]
+        participations = accepted(count, Stream(Entropy.system().key).below(2**64))
+    assert participations == [], participations[:3]
     return f"{count} damaged messages: 0 accepted, 0 unexpected exceptions"
 
 
@@ -251,7 +253,7 @@ def test_a_liars_values_leave_a_client_with_a_refusal_or_an_answer(session):
 
 def test_decoded_subsets_cannot_be_changed_by_later_messages():
     session = SESSIONS[0]
-    data = messages.encode_survivors(session, Kind.SURVIVORS, 1, np.ones(5, np.bool_))
-    first, second = (messages.decode_survivors(session, Kind.SURVIVORS, 1, data) for _ in range(2))
+    data = messages.encode_survivors(session, MessageKind.SURVIVORS, 1, np.ones(5, np.bool_))
+    first, second = (messages.decode_survivors(session, MessageKind.SURVIVORS, 1, data) for _ in range(2))
     first[:] = False
     assert second.all()

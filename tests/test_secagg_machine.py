@@ -31,7 +31,7 @@ from d2pfed.secagg import (
     messages,
     phases,
 )
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Advertised, Shared
 from d2pfed.secagg.wire import kind_of
 from federation import MODEL, TASK, Federation, expected_sum, make_session
@@ -129,15 +129,15 @@ class Aggregation(RuleBasedStateMachine):
     @precondition(lambda self: self.answers)
     @rule(pick=picks, bit=picks)
     def an_answer_is_damaged(self, pick, bit):
-        if taken := self.take_unlucky_answer(pick):
-            self.server_refuses(taken[0], flip(taken[1], bit))
+        if participations := self.take_unlucky_answer(pick):
+            self.server_refuses(participations[0], flip(participations[1], bit))
 
     @precondition(lambda self: self.answers)
     @rule(pick=picks, other=picks)
     def an_answer_arrives_under_another_name(self, pick, other):
-        taken = self.take_unlucky_answer(pick)
-        if taken and (names := sorted(self.unlucky - {taken[0]})):
-            self.server_refuses(names[other % len(names)], taken[1])
+        participations = self.take_unlucky_answer(pick)
+        if participations and (names := sorted(self.unlucky - {participations[0]})):
+            self.server_refuses(names[other % len(names)], participations[1])
 
     @precondition(lambda self: self.old_requests)
     @rule(pick=picks)
@@ -176,7 +176,10 @@ class Aggregation(RuleBasedStateMachine):
             with pytest.raises(PeerError):  # whatever it is asked next belongs to its former life
                 self.clients[client].receive(
                     messages.encode_survivors(
-                        self.session, Kind.UNMASK_REQUEST, self.session.rank(client), np.ones(SIZE, np.bool_)
+                        self.session,
+                        MessageKind.UNMASK_REQUEST,
+                        self.session.rank(client),
+                        np.ones(SIZE, np.bool_),
                     )
                 )
 
@@ -247,7 +250,7 @@ class Aggregation(RuleBasedStateMachine):
                 secret for peer in phase.peers.values() for secret in (peer.box_key, peer.mask_shared)
             }
             self.sealed.update(peer.box_key for peer in phase.peers.values())
-        if kind_of(answer) == Kind.UNMASKING_SHARES:
+        if kind_of(answer) == MessageKind.UNMASKING_SHARES:
             self.opened[client] += 1
         assert not any(secret in answer or secret in request for secret in self.secrets)  # I8
 

@@ -386,6 +386,6 @@ def test_a_frame_of_a_client_machine_names_the_client():
     first, second = session.cohort[:2]
     machine = Federation(session).clients[first]
     assert isinstance(machine, Client)
-    request = frame(messages.Kind.INVITATION, session.digest, second, encode_invitation(session, 0)[72:])
+    request = frame(messages.MessageKind.INVITATION, session.digest, second, encode_invitation(session, 0)[72:])
     with pytest.raises(PeerError):
         machine.receive(request)

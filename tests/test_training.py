@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.round import Outcome
-from d2pfed.training import Cohorts, ServerStep, train
+from d2pfed.training import Cohorts, ServerOptimizer, train
 from stats import check_fits, check_mean
 
 FALSE_ALARM = 1e-6
@@ -41,14 +41,14 @@ def close(left, right):
 
 
 def test_the_plain_step_is_federated_averaging():
-    plain = states(ServerStep(), means(5))
+    plain = states(ServerOptimizer(), means(5))
     for before, after, mean in zip(plain, plain[1:], means(5), strict=False):
         assert np.array_equal(after.params, before.params + mean)
         assert np.array_equal(after.average, after.params)
 
 
 def test_momentum_equals_a_loop_by_hand():
-    step, given_means = ServerStep(rate=0.3, momentum=0.9), means(12)
+    step, given_means = ServerOptimizer(lr=0.3, momentum=0.9), means(12)
     params, velocity = np.linspace(-1, 1, 50), np.zeros(50)
     for mean in given_means:
         velocity = 0.9 * velocity + mean
@@ -57,22 +57,22 @@ def test_momentum_equals_a_loop_by_hand():
 
 
 def test_momentum_equals_sgd_of_torch():
-    step, given_means = ServerStep(rate=0.3, momentum=0.9), means(12)
+    step, given_means = ServerOptimizer(lr=0.3, momentum=0.9), means(12)
     params = torch.linspace(-1, 1, 50, dtype=torch.float64, requires_grad=True)
     run(torch.optim.SGD([params], lr=0.3, momentum=0.9), params, given_means)
     assert close(states(step, given_means)[-1].params, params.detach().numpy())
 
 
-def run(optimiser, params, given_means):
+def run(optimizer, params, given_means):
     for mean in given_means:
         params.grad = -torch.from_numpy(mean.astype(np.float64))  # a mean of updates is the way down
-        optimiser.step()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("first", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("rounds", [1, 2, 30])
 def test_two_moments_equal_adam_of_torch(first, rounds):
-    step = ServerStep(rate=0.1, momentum=first, second_moment=0.99)
+    step = ServerOptimizer(lr=0.1, momentum=first, second_moment=0.99)
     params = torch.linspace(-1, 1, 50, dtype=torch.float64, requires_grad=True)
     run(torch.optim.Adam([params], lr=0.1, betas=(first, 0.99), eps=1e-8), params, means(rounds))
     found = states(step, means(rounds))[-1].params
@@ -82,33 +82,33 @@ def test_two_moments_equal_adam_of_torch(first, rounds):
 
 
 def test_decay_shrinks_the_rate_by_the_round():
-    step, given_means = ServerStep(rate=2.0, decay=0.5), means(6)
+    step, given_means = ServerOptimizer(lr=2.0, lr_decay=0.5), means(6)
     expected = np.linspace(-1, 1, 50) + sum(2.0 * 0.5**t * mean for t, mean in enumerate(given_means))
     assert close(states(step, given_means)[-1].params, expected)
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 20))
 def test_averaging_is_the_corrected_exponential_mean_of_the_models(averaging, rounds):
-    found = states(ServerStep(averaging=averaging), means(rounds, 10))[1:]
+    found = states(ServerOptimizer(averaging=averaging), means(rounds, 10))[1:]
     weights = (1 - averaging) * averaging ** np.arange(rounds)[::-1]
     expected = sum(weight * state.params for weight, state in zip(weights, found, strict=True)) / weights.sum()
     assert close(found[-1].average, expected)
 
 
 def test_averaging_does_not_touch_the_training():
-    with_average, without = (states(ServerStep(momentum=0.5, averaging=a), means(8)) for a in (0.9, 0.0))
+    with_average, without = (states(ServerOptimizer(momentum=0.5, averaging=a), means(8)) for a in (0.9, 0.0))
     for left, right in zip(with_average, without, strict=True):
         assert np.array_equal(left.params, right.params)
     assert not np.array_equal(with_average[-1].average, without[-1].average)
 
 
 def test_the_first_average_is_the_first_model_and_not_the_start():
-    first = states(ServerStep(averaging=0.99), means(1))[1]
+    first = states(ServerOptimizer(averaging=0.99), means(1))[1]
     assert close(first.average, first.params)
 
 
 @pytest.mark.parametrize(
-    "step", [ServerStep(), ServerStep(momentum=0.9, second_moment=0.9, averaging=0.5, decay=0.9)]
+    "step", [ServerOptimizer(), ServerOptimizer(momentum=0.9, second_moment=0.9, averaging=0.5, lr_decay=0.9)]
 )
 def test_a_step_changes_no_state_that_was_given_and_keeps_single_precision(step):
     start = step.start(np.ones(4, np.float32))
@@ -136,14 +136,14 @@ def test_a_step_changes_no_state_that_was_given_and_keeps_single_precision(step)
 )
 def test_a_step_that_makes_no_sense_is_refused(wrong, rule):
     with pytest.raises(ConfigError, match=rule):
-        ServerStep(**wrong)
+        ServerOptimizer(**wrong)
 
 
 # Cohorts
 
 
 def cohorts(scheme, population, cohort, name="cohorts"):
-    return Cohorts(Sampling(scheme, population, cohort), ROOT.child(name))
+    return Cohorts(CohortSampling(scheme, population, cohort), ROOT.child(name))
 
 
 def uniform(count):
@@ -157,14 +157,14 @@ def biased(drawn):
 
 def test_fixed_cohorts_are_uniform_subsets():
     index = {subset: number for number, subset in enumerate(combinations(range(6), 3))}
-    drawn = [cohorts(Scheme.FIXED, 6, 3).draw(number, 0, 0) for number in range(20_000)]
+    drawn = [cohorts(Sampling.FIXED, 6, 3).draw(number, 0, 0) for number in range(20_000)]
     check_fits(np.array([index[subset] for subset in drawn]), uniform(20), FALSE_ALARM)
     with pytest.raises(AssertionError, match="chi-square"):
         check_fits(np.array([index[biased(subset)] for subset in drawn]), uniform(20), FALSE_ALARM)
 
 
 def test_fixed_cohorts_of_two_rounds_are_independent():
-    drawn = [cohorts(Scheme.FIXED, 4, 1).draw(number, 0, 0)[0] for number in range(20_000)]
+    drawn = [cohorts(Sampling.FIXED, 4, 1).draw(number, 0, 0)[0] for number in range(20_000)]
     pairs = 4 * np.array(drawn[:-1:2]) + np.array(drawn[1::2])
     check_fits(pairs, uniform(16), FALSE_ALARM)
     stuck = 4 * np.array(drawn[:-1:2]) + np.where(np.arange(10_000) % 10, drawn[1::2], drawn[:-1:2])
@@ -175,7 +175,7 @@ def test_fixed_cohorts_of_two_rounds_are_independent():
 @given(st.integers(1, 200), st.data())
 def test_a_fixed_cohort_is_sorted_and_of_its_size(population, data):
     cohort = data.draw(st.integers(1, population))
-    drawn = cohorts(Scheme.FIXED, population, cohort).draw(
+    drawn = cohorts(Sampling.FIXED, population, cohort).draw(
         data.draw(st.integers(0, 10**9)), data.draw(st.integers(0, 9)), 0
     )
     assert list(drawn) == sorted(set(drawn))
@@ -185,7 +185,7 @@ def test_a_fixed_cohort_is_sorted_and_of_its_size(population, data):
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 5))
 def test_once_is_a_partition(rounds, cohort, left_over):
-    source = cohorts(Scheme.ONCE, rounds * cohort + left_over, cohort)
+    source = cohorts(Sampling.ONCE, rounds * cohort + left_over, cohort)
     drawn = [client for number in range(rounds) for client in source.draw(0, 0, number)]
     assert len(set(drawn)) == len(drawn) == rounds * cohort
     assert set(drawn) <= set(range(rounds * cohort + left_over))
@@ -196,7 +196,7 @@ def test_once_gives_each_client_each_round_alike():
         next(
             number
             for number in range(3)
-            if 4 in cohorts(Scheme.ONCE, 6, 2, f"partition {seed}").draw(0, 0, number)
+            if 4 in cohorts(Sampling.ONCE, 6, 2, f"partition {seed}").draw(0, 0, number)
         )
         for seed in range(5000)
     ]
@@ -204,7 +204,7 @@ def test_once_gives_each_client_each_round_alike():
 
 
 def test_once_has_no_round_beyond_the_population():
-    source = cohorts(Scheme.ONCE, 25, 10)
+    source = cohorts(Sampling.ONCE, 25, 10)
     assert len(source.draw(7, 3, 1)) == 10
     with pytest.raises(ConfigError, match="2 blocks of 10 out of 25, got block 2"):
         source.draw(0, 0, 2)
@@ -212,11 +212,11 @@ def test_once_has_no_round_beyond_the_population():
 
 def test_poisson_coins_are_binomial_and_independent():
     population, cohort, rounds = 20, 5, 8000
-    drawn = [cohorts(Scheme.POISSON, population, cohort).draw(number, 0, 0) for number in range(rounds)]
-    taken = np.zeros((rounds, population))
-    for row, clients in zip(taken, drawn, strict=True):
+    drawn = [cohorts(Sampling.POISSON, population, cohort).draw(number, 0, 0) for number in range(rounds)]
+    participations = np.zeros((rounds, population))
+    for row, clients in zip(participations, drawn, strict=True):
         row[list(clients)] = 1
-    sizes = taken.sum(axis=1).astype(np.int64)
+    sizes = participations.sum(axis=1).astype(np.int64)
 
     def binomial(values):
         return np.array(
@@ -227,19 +227,21 @@ def test_poisson_coins_are_binomial_and_independent():
     with pytest.raises(AssertionError, match="chi-square"):
         check_fits(np.full(rounds, cohort), binomial, FALSE_ALARM)  # a fixed size passed off as coins
     for client in range(population):
-        check_mean(taken[:, client], 0.25, FALSE_ALARM)
-        check_mean(taken[:, client] * taken[:, (client + 1) % population], 0.25**2, FALSE_ALARM)
-        check_mean(taken[1:, client] * taken[:-1, client], 0.25**2, FALSE_ALARM)
+        check_mean(participations[:, client], 0.25, FALSE_ALARM)
+        check_mean(participations[:, client] * participations[:, (client + 1) % population], 0.25**2, FALSE_ALARM)
+        check_mean(participations[1:, client] * participations[:-1, client], 0.25**2, FALSE_ALARM)
     with pytest.raises(AssertionError, match="mean is off"):
-        check_mean(taken[:, 0] * np.maximum(taken[:, 0], taken[:, 1]), 0.25**2, FALSE_ALARM)
+        check_mean(
+            participations[:, 0] * np.maximum(participations[:, 0], participations[:, 1]), 0.25**2, FALSE_ALARM
+        )
 
 
 def test_a_known_cohort_is_always_the_same():
-    source = cohorts(Scheme.NONE, 10, 4)
+    source = cohorts(Sampling.NONE, 10, 4)
     assert source.draw(0, 0, 0) == source.draw(7, 2, 5) == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.ONCE, Scheme.POISSON])
+@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.ONCE, Sampling.POISSON])
 def test_cohorts_follow_from_the_entropy(scheme):
     same, again, other = (cohorts(scheme, 1000, 100, name) for name in ("one", "one", "two"))
     places = [(3, 1, 3), (0, 0, 0), (9, 0, 9)]
@@ -249,14 +251,14 @@ def test_cohorts_follow_from_the_entropy(scheme):
     assert all(type(client) is int for client in same.draw(0, 0, 0))
 
 
-@pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.POISSON])
+@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.POISSON])
 def test_every_attempt_has_a_fresh_cohort(scheme):
     drawn = {cohorts(scheme, 1000, 100).draw(number, attempt, 0) for number in range(20) for attempt in range(5)}
     assert len(drawn) == 100
 
 
 def test_the_cohorts_of_two_attempts_at_a_round_are_independent():
-    source = cohorts(Scheme.FIXED, 4, 1)
+    source = cohorts(Sampling.FIXED, 4, 1)
     pairs = [4 * source.draw(number, 0, 0)[0] + source.draw(number, 1, 0)[0] for number in range(10_000)]
     check_fits(np.array(pairs), uniform(16), FALSE_ALARM)
     same = [
@@ -267,7 +269,7 @@ def test_the_cohorts_of_two_attempts_at_a_round_are_independent():
 
 
 def test_a_partition_goes_by_its_block_alone():
-    source = cohorts(Scheme.ONCE, 100, 10)
+    source = cohorts(Sampling.ONCE, 100, 10)
     assert source.draw(0, 0, 3) == source.draw(5, 2, 3)
     assert not set(source.draw(0, 0, 3)) & set(source.draw(0, 0, 4))
 
@@ -286,7 +288,7 @@ class Descent:
         return Outcome(((number - params) / 2).astype(np.float32), attempt=number % 2, survivors=90 + number)
 
 
-STEP = ServerStep(rate=0.7, momentum=0.5, second_moment=0.9, decay=0.9, averaging=0.8)
+STEP = ServerOptimizer(lr=0.7, momentum=0.5, second_moment=0.9, lr_decay=0.9, averaging=0.8)
 
 
 def test_there_is_one_record_for_each_round():

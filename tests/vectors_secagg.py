@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import Consistency, Delivery, collect, crypto, encode_roster
 from d2pfed.secagg.draws import DrawTree, draw_cohort, draw_key
@@ -54,7 +54,7 @@ def make_federation(name):
         tree = DrawTree(Entropy.replay(b"draws"), DEPTH)
         keys = {client: crypto.signing_public(enrolment_secret(client)) for client in POPULATION}
         roster, opening = roster_of(keys, depth=DEPTH, root=tree.root), tree.open(shape["draw"])
-        sampling = Sampling(Scheme.FIXED, len(POPULATION), 4)
+        sampling = CohortSampling(Sampling.FIXED, len(POPULATION), 4)
         key = draw_key(roster.digest, shape["draw"], opening.seed)
         shape |= {"cohort": draw_cohort(key, roster.clients, sampling, 0), "roster_digest": roster.digest}
     few = (

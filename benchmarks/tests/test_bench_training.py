@@ -10,22 +10,22 @@ import pytest
 import campaign_training
 from benchmarks.training import Federation, compare_with_peers, compare_without_privacy, measure
 from benchmarks.training_peers import Cost, Peer, Work, train_in_a_loop
-from d2pfed.learning import Learner, LocalTraining, build_model, load_task
+from d2pfed.learning import LocalTrainer, LocalTraining, build_model, load_task
 from d2pfed.simulation import Fidelity
 
-LOCAL = LocalTraining(rate=0.5, epochs=1, batch_size=2000)  # one batch: every order of the examples is the same
+LOCAL = LocalTraining(lr=0.5, epochs=1, batch_size=2000)  # one batch: every order of the examples is the same
 
 
 @pytest.fixture(scope="module")
-def learner() -> Learner:
+def learner() -> LocalTrainer:
     task = load_task("digits", population=40)
-    return Learner(build_model("logistic", task, seed=0), task.clients, LOCAL)
+    return LocalTrainer(build_model("logistic", task, seed=0), task.clients, LOCAL)
 
 
 def test_what_is_timed_privately_is_what_is_timed_without_privacy_plus_noise(learner):
     with Federation.open(learner, 20, epsilon=500.0) as federation:
         plain, private = federation.plain(1), federation.private(1, Fidelity.SUM)
-        spread = federation.plan.sigma / federation.plan.cohort
+        spread = federation.plan.sigma / federation.plan.cohort_size
     assert np.linalg.norm(private - plain) < 3 * spread * np.sqrt(learner.model.dimension)
     assert np.linalg.norm(private + plain) > np.linalg.norm(plain)
 

@@ -18,8 +18,8 @@ from reproduction.setting import INFIMNIST
 SEED = b"errata"
 LEVELS = (21, 227)  # the experiments' and, nearly, sqrt(51370) + 1
 MEAN_CASES = (
-    Case(dimension=256, cohort=10, levels=17, sigma=Fraction("0.6"), rounds=300),
-    Case(dimension=1024, cohort=50, levels=33, sigma=Fraction("2.4"), rounds=400),
+    Case(dimension=256, cohort_size=10, levels=17, sigma=Fraction("0.6"), rounds=300),
+    Case(dimension=1024, cohort_size=50, levels=33, sigma=Fraction("2.4"), rounds=400),
 )
 
 
@@ -76,8 +76,9 @@ def _error(case: Case, entropy: Entropy) -> Finding:
         claim=f"at most {real:.3g} (sigma in real units) or {steps:.3g} (in steps)",
         where="Theorem on the mean squared error",
         truth=f"{measured.mean:.3f} +- {measured.deviation:.3f} simulated; corrected bound {corrected_bound(case):.3f}",
-        how=f"Algorithm 1 simulated {case.rounds} times: d = {case.dimension}, N = {case.cohort}, k = {case.levels}, "
-        f"sigma = {float(case.sigma)}, D = 1; the shares are of one draw, so it does not average out over clients",
+        how=f"Algorithm 1 simulated {case.rounds} times: d = {case.dimension}, N = {case.cohort_size}, "
+        f"k = {case.levels}, sigma = {float(case.sigma)}, D = 1; the "
+        f"shares are of one draw, so it does not average out over clients",
     )
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, epsilon_of
+from d2pfed.accounting import Accountant, Adjacency, CohortSampling, Sampling, epsilon_of
 from d2pfed.accounting.conversion import gaussian_epsilon
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import Share, Shared
@@ -25,7 +25,7 @@ def released_epsilon(setting: Setting, multiplier: float, accountant: Accountant
     """Return epsilon of all rounds for one who sees models only, amplified by the random cohorts."""
     return epsilon_of(
         multiplier,
-        Sampling(Scheme.FIXED, setting.population, setting.cohort),
+        CohortSampling(Sampling.FIXED, setting.population, setting.cohort_size),
         setting.rounds,
         adjacency=Adjacency.REPLACE_ONE,
         delta=DELTA,
@@ -33,9 +33,9 @@ def released_epsilon(setting: Setting, multiplier: float, accountant: Accountant
     )
 
 
-def server_epsilon(multiplier: float, participations: int) -> float:
+def server_epsilon(multiplier: float, max_participations: int) -> float:
     """Return epsilon for one who knows the cohorts, of a client that took part so many times: exact, unamplified."""
-    return gaussian_epsilon(DELTA, math.sqrt(participations) / multiplier)
+    return gaussian_epsilon(DELTA, math.sqrt(max_participations) / multiplier)
 
 
 def subtracted_fraction(seed_of_reader: Entropy, entropy: Entropy) -> float:
@@ -44,7 +44,7 @@ def subtracted_fraction(seed_of_reader: Entropy, entropy: Entropy) -> float:
     The clients of the cohort derive the noise from `entropy.child("group")`; whoever holds that derives it too.
     """
     group = entropy.child("group")
-    codec = Codec(rotation=Hadamard(DIMENSION), clip_norm=0.25, granularity=0.025)
+    codec = Codec(rotation=Hadamard(DIMENSION), clip=0.25, granularity=0.025)
     updates = 0.25 * directions(CLIENTS, DIMENSION, 0.0, entropy.child("updates"))
     mechanism, seed = Shared(SIGMA), digest("rotation", entropy.key)
     opened = np.zeros(DIMENSION, np.int64)
@@ -77,8 +77,8 @@ def _clients(entropy: Entropy) -> Finding:
 
 
 def _server() -> Finding:
-    claimed = float(INFIMNIST.sigma / (CLAIMED_SENSITIVITY * INFIMNIST.clip_norm))
-    honest = float(INFIMNIST.sigma / (2 * INFIMNIST.clip_norm))
+    claimed = float(INFIMNIST.sigma / (CLAIMED_SENSITIVITY * INFIMNIST.clip))
+    honest = float(INFIMNIST.sigma / (2 * INFIMNIST.clip))
     published = released_epsilon(INFIMNIST, claimed, Accountant.WBK_MIRONOV)
     tight = released_epsilon(INFIMNIST, claimed, Accountant.PLD)
     return Finding(

@@ -24,7 +24,7 @@ def repeat_chance(population: int, draws: int) -> float:
 
 def truncated_deviation(setting: Setting) -> float:
     """Return the standard deviation, over the wanted one, of a client's noise cut at 100 times its variance."""
-    variance, step = float(setting.sigma**2 / setting.cohort), float(setting.step(setting.levels))
+    variance, step = float(setting.sigma**2 / setting.cohort_size), float(setting.step(setting.levels))
     reach = 100 * variance // step
     steps = np.arange(-reach, reach + 1)
     weights = np.exp(-((steps * step) ** 2) / (2 * variance))
@@ -47,7 +47,7 @@ def _clip() -> Finding:
 
 def _replacement() -> Finding:
     chances = ", ".join(
-        f"{setting.name} {repeat_chance(setting.population, setting.cohort):.1%}"
+        f"{setting.name} {repeat_chance(setting.population, setting.cohort_size):.1%}"
         for setting in (INFIMNIST, CIFAR10)
     )
     return Finding(
@@ -61,7 +61,7 @@ def _replacement() -> Finding:
 
 
 def _separate_noise() -> Finding:
-    width = float(INFIMNIST.sigma_steps(INFIMNIST.levels)) / math.sqrt(INFIMNIST.cohort)
+    width = float(INFIMNIST.sigma_steps(INFIMNIST.levels)) / math.sqrt(INFIMNIST.cohort_size)
     return Finding(
         topic="code: noise",
         claim="all clients add shares of one common draw",
@@ -74,7 +74,7 @@ def _separate_noise() -> Finding:
 
 def _truncated() -> Finding:
     infimnist, cifar = (truncated_deviation(setting) for setting in (INFIMNIST, CIFAR10))
-    cut = 100 * float(CIFAR10.sigma) / math.sqrt(CIFAR10.cohort)
+    cut = 100 * float(CIFAR10.sigma) / math.sqrt(CIFAR10.cohort_size)
     return Finding(
         topic="code: tails of the noise",
         claim="the discrete Gaussian has unbounded support",
@@ -99,7 +99,7 @@ def _group() -> Finding:
 
 
 def _coins() -> Finding:
-    levels, cohort = INFIMNIST.binomial_levels, INFIMNIST.cohort
+    levels, cohort = INFIMNIST.binomial_levels, INFIMNIST.cohort_size
     room = 2**24 - cohort * (levels - 1) - 1
     used, possible = (_cpsgd_epsilon(coins) for coins in (INFIMNIST.binomial_trials, room))
     return Finding(
@@ -117,7 +117,7 @@ def _cpsgd_epsilon(coins: int) -> float:
         trials=coins,
         levels=INFIMNIST.binomial_levels,
         dimension=INFIMNIST.dimension,
-        rate=INFIMNIST.cohort / INFIMNIST.population,
+        rate=INFIMNIST.cohort_size / INFIMNIST.population,
         rounds=INFIMNIST.rounds,
         delta=DELTA,
         delta_per_round=1e-6,

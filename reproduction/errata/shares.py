@@ -43,14 +43,14 @@ def cohort_of(setting: Setting, levels: int, cosine: float, entropy: Entropy) ->
     """Clip, rotate and quantise made-up updates, and draw the noise, as Algorithm 1 does."""
     codec = Codec(
         rotation=Hadamard(setting.dimension),
-        clip_norm=float(setting.clip_norm),
+        clip=float(setting.clip),
         granularity=float(setting.step(levels)),
     )
     seed = digest("rotation", entropy.key)
-    rounded = np.empty((setting.cohort, codec.length), np.int64)
-    updates = directions(setting.cohort, setting.dimension, cosine, entropy.child("updates"))
+    rounded = np.empty((setting.cohort_size, codec.length), np.int64)
+    updates = directions(setting.cohort_size, setting.dimension, cosine, entropy.child("updates"))
     for client, update in enumerate(updates):
-        centres = codec.prepare(update * float(setting.clip_norm), seed)
+        centres = codec.prepare(update * float(setting.clip), seed)
         rounded[client] = stochastic_round(centres, entropy.child("rounding", client).stream())
     nu = DiscreteGaussian(setting.sigma_steps(levels)).draw(codec.length, entropy.child("noise").stream())
     return Cohort(rounded, nu)
@@ -156,7 +156,7 @@ def _literal(curves: dict[str, Curve]) -> Finding:
 
 
 def _integer(levels: int) -> Finding:
-    sigma, cohort = INFIMNIST.sigma_steps(levels), INFIMNIST.cohort
+    sigma, cohort = INFIMNIST.sigma_steps(levels), INFIMNIST.cohort_size
     intact, broken = (unit_divergence(noise_pmf(sigma, cohort, missing)) for missing in (0, 1))
     moved = ((levels - 1) // 2) ** 2  # coordinates that a vector of norm D can move by one step each
     return Finding(

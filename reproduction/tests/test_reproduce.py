@@ -15,7 +15,7 @@ from d2pfed.cli import main
 from d2pfed.errors import ConfigError
 from d2pfed.learning import build_model, load_task
 from d2pfed.noise.mechanisms import BinomialNoise, Shared
-from d2pfed.plan import Kind, Plan
+from d2pfed.plan import MechanismName, Plan
 from reproduction.catalogue import CATALOGUE, chosen
 from reproduction.exhibit import Exhibit, Place, Size, write
 from reproduction.frontier import _QUICK_KINDS, frontier
@@ -45,7 +45,9 @@ def scene() -> Scene:
     """The paper's experiment in small: 8 x 8 digits, a linear model, two rounds."""
     task = load_task("digits", population=600)
     model = build_model("logistic", task, seed=0)
-    small = replace(INFIMNIST, task="digits", model="logistic", dimension=650, population=600, cohort=6, rounds=2)
+    small = replace(
+        INFIMNIST, task="digits", model="logistic", dimension=650, population=600, cohort_size=6, rounds=2
+    )
     return Scene(small, task, model, "iid", replace(PAPER_LOCAL, epochs=1))
 
 
@@ -84,10 +86,10 @@ def test_d2pfed_is_the_papers_algorithm_with_its_parameters(scene):
     plan = d2pfed(scene).work
     assert isinstance(plan, Plan)
     assert isinstance(plan.mechanism, Shared)
-    assert plan.codec.clip_norm == 0.25
+    assert plan.codec.clip == 0.25
     assert plan.codec.box == pytest.approx(10 * plan.codec.granularity)  # 21 levels from -g_max to g_max
     assert plan.sigma == pytest.approx(0.6, rel=1e-4)
-    assert plan.neighbours == plan.cohort - 1
+    assert plan.neighbours == plan.cohort_size - 1
 
 
 def test_where_the_levels_are_fine_no_coordinate_is_bounded(scene):
@@ -102,7 +104,7 @@ def test_cpsgd_has_the_papers_levels_and_coins(scene):
     plan = cpsgd(scene).work
     assert isinstance(plan, Plan)
     assert isinstance(plan.mechanism, BinomialNoise)
-    assert 0 <= plan.mechanism.trials * plan.cohort - 3_642_525 < 2 * plan.cohort
+    assert 0 <= plan.mechanism.trials * plan.cohort_size - 3_642_525 < 2 * plan.cohort_size
     assert float(plan.codec.radius) == pytest.approx(300, abs=0.01)
     assert plan.ring.bits == 24
 
@@ -116,13 +118,13 @@ def test_a_plan_by_hand_promises_what_it_costs_and_longer_updates_cost_more(scen
 
 
 def test_a_calmed_system_moves_less_the_more_noise_it_has(scene):
-    noisy, quiet = planned(scene, Kind.BINOMIAL, 1.0), planned(scene, Kind.CENTERED, 1.0)
-    rates = [calmed(system, relative_error(system)).step.rate for system in (noisy, quiet)]
-    assert rates[0] < rates[1] <= quiet.step.rate
+    noisy, quiet = planned(scene, MechanismName.BINOMIAL, 1.0), planned(scene, MechanismName.CENTERED, 1.0)
+    rates = [calmed(system, relative_error(system)).step.lr for system in (noisy, quiet)]
+    assert rates[0] < rates[1] <= quiet.step.lr
     assert calmed(fedavg(scene), 0.5) == fedavg(scene)
 
 
-@pytest.mark.parametrize("kind", [Kind.DESIGNATED, Kind.DDGAUSS])
+@pytest.mark.parametrize("kind", [MechanismName.DESIGNATED, MechanismName.DDGAUSS])
 def test_mechanisms_of_no_figure_go_through_the_loop_too(scene, place, kind):
     (curve,) = carry_out([planned(scene, kind, 5.0)], place)
     assert len(curve.validation) == 2
@@ -173,7 +175,7 @@ def test_another_setting_is_another_run(scene, place, tmp_path):
 
 
 def test_clients_whose_training_diverges_send_zero(scene, place, tmp_path):
-    wild = replace(fedavg(scene), local=replace(PAPER_LOCAL, rate=1e6, epochs=2))
+    wild = replace(fedavg(scene), local=replace(PAPER_LOCAL, lr=1e6, epochs=2))
     (curve,) = carry_out([wild], replace(place, folder=tmp_path))
     assert np.isfinite(curve.validation).all()
 
@@ -280,8 +282,8 @@ def test_missing_data_is_one_line(monkeypatch, capsys, tmp_path):
 
 
 def test_a_folder_that_is_a_file_is_one_line(monkeypatch, capsys, tmp_path):
-    (tmp_path / "taken").touch()
-    status, _, text = command(monkeypatch, capsys, "fig2", "--quick", "--out", str(tmp_path / "taken"))
+    (tmp_path / "participations").touch()
+    status, _, text = command(monkeypatch, capsys, "fig2", "--quick", "--out", str(tmp_path / "participations"))
     assert status == 2
     assert "d2pfed: [Errno 17] File exists: " in text
     assert "Traceback" not in text

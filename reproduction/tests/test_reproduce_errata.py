@@ -188,8 +188,8 @@ def test_rounded_shares_show_the_sum_and_integer_shares_do_not(cohort):
 
 # The error of the mean
 
-SMALL_CASE = error.Case(dimension=256, cohort=10, levels=17, sigma=Fraction("0.6"), rounds=150)
-MEDIUM_CASE = error.Case(dimension=1024, cohort=50, levels=33, sigma=Fraction("2.4"), rounds=60)
+SMALL_CASE = error.Case(dimension=256, cohort_size=10, levels=17, sigma=Fraction("0.6"), rounds=150)
+MEDIUM_CASE = error.Case(dimension=1024, cohort_size=50, levels=33, sigma=Fraction("2.4"), rounds=60)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_no_simulated_literal_sum_leaves_its_range():
 
 
 def test_a_measured_upload_is_the_one_foretold():
-    setting = replace(INFIMNIST, dimension=1000, cohort=12)
+    setting = replace(INFIMNIST, dimension=1000, cohort_size=12)
     ours = [upload for upload in communication.uploads(setting) if upload.system.startswith("ours")]
     for upload in ours:
         session = communication.session_of(setting, upload)
@@ -366,7 +366,7 @@ def test_the_table_of_errors_shows_the_violation_in_every_row(tmp_path):
 
 @pytest.mark.parametrize(("size", "measured"), [(Size.QUICK, 2), (Size.FULL, 6)])
 def test_the_table_of_uploads_measures_more_than_it_needs(tmp_path, size, measured):
-    small = replace(INFIMNIST, dimension=500, cohort=12)
+    small = replace(INFIMNIST, dimension=500, cohort_size=12)
     exhibit = communication.compare((small,), _silent(tmp_path, size))
     rows = [dict(zip(exhibit.table.columns, row, strict=True)) for row in exhibit.table.rows]
     sent = [row for row in rows if row["bytes measured, whole protocol"] is not None]

@@ -10,7 +10,7 @@ import torch
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, StoredClients, Task
 from d2pfed.learning.leaves import dead_leaves
-from d2pfed.ledger import Kind, read_rows
+from d2pfed.ledger import RowKind, read_rows
 from reproduction.exhibit import Place, Size, write
 from reproduction.honest import COLUMNS, DELTA, EPSILON, SCALES, Scale, show
 
@@ -112,7 +112,7 @@ def test_runs_are_charged_to_a_ledger_as_often_as_the_table_says(shown):
     for name, record in exhibit.ran.items():
         row = next(row for row in rows(exhibit) if row["setting"] == name)
         ledger = read_rows(folder / "runs" / record["run"] / "ledger.sqlite")
-        assert sum(line.kind is Kind.COMMIT for line in ledger) == row["rounds run"]
+        assert sum(line.kind is RowKind.COMMIT for line in ledger) == row["rounds run"]
 
 
 def test_what_was_run_is_read_again_and_not_repeated(shown):

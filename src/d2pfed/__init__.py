@@ -1,7 +1,7 @@
 """Federated learning with secure aggregation and distributed differential privacy.
 
-The names here are the whole of what most programs need: wish (`Target`), plan (`calibrate`), explain, account, and
-run private rounds. Training needs the extra `train` and lives in `d2pfed.learning` and `d2pfed.api`.
+The names here are what most programs need: what is asked for (`PrivacyTarget`), what it takes (`calibrate`,
+`describe`), what it costs, and private sums. Training needs the extra `train`.
 """
 
 from d2pfed.accounting import (
@@ -10,31 +10,31 @@ from d2pfed.accounting import (
     RELEASED,
     SERVER,
     Adjacency,
+    CohortSampling,
+    Guarantee,
     Observer,
     Release,
     Sampling,
-    Scheme,
-    Spent,
+    account,
     colluding,
-    spent,
 )
 from d2pfed.errors import BudgetExceeded, ConfigError, D2PFedError, LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import Budget, Ledger, verify
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Explanation, Kind, Plan, Policy, Target, calibrate, explain
+from d2pfed.plan import MechanismName, Plan, PlanSummary, Policy, PrivacyTarget, calibrate, describe
 from d2pfed.round import Participant, aggregate, private_sum
-from d2pfed.training import ServerStep, train
+from d2pfed.training import ServerOptimizer, train
 
 __all__ = [
-    "Target",
-    "Kind",
+    "PrivacyTarget",
+    "MechanismName",
     "calibrate",
     "Plan",
     "Policy",
-    "explain",
-    "Explanation",
-    "spent",
-    "Spent",
+    "describe",
+    "PlanSummary",
+    "account",
+    "Guarantee",
     "Observer",
     "RELEASED",
     "SERVER",
@@ -43,8 +43,8 @@ __all__ = [
     "ALONE",
     "Release",
     "Adjacency",
+    "CohortSampling",
     "Sampling",
-    "Scheme",
     "Ledger",
     "Budget",
     "verify",
@@ -53,7 +53,7 @@ __all__ = [
     "Participant",
     "aggregate",
     "train",
-    "ServerStep",
+    "ServerOptimizer",
     "D2PFedError",
     "ConfigError",
     "PeerError",

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import Release, Scheme, is_amplified
+from d2pfed.accounting import Release, Sampling, is_amplified
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.ledger import RunPlan
 from d2pfed.noise.codec import FloatVector
@@ -76,15 +76,15 @@ def session_of(
 def sketch_of(plan: Plan) -> Session:
     """Return a session of the plan with clients that do not exist, for its sizes alone."""
     roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
-    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort)), (roster, 0, 0))
+    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort_size)), (roster, 0, 0))
 
 
 def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple[bytes, int, int]) -> Session:
     roster_digest, draw, block = drawn
     size, delivery = len(cohort), delivery_of(plan)
-    planned = size == plan.cohort
+    planned = size == plan.cohort_size
     is_signed = plan.consistency is Consistency.SIGNED
-    if is_signed or (delivery is Delivery.QUORUM and plan.sampling.scheme is not Scheme.POISSON):
+    if is_signed or (delivery is Delivery.QUORUM and plan.sampling.method is not Sampling.POISSON):
         require_planned_size(plan, size)
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
     quorum = plan.quorum
@@ -114,8 +114,8 @@ def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple
 
 def require_planned_size(plan: Plan, size: int) -> None:
     """Refuse a cohort of another size: in a larger one the quorum would be a smaller part, and have two views."""
-    if size != plan.cohort:
-        raise PeerError(f"a cohort must have the planned {plan.cohort} clients, got {size}")
+    if size != plan.cohort_size:
+        raise PeerError(f"a cohort must have the planned {plan.cohort_size} clients, got {size}")
 
 
 def delivery_of(plan: Plan) -> Delivery:
@@ -135,20 +135,20 @@ def rotation_seed(session: Session) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """The client half: what one client brings to an attempt. `taken` counts its earlier contributions."""
+    """The client half: what one client brings to an attempt. `participations` counts its earlier contributions."""
 
     plan: Plan
     client: int
     entropy: Entropy
-    taken: int
+    participations: int
 
     def contribute(self, session: Session, update: NDArray[np.floating], group: bytes | None) -> RingVector:
-        """Turn an update into the ring vector that is masked and sent: the only encoder there is.
+        """RotationName an update into the ring vector that is masked and sent: the only encoder there is.
 
         At its cap a client sends zero and its noise: staying away would tell that it was chosen, and would bias the
         sampling that the guarantee rests on.
         """
-        own = update if self.taken < self.plan.participations else np.zeros_like(update)
+        own = update if self.participations < self.plan.max_participations else np.zeros_like(update)
         share = Share(
             rank=session.rank(self.client),
             holders=len(session.cohort),
@@ -244,7 +244,7 @@ def require_planned_number(plan: Plan, invited: Invitation) -> None:
 def require_draw_by_number(plan: Plan, invited: Invitation, first_draw: int) -> None:
     """Refuse a draw that the server has picked: attempts take the draws in turn, under `once` all take the first."""
     steps = invited.round * plan.attempts_per_round + invited.attempt
-    due = first_draw if plan.sampling.scheme is Scheme.ONCE else first_draw + steps
+    due = first_draw if plan.sampling.method is Sampling.ONCE else first_draw + steps
     if invited.draw != due:
         raise PeerError(f"round {invited.round}, attempt {invited.attempt} is of draw {due}, got {invited.draw}")
 
@@ -368,7 +368,7 @@ class Book(Protocol):
         """Take back an attempt in which nothing can be unmasked any more."""
         ...
 
-    def taken(self, run: str, clients: Iterable[int]) -> Mapping[int, int]:
+    def participations(self, run: str, clients: Iterable[int]) -> Mapping[int, int]:
         """Return in how many attempts of a run that were not void each client took part."""
         ...
 
@@ -391,9 +391,10 @@ Collect = Callable[[Session, Mapping[int, int]], Collected]
 
 def run_plan(plan: Plan) -> RunPlan:
     """Return what a run of this plan is charged: all attempts that it may take, each with no more than a quorum."""
-    if plan.sampling.scheme is Scheme.POISSON and plan.cohort < LEAST_SECRET_COHORT:
+    if plan.sampling.method is Sampling.POISSON and plan.cohort_size < LEAST_SECRET_COHORT:
         raise ConfigError(
-            f"cohorts of secret size must have at least {LEAST_SECRET_COHORT} clients on average, got {plan.cohort}"
+            f"cohorts of secret size must have at least {LEAST_SECRET_COHORT} clients on average, "
+            f"got {plan.cohort_size}"
         )
     return RunPlan(
         plan=plan.digest,
@@ -401,7 +402,7 @@ def run_plan(plan: Plan) -> RunPlan:
         rounds=plan.rounds,
         max_attempts=plan.max_attempts,
         attempts_per_round=plan.attempts_per_round,
-        participations=plan.participations,
+        max_participations=plan.max_participations,
         epsilon=plan.epsilon,
         delta=plan.delta,
         observer=plan.against,
@@ -430,11 +431,11 @@ def aggregate(
         cohort = draw(attempt)
         if left and set(left) < set(cohort):
             cohort = left
-        cohort, taken, left = *_standing(plan, run, cohort, book), ()
+        cohort, participations, left = *_standing(plan, run, cohort, book), ()
         session = bind(Attempt(run, number, attempt), cohort)
         book.reserve(plan.release(run, number, attempt, cohort, plan.quorum))
         try:
-            collected = collect(session, taken)
+            collected = collect(session, participations)
         except TooFewClients as lack:
             book.void(run, number, attempt)
             if _may_shrink(plan) and len(lack.left) > 1:
@@ -446,7 +447,7 @@ def aggregate(
             total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
-        mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort)
+        mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort_size)
         return Outcome(mean, attempt, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
@@ -458,16 +459,19 @@ def _may_shrink(plan: Plan) -> bool:
 
 def _standing(plan: Plan, run: str, cohort: tuple[int, ...], book: Book) -> tuple[tuple[int, ...], dict[int, int]]:
     """Return who is asked, and how often each has contributed; whoever is at its cap sends zero and its noise."""
-    taken = dict(book.taken(run, cohort))
-    if plan.sampling.scheme is Scheme.ONCE and (used := [client for client in cohort if taken[client]]):
+    participations = dict(book.participations(run, cohort))
+    if plan.sampling.method is Sampling.ONCE and (used := [client for client in cohort if participations[client]]):
         # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
         raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")
-    if plan.sampling.scheme is Scheme.POISSON and len(cohort) < _FEWEST:
+    if plan.sampling.method is Sampling.POISSON and len(cohort) < _FEWEST:
         # That so few were drawn is a secret, so the round looks like any other: others fill it up with zeros.
-        others = (client for client in range(plan.sampling.population) if client not in taken)
+        others = (client for client in range(plan.sampling.population) if client not in participations)
         silent = tuple(islice(others, _FEWEST - len(cohort)))
-        cohort, taken = tuple(sorted(cohort + silent)), taken | dict.fromkeys(silent, plan.participations)
-    return cohort, taken
+        cohort, participations = (
+            tuple(sorted(cohort + silent)),
+            participations | dict.fromkeys(silent, plan.max_participations),
+        )
+    return cohort, participations
 
 
 def private_sum(
@@ -482,15 +486,18 @@ def private_sum(
     if is_amplified(plan.sampling):
         raise ConfigError(
             f"a sum over given clients is of a plan with sampling none or once, or of everyone, got "
-            f"{plan.sampling.scheme}, {plan.cohort} of {plan.sampling.population}"
+            f"{plan.sampling.method}, {plan.cohort_size} of {plan.sampling.population}"
         )
-    if not _FEWEST <= len(vectors) <= plan.cohort:
-        raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort}, got {len(vectors)}")
+    if not _FEWEST <= len(vectors) <= plan.cohort_size:
+        raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort_size}, got {len(vectors)}")
 
-    def collect(session: Session, taken: Mapping[int, int]) -> Collected:
+    def collect(session: Session, participations: Mapping[int, int]) -> Collected:
         def join(client: int) -> Client:
             participant = Participant(
-                plan=plan, client=client, entropy=entropy.child("client", client), taken=taken[client]
+                plan=plan,
+                client=client,
+                entropy=entropy.child("client", client),
+                participations=participations[client],
             )
             return participant.join(session, lambda _task, _model: vectors[client])
 
@@ -500,4 +507,4 @@ def private_sum(
         )
 
     mean = aggregate(plan, first, lambda _attempt: tuple(sorted(vectors)), collect, book).mean
-    return mean * np.float32(plan.cohort)
+    return mean * np.float32(plan.cohort_size)

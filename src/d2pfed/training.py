@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy, Stream
@@ -18,7 +18,7 @@ MOST_RATE = 1e6  # greater steps than any float32 model outlives
 class Cohorts:
     """Draws the cohort of each attempt, and states by which scheme it does."""
 
-    sampling: Sampling
+    sampling: CohortSampling
     entropy: Entropy
 
     def draw(self, number: int, attempt: int, block: int) -> tuple[int, ...]:
@@ -27,11 +27,11 @@ class Cohorts:
         Guarantee: each attempt has its own independent draw; of a partition, its block, which no other charged attempt
         may have. Proof: theory.md#attempts. Checked: test_training.py::test_every_attempt_has_a_fresh_cohort.
         """
-        population, cohort = self.sampling.population, self.sampling.cohort
-        match self.sampling.scheme:
-            case Scheme.FIXED:
+        population, cohort = self.sampling.population, self.sampling.cohort_size
+        match self.sampling.method:
+            case Sampling.FIXED:
                 chosen = self._fresh(number, attempt).subset(population, cohort)
-            case Scheme.ONCE:
+            case Sampling.ONCE:
                 if (block + 1) * cohort > population:
                     raise ConfigError(
                         f"sampling `once` has {population // cohort} blocks of {cohort} out of {population}, "
@@ -39,9 +39,9 @@ class Cohorts:
                     )
                 order = self.entropy.child("partition").stream().permutation(population)
                 chosen = np.sort(order[block * cohort : (block + 1) * cohort])
-            case Scheme.POISSON:
+            case Sampling.POISSON:
                 chosen = np.flatnonzero(self._fresh(number, attempt).below_each(population, population) < cohort)
-            case Scheme.NONE:
+            case Sampling.NONE:
                 chosen = np.arange(population)[:cohort]
         return tuple(int(client) for client in chosen)
 
@@ -50,23 +50,23 @@ class Cohorts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStep:
+class ServerOptimizer:
     """How the server moves the model by a round's mean: FedAvg with momentum or Adam, decay and averaging."""
 
-    rate: float = 1.0
+    lr: float = 1.0
     momentum: float = 0.0
     second_moment: float = 0.0  # Adam's second decay; 0 means none
-    decay: float = 1.0  # the rate is multiplied by this each round
+    lr_decay: float = 1.0  # the rate is multiplied by this each round
     averaging: float = 0.0  # decay of the running average of models; 0 means the last model counts
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= MOST_RATE:
-            raise ConfigError(f"the server's rate must be positive and at most {MOST_RATE:g}, got {self.rate}")
+        if not 0 < self.lr <= MOST_RATE:
+            raise ConfigError(f"the server's lr must be positive and at most {MOST_RATE:g}, got {self.lr}")
         for name in ("momentum", "second_moment", "averaging"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"the server's {name} must be in [0, 1), got {getattr(self, name)}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"the server's decay must be in (0, 1], got {self.decay}")
+        if not 0 < self.lr_decay <= 1:
+            raise ConfigError(f"the server's lr_decay must be in (0, 1], got {self.lr_decay}")
 
     def start(self, params: FloatVector) -> "ServerState":
         """Return the state before the first round."""
@@ -82,7 +82,7 @@ class ServerStep:
             second = self.second_moment * second + (1 - self.second_moment) * mean**2
             first = velocity * ((1 - self.momentum) / (1 - self.momentum**done))
             move = first / (np.sqrt(second / (1 - self.second_moment**done)) + 1e-8)
-        params = state.params + np.float32(self.rate * self.decay**state.rounds) * move
+        params = state.params + np.float32(self.lr * self.lr_decay**state.rounds) * move
         # The average's weights are corrected for its start, so early models do not linger in it.
         weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0
         average = state.average + np.float32(weight) * (params - state.average)
@@ -114,7 +114,7 @@ class RoundRecord:
 Aggregate = Callable[[int, FloatVector], Outcome]
 
 
-def train(state: ServerState, step: ServerStep, rounds: int, aggregate: Aggregate) -> Iterator[RoundRecord]:
+def train(state: ServerState, step: ServerOptimizer, rounds: int, aggregate: Aggregate) -> Iterator[RoundRecord]:
     """Yield one record a round until `rounds` are done; stop asking and nothing more happens."""
     while state.rounds < rounds:
         outcome = aggregate(state.rounds, state.params)

@@ -5,11 +5,11 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
-from d2pfed.accounting import SERVER, Scheme
+from d2pfed.accounting import SERVER, Sampling
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import read_roster
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.plan import Plan, Target, calibrate
+from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 from digits.task import Net, load_test_data, test
 
@@ -43,15 +43,15 @@ def make_plan(config: UserConfig) -> Plan:
     population, cohort = int(config["population"]), int(config["cohort"])
     rounds = int(config["num-server-rounds"])
     return calibrate(
-        Target(
+        PrivacyTarget(
             dimension=sum(parameter.numel() for parameter in Net().parameters()),
             population=population,
-            cohort=cohort,
+            cohort_size=cohort,
             rounds=rounds,
             epsilon=float(config["epsilon"]),
             delta=float(config["delta"]),
             against=SERVER,
-            scheme=Scheme.NONE if cohort == population else Scheme.FIXED,
+            sampling=Sampling.NONE if cohort == population else Sampling.FIXED,
             dropouts=float(config["dropouts"]),
             colluders=float(config["colluders"]),
             spare=rounds,  # a client counts each vector that it sends, also in attempts that fail

@@ -11,7 +11,7 @@ from d2pfed.accounting.curves import gaussian
 from d2pfed.accounting.orders import dense, least, real
 from d2pfed.accounting.pld import COARSE, FINE, loss_costs
 from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, Sampling, Scheme
+from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
 from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
 from d2pfed.errors import ConfigError
 
@@ -41,7 +41,7 @@ class Grid(StrEnum):
 
 def epsilon_of(
     noise_multiplier: float,
-    sampling: Sampling,
+    sampling: CohortSampling,
     rounds: int,
     *,
     adjacency: Adjacency,
@@ -63,23 +63,23 @@ def epsilon_of(
     if rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {rounds}")
     part = _law(noise_multiplier, sampling, adjacency)
-    count = 1 if sampling.scheme is Scheme.ONCE else rounds
+    count = 1 if sampling.method is Sampling.ONCE else rounds
     if accountant is Accountant.PLD:
         return _by_losses(part, count, delta, grid)
     if accountant is Accountant.RDP and part.rate == 1:
         return least(lambda orders: _compose(gaussian(orders, part.ratio), count), real, delta, tight)[0]
     if accountant is not Accountant.RDP and part.law is not Law.KNOWN_SIZE:
-        raise ConfigError(f"accountant {accountant} needs a fixed-size cohort, got {sampling.scheme}")
+        raise ConfigError(f"accountant {accountant} needs a fixed-size cohort, got {sampling.method}")
     convert = mironov if accountant is Accountant.WBK_MIRONOV else tight
     return least(lambda orders: _compose(_sampled_curve(part, orders), count), dense, delta, convert)[0]
 
 
-def _law(noise_multiplier: float, sampling: Sampling, adjacency: Adjacency) -> SampledGaussian:
-    rate = sampling.cohort / sampling.population
+def _law(noise_multiplier: float, sampling: CohortSampling, adjacency: Adjacency) -> SampledGaussian:
+    rate = sampling.cohort_size / sampling.population
     one_radius = 1 / (noise_multiplier * adjacency.radii)
-    if sampling.scheme is Scheme.FIXED and rate < 1:
+    if sampling.method is Sampling.FIXED and rate < 1:
         return SampledGaussian(Law.KNOWN_SIZE, 2 * one_radius, rate)
-    if sampling.scheme is Scheme.POISSON and rate < 1:
+    if sampling.method is Sampling.POISSON and rate < 1:
         law = Law.HIDDEN_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else Law.HIDDEN_REPLACE
         return SampledGaussian(law, one_radius, rate)
     return SampledGaussian(Law.KNOWN_SIZE, 1 / noise_multiplier, 1.0)

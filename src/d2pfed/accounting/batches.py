@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from d2pfed.accounting.release import Noise, Release, Sampling, Scheme
+from d2pfed.accounting.release import CohortSampling, Noise, Release, Sampling
 from d2pfed.errors import ConfigError
 
 
@@ -15,14 +15,14 @@ class RunBatch:
     Attributes:
         sampling: how its cohorts were drawn.
         noises: each noise and how often it was released.
-        cap: how often one client contributes before it sends zeros.
+        max_participations: how often one client contributes before it sends zeros.
         blocks: of a partition, in how many releases a client is known to be: 1, unless participants show that a
             block was used again.
     """
 
-    sampling: Sampling
+    sampling: CohortSampling
     noises: tuple[tuple[Noise, int], ...]
-    cap: int
+    max_participations: int
     blocks: int = 1
 
     @property
@@ -31,24 +31,27 @@ class RunBatch:
         return sum(count for _, count in self.noises)
 
 
-def batches(releases: Sequence[Release], cap: int) -> list[RunBatch]:
+def batches(releases: Sequence[Release], max_participations: int) -> list[RunBatch]:
     """Return the releases by run, in the order in which runs began; each run has one sampling."""
     # Long lists repeat few objects, and an object's identity is found much faster than its value.
     objects = {id(release): release for release in releases}
     noises: defaultdict[str, Counter[Noise]] = defaultdict(Counter)
-    samplings: dict[str, Sampling] = {}
+    samplings: dict[str, CohortSampling] = {}
     for key, count in Counter(map(id, releases)).items():
         release = objects[key]
         noises[release.run][release.noise] += count
         if samplings.setdefault(release.run, release.sampling) != release.sampling:
             raise ConfigError(f"all releases of a run must share one sampling, run {release.run!r} has two")
     blocks = _blocks(releases)
-    return [RunBatch(samplings[run], tuple(noises[run].items()), cap, blocks.get(run, 1)) for run in noises]
+    return [
+        RunBatch(samplings[run], tuple(noises[run].items()), max_participations, blocks.get(run, 1))
+        for run in noises
+    ]
 
 
 def _blocks(releases: Sequence[Release]) -> dict[str, int]:
-    taken: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    participations: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for release in releases:
-        if release.sampling.scheme is Scheme.ONCE and release.participants:
-            taken[release.run].update(release.participants)
-    return {run: max(counts.values()) for run, counts in taken.items()}
+        if release.sampling.method is Sampling.ONCE and release.participants:
+            participations[release.run].update(release.participants)
+    return {run: max(counts.values()) for run, counts in participations.items()}

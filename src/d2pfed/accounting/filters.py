@@ -13,7 +13,7 @@ from d2pfed.accounting.observers import Observer, View, check_releases, runs_eps
 from d2pfed.accounting.pld import COARSE, FINE
 from d2pfed.accounting.profiles import SampledGaussian
 from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import BinomialSum, Noise, Release, Scheme
+from d2pfed.accounting.release import BinomialSum, Noise, Release, Sampling
 from d2pfed.accounting.released import cap_excess, is_amplified, sampled_parts
 from d2pfed.errors import ConfigError
 
@@ -33,21 +33,23 @@ class PlanCost:
         release: what one attempt reveals with the least noise that the plan allows (a quorum of survivors); its
             run, round, attempt and participants do not count.
         attempts: how many charged attempts the run may take, spare ones included (`plan.max_attempts`).
-        cap: how often one client contributes in the run before it sends zeros (`plan.participations`).
+        max_participations: how often one client contributes in the run before it sends zeros.
     """
 
     release: Release
     attempts: int
-    cap: int
+    max_participations: int
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.cap < 1:
-            raise ConfigError(f"attempts and cap must be at least 1, got {self.attempts} and {self.cap}")
+        if self.attempts < 1 or self.max_participations < 1:
+            raise ConfigError(
+                f"attempts and max_participations must be at least 1, got {self.attempts} and {self.max_participations}"
+            )
 
     @property
     def run(self) -> RunBatch:
         """The plan as an account counts it."""
-        return RunBatch(self.release.sampling, ((self.release.noise, self.attempts),), self.cap)
+        return RunBatch(self.release.sampling, ((self.release.noise, self.attempts),), self.max_participations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +210,8 @@ class Filter:
             run = seen(plan.run, self.observer)
             if run is None:
                 return False
-            once = plan.release.sampling.scheme is Scheme.ONCE
-            noises[run.noises[0][0]] += 1 if once else min(plan.cap, plan.attempts)
+            once = plan.release.sampling.method is Sampling.ONCE
+            noises[run.noises[0][0]] += 1 if once else min(plan.max_participations, plan.attempts)
         return filtered_epsilon(noises, fixed[0].release.adjacency.radii, delta) <= self.epsilon
 
     def _basic(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], delta: float) -> bool:
@@ -251,4 +253,4 @@ def _parts(plan: PlanCost) -> Counter[SampledGaussian]:
 
 
 def _kappa(plan: PlanCost) -> float:
-    return cap_excess(plan.release.sampling, plan.attempts, plan.cap)
+    return cap_excess(plan.release.sampling, plan.attempts, plan.max_participations)

@@ -23,12 +23,12 @@ from d2pfed.accounting.orders import sparse
 from d2pfed.accounting.pld import COARSE, FINE
 from d2pfed.accounting.release import (
     Adjacency,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Noise,
     Release,
     Sampling,
-    Scheme,
     Unit,
 )
 from d2pfed.accounting.released import capped_epsilon, is_amplified
@@ -71,7 +71,7 @@ def colluding(colluders: int) -> Observer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class Guarantee:
     """One epsilon and all that it depends on."""
 
     epsilon: float
@@ -80,12 +80,14 @@ class Spent:
     unit: Unit
     adjacency: Adjacency
     sampling: str
-    participations: int  # the cap on one client's participations in a run that was assumed
+    max_participations: int  # the cap on one client's participations in a run that was assumed
     accountant: str
     reason: str = ""  # why epsilon is infinite
 
 
-def spent(releases: Sequence[Release], observer: Observer, *, delta: float, cap: int) -> Spent:
+def account(
+    releases: Sequence[Release], observer: Observer, *, delta: float, max_participations: int
+) -> Guarantee:
     """Return what the releases cost against the observer, on the fine grid.
 
     Every charged attempt is a release of its own, behind its own cohort; `cap` is the number of unmasked uploads
@@ -94,15 +96,19 @@ def spent(releases: Sequence[Release], observer: Observer, *, delta: float, cap:
     Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
     Proof: theory.md#observers. Checked: test_observers.py, test_accounting_oracle.py.
     """
-    return _spent(tuple(releases), observer, delta, cap, FINE)
+    return _spent(tuple(releases), observer, delta, max_participations, FINE)
 
 
-def upper_bound(releases: Sequence[Release], observer: Observer, *, delta: float, cap: int) -> Spent:
-    """Return the same as `spent` on a coarse grid: several times faster, at most a few parts in 10^3 above it."""
-    return _spent(tuple(releases), observer, delta, cap, COARSE)
+def upper_bound(
+    releases: Sequence[Release], observer: Observer, *, delta: float, max_participations: int
+) -> Guarantee:
+    """Return the same as `account` on a coarse grid: several times faster, at most a few parts in 10^3 above it."""
+    return _spent(tuple(releases), observer, delta, max_participations, COARSE)
 
 
-def realised_epsilon(releases: Sequence[Release], observer: Observer, *, delta: float, cap: int) -> float | None:
+def realised_epsilon(
+    releases: Sequence[Release], observer: Observer, *, delta: float, max_participations: int
+) -> float | None:
     """Return epsilon of the client whose actual participations cost most; None where they are not recorded.
 
     For the server's own eyes: it tells about cohorts, and amplification rests on nobody learning any.
@@ -115,12 +121,12 @@ def realised_epsilon(releases: Sequence[Release], observer: Observer, *, delta: 
         return None
     kinds = list(dict.fromkeys(noises))
     index = {noise: position for position, noise in enumerate(kinds)}
-    taken: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    participations: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for release, noise in zip(releases, noises, strict=True):
         for client in release.participants:
-            taken[release.run, client].append(index[noise])
+            participations[release.run, client].append(index[noise])
     clients: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
-    for (_, client), positions in taken.items():
+    for (_, client), positions in participations.items():
         clients[client].append(tuple(sorted(positions)))
     patterns = {tuple(sorted(runs)) for runs in clients.values()}
 
@@ -128,29 +134,34 @@ def realised_epsilon(releases: Sequence[Release], observer: Observer, *, delta: 
         prices = [charge(noise, releases[0].adjacency.radii) for noise in kinds]
         return worst(
             [
-                composed((costliest([(prices[position], 1) for position in run], cap), 1) for run in pattern)
+                composed(
+                    (costliest([(prices[position], 1) for position in run], max_participations), 1)
+                    for run in pattern
+                )
                 for pattern in patterns
             ]
         )
 
-    most = max(sum(min(cap, len(run)) for run in pattern) for pattern in patterns)
+    most = max(sum(min(max_participations, len(run)) for run in pattern) for pattern in patterns)
     return _unamplified_epsilon(total, kinds, delta, most)[0]
 
 
-def _spent(releases: tuple[Release, ...], observer: Observer, delta: float, cap: int, points: int) -> Spent:
+def _spent(
+    releases: tuple[Release, ...], observer: Observer, delta: float, max_participations: int, points: int
+) -> Guarantee:
     check_delta(delta)
-    if cap < 1:
-        raise ConfigError(f"cap must be at least 1, got {cap}")
+    if max_participations < 1:
+        raise ConfigError(f"max_participations must be at least 1, got {max_participations}")
     check_releases(releases)
-    runs = batches(releases, cap)
-    result = Spent(
+    runs = batches(releases, max_participations)
+    result = Guarantee(
         epsilon=math.inf,
         delta=delta,
         observer=observer,
         unit=releases[0].unit,
         adjacency=releases[0].adjacency,
         sampling=_describe(runs, observer),
-        participations=cap,
+        max_participations=max_participations,
         accountant="none",
     )
     found = runs_epsilon(runs, result.adjacency, observer, delta, points)
@@ -185,10 +196,14 @@ def _exposed(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float) -> tu
     def total(charge: Charge, _amplify: Amplify) -> Additive:
         prices = {noise: charge(noise, adjacency.radii) for noise in noises}
         return composed(
-            (costliest([(prices[noise], count) for noise, count in run.noises], run.cap), 1) for run in runs
+            (
+                costliest([(prices[noise], count) for noise, count in run.noises], run.max_participations),
+                1,
+            )
+            for run in runs
         )
 
-    return _unamplified_epsilon(total, noises, delta, sum(min(run.cap, run.count) for run in runs))
+    return _unamplified_epsilon(total, noises, delta, sum(min(run.max_participations, run.count) for run in runs))
 
 
 def _unamplified_epsilon(total: Total, noises: Sequence[Noise], delta: float, count: int) -> tuple[float, str]:
@@ -226,7 +241,7 @@ def check_releases(releases: Sequence[Release]) -> None:
     for release in {id(release): release for release in releases}.values():
         if (release.unit, release.adjacency) != (releases[0].unit, releases[0].adjacency):
             raise ConfigError("all releases of one account must have the same unit and adjacency")
-        if release.sampling.scheme is Scheme.POISSON and not _hides_the_size(release.noise):
+        if release.sampling.method is Sampling.POISSON and not _hides_the_size(release.noise):
             raise ConfigError(
                 "a secret cohort size needs noise that does not depend on it (one contributor, or a trusted "
                 f"server), got {release.noise}"
@@ -243,9 +258,9 @@ def _describe(runs: Sequence[RunBatch], observer: Observer) -> str:
     return "; ".join(_describe_one(sampling, observer) for sampling in dict.fromkeys(run.sampling for run in runs))
 
 
-def _describe_one(sampling: Sampling, observer: Observer) -> str:
-    drawn = f"{sampling.cohort} of {sampling.population}, {sampling.scheme}"
+def _describe_one(sampling: CohortSampling, observer: Observer) -> str:
+    drawn = f"{sampling.cohort_size} of {sampling.population}, {sampling.method}"
     if observer.view is View.RELEASED and is_amplified(sampling):
-        size = "secret" if sampling.scheme is Scheme.POISSON else "known"
+        size = "secret" if sampling.method is Sampling.POISSON else "known"
         return f"{drawn}, amplified, {size} size"
     return f"{drawn}, not amplified"

@@ -26,7 +26,7 @@ class Adjacency(StrEnum):
         return 2 if self is Adjacency.REPLACE_ONE else 1
 
 
-class Scheme(StrEnum):
+class Sampling(StrEnum):
     """How a round's cohort is chosen."""
 
     FIXED = "fixed"  # a fresh uniform subset of known size in each round
@@ -36,16 +36,16 @@ class Scheme(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class CohortSampling:
     """A scheme, the public size of the population, and the size of a cohort (the expected one for `POISSON`)."""
 
-    scheme: Scheme
+    method: Sampling
     population: int
-    cohort: int
+    cohort_size: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.cohort <= self.population:
-            raise ConfigError(f"cohort must be in [1, population = {self.population}], got {self.cohort}")
+        if not 1 <= self.cohort_size <= self.population:
+            raise ConfigError(f"cohort must be in [1, population = {self.population}], got {self.cohort_size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Release:
     attempt: int
     unit: Unit
     adjacency: Adjacency
-    sampling: Sampling
+    sampling: CohortSampling
     noise: Noise
     participants: tuple[int, ...]  # clients whose vector is in the sum; empty in a plan, where nobody is known
 

@@ -20,7 +20,7 @@ from d2pfed.accounting.methods import (
 )
 from d2pfed.accounting.pld import Part, loss_costs
 from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, Noise, Sampling, Scheme
+from d2pfed.accounting.release import Adjacency, CohortSampling, Noise, Sampling
 
 CAP_SHARE = 0.01  # of delta: what a plan lets the cap on participations cost
 _GUARD = 1 + 1e-9  # more than the relative error of a binomial tail in double precision
@@ -31,16 +31,16 @@ class _Exposure:
     """The cost of one release, how its cohort was drawn, and how many of them there are."""
 
     cost: Additive
-    sampling: Sampling | None  # None: nothing is amplified
+    sampling: CohortSampling | None  # None: nothing is amplified
     count: int
 
 
-def is_amplified(sampling: Sampling) -> bool:
+def is_amplified(sampling: CohortSampling) -> bool:
     """Return whether the cohort hides who took part."""
-    return sampling.scheme in {Scheme.FIXED, Scheme.POISSON} and sampling.cohort < sampling.population
+    return sampling.method in {Sampling.FIXED, Sampling.POISSON} and sampling.cohort_size < sampling.population
 
 
-def cap_excess(sampling: Sampling, attempts: int, cap: int) -> float:
+def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int) -> float:
     """Return kappa, what clients that send zeros from their cap on add to delta behind sampled cohorts.
 
     Each of so many charged attempts of a run has a fresh cohort. With cohorts of fixed size whether another client
@@ -49,12 +49,12 @@ def cap_excess(sampling: Sampling, attempts: int, cap: int) -> float:
     Guarantee: an upper bound. Proof: theory.md#caps.
     Checked: test_accounting_caps.py::test_statuses_are_known_given_what_is_revealed.
     """
-    if cap >= attempts or sampling.scheme is not Scheme.FIXED or not is_amplified(sampling):
+    if max_participations >= attempts or sampling.method is not Sampling.FIXED or not is_amplified(sampling):
         return 0.0
     from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
 
-    reached = float(bdtrc(cap - 1, attempts - 1, sampling.cohort / (sampling.population - 1)))
-    return min(1.0, _GUARD * attempts * (sampling.cohort / sampling.population) * reached)
+    reached = float(bdtrc(max_participations - 1, attempts - 1, sampling.cohort_size / (sampling.population - 1)))
+    return min(1.0, _GUARD * attempts * (sampling.cohort_size / sampling.population) * reached)
 
 
 def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float, points: int) -> tuple[float, str]:
@@ -66,7 +66,7 @@ def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float,
     are used once. Proof: theory.md#fixed-size, theory.md#poisson, theory.md#caps, theory.md#attempts.
     Checked: test_accounting_oracle.py.
     """
-    kappa = math.fsum(cap_excess(run.sampling, run.count, run.cap) for run in runs)
+    kappa = math.fsum(cap_excess(run.sampling, run.count, run.max_participations) for run in runs)
     if kappa >= delta:
         return math.inf, "none"
     noises = [noise for run in runs for noise, _ in run.noises]
@@ -97,10 +97,10 @@ def _enveloped_parts(runs: Sequence[RunBatch], releases: int) -> list[tuple[Part
     """Return a profile for each release, from Renyi curves where there is no Gaussian; None if one has neither."""
     parts: list[tuple[Part, int]] = []
     for run in runs:
-        rate = run.sampling.cohort / run.sampling.population
+        rate = run.sampling.cohort_size / run.sampling.population
         for noise, count in run.noises:
             radii = _radii(run.sampling, Adjacency.REPLACE_ONE)
-            if run.sampling.scheme is not Scheme.FIXED or not is_amplified(run.sampling):
+            if run.sampling.method is not Sampling.FIXED or not is_amplified(run.sampling):
                 return None
             if has_gaussian(noise, releases):
                 squared, slack = gaussian_charge(noise, radii, releases).values
@@ -128,8 +128,8 @@ def _sampled(part: _Exposure, adjacency: Adjacency) -> SampledGaussian:
     squared, slack = part.cost.values
     if part.sampling is None:
         return SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), 1.0, slack)
-    rate = part.sampling.cohort / part.sampling.population
-    if part.sampling.scheme is Scheme.FIXED:
+    rate = part.sampling.cohort_size / part.sampling.population
+    if part.sampling.method is Sampling.FIXED:
         return SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), rate, slack)
     law = Law.HIDDEN_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else Law.HIDDEN_REPLACE
     return SampledGaussian(law, math.sqrt(squared) / adjacency.radii, rate, slack)
@@ -137,9 +137,9 @@ def _sampled(part: _Exposure, adjacency: Adjacency) -> SampledGaussian:
 
 def _amplify(part: _Exposure, amplify: Amplify) -> Additive:
     # Secret coins have no Renyi bound here that holds for both adjacencies, so they are charged unamplified.
-    if part.sampling is None or part.sampling.scheme is Scheme.POISSON:
+    if part.sampling is None or part.sampling.method is Sampling.POISSON:
         return part.cost
-    return amplify(part.cost, part.sampling.cohort / part.sampling.population)
+    return amplify(part.cost, part.sampling.cohort_size / part.sampling.population)
 
 
 def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, charge: Charge) -> Iterator[_Exposure]:
@@ -160,11 +160,11 @@ def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, charge: Charge) -
             for noise, count in run.noises:
                 yield _Exposure(price(noise, _radii(run.sampling, adjacency)), run.sampling, count)
             continue
-        most = run.blocks if run.sampling.scheme is Scheme.ONCE else run.cap
+        most = run.blocks if run.sampling.method is Sampling.ONCE else run.max_participations
         costs = [(price(noise, adjacency.radii), count) for noise, count in run.noises]
         yield _Exposure(costliest(costs, most), None, 1)
 
 
-def _radii(sampling: Sampling, adjacency: Adjacency) -> int:
+def _radii(sampling: CohortSampling, adjacency: Adjacency) -> int:
     # Behind a fixed-size cohort a client that is not drawn is replaced by another one: zero-out gains nothing.
-    return Adjacency.REPLACE_ONE.radii if sampling.scheme is Scheme.FIXED else adjacency.radii
+    return Adjacency.REPLACE_ONE.radii if sampling.method is Sampling.FIXED else adjacency.radii

@@ -9,20 +9,20 @@ from pathlib import Path
 
 from safetensors.numpy import save
 
-from d2pfed.accounting import Scheme, Spent, spent
+from d2pfed.accounting import Guarantee, Sampling, account
 from d2pfed.errors import BudgetExceeded
-from d2pfed.learning import Learner, LocalTraining, Model, Task, evaluate
+from d2pfed.learning import LocalTrainer, LocalTraining, Model, Task, evaluate
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import Plan, Target, calibrate, observers
-from d2pfed.plan.agreement import promises
+from d2pfed.plan import Plan, PrivacyTarget, calibrate, observers
+from d2pfed.plan.agreement import guarantees
 from d2pfed.round import Attempt, Outcome, aggregate
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_run
 from d2pfed.runs.report import read_story, write_report
 from d2pfed.simulation import Crew, Dropouts, Fidelity, Hire, InProcess, Simulation
-from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
+from d2pfed.training import Cohorts, RoundRecord, ServerOptimizer, ServerState, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class Settings:
     task: str
     data: str  # what the task says of its data
     model: str
-    target: Target
+    target: PrivacyTarget
     local: LocalTraining
-    step: ServerStep
+    step: ServerOptimizer
     dropouts: Dropouts
     fidelity: Fidelity
     seed: int | None  # None: the system's entropy; a number repeats the run and protects nobody
@@ -75,8 +75,8 @@ class Summary:
     stopped: str  # why before the planned end; empty if it came to its end
     test_accuracy: float | None  # None unless all rounds are done
     validation_accuracy: float
-    promised: tuple[Spent, ...]  # what the whole plan spends: it holds however the run ended
-    so_far: tuple[Spent, ...]  # what was charged so far; none unless the stop was blind to all outputs
+    promised: tuple[Guarantee, ...]  # what the whole plan spends: it holds however the run ended
+    so_far: tuple[Guarantee, ...]  # what was charged so far; none unless the stop was blind to all outputs
     charged: int  # attempts that may have been opened
     max_attempts: int
     upload_bytes: int  # of one client and round
@@ -108,7 +108,7 @@ class Job:
         `ledger` is one that other runs over these clients share, None the run's own. `hire` says who trains the
         clients; a run may go on with another crew than it began with.
         """
-        learner = Learner(self.model, self.task.clients, self.settings.local)
+        learner = LocalTrainer(self.model, self.task.clients, self.settings.local)
         with RunDirectory.open(path, canonical.encode(self.settings)) as directory:
             directory.replace("plan.json", canonical.encode(self.plan).encode())
             last = directory.load()
@@ -149,7 +149,7 @@ class Job:
         # Two runs with one seed must not share their cohorts, nor a run and one that goes on from a copy of it. Only a
         # partition is kept when a run is resumed, or a client might be drawn in two rounds.
         drawing = entropy.child("cohorts", run)
-        if seed is None and self.plan.sampling.scheme is Scheme.ONCE:
+        if seed is None and self.plan.sampling.method is Sampling.ONCE:
             drawing = directory.identity().cohorts
         cohorts = Cohorts(self.plan.sampling, drawing)
 
@@ -162,7 +162,7 @@ class Job:
                 encode=crew.encode(params, shuffle),
                 dropouts=self.settings.dropouts,
                 entropy=entropy.child("clients"),
-                taken={},
+                participations={},
             )
             # The first round goes through every message of the protocol; the others give the same sum without.
             fidelity = Fidelity.PROTOCOL if number == 0 else self.settings.fidelity
@@ -173,7 +173,9 @@ class Job:
                 self.plan,
                 Attempt(run, number, first),
                 lambda attempt: cohorts.draw(number, attempt, book.charged(run)),
-                lambda session, taken: replace(simulation, taken=taken).collect(session, fidelity),
+                lambda session, participations: replace(simulation, participations=participations).collect(
+                    session, fidelity
+                ),
                 book,
             )
 
@@ -181,7 +183,7 @@ class Job:
 
     def _progress(self, record: RoundRecord, charged: int, seconds: float) -> Progress:
         metrics = evaluate(self.model, record.state.average, self.task.validation)
-        secret = self.plan.sampling.scheme is Scheme.POISSON
+        secret = self.plan.sampling.method is Sampling.POISSON
         return Progress(
             round=record.round,
             rounds=self.plan.rounds,
@@ -208,7 +210,7 @@ class Job:
             stopped=stopped,
             test_accuracy=evaluate(self.model, state.average, self.task.test()).accuracy if complete else None,
             validation_accuracy=evaluate(self.model, state.average, self.task.validation).accuracy,
-            promised=promises(self.plan),
+            promised=guarantees(self.plan),
             so_far=() if book is None or complete or not self.settings.stop_is_blind else self._so_far(book, run),
             charged=0 if book is None else book.charged(run),
             max_attempts=self.plan.max_attempts,
@@ -222,11 +224,12 @@ class Job:
         write_report(read_story(directory.path), directory.path)
         return summary
 
-    def _so_far(self, book: Ledger, run: str) -> tuple[Spent, ...]:
+    def _so_far(self, book: Ledger, run: str) -> tuple[Guarantee, ...]:
         """Return what the attempts so far cost: a bound only if nobody stopped the run for what was seen."""
         # Without participants: who took part, and how often, stays with the server.
         releases = [replace(release, participants=()) for release in book.releases() if release.run == run]
         plan = self.plan
         return tuple(
-            spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
+            account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
+            for observer in observers(plan)
         )

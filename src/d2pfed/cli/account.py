@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.accounting import Accountant, Adjacency, Sampling, Scheme, cpsgd_epsilon, epsilon_of, round_up
+from d2pfed.accounting import Accountant, Adjacency, CohortSampling, Sampling, cpsgd_epsilon, epsilon_of, round_up
 from d2pfed.cli.options import AsJson, CohortSize, Neighbours, Population, Rounds, SamplingScheme
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError
@@ -31,7 +31,7 @@ def account(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Sigma over the sensitivity of the stated adjacency.")
     ] = None,
-    sampling: SamplingScheme = Scheme.FIXED,
+    sampling: SamplingScheme = Sampling.FIXED,
     population: Population = 100_000,
     cohort: CohortSize = 100,
     rounds: Rounds = 100,
@@ -45,7 +45,7 @@ def account(
     json: AsJson = False,
 ) -> None:
     """Say what epsilon follows from given noise, sampling and rounds."""
-    drawn = Sampling(sampling, population, cohort)
+    drawn = CohortSampling(sampling, population, cohort)
     for name, value, most in (
         ("population", population, MOST_POPULATION),
         ("rounds", rounds, MOST_ROUNDS),

@@ -53,8 +53,8 @@ def enrol(
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
 ) -> None:
     """Take a roster by hand; it also comes with each run, and is checked in the same way."""
-    taken = accept_roster(read_home(home), roster.read_bytes())[0].roster
-    print(f"roster {taken.serial} with {len(taken.keys)} clients, {_until(taken.expires)}")
+    accepted = accept_roster(read_home(home), roster.read_bytes())[0].roster
+    print(f"roster {accepted.serial} with {len(accepted.keys)} clients, {_until(accepted.expires)}")
 
 
 @client.command("adopt")
@@ -131,7 +131,9 @@ def _chance(home: Path, history: History) -> str:
     except PeerError:  # the run's file is lost or damaged
         return " that meet it again"
     missed = (
-        0.0 if sampling.cohort == sampling.population else math.exp(-(sampling.cohort**2) / sampling.population)
+        0.0
+        if sampling.cohort_size == sampling.population
+        else math.exp(-(sampling.cohort_size**2) / sampling.population)
     )
     return f" (a lost attempt stays unnoticed by them with chance about {missed:.2g})"
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from d2pfed.accounting import Scheme, round_up
+from d2pfed.accounting import Sampling, round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError
-from d2pfed.ledger import Budget, Kind, Ledger, Row, read_budget, read_rows, verify
+from d2pfed.ledger import Budget, Ledger, Row, RowKind, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
 from d2pfed.round import run_plan
 
@@ -33,7 +33,7 @@ def show(
     file = _file(path)
     rows, budget = read_rows(file), read_budget(file)
     if plot is not None:
-        _plot(budget, tuple(row.epsilon for row in rows if row.kind is Kind.BEGIN), plot)
+        _plot(budget, tuple(row.epsilon for row in rows if row.kind is RowKind.BEGIN), plot)
     if json:
         print_json({"budget": budget, "rows": [_fields(row) for row in rows]})
         return
@@ -76,7 +76,7 @@ def create(
     epsilon: options.Epsilon,
     delta: Annotated[float, typer.Option(help="Failure probability of the promise.")],
     against: options.Against = "released",
-    participations: Annotated[int, typer.Option(help="The cap on one client's contributions.")] = 1,
+    max_participations: Annotated[int, typer.Option(help="The cap on one client's contributions.")] = 1,
     declare: Annotated[
         list[Path] | None,
         typer.Option(help="A plan.json that will be run, fixed before any output is seen; once for each run."),
@@ -86,7 +86,7 @@ def create(
     from d2pfed.runs.report.records import read_text  # noqa: PLC0415 - the plotter takes a second to load
 
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
-    budget = Budget(epsilon, delta, options.observer_named(against), participations, declared)
+    budget = Budget(epsilon, delta, options.observer_named(against), max_participations, declared)
     try:
         Ledger.create(path, budget).close()
     except BudgetExceeded as error:
@@ -120,7 +120,7 @@ def _file(path: Path) -> Path:
 
 def _fields(row: Row) -> dict[str, object]:
     key, begun, release = row.key, row.begun, row.release
-    hidden = release is not None and release.sampling.scheme is Scheme.POISSON
+    hidden = release is not None and release.sampling.method is Sampling.POISSON
     return {
         "row": row.seq,
         "server": row.epoch,

@@ -7,9 +7,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Scheme, colluding
+from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Sampling, colluding
 from d2pfed.errors import ConfigError
-from d2pfed.plan import Kind, Turn
+from d2pfed.plan import MechanismName, RotationName
 from d2pfed.secagg.graph import Consistency
 from d2pfed.simulation import EXCHANGES, Dropouts, Hire
 
@@ -25,9 +25,9 @@ Against = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
 Population = Annotated[int, typer.Option(help="Number of clients there are.")]
-CohortSize = Annotated[int, typer.Option("--cohort", help="Number of clients asked in each round.")]
-Mechanism = Annotated[Kind, typer.Option(help="How noise enters the sum.")]
-SamplingScheme = Annotated[Scheme, typer.Option("--sampling", help="How cohorts are drawn.")]
+CohortSize = Annotated[int, typer.Option("--cohort-size", help="Number of clients asked in each round.")]
+Mechanism = Annotated[MechanismName, typer.Option(help="How noise enters the sum.")]
+SamplingScheme = Annotated[Sampling, typer.Option("--sampling", help="How cohorts are drawn.")]
 Sizes = Annotated[str, typer.Option(help="Whether cohort sizes are known or secret (needs poisson sampling).")]
 Neighbours = Annotated[Adjacency, typer.Option("--adjacency", help="Which two worlds are compared.")]
 DropoutRate = Annotated[float, typer.Option("--dropouts", help="Fraction of a cohort that may be missing.")]
@@ -46,7 +46,7 @@ Participations = Annotated[
 ]
 Clip = Annotated[float, typer.Option(help="L2 bound on one client's update.")]
 Bits = Annotated[int | None, typer.Option(help="Bits a coordinate. [default: as few as serve]")]
-Rotation = Annotated[Turn, typer.Option(help="The random rotation.")]
+Rotation = Annotated[RotationName, typer.Option(help="The random rotation.")]
 DataDirectory = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: D2PFED_DATA]")]
 
 
@@ -61,11 +61,11 @@ def observer_named(name: str) -> Observer:
     raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name}")
 
 
-def scheme_of(sampling: Scheme, sizes: str) -> Scheme:
+def scheme_of(sampling: Sampling, sizes: str) -> Sampling:
     """Check that cohort sizes are as secret as the scheme needs them."""
     if sizes not in ("known", "secret"):
         raise ConfigError(f"sizes must be known or secret, got {sizes}")
-    if (sampling is Scheme.POISSON) != (sizes == "secret"):
+    if (sampling is Sampling.POISSON) != (sizes == "secret"):
         raise ConfigError(
             f"poisson sampling and secret sizes go together, got sampling {sampling} and sizes {sizes}"
         )

@@ -6,10 +6,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from d2pfed.accounting import Adjacency, Scheme, round_up
+from d2pfed.accounting import Adjacency, Sampling, round_up
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, out, plain, print_json
-from d2pfed.plan import VERIFIED_DRAWS, Explanation, Kind, Target, Turn, calibrate, explain
+from d2pfed.plan import (
+    VERIFIED_DRAWS,
+    MechanismName,
+    PlanSummary,
+    PrivacyTarget,
+    RotationName,
+    calibrate,
+    describe,
+)
 from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
 
@@ -23,8 +31,8 @@ def plan(
     population: options.Population = 100_000,
     cohort: options.CohortSize = 100,
     dimension: Annotated[int, typer.Option(help="Number of parameters that are trained.")] = 51_370,
-    mechanism: options.Mechanism = Kind.CENTERED,
-    sampling: options.SamplingScheme = Scheme.FIXED,
+    mechanism: options.Mechanism = MechanismName.CENTERED,
+    sampling: options.SamplingScheme = Sampling.FIXED,
     sizes: options.Sizes = "known",
     adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
     dropouts: options.DropoutRate = 0.0,
@@ -32,54 +40,54 @@ def plan(
     draws: options.Draws = VERIFIED_DRAWS,
     consistency: options.Told = "assumed",
     spare: options.Spare = None,
-    participations: options.Participations = None,
+    max_participations: options.Participations = None,
     clip: options.Clip = 1.0,
     bits: options.Bits = None,
-    rotation: options.Rotation = Turn.HADAMARD,
+    rotation: options.Rotation = RotationName.HADAMARD,
     json: options.AsJson = False,
 ) -> None:
     """Say what a wish costs: noise, bits, bytes, error, and an epsilon for each observer."""
-    target = Target(
+    target = PrivacyTarget(
         dimension=dimension,
         population=population,
-        cohort=cohort,
+        cohort_size=cohort,
         rounds=rounds,
         epsilon=epsilon,
         delta=delta,
         against=options.observer_named(against),
         mechanism=mechanism,
-        scheme=options.scheme_of(sampling, sizes),
+        sampling=options.scheme_of(sampling, sizes),
         adjacency=adjacency,
         dropouts=dropouts,
         colluders=colluders,
         draws=draws,
         consistency=options.consistency_named(consistency),
         spare=spare,
-        participations=participations,
-        clip_norm=clip,
+        max_participations=max_participations,
+        clip=clip,
         bits=bits,
         rotation=rotation,
     )
     agreed = calibrate(target)
-    price = explain(target, agreed)
+    price = describe(target, agreed)
     upload = upload_bytes(sketch_of(agreed))  # keys and shares included
     if json:
-        per_observer = {str(item.observer): plain(item.epsilon) for item in price.spent}
+        per_observer = {str(item.observer): plain(item.epsilon) for item in price.guarantees}
         wish = {"options": plain(target), "sizes": sizes}
         bytes_sent = {"upload_bytes": upload, "vector_bytes": price.upload_bytes}
-        spent = {"spent": price.spent, "epsilon": per_observer, "delta": agreed.delta}
+        spent = {"spent": price.guarantees, "epsilon": per_observer, "delta": agreed.delta}
         print_json(asdict(price) | bytes_sent | spent | wish)
         return
     console = out()
     console.print(_table(price, upload, dimension))
     for reason in (price.why_noise, price.why_bits, price.why_graph, price.why_colluders):
         console.print(reason)
-    console.print(epsilons(price.spent))
+    console.print(epsilons(price.guarantees))
     for warning in price.warnings:
         console.print(f"Warning: {warning}")
 
 
-def _table(price: Explanation, upload: int, dimension: int) -> Table:
+def _table(price: PlanSummary, upload: int, dimension: int) -> Table:
     table = Table(title="The plan", title_justify="left", show_header=False)
     for name, value in (
         ("noise on the sum (sigma)", f"{price.sigma:.5g}"),

@@ -9,7 +9,7 @@ from fractions import Fraction
 from rich.console import Console
 from rich.table import Table
 
-from d2pfed.accounting import Observer, Spent, round_up
+from d2pfed.accounting import Guarantee, Observer, round_up
 
 OBSERVED = {
     "released": "who sees only the models",
@@ -49,7 +49,7 @@ def plain(value: object) -> object:
     return str(value)
 
 
-def epsilons(spent: tuple[Spent, ...], when: str = "") -> Table:
+def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> Table:
     """Return the table of one epsilon per observer, each with all that it depends on; bounds are rounded up."""
     table = Table(title=f"What each observer can learn about one client{when}", title_justify="left")
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
@@ -57,7 +57,7 @@ def epsilons(spent: tuple[Spent, ...], when: str = "") -> Table:
     for item in spent:
         scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
         if str(item.observer) != "released":
-            scope += f", at most {item.participations} participation{'s' * (item.participations != 1)}"
+            scope += f", at most {item.max_participations} participation{'s' * (item.max_participations != 1)}"
         table.add_row(
             f"{item.observer}: {OBSERVED[item.observer.view]}",
             round_up(item.epsilon, 4),

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from d2pfed.accounting import Adjacency, Scheme
+from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.cli import options
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import Kind, Plan, Target, Turn, explain
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, describe
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.simulation import Fidelity, InProcess
-from d2pfed.training import ServerStep
+from d2pfed.training import ServerOptimizer
 
 if TYPE_CHECKING:
     from d2pfed.api import Progress as Advance
@@ -55,33 +55,33 @@ def train(
         int | None, typer.Option(help="Number of clients there are. [default: the task's]")
     ] = None,
     cohort: options.CohortSize = 100,
-    mechanism: options.Mechanism = Kind.CENTERED,
-    sampling: options.SamplingScheme = Scheme.FIXED,
+    mechanism: options.Mechanism = MechanismName.CENTERED,
+    sampling: options.SamplingScheme = Sampling.FIXED,
     sizes: options.Sizes = "known",
     adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
     dropouts: options.DropoutRate = 0.0,
     colluders: options.Colluders = 0.0,
-    participations: options.Participations = None,
+    max_participations: options.Participations = None,
     spare: Annotated[
         int | None,
         typer.Option(help="Attempts beyond one a round that epsilon covers: what a kill costs. [default: 10 %]"),
     ] = None,
     clip: options.Clip = 1.0,
     bits: options.Bits = None,
-    rotation: options.Rotation = Turn.HADAMARD,
+    rotation: options.Rotation = RotationName.HADAMARD,
     partition: Annotated[str | None, typer.Option(help="iid, shards, dirichlet:ALPHA or owner.")] = None,
-    optimiser: Annotated[str, typer.Option(help="The clients' optimiser: sgd, adam or rmsprop.")] = "sgd",
-    rate: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.2,
+    optimizer: Annotated[str, typer.Option(help="The clients' optimizer: sgd, adam or rmsprop.")] = "sgd",
+    lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.2,
     momentum: Annotated[float, typer.Option(help="The clients' momentum.")] = 0.0,
     epochs: Annotated[int, typer.Option(help="The clients' passes over their data.")] = 3,
     batch: Annotated[int, typer.Option(help="The clients' batch size.")] = 10,
-    server_rate: Annotated[float, typer.Option(help="The server's learning rate.")] = 0.8,
+    server_lr: Annotated[float, typer.Option(help="The server's learning rate.")] = 0.8,
     server_momentum: Annotated[float, typer.Option(help="The server's momentum.")] = 0.5,
     server_adam: Annotated[
         float, typer.Option(help="Decay of Adam's second moment at the server; 0: no Adam.")
     ] = 0.0,
-    server_decay: Annotated[
-        float, typer.Option(help="The server's rate shrinks by this factor each round.")
+    server_lr_decay: Annotated[
+        float, typer.Option(help="The server's learning rate shrinks by this factor each round.")
     ] = 1.0,
     averaging: Annotated[float, typer.Option(help="Decay of the running average of models; 0: none.")] = 0.8,
     lost: Annotated[
@@ -117,7 +117,7 @@ def train(
     from d2pfed.api import Job, Settings  # noqa: PLC0415
     from d2pfed.learning import (  # noqa: PLC0415
         LocalTraining,
-        Optimiser,
+        Optimizer,
         build_model,
         fitting,
         load_task,
@@ -135,22 +135,22 @@ def train(
     )
     model = model or fitting(chosen)
     network = build_model(model, chosen, seed=seed or 0)
-    target = Target(
+    target = PrivacyTarget(
         dimension=network.dimension,
         population=chosen.clients.population,
-        cohort=cohort,
+        cohort_size=cohort,
         rounds=rounds,
         epsilon=epsilon,
         delta=delta,
         against=options.observer_named(against),
         mechanism=mechanism,
-        scheme=options.scheme_of(sampling, sizes),
+        sampling=options.scheme_of(sampling, sizes),
         adjacency=adjacency,
         dropouts=dropouts,
         colluders=colluders,
-        participations=participations,
+        max_participations=max_participations,
         spare=spare,
-        clip_norm=clip,
+        clip=clip,
         bits=bits,
         rotation=rotation,
     )
@@ -163,17 +163,17 @@ def train(
         model=model,
         target=target,
         local=LocalTraining(
-            optimiser=options.one_of(Optimiser, optimiser),
-            rate=rate,
+            optimizer=options.one_of(Optimizer, optimizer),
+            lr=lr,
             momentum=momentum,
             epochs=epochs,
             batch_size=batch,
         ),
-        step=ServerStep(
-            rate=server_rate,
+        step=ServerOptimizer(
+            lr=server_lr,
             momentum=server_momentum,
             second_moment=server_adam,
-            decay=server_decay,
+            lr_lr_decay=server_lr_decay,
             averaging=averaging,
         ),
         dropouts=options.dropouts_of(lost),
@@ -185,7 +185,7 @@ def train(
     directory = Path("runs") / (name or f"{task}-{digest(canonical.encode(settings)).hex()[:8]}")
     console = err()
     console.print(chosen.description)
-    for warning in explain(target, job.plan).warnings:
+    for warning in describe(target, job.plan).warnings:
         console.print(f"Warning: {warning}")
     hire = InProcess if engine is Engine.PROCESS else options.on_ray(workers, address)
     with _Watcher.start(job.plan) as watcher:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting import Release, Scheme, client_epsilon
+from d2pfed.accounting import Release, Sampling, client_epsilon
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.flower.home import ClientBudget
 from d2pfed.ledger import decode_release, encode_release
@@ -54,7 +54,7 @@ class Account:
         """Refuse a plan that may spend more than this client has left."""
         given = Given.of(history)
         self.require_turn(plan, run, history)
-        left = max(0, plan.participations - given.participations(run))
+        left = max(0, plan.max_participations - given.participations(run))
         epsilon = given.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
         if epsilon > self.budget.epsilon:
             raise ConfigError(
@@ -64,10 +64,10 @@ class Account:
 
     def require_turn(self, plan: Plan, run: str, history: History) -> None:
         """Refuse a plan at its cap where nothing is sampled: there, staying away tells nothing."""
-        taken = Given.of(history).participations(run)
-        if not _samples(plan) and taken >= plan.participations:
+        participations = Given.of(history).participations(run)
+        if not _samples(plan) and participations >= plan.max_participations:
             raise ConfigError(
-                f"this client has sent {taken} vectors in run {run}, the plan's cap is {plan.participations}"
+                f"this client has sent {participations} vectors in run {run}, its plan allows {plan.max_participations}"
             )
 
     def charge(self, plan: Plan, run: str, number: int, attempt: int, note: Mapping[str, object]) -> int:
@@ -82,14 +82,14 @@ class Account:
         while True:
             history = self.log.read()
             given = Given.of(history)
-            taken = given.participations(run)
-            if taken >= plan.participations or not self._affords(given, release):
+            participations = given.participations(run)
+            if participations >= plan.max_participations or not self._affords(given, release):
                 if _samples(plan):
-                    return plan.participations
+                    return plan.max_participations
                 raise PeerError("this client's cap or budget is reached: it takes no part")
             body = {"run": run, "release": encode_release(release), **note}
             if self.log.append(history, Entry.CHARGE, body) is not None:
-                return taken
+                return participations
 
     def _affords(self, given: Given, release: Release) -> bool:
         return given.epsilon(self.budget.delta, [release]) <= self.budget.epsilon
@@ -100,7 +100,7 @@ def carried_over(choice: str, runs: Mapping[str, Plan]) -> dict[str, object]:
     if choice not in (ALL, NOTHING, RUNS) or (choice == RUNS) != bool(runs):
         raise ConfigError(f"{ALL}, {NOTHING}, or runs by name may be carried over, got {choice}, {len(runs)} runs")
     listed = [
-        {"run": run, "release": encode_release(charged(plan, run, 0, 0)), "times": plan.participations}
+        {"run": run, "release": encode_release(charged(plan, run, 0, 0)), "times": plan.max_participations}
         for run, plan in runs.items()
     ]
     return {"carried": choice, "runs": listed} if listed else {"carried": choice}
@@ -127,4 +127,4 @@ def _declared(body: Mapping[str, object]) -> list[Release]:
 
 
 def _samples(plan: Plan) -> bool:
-    return plan.sampling.scheme in (Scheme.FIXED, Scheme.POISSON)
+    return plan.sampling.method in (Sampling.FIXED, Sampling.POISSON)

@@ -23,7 +23,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.round import Participant
 from d2pfed.secagg import Session
 from d2pfed.secagg.crypto import sign
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import binding_of, kind_of
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is
@@ -93,7 +93,7 @@ def take_part(home: Home, request: Request, training: "_Training") -> RecordDict
     begun = time.monotonic()
     states = States(home.path)
     states.sweep()
-    if kind_of(request.frame) == Kind.INVITATION:
+    if kind_of(request.frame) == MessageKind.INVITATION:
         part = Part.begin(home, request.frame, request.attempt_seconds)
         states.sweep(lambda other: other.run == part.session.run)
     else:
@@ -144,11 +144,14 @@ class _Contribution:
         plan, session = self._part.plan, self._part.session
         layout = Layout.decode(self._part.told.layout)
         config, params = decode_task(task, layout), decode_model(model, layout)  # before anything is charged
-        taken = Account(self._home.log, self._home.budget).charge(
+        participations = Account(self._home.log, self._home.budget).charge(
             plan, session.run, session.round, session.attempt, _place(session)
         )
         participant = Participant(
-            plan=plan, client=self._home.client, entropy=Entropy.system().require_system(), taken=taken
+            plan=plan,
+            client=self._home.client,
+            entropy=Entropy.system().require_system(),
+            participations=participations,
         )
         return participant.contribute(session, self._training.update(config, params, layout), group)
 

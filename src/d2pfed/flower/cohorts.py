@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.flower.draws import Draws
 from d2pfed.flower.grid import Deadlines
@@ -64,12 +64,12 @@ class VerifiedCohorts:
         self._plan = plan
         self._roster = roster
         self._tree = draws.tree
-        count = 1 if plan.sampling.scheme is Scheme.ONCE else plan.rounds * plan.attempts_per_round
+        count = 1 if plan.sampling.method is Sampling.ONCE else plan.rounds * plan.attempts_per_round
         self.first_draw = draws.reserve(run, count)
 
     def draw(self, number: int, attempt: int, block: int) -> Drawn:
         """Return who is asked in an attempt at a round."""
-        plan, is_once = self._plan, self._plan.sampling.scheme is Scheme.ONCE
+        plan, is_once = self._plan, self._plan.sampling.method is Sampling.ONCE
         draw = self.first_draw + (0 if is_once else number * plan.attempts_per_round + attempt)
         opening = self._tree.open(draw)
         key, used = draw_key(self._roster.digest, draw, opening.seed), block if is_once else 0
@@ -93,7 +93,7 @@ def require_lasting(roster: Roster, plan: Plan, deadlines: Deadlines) -> None:
     if left <= 0:
         raise ConfigError(f"the roster {roster.serial} has expired {-left:.0f} s ago")
     whole = plan.rounds * (deadlines.joining + deadlines.training + 4 * deadlines.keys)
-    if plan.sampling.scheme is Scheme.ONCE and left < whole:
+    if plan.sampling.method is Sampling.ONCE and left < whole:
         raise ConfigError(
             f"sampling `once` ends within one roster: {plan.rounds} rounds may take {whole:.0f} s, and roster "
             f"{roster.serial} is good for {left:.0f} s"

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.envelope import MESSAGE_TYPE, MOST_ATTEMPT_SECONDS, Request, unpack_answer
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import ClientId, kind_of
 
 # Makes a message out of content, the node it is for, a group and its seconds to live.
@@ -50,7 +50,7 @@ class Deadlines:
 
     def of(self, frame: bytes) -> float:
         """Return the seconds for the answer to a request."""
-        return self.training if kind_of(frame) == Kind.MASK_REQUEST else self.keys
+        return self.training if kind_of(frame) == MessageKind.MASK_REQUEST else self.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,11 @@ class GridExchange:
     """
 
     def __init__(
-        self, mail: Mail, nodes: Mapping[ClientId, int], deadlines: Deadlines, before: Callable[[Kind], None]
+        self,
+        mail: Mail,
+        nodes: Mapping[ClientId, int],
+        deadlines: Deadlines,
+        before: Callable[[MessageKind], None],
     ) -> None:
         self._before = before
         self._mail = mail
@@ -151,7 +155,7 @@ class GridExchange:
             if client not in self._nodes:
                 continue
             frame = requests[client]
-            kind, seconds = Kind(kind_of(frame)), self._deadlines.of(frame)
+            kind, seconds = MessageKind(kind_of(frame)), self._deadlines.of(frame)
             if not clients:
                 self._before(kind)
             content = Request(frame, seconds, self._deadlines.attempt).pack()

@@ -15,7 +15,7 @@ from d2pfed.flower.keys import decode_public, make_secret, read_secret
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.private_files import create_file, make_directory, read_file, require_directory
 from d2pfed.numerics.randomness import KEY_BYTES, digest
-from d2pfed.plan import Kind, Policy
+from d2pfed.plan import MechanismName, Policy
 from d2pfed.secagg import Consistency
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.wire import ID_LIMIT
@@ -182,7 +182,7 @@ def simulated_home(root: Path, partition: object) -> Home:
 
 def _anything() -> Policy:
     return Policy(
-        mechanisms=tuple(Kind),
+        mechanisms=tuple(MechanismName),
         least_cohort=2,
         least_quorum=2,
         least_colluders=0.0,

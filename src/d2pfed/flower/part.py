@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.errors import PeerError, RolledBack
 from d2pfed.flower.account import Account
 from d2pfed.flower.envelope import Introduction
@@ -24,7 +24,7 @@ from d2pfed.plan import Plan, decode_plan
 from d2pfed.round import enrolled_in, invited_session
 from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
 from d2pfed.secagg import History as Memory
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.wire import kind_of
 
@@ -102,7 +102,7 @@ class Part:
             self._mark(found)
         if self.enrolment is not None and client.met:
             Positions(self.home.path / "peers", self.enrolment.roster.keys).keep(client.met)
-        return answer, None if kind_of(answer) == Kind.UNMASKING_SHARES else client.save()
+        return answer, None if kind_of(answer) == MessageKind.UNMASKING_SHARES else client.save()
 
     def _client(self, contribute: Contribute) -> Client:
         who, memory = self.home.client, self._memory()
@@ -153,7 +153,7 @@ def require_later(history: History, session: Session) -> None:
 
 def require_unused_draw(history: History, session: Session, plan: Plan) -> None:
     """Refuse a draw that was used before under this roster, in any run; under `once`, one that got a vector."""
-    entry = Entry.CHARGE if plan.sampling.scheme is Scheme.ONCE else Entry.BEGUN
+    entry = Entry.CHARGE if plan.sampling.method is Sampling.ONCE else Entry.BEGUN
     used = [body["draw"] for body in history.bodies(entry) if body["roster"] == session.roster_digest.hex()]
     if session.draw in used:
         raise PeerError(f"draw {session.draw} of this roster was used before")

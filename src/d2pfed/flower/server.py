@@ -10,13 +10,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from safetensors.numpy import save
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.flower.cohorts import Drawn, SecretCohorts, cohort_source, require_lasting
 from d2pfed.flower.envelope import Introduction
 from d2pfed.flower.grid import Deadlines, GridExchange, Letter, Mail, letter
 from d2pfed.flower.layout import Layout, encode_model, encode_task
-from d2pfed.flower.members import Members
+from d2pfed.flower.node_registry import NodeRegistry
 from d2pfed.flower.notes import Notes, Watched
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import SignedRoster
@@ -28,9 +28,9 @@ from d2pfed.round import Attempt, Invite, Outcome, aggregate, gather, session_of
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_run
 from d2pfed.secagg import Session
 from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position
-from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
+from d2pfed.training import Cohorts, RoundRecord, ServerOptimizer, ServerState, train
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -43,7 +43,7 @@ class Agreement:
 
     plan: Plan
     layout: Layout
-    step: ServerStep
+    step: ServerOptimizer
     clients: tuple[int, ...]
     partition: bytes  # digest of the roster that a partition of the clients belongs to; empty for other schemes
 
@@ -66,12 +66,12 @@ class PrivateFedAvg:
     roster: SignedRoster | None
     draws: Path | None = None
     ledger: Path | None = None  # one that other runs over these clients share; None: the directory's own
-    step: ServerStep = field(default_factory=ServerStep)
+    step: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
     make_letter: Letter = field(default=letter, repr=False)
 
     def __post_init__(self) -> None:
-        if self.plan.sampling.scheme is Scheme.POISSON:
+        if self.plan.sampling.method is Sampling.POISSON:
             raise ConfigError(
                 "poisson sampling needs secret cohort sizes, and whoever runs a SuperLink counts messages"
             )
@@ -128,7 +128,7 @@ class PrivateFedAvg:
                 return run.execute(layout.flatten(initial_arrays), rounds, dict(train_config or {}), evaluate_fn)
 
     def _partition(self) -> bytes:
-        is_fixed = self.roster is not None and self.plan.sampling.scheme is Scheme.ONCE
+        is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
         return self.roster.roster.digest if self.roster is not None and is_fixed else b""
 
 
@@ -151,7 +151,7 @@ class _Run:
         secret = SecretCohorts(Cohorts(self._plan.sampling, identity.cohorts), strategy.population)
         self._cohorts = cohort_source(self._plan, self._signed, strategy.draws, self._name, secret)
         self._notes = Notes(directory)
-        self._members = Members(mail, self._introduction(), strategy.population, self._roster)
+        self._members = NodeRegistry(mail, self._introduction(), strategy.population, self._roster)
         self._exchange = GridExchange(mail, self._members.nodes, self._deadlines, self._before)
         self._positions = _positions(strategy)
         self._drawn = Drawn(())
@@ -210,8 +210,8 @@ class _Run:
         drawn = self._drawn
         return session_of(self._plan, attempt, cohort, roster=self._roster, draw=drawn.draw, block=drawn.block)
 
-    def _before(self, kind: Kind) -> None:
-        if kind is Kind.MASK_REQUEST and self._plan.sampling.scheme is Scheme.ONCE:
+    def _before(self, kind: MessageKind) -> None:
+        if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
             self._notes.use_block()
 
     def _gather(self, session: Session, task: bytes, model: bytes) -> Watched:

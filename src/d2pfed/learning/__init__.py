@@ -2,13 +2,13 @@
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
 from d2pfed.learning.evaluation import Metrics, evaluate
-from d2pfed.learning.learner import Learner, LoopLearner
-from d2pfed.learning.local import LocalTraining, Optimiser
+from d2pfed.learning.local import LocalTraining, Optimizer
 from d2pfed.learning.model import Model, Params
 from d2pfed.learning.partition import ByOwner, Dirichlet, Iid, Partition, Shards, parse_partition
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import Clients, Examples, StoredClients, Task
 from d2pfed.learning.tasks import load_task
+from d2pfed.learning.trainer import LocalTrainer, SequentialTrainer
 
 __all__ = [
     "Examples",
@@ -30,10 +30,10 @@ __all__ = [
     "MODELS",
     "build_model",
     "fitting",
-    "Optimiser",
+    "Optimizer",
     "LocalTraining",
-    "Learner",
-    "LoopLearner",
+    "LocalTrainer",
+    "SequentialTrainer",
     "Metrics",
     "evaluate",
 ]

@@ -18,7 +18,7 @@ _RMSPROP_DECAY = 0.99
 _EPSILON = 1e-8  # in both, as in torch.optim
 
 
-class Optimiser(StrEnum):
+class Optimizer(StrEnum):
     """How gradients become steps; each is torch.optim's of that name with its defaults."""
 
     SGD = "sgd"
@@ -28,21 +28,21 @@ class Optimiser(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
-    """How a client trains: fresh optimiser each round, `epochs` passes over shuffled batches."""
+    """How a client trains: fresh optimizer each round, `epochs` passes over shuffled batches."""
 
-    optimiser: Optimiser = Optimiser.SGD
-    rate: float = 0.1
+    optimizer: Optimizer = Optimizer.SGD
+    lr: float = 0.1
     momentum: float = 0.0
     epochs: int = 1
     batch_size: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= MOST_RATE:
-            raise ConfigError(f"rate must be positive and at most {MOST_RATE:g}, got {self.rate}")
+        if not 0 < self.lr <= MOST_RATE:
+            raise ConfigError(f"lr must be positive and at most {MOST_RATE:g}, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
-        if self.momentum and self.optimiser is not Optimiser.SGD:
-            raise ConfigError(f"momentum is sgd's, got {self.momentum} with {self.optimiser}")
+        if self.momentum and self.optimizer is not Optimizer.SGD:
+            raise ConfigError(f"momentum is sgd's, got {self.momentum} with {self.optimizer}")
         if not 1 <= self.epochs <= MOST_EPOCHS:
             raise ConfigError(f"epochs must be in [1, {MOST_EPOCHS}], got {shown(self.epochs)}")
         if not 1 <= self.batch_size <= MOST_BATCH:
@@ -58,12 +58,12 @@ class LocalTraining:
 
 
 class Steps:
-    """An optimiser's memory for some tensors; leading rows of them may stop earlier than others."""
+    """An optimizer's memory for some tensors; leading rows of them may stop earlier than others."""
 
     def __init__(self, local: LocalTraining, values: list[torch.Tensor]) -> None:
         self._local = local
-        slots = {Optimiser.SGD: int(local.momentum > 0), Optimiser.ADAM: 2, Optimiser.RMSPROP: 1}
-        self._memory = [[torch.zeros_like(value) for value in values] for _ in range(slots[local.optimiser])]
+        slots = {Optimizer.SGD: int(local.momentum > 0), Optimizer.ADAM: 2, Optimizer.RMSPROP: 1}
+        self._memory = [[torch.zeros_like(value) for value in values] for _ in range(slots[local.optimizer])]
         self._taken = 0
 
     def take(self, values: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
@@ -71,13 +71,13 @@ class Steps:
         self._taken += 1
         for at, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
             memory = [slot[at][: len(value)] if value.ndim else slot[at] for slot in self._memory]
-            if self._local.optimiser is Optimiser.ADAM:
+            if self._local.optimizer is Optimizer.ADAM:
                 self._adam(value, gradient, *memory)
             else:
-                value.sub_(self._direction(gradient, memory), alpha=self._local.rate)
+                value.sub_(self._direction(gradient, memory), alpha=self._local.lr)
 
     def _direction(self, gradient: torch.Tensor, memory: list[torch.Tensor]) -> torch.Tensor:
-        if self._local.optimiser is Optimiser.SGD:
+        if self._local.optimizer is Optimizer.SGD:
             return memory[0].mul_(self._local.momentum).add_(gradient) if memory else gradient
         memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
         return gradient / memory[0].sqrt().add_(_EPSILON)
@@ -88,4 +88,4 @@ class Steps:
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         scale = square.sqrt().div_(math.sqrt(1 - second**self._taken)).add_(_EPSILON)
-        value.addcdiv_(mean, scale, value=-self._local.rate / (1 - first**self._taken))
+        value.addcdiv_(mean, scale, value=-self._local.lr / (1 - first**self._taken))

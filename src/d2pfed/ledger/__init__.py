@@ -2,7 +2,7 @@
 
 from d2pfed.ledger.budget import Begun, Budget, RunPlan
 from d2pfed.ledger.ledger import Ledger, Meter
-from d2pfed.ledger.rows import Head, Key, Kind, Row
+from d2pfed.ledger.rows import Head, Key, Row, RowKind
 from d2pfed.ledger.text import decode_release, encode_release
 from d2pfed.ledger.verify import Verification, read_budget, read_rows, verify
 
@@ -11,7 +11,7 @@ __all__ = [
     "Budget",
     "Head",
     "Key",
-    "Kind",
+    "RowKind",
     "Ledger",
     "Meter",
     "Row",

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from d2pfed.accounting.release import Release
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.budget import Begun, Budget, RunPlan, require_no_worse
-from d2pfed.ledger.rows import ROOT, Head, Key, Kind, Row
+from d2pfed.ledger.rows import ROOT, Head, Key, Row, RowKind
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt so far: its last kind of row, the server it belongs to, and what it may have released."""
 
-    kind: Kind
+    kind: RowKind
     epoch: int
     release: Release
 
@@ -24,7 +24,7 @@ class Book:
 
     def __init__(self, first: Row) -> None:
         _check_chain(first, 0, ROOT)
-        if (first.kind, first.epoch, first.key, first.epsilon) != (Kind.CREATE, 0, None, 0.0):
+        if (first.kind, first.epoch, first.key, first.epsilon) != (RowKind.CREATE, 0, None, 0.0):
             raise LedgerError("row 0: it must create the ledger, in epoch 0 and at epsilon 0")
         self.budget = Budget.decode(first.body)
         self.epoch = 0
@@ -33,7 +33,9 @@ class Book:
         self.attempts: dict[Key, Attempt] = {}  # in the order of their reservations
         self.charged: Counter[str] = Counter()  # attempts of each run that are not void
         self.tried: Counter[tuple[str, int]] = Counter()  # attempts of each round of a run, void ones included
-        self.taken: Counter[tuple[str, int]] = Counter()  # charged attempts of a run that each client took part in
+        self.participations: Counter[tuple[str, int]] = (
+            Counter()
+        )  # charged attempts of a run that each client took part in
         self.hashes = [first.hash]
 
     @property
@@ -43,7 +45,7 @@ class Book:
 
     def releases(self) -> tuple[Release, ...]:
         """Return what may have been released: all that was committed, and all that was reserved and is not void."""
-        return tuple(attempt.release for attempt in self.attempts.values() if attempt.kind is not Kind.VOID)
+        return tuple(attempt.release for attempt in self.attempts.values() if attempt.kind is not RowKind.VOID)
 
     def plans(self) -> tuple[RunPlan, ...]:
         """Return what was charged, in the order in which the runs began."""
@@ -54,9 +56,9 @@ class Book:
         _check_chain(row, len(self.hashes), self.hashes[-1])
         try:
             match row.kind:
-                case Kind.OPEN:
+                case RowKind.OPEN:
                     self._check_open(row)
-                case Kind.BEGIN:
+                case RowKind.BEGIN:
                     self._add_run(row)
                 case _:
                     self._add_step(row)
@@ -73,7 +75,7 @@ class Book:
             raise LedgerError(f"run {begun.run}: its directory has begun run {other} here")
         self.budget.require_like(begun.plan)
 
-    def step(self, kind: Kind, key: Key, release: Release | None) -> Attempt:
+    def step(self, kind: RowKind, key: Key, release: Release | None) -> Attempt:
         """Return an attempt after its next step, or refuse a step that is not allowed."""
         if release is not None and (release.run, release.round, release.attempt) != (
             key.run,
@@ -82,13 +84,13 @@ class Book:
         ):
             raise LedgerError(f"{key} has a release of run {release.run}, {release.round}, {release.attempt}")
         begun = self.attempts.get(key)
-        if kind is Kind.RESERVE and release is not None:
+        if kind is RowKind.RESERVE and release is not None:
             if begun is not None:
                 # The noise is fresh at each call, so the same attempt again would be another release, for nothing.
                 raise LedgerError(f"{key} has a row: take attempt {self.tried[key.run, key.round]}")
             self._check_attempt(key, release)
             return Attempt(kind, self.epoch, release)
-        if begun is None or begun.kind is not Kind.RESERVE or kind not in (Kind.COMMIT, Kind.VOID):
+        if begun is None or begun.kind is not RowKind.RESERVE or kind not in (RowKind.COMMIT, RowKind.VOID):
             raise LedgerError(f"{key}: {kind} cannot follow {'nothing' if begun is None else begun.kind}")
         if begun.epoch != self.epoch:
             # The attempt's keys died with that server: it stays charged, and the round needs a new attempt.
@@ -115,7 +117,7 @@ class Book:
         self._check_epoch(row)
         if row.key is None:
             raise LedgerError(f"{row.kind} needs the run, round and attempt it is about")
-        if row.kind is Kind.VOID and row.body:
+        if row.kind is RowKind.VOID and row.body:
             raise LedgerError("a void attempt releases nothing, so its body must be empty")
         if row.epsilon != self.epsilon:
             raise LedgerError(f"an attempt prices nothing: epsilon must stay {self.epsilon}, got {row.epsilon}")
@@ -125,11 +127,11 @@ class Book:
             self.tried[row.key.run, row.key.round] += 1
             self.charged[row.key.run] += 1
         else:
-            self.taken.subtract((row.key.run, client) for client in before.release.participants)
-        if row.kind is Kind.VOID:
+            self.participations.subtract((row.key.run, client) for client in before.release.participants)
+        if row.kind is RowKind.VOID:
             self.charged[row.key.run] -= 1
         else:
-            self.taken.update((row.key.run, client) for client in after.release.participants)
+            self.participations.update((row.key.run, client) for client in after.release.participants)
 
     def _check_epoch(self, row: Row) -> None:
         if row.epoch != self.epoch:

@@ -27,8 +27,8 @@ class RunPlan:
     rounds: int
     max_attempts: int  # how many attempts of the whole run may be charged
     attempts_per_round: int  # how many a round may have, void ones included
-    participations: int  # the cap on one client's contributions to the run
-    epsilon: float  # what the run promises by itself, for its observer
+    max_participations: int  # the cap on one client's contributions to the run
+    epsilon: float  # what the run guarantees by itself, for its observer
     delta: float
     observer: Observer
 
@@ -50,19 +50,19 @@ class RunPlan:
     @property
     def budget(self) -> "Budget":
         """What the run may spend by itself, whatever else its ledger would still allow."""
-        return Budget(self.epsilon, self.delta, self.observer, self.participations)
+        return Budget(self.epsilon, self.delta, self.observer, self.max_participations)
 
     @property
     def cost(self) -> PlanCost:
         """All that the run may release, as it is accounted for."""
-        return PlanCost(self.release, self.max_attempts, self.participations)
+        return PlanCost(self.release, self.max_attempts, self.max_participations)
 
     def require_promise(self) -> None:
-        """Refuse a run whose attempts, all of them charged, would spend more than it promises by itself."""
+        """Refuse a run whose attempts, all of them charged, would spend more than it guarantees by itself."""
         charged = price(self.budget, (self,))
         if not charged.admitted:
             raise BudgetExceeded(
-                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed}, and it promises "
+                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed}, and it guarantees "
                 f"{self.epsilon}"
             )
 
@@ -77,7 +77,7 @@ class Budget:
     epsilon: float
     delta: float
     observer: Observer = RELEASED
-    participations: int = 1
+    max_participations: int = 1
     declared: tuple[RunPlan, ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,8 +85,8 @@ class Budget:
             raise ConfigError(f"a budget's epsilon must be positive and finite, got {self.epsilon}")
         if not 0 <= self.delta < 1:
             raise ConfigError(f"a budget's delta must be in [0, 1), got {self.delta}")
-        if not 1 <= self.participations <= LARGEST:
-            raise ConfigError(f"a budget's participations must be in [1, 2^63), got {self.participations}")
+        if not 1 <= self.max_participations <= LARGEST:
+            raise ConfigError(f"a budget's max_participations must be in [1, 2^63), got {self.max_participations}")
         for plan in self.declared:
             self.require_like(plan)
 
@@ -166,8 +166,8 @@ def _is_no_worse(noise: Noise, planned: Noise) -> bool:
 
 def _brief(budget: Budget) -> str:
     return (
-        f"at delta {budget.delta:g} against {budget.observer} with at most {budget.participations} "
-        f"participation{'s' * (budget.participations != 1)}"
+        f"at delta {budget.delta:g} against {budget.observer} with at most {budget.max_participations} "
+        f"participation{'s' * (budget.max_participations != 1)}"
     )
 
 

@@ -13,7 +13,7 @@ from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger.book import Book, replay
 from d2pfed.ledger.budget import Begun, Budget, RunPlan, price
 from d2pfed.ledger.lock import Lock
-from d2pfed.ledger.rows import Head, Key, Kind, Row, chained_row, first_row
+from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, first_row
 from d2pfed.ledger.store import Store, require_file
 from d2pfed.ledger.text import encode_release
 
@@ -117,7 +117,7 @@ class Ledger:
         charged = measure(self._meter, self.budget, (*self._book.plans(), plan))
         if not charged.admitted:
             raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
-        self._append(Kind.BEGIN, None, begun.encode(), charged.composed)
+        self._append(RowKind.BEGIN, None, begun.encode(), charged.composed)
 
     def reserve(self, release: Release) -> Row:
         """Record an attempt at its worst, before the first masked vector is asked for.
@@ -125,18 +125,18 @@ class Ledger:
         Guarantee: when this returns, the attempt counts as one of those that its run was charged for, whatever
         happens to this process. Checked: test_ledger_crashes.py::test_no_kill_loses_a_release.
         """
-        return self._step(Kind.RESERVE, Key(release.run, release.round, release.attempt), release)
+        return self._step(RowKind.RESERVE, Key(release.run, release.round, release.attempt), release)
 
     def commit(self, release: Release) -> Row:
         """Record what an attempt releases, before the request that unmasks it.
 
         Guarantee: as `reserve`, and the realised release tells no more than what was reserved for it.
         """
-        return self._step(Kind.COMMIT, Key(release.run, release.round, release.attempt), release)
+        return self._step(RowKind.COMMIT, Key(release.run, release.round, release.attempt), release)
 
     def void(self, run: str, number: int, attempt: int) -> Row:
         """Record that an attempt at round `number` ended before anything could be unmasked: it does not count."""
-        return self._step(Kind.VOID, Key(run, number, attempt), None)
+        return self._step(RowKind.VOID, Key(run, number, attempt), None)
 
     def releases(self) -> tuple[Release, ...]:
         """Return what may have been released: all that was committed, and all that was reserved and is not void."""
@@ -150,9 +150,9 @@ class Ledger:
         """Return how many attempts of a run may have been opened; void ones are not among them."""
         return self._book.charged[run]
 
-    def taken(self, run: str, clients: Iterable[int]) -> dict[int, int]:
+    def participations(self, run: str, clients: Iterable[int]) -> dict[int, int]:
         """Return in how many attempts of a run that may have been opened each client took part."""
-        return {client: self._book.taken[run, client] for client in clients}
+        return {client: self._book.participations[run, client] for client in clients}
 
     def next_attempt(self, run: str, number: int) -> int:
         """Return the first attempt at round `number` of a run that no row mentions."""
@@ -188,12 +188,12 @@ class Ledger:
                     f"went on"
                 )
 
-    def _step(self, kind: Kind, key: Key, release: Release | None) -> Row:
+    def _step(self, kind: RowKind, key: Key, release: Release | None) -> Row:
         self._require_open()
         self._book.step(kind, key, release)
         return self._append(kind, key, "" if release is None else encode_release(release), self.spent())
 
-    def _append(self, kind: Kind, key: Key | None, body: str, epsilon: float) -> Row:
+    def _append(self, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
         row = _next_row(self._book, kind, key, body, epsilon)
         try:
             self._store.append(row, self._book.head)
@@ -234,12 +234,12 @@ def _opened(path: Path, meter: Meter, lock: Lock) -> Ledger:
             raise LedgerError(
                 f"the meter says {epsilon}, recorded is {book.epsilon}: it is not this budget's meter"
             )
-        row = _next_row(book, Kind.OPEN, None, "", epsilon)
+        row = _next_row(book, RowKind.OPEN, None, "", epsilon)
         store.append(row, book.head)
         book.add(row)
         return Ledger(store, book, meter, undo.pop_all())
 
 
-def _next_row(book: Book, kind: Kind, key: Key | None, body: str, epsilon: float) -> Row:
-    epoch = book.epoch + (kind is Kind.OPEN)
+def _next_row(book: Book, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
+    epoch = book.epoch + (kind is RowKind.OPEN)
     return chained_row(book.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)

@@ -15,7 +15,7 @@ HASH_BYTES = 32
 ROOT = bytes(HASH_BYTES)  # what the first row is chained to
 
 
-class Kind(StrEnum):
+class RowKind(StrEnum):
     """What a row records."""
 
     CREATE = "create"  # the ledger begins, with its budget
@@ -76,7 +76,7 @@ class Row:
 
     seq: int
     epoch: int
-    kind: Kind
+    kind: RowKind
     key: Key | None  # of an attempt; None where the row is about the ledger itself
     body: str  # the text of the budget, of a run's beginning or of a release, or empty
     epsilon: float
@@ -90,17 +90,17 @@ class Row:
     @property
     def release(self) -> Release | None:
         """The release that was reserved or committed, if the row is about one."""
-        return decode_release(self.body) if self.kind in (Kind.RESERVE, Kind.COMMIT) else None
+        return decode_release(self.body) if self.kind in (RowKind.RESERVE, RowKind.COMMIT) else None
 
     @property
     def begun(self) -> Begun | None:
         """The run that begins, if the row is about one."""
-        return Begun.decode(self.body) if self.kind is Kind.BEGIN else None
+        return Begun.decode(self.body) if self.kind is RowKind.BEGIN else None
 
     @property
     def survivors(self) -> int | None:
         """How many clients' vectors are in the sum, once that is known."""
-        return len(decode_release(self.body).participants) if self.kind is Kind.COMMIT else None
+        return len(decode_release(self.body).participants) if self.kind is RowKind.COMMIT else None
 
     def chained(self, previous: bytes) -> bytes:
         """Return the hash this row must carry after a row with the given hash.
@@ -114,11 +114,11 @@ class Row:
 
 def first_row(budget: Budget) -> Row:
     """Return the row that creates a ledger."""
-    row = Row(seq=0, epoch=0, kind=Kind.CREATE, key=None, body=budget.encode(), epsilon=0.0, hash=ROOT)
+    row = Row(seq=0, epoch=0, kind=RowKind.CREATE, key=None, body=budget.encode(), epsilon=0.0, hash=ROOT)
     return replace(row, hash=row.chained(ROOT))
 
 
-def chained_row(head: Head, *, epoch: int, kind: Kind, key: Key | None, body: str, epsilon: float) -> Row:
+def chained_row(head: Head, *, epoch: int, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
     """Return the row that follows a head."""
     row = Row(seq=head.seq + 1, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon, hash=ROOT)
     return replace(row, hash=row.chained(head.hash))

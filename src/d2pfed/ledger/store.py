@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.rows import Head, Key, Kind, Row
+from d2pfed.ledger.rows import Head, Key, Row, RowKind
 
 APPLICATION = 0x44325046  # "D2PF" in the header of the file
 SCHEMA = 2
@@ -127,7 +127,7 @@ class Store:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn a failure of the file system or of SQLite into the one error that names the ledger."""
+    """RotationName a failure of the file system or of SQLite into the one error that names the ledger."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -201,7 +201,7 @@ def _decode_row(fields: tuple[object, ...]) -> Row:
         row = Row(
             seq=seq,
             epoch=epoch,
-            kind=Kind(kind),
+            kind=RowKind(kind),
             key=_decode_key(place),
             body=body,
             epsilon=float.fromhex(epsilon),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from d2pfed.accounting.release import (
     Adjacency,
     BinomialSum,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Release,
     Sampling,
-    Scheme,
     SkellamSum,
     Unit,
 )
@@ -33,7 +33,7 @@ class Recorded:
 
 _LAWS = (DiscreteGaussianSum, SkellamSum, BinomialSum, ContinuousGaussian)
 RELEASE_TYPES: dict[str, type] = {
-    kind.__name__: kind for kind in (Release, Unit, Adjacency, Sampling, Scheme, *_LAWS)
+    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, Sampling, *_LAWS)
 }
 _TYPES = RELEASE_TYPES | {"Recorded": Recorded}
 

@@ -9,7 +9,7 @@ from d2pfed.errors import LedgerError
 from d2pfed.ledger.book import Book, replay
 from d2pfed.ledger.budget import Begun, Budget, price
 from d2pfed.ledger.ledger import ROUNDING, Meter, measure
-from d2pfed.ledger.rows import Head, Kind, Row
+from d2pfed.ledger.rows import Head, Row, RowKind
 from d2pfed.ledger.store import Store
 
 
@@ -57,7 +57,7 @@ def verify(path: Path, meter: Meter = price) -> Verification:
     for row in rows[1:]:
         book.add(row)
         # Attempts price nothing, and the rules have held their rows to the epsilon before.
-        if row.kind in (Kind.OPEN, Kind.BEGIN):
+        if row.kind in (RowKind.OPEN, RowKind.BEGIN):
             charged = measure(meter, book.budget, book.plans())
             if abs(row.epsilon - charged.composed) > ROUNDING * charged.composed:
                 raise LedgerError(
@@ -79,9 +79,9 @@ def _summary(book: Book, charged: Charged) -> Verification:
         budget=book.budget,
         head=book.head,
         servers=book.epoch,
-        committed=kinds.count(Kind.COMMIT),
-        void=kinds.count(Kind.VOID),
-        unfinished=kinds.count(Kind.RESERVE),
+        committed=kinds.count(RowKind.COMMIT),
+        void=kinds.count(RowKind.VOID),
+        unfinished=kinds.count(RowKind.RESERVE),
         runs=tuple(book.runs.values()),
         charged={run: book.charged[run] for run in book.runs},
         spent=charged.composed,

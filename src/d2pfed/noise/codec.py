@@ -48,18 +48,18 @@ class Centres:
 class Codec:
     """How a float vector becomes grid integers and a sum of lattice points becomes a mean.
 
-    `clip_norm` bounds an update's L2 norm, `granularity` is the real size of one lattice step, and `box`, if given,
+    `clip` bounds an update's L2 norm, `granularity` is the real size of one lattice step, and `box`, if given,
     bounds each rotated coordinate (the paper's g_max), which shrinks differences and never enlarges them.
     """
 
     rotation: Rotation
-    clip_norm: float
+    clip: float
     granularity: float
     fraction_bits: int = 8
     box: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "granularity"):
+        for name in ("clip", "granularity"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} must be positive and finite, got {value}")
@@ -71,8 +71,8 @@ class Codec:
             raise ConfigError(f"fraction_bits must be in [0, 16], got {shown(self.fraction_bits)}")
         if not 1 <= self.grid_radius <= _LARGEST_RADIUS:
             raise ConfigError(
-                f"clip_norm / granularity must give 1 to 2^24 grid units of 2^-{self.fraction_bits} steps, "
-                f"got {self.clip_norm / self.granularity:.6g} steps"
+                f"clip / granularity must give 1 to 2^24 grid units of 2^-{self.fraction_bits} steps, "
+                f"got {self.clip / self.granularity:.6g} steps"
             )
 
     @property
@@ -83,7 +83,7 @@ class Codec:
     @property
     def grid_radius(self) -> int:
         """The clip norm in grid units, rounded down."""
-        return _grid_radius(self.clip_norm, self.granularity, self.fraction_bits)
+        return _grid_radius(self.clip, self.granularity, self.fraction_bits)
 
     @property
     def radius(self) -> Fraction:
@@ -117,7 +117,7 @@ class Codec:
         )
 
     def decode(self, total: IntVector, seed: bytes, divisor: int) -> FloatVector:
-        """Turn a sum of lattice points into the mean over `divisor` clients, rotated back."""
+        """RotationName a sum of lattice points into the mean over `divisor` clients, rotated back."""
         if total.shape != (self.length,):
             raise ConfigError(f"a sum must have shape ({self.length},), got {total.shape}")
         mean = total * (self.granularity / divisor)
@@ -138,8 +138,8 @@ class Codec:
 
 
 @lru_cache  # exact fractions are slow, and every encoding asks for it several times
-def _grid_radius(clip_norm: float, granularity: float, fraction_bits: int) -> int:
-    return math.floor(Fraction(clip_norm) / Fraction(granularity) * (1 << fraction_bits))
+def _grid_radius(clip: float, granularity: float, fraction_bits: int) -> int:
+    return math.floor(Fraction(clip) / Fraction(granularity) * (1 << fraction_bits))
 
 
 def squared_norm(values: IntVector, radius: int) -> int:

@@ -1,17 +1,17 @@
 """What is wished, what is agreed, and how the one becomes the other."""
 
-from d2pfed.plan.agreement import Plan, decode_plan, observers, promises
+from d2pfed.plan.agreement import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.calibrate import calibrate, ideal_multiplier
 from d2pfed.plan.collusion import VERIFIED_DRAWS
-from d2pfed.plan.explain import Explanation, explain
+from d2pfed.plan.describe import PlanSummary, describe
 from d2pfed.plan.policy import Enrolled, Policy
-from d2pfed.plan.target import Kind, Target, Turn
+from d2pfed.plan.target import MechanismName, PrivacyTarget, RotationName
 
 __all__ = [
-    "Target",
+    "PrivacyTarget",
     "VERIFIED_DRAWS",
-    "Kind",
-    "Turn",
+    "MechanismName",
+    "RotationName",
     "calibrate",
     "ideal_multiplier",
     "Plan",
@@ -19,7 +19,7 @@ __all__ = [
     "Policy",
     "Enrolled",
     "observers",
-    "promises",
-    "Explanation",
-    "explain",
+    "guarantees",
+    "PlanSummary",
+    "describe",
 ]

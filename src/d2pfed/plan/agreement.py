@@ -9,16 +9,16 @@ from d2pfed.accounting import (
     RELEASED,
     SERVER,
     Adjacency,
+    CohortSampling,
+    Guarantee,
     Noise,
     Observer,
     Release,
     Sampling,
-    Scheme,
-    Spent,
     Unit,
     View,
+    account,
     colluding,
-    spent,
 )
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import Codec
@@ -58,11 +58,11 @@ class Plan:
 
     unit: Unit
     adjacency: Adjacency
-    sampling: Sampling
+    sampling: CohortSampling
     rounds: int
     attempts_per_round: int  # how often one round may be tried
     max_attempts: int  # how many attempts of the whole run may be charged: the promise is for so many releases
-    participations: int  # how often one client may contribute before it sends zero plus noise
+    max_participations: int  # how often one client may contribute before it sends zero plus noise
     epsilon: float  # the promise, for the observer `against`
     delta: float
     against: Observer
@@ -77,13 +77,13 @@ class Plan:
     ring: Ring
 
     def __post_init__(self) -> None:
-        cohort = self.sampling.cohort
+        cohort = self.sampling.cohort_size
         check_range("population", self.sampling.population, 1, MOST_POPULATION)
         check_range("cohort", cohort, 1, MOST_COHORT)
         check_range("rounds", self.rounds, 1, MOST_ROUNDS)
         check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
         check_range("max_attempts", self.max_attempts, self.rounds, MOST_ATTEMPTS)
-        check_range("participations", self.participations, 1, self.max_attempts)
+        check_range("max_participations", self.max_participations, 1, self.max_attempts)
         check_range("quorum", self.quorum, 1, cohort)
         check_range("colluders", self.colluders, 0, self.quorum - 1)
         check_range("neighbours", self.neighbours, min(1, cohort - 1), cohort - 1)
@@ -93,7 +93,7 @@ class Plan:
             raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
         if not LEAST_DELTA <= self.delta < 1:
             raise ConfigError(f"delta must be in [{LEAST_DELTA:g}, 1), got {self.delta}")
-        if self.sampling.scheme is Scheme.ONCE:
+        if self.sampling.method is Sampling.ONCE:
             self._check_partition()
         require_honest_majority(cohort, self.quorum, self.colluders)
         if self.consistency is Consistency.SIGNED:
@@ -105,18 +105,18 @@ class Plan:
             )
 
     def _check_partition(self) -> None:
-        if self.participations != 1:
-            raise ConfigError(f"sampling `once` means one participation, got {self.participations}")
-        if self.max_attempts * self.cohort > self.sampling.population:
+        if self.max_participations != 1:
+            raise ConfigError(f"sampling `once` means one participation, got {self.max_participations}")
+        if self.max_attempts * self.cohort_size > self.sampling.population:
             raise ConfigError(
-                f"sampling `once` needs max_attempts x cohort <= population: "
-                f"{self.max_attempts} x {self.cohort} > {self.sampling.population}"
+                f"sampling `once` needs max_attempts x cohort_size <= population: "
+                f"{self.max_attempts} x {self.cohort_size} > {self.sampling.population}"
             )
 
     @property
-    def cohort(self) -> int:
+    def cohort_size(self) -> int:
         """How many clients are asked in a round, which is also what the sum is divided by."""
-        return self.sampling.cohort
+        return self.sampling.cohort_size
 
     @property
     def neighbourhood(self) -> Neighbourhood:
@@ -180,8 +180,8 @@ TYPES: dict[str, type] = {
             Plan,
             Adjacency,
             Consistency,
+            CohortSampling,
             Sampling,
-            Scheme,
             Unit,
             Observer,
             View,
@@ -210,9 +210,10 @@ def observers(plan: Plan) -> tuple[Observer, ...]:
     return (RELEASED, SERVER, CLIENT, *(colluding(count) for count in sorted(groups)), ALONE)
 
 
-def promises(plan: Plan) -> tuple[Spent, ...]:
+def guarantees(plan: Plan) -> tuple[Guarantee, ...]:
     """Return what the whole plan spends against each observer, if all attempts are charged at a quorum and no more."""
     releases = [plan.release("", 0, 0, (), plan.quorum)] * plan.max_attempts
     return tuple(
-        spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
+        account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
+        for observer in observers(plan)
     )

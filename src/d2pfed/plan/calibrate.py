@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from d2pfed.accounting import RELEASED, ContinuousGaussian, Noise, Release, Scheme, Spent, Unit, View
-from d2pfed.accounting import spent as certified
+from d2pfed.accounting import RELEASED, ContinuousGaussian, Guarantee, Noise, Release, Sampling, Unit, View
+from d2pfed.accounting import account as certified
 from d2pfed.accounting import upper_bound as coarse
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.ring import MAX_BITS, Ring
@@ -13,14 +13,14 @@ from d2pfed.plan.agreement import Plan
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
-from d2pfed.plan.target import HELD_BY_ONE, Kind, Target
+from d2pfed.plan.target import HELD_BY_ONE, MechanismName, PrivacyTarget
 from d2pfed.plan.widths import noise_width, widest
 from d2pfed.secagg.graph import Neighbourhood
 
-Account = Callable[..., Spent]
+Account = Callable[..., Guarantee]
 
 
-def calibrate(target: Target) -> Plan:
+def calibrate(target: PrivacyTarget) -> Plan:
     """Find the least noise that keeps the whole run within the wished epsilon, and the bits that carry it.
 
     Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
@@ -35,7 +35,7 @@ def calibrate(target: Target) -> Plan:
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, finest(target, ideal))
     plan = draft.search(ideal)
-    if target.bits is not None and target.mechanism is not Kind.CENTERED:
+    if target.bits is not None and target.mechanism is not MechanismName.CENTERED:
         multiplier = plan.noise_multiplier * target.adjacency.radii / 2 * (1 + 4 * PRECISION)
         draft = replace(draft, steps=finest_within(Ring(target.bits), target, multiplier, draft.contributors))
         plan = draft.search(ideal)
@@ -43,7 +43,7 @@ def calibrate(target: Target) -> Plan:
 
 
 @lru_cache(maxsize=64)  # an explanation asks for what the calibration began with
-def ideal_multiplier(target: Target) -> float:
+def ideal_multiplier(target: PrivacyTarget) -> float:
     """Return sigma over twice the clip for a continuous Gaussian that the observer does not know.
 
     No mechanism needs less; what each needs more is its price for having no trusted server.
@@ -52,7 +52,12 @@ def ideal_multiplier(target: Target) -> float:
     if target.against.view is not View.RELEASED:
         # Whoever knows the cohorts sees a client as often as its cap lets it contribute, and nothing is amplified.
         seen = replace(
-            target, scheme=Scheme.NONE, rounds=target.cap, spare=0, participations=None, against=RELEASED
+            target,
+            sampling=Sampling.NONE,
+            rounds=target.effective_max_participations,
+            spare=0,
+            max_participations=None,
+            against=RELEASED,
         )
 
     def epsilon_at(multiplier: float) -> float:
@@ -65,7 +70,7 @@ def ideal_multiplier(target: Target) -> float:
 class _Draft:
     """A family of plans that differ in their noise; `steps` is the clip in lattice steps, where rounding needs one."""
 
-    target: Target
+    target: PrivacyTarget
     hood: Neighbourhood
     steps: float
 
@@ -79,7 +84,7 @@ class _Draft:
 
         target = self.target
 
-        def price(account: Account, multiplier: float) -> Spent:
+        def price(account: Account, multiplier: float) -> Guarantee:
             return _account(account, target, self._noise(multiplier))
 
         if reason := price(coarse, start).reason:
@@ -104,13 +109,13 @@ class _Draft:
         return Plan(
             unit=Unit.CLIENT,
             adjacency=target.adjacency,
-            sampling=target.sampling,
+            sampling=target.cohort_sampling,
             rounds=target.rounds,
             attempts_per_round=target.attempts_per_round,
             max_attempts=target.max_attempts,
-            participations=target.cap,
+            max_participations=target.effective_max_participations,
             epsilon=target.epsilon,
-            delta=target.spent_delta,
+            delta=target.effective_delta,
             against=target.against,
             consistency=target.consistency,
             colluders=target.cohort_colluders,
@@ -132,7 +137,9 @@ class _Draft:
             if replace(plan, ring=Ring(bits)).wrap_probability <= SAFE_WRAP_PROBABILITY
         ]
         if not fitting:
-            raise ConfigError(f"a sum over {plan.cohort} clients needs more than {MAX_BITS} bits a coordinate")
+            raise ConfigError(
+                f"a sum over {plan.cohort_size} clients needs more than {MAX_BITS} bits a coordinate"
+            )
         bits = self.target.bits or fitting[0]
         if bits < fitting[0]:
             raise ConfigError(f"bits must be at least {fitting[0]} for this noise and cohort, got {bits}")
@@ -146,7 +153,7 @@ def _require_drawable(plan: Plan) -> None:
         raise too_wide(plan.epsilon, plan.against, most, width)
 
 
-def _account(account: Account, target: Target, noise: Noise) -> Spent:
+def _account(account: Account, target: PrivacyTarget, noise: Noise) -> Guarantee:
     """Return what the whole run costs with this noise in every round."""
     release = Release(
         run="",
@@ -154,12 +161,17 @@ def _account(account: Account, target: Target, noise: Noise) -> Spent:
         attempt=0,
         unit=Unit.CLIENT,
         adjacency=target.adjacency,
-        sampling=target.sampling,
+        sampling=target.cohort_sampling,
         noise=noise,
         participants=(),
     )
-    return account([release] * target.max_attempts, target.against, delta=target.spent_delta, cap=target.cap)
+    return account(
+        [release] * target.max_attempts,
+        target.against,
+        delta=target.effective_delta,
+        max_participations=target.effective_max_participations,
+    )
 
 
-def _wish(target: Target) -> str:
-    return f"epsilon {target.epsilon:g} at delta {target.spent_delta:g} against `{target.against}`"
+def _wish(target: PrivacyTarget) -> str:
+    return f"epsilon {target.epsilon:g} at delta {target.effective_delta:g} against `{target.against}`"

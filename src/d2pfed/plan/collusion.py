@@ -3,7 +3,7 @@
 import math
 from fractions import Fraction
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.secagg.graph import SIGNED_UP_TO, colluders_in_cohort
 
@@ -15,7 +15,7 @@ def colluding_clients(share: float, population: int) -> int:
     return math.ceil(population * Fraction(str(share)))
 
 
-def colluders_within(share: float, sampling: Sampling, draws: int) -> int:
+def colluders_within(share: float, sampling: CohortSampling, draws: int) -> int:
     """Return the most colluders of a cohort, but for a chance of 2^-40 over all cohorts that a server could choose.
 
     With `draws` verifiable draws a server chooses among so many cohorts, under `once` among so many partitions. Where
@@ -24,12 +24,16 @@ def colluders_within(share: float, sampling: Sampling, draws: int) -> int:
     colluding = colluding_clients(share, sampling.population)
     if colluding == 0:
         return 0
-    if sampling.cohort > SIGNED_UP_TO:
-        raise ConfigError(f"colluders are counted in cohorts of at most {SIGNED_UP_TO}, got {sampling.cohort}")
-    if draws == 0 or sampling.scheme is Scheme.NONE:
-        return colluding if sampling.cohort == sampling.population else min(colluding, sampling.cohort - 1)
-    blocks = sampling.population // sampling.cohort if sampling.scheme is Scheme.ONCE else 1
-    return colluders_in_cohort(sampling.population, colluding, sampling.cohort, draws * blocks)
+    if sampling.cohort_size > SIGNED_UP_TO:
+        raise ConfigError(
+            f"colluders are counted in cohorts of at most {SIGNED_UP_TO}, got {sampling.cohort_size}"
+        )
+    if draws == 0 or sampling.method is Sampling.NONE:
+        return (
+            colluding if sampling.cohort_size == sampling.population else min(colluding, sampling.cohort_size - 1)
+        )
+    blocks = sampling.population // sampling.cohort_size if sampling.method is Sampling.ONCE else 1
+    return colluders_in_cohort(sampling.population, colluding, sampling.cohort_size, draws * blocks)
 
 
 def require_honest_majority(cohort: int, quorum: int, colluders: int) -> None:

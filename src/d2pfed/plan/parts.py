@@ -22,7 +22,7 @@ from d2pfed.noise.mechanisms import (
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
-from d2pfed.plan.target import HELD_BY_ONE, Kind, Target, Turn
+from d2pfed.plan.target import HELD_BY_ONE, MechanismName, PrivacyTarget, RotationName
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
@@ -32,44 +32,47 @@ _FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the 
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
 
 
-def parts_of(target: Target, steps: float, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
+def parts_of(target: PrivacyTarget, steps: float, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
     """Return codec and mechanism with which so many clients' noise is `multiplier` times twice a client's radius.
 
     `steps` is the clip in lattice steps, for a mechanism that rounds.
     """
-    if target.mechanism is Kind.CENTERED:
+    if target.mechanism is MechanismName.CENTERED:
         return _centered(target, multiplier, contributors)
     codec = _codec(target, steps, _FRACTION_BITS)
     return codec, _mechanism(target, codec, multiplier, contributors)
 
 
-def finest(target: Target, multiplier: float) -> float:
+def finest(target: PrivacyTarget, multiplier: float) -> float:
     """Return the fewest steps to the clip for which rounding costs little; 1 where nothing is rounded."""
-    if target.mechanism is Kind.CENTERED:
+    if target.mechanism is MechanismName.CENTERED:
         return 1.0
     for exponent in range(16 * 8):
         steps = 2 ** (exponent / 8)
         noise = 2 * multiplier * float(Rounded().radius(_codec(target, steps, _FRACTION_BITS)))
-        if math.hypot(noise, math.sqrt(target.cohort) / 2) <= ROUNDING_COST * 2 * multiplier * steps:
+        if math.hypot(noise, math.sqrt(target.cohort_size) / 2) <= ROUNDING_COST * 2 * multiplier * steps:
             return steps
     raise ConfigError(
         f"a vector of {target.dimension} coordinates is too long for the mechanism {target.mechanism}"
     )
 
 
-def finest_within(ring: Ring, target: Target, multiplier: float, contributors: int) -> float:
+def finest_within(ring: Ring, target: PrivacyTarget, multiplier: float, contributors: int) -> float:
     """Return the most steps to the clip for which the wished ring still holds the sum."""
     for exponent in range(16 * 8 - 1, -17, -1):
         codec = _codec(target, 2 ** (exponent / 8), _FRACTION_BITS)
         mechanism = _mechanism(target, codec, multiplier, contributors)
         if variance(mechanism.noise(codec, 1)) > MAX_TABLE_SIGMA**2:
             continue
-        if wrap_probability(codec, mechanism, ring, largest_cohort(target.sampling)) <= SAFE_WRAP_PROBABILITY:
+        if (
+            wrap_probability(codec, mechanism, ring, largest_cohort(target.cohort_sampling))
+            <= SAFE_WRAP_PROBABILITY
+        ):
             return 2 ** (exponent / 8)
-    raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort} clients")
+    raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort_size} clients")
 
 
-def _centered(target: Target, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
+def _centered(target: PrivacyTarget, multiplier: float, contributors: int) -> tuple[Codec, Mechanism]:
     """Return a lattice on which each client's noise is as narrow as it may be, which takes the fewest bits.
 
     The grid must be fine beside a vector's coordinates, or rounding to it would swallow them; where its table would
@@ -87,19 +90,21 @@ def _centered(target: Target, multiplier: float, contributors: int) -> tuple[Cod
     return codec, Centered(Fraction(LEAST_WIDTH * finer))
 
 
-def _rotation(target: Target) -> Hadamard | RandomPhase:
-    return Hadamard(target.dimension) if target.rotation is Turn.HADAMARD else RandomPhase(target.dimension)
+def _rotation(target: PrivacyTarget) -> Hadamard | RandomPhase:
+    return (
+        Hadamard(target.dimension) if target.rotation is RotationName.HADAMARD else RandomPhase(target.dimension)
+    )
 
 
-def _codec(target: Target, steps: float, fraction_bits: int) -> Codec:
+def _codec(target: PrivacyTarget, steps: float, fraction_bits: int) -> Codec:
     """Return the codec whose clip is `steps` lattice steps, rounded down to the grid."""
     radius = math.floor(steps * (1 << fraction_bits))
     if radius < 1:
         raise ConfigError(f"epsilon {target.epsilon:g} needs noise so wide that the clip is below the grid")
-    granularity = target.clip_norm * (1 << fraction_bits) / radius
+    granularity = target.clip * (1 << fraction_bits) / radius
     codec = Codec(
         rotation=_rotation(target),
-        clip_norm=target.clip_norm,
+        clip=target.clip,
         granularity=granularity,
         fraction_bits=fraction_bits,
     )
@@ -108,23 +113,23 @@ def _codec(target: Target, steps: float, fraction_bits: int) -> Codec:
     return codec
 
 
-def _mechanism(target: Target, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
+def _mechanism(target: PrivacyTarget, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
     total = 2 * multiplier * float(Rounded().radius(codec))
     each = total if target.mechanism in HELD_BY_ONE else total / math.sqrt(contributors)
     if each > MOST_WIDTH / 2:
         raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA, each)
     match target.mechanism:
-        case Kind.SHARED:
+        case MechanismName.SHARED:
             return Shared(_rounded_up(total))
-        case Kind.DESIGNATED:
+        case MechanismName.DESIGNATED:
             return Designated(_rounded_up(total))
-        case Kind.DDGAUSS:
+        case MechanismName.DDGAUSS:
             return DDGauss(_rounded_up(each))
-        case Kind.SKELLAM:
+        case MechanismName.SKELLAM:
             return SkellamNoise(_rounded_up(total**2 / contributors))
-        case Kind.BINOMIAL:
+        case MechanismName.BINOMIAL:
             return BinomialNoise(2 * math.ceil(2 * total**2 / contributors))
-        case Kind.CENTERED:
+        case MechanismName.CENTERED:
             raise ConfigError(f"the mechanism {target.mechanism} does not round")
 
 

@@ -4,23 +4,23 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from d2pfed.accounting import Noise, Sampling, Scheme, client_epsilon
+from d2pfed.accounting import CohortSampling, Noise, Sampling, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
 from d2pfed.plan.agreement import Plan
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
-from d2pfed.plan.target import Kind
+from d2pfed.plan.target import MechanismName
 from d2pfed.plan.widths import noise_width, variance, widest
 from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 
 _MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
-_KINDS: dict[type, Kind] = {
-    Centered: Kind.CENTERED,
-    Shared: Kind.SHARED,
-    Designated: Kind.DESIGNATED,
-    DDGauss: Kind.DDGAUSS,
-    SkellamNoise: Kind.SKELLAM,
-    BinomialNoise: Kind.BINOMIAL,
+_KINDS: dict[type, MechanismName] = {
+    Centered: MechanismName.CENTERED,
+    Shared: MechanismName.SHARED,
+    Designated: MechanismName.DESIGNATED,
+    DDGauss: MechanismName.DDGAUSS,
+    SkellamNoise: MechanismName.SKELLAM,
+    BinomialNoise: MechanismName.BINOMIAL,
 }
 
 
@@ -44,7 +44,7 @@ class Policy:
     is left out because its composition is far from tight: a few rounds use up what a budget holds.
     """
 
-    mechanisms: tuple[Kind, ...] = (Kind.CENTERED, Kind.DDGAUSS, Kind.SKELLAM)
+    mechanisms: tuple[MechanismName, ...] = (MechanismName.CENTERED, MechanismName.DDGAUSS, MechanismName.SKELLAM)
     least_cohort: int = 10
     most_cohort: int = SIGNED_UP_TO
     least_quorum: int = 8
@@ -61,7 +61,7 @@ class Policy:
     most_attempts_per_round: int = 100
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mechanisms", tuple(Kind(name) for name in self.mechanisms))
+        object.__setattr__(self, "mechanisms", tuple(MechanismName(name) for name in self.mechanisms))
         if not 0 <= self.least_colluders < 1:
             raise ConfigError(f"least_colluders must be a share in [0, 1), got {self.least_colluders}")
 
@@ -91,16 +91,16 @@ class Policy:
         _check_colluders(plan, colluders)
 
     def _check_sizes(self, plan: Plan) -> None:
-        _check_at_most("cohort", plan.cohort, self.most_cohort)
-        _check_at_least("cohort", plan.cohort, self.least_cohort)
+        _check_at_most("cohort", plan.cohort_size, self.most_cohort)
+        _check_at_least("cohort", plan.cohort_size, self.least_cohort)
         _check_at_least("quorum", plan.quorum, self.least_quorum)
         _check_at_most("dimension", plan.codec.length, self.most_dimension)
         _check_at_most("fraction bits", plan.codec.fraction_bits, self.most_fraction_bits)
         _check_at_most("bits", plan.ring.bits, self.most_bits)
-        _check_at_most("clip norm", plan.codec.clip_norm, self.most_clip_norm)
+        _check_at_most("clip norm", plan.codec.clip, self.most_clip_norm)
         _check_at_most("rounds", plan.rounds, self.most_rounds)
         _check_at_most("attempts per round", plan.attempts_per_round, self.most_attempts_per_round)
-        _check_at_most("participations", plan.participations, self.most_participations)
+        _check_at_most("max_participations", plan.max_participations, self.most_participations)
         _check_at_most("delta", plan.delta, self.most_delta)
 
     def _check_mechanism(self, plan: Plan) -> None:
@@ -116,7 +116,7 @@ class Policy:
         if enrolled is None:
             return colluders_within(self.least_colluders, plan.sampling, VERIFIED_DRAWS)
         _check_at_most("population", plan.sampling.population, enrolled.population)
-        sampling = Sampling(plan.sampling.scheme, enrolled.population, plan.cohort)
+        sampling = CohortSampling(plan.sampling.method, enrolled.population, plan.cohort_size)
         return colluders_within(self.least_colluders, sampling, enrolled.draws)
 
     def _check_epsilon(self, plan: Plan, colluders: int) -> None:
@@ -133,12 +133,12 @@ def _epsilon(plan: Plan, noise: Noise | None) -> float:
     if noise is None:
         return math.inf
     release = replace(plan.release("", 0, 0, (), plan.quorum), noise=noise)
-    return client_epsilon([release] * plan.participations, plan.delta)
+    return client_epsilon([release] * plan.max_participations, plan.delta)
 
 
 def _check_known_size(plan: Plan) -> None:
     """Refuse cohorts of any size but the planned one: the quorum rule and the graph's bounds hold for that alone."""
-    if plan.sampling.scheme is Scheme.POISSON:
+    if plan.sampling.method is Sampling.POISSON:
         raise ConfigError(
             "this client's policy: signed cohorts have the planned size, the plan has poisson sampling"
         )
@@ -146,20 +146,20 @@ def _check_known_size(plan: Plan) -> None:
 
 def _check_graph(plan: Plan, colluders: int) -> None:
     """Refuse a graph in which so many colluders could open a secret, or cut a client off from the others."""
-    require_honest_majority(plan.cohort, plan.quorum, colluders)
+    require_honest_majority(plan.cohort_size, plan.quorum, colluders)
     if plan.consistency is Consistency.SIGNED:
-        check_bounds(plan.cohort, plan.neighbourhood, plan.quorum, colluders)
+        check_bounds(plan.cohort_size, plan.neighbourhood, plan.quorum, colluders)
         return
     _check_at_least("threshold", plan.threshold, (plan.neighbours + 1) // 2 + 1)
-    if plan.neighbours == plan.cohort - 1:
+    if plan.neighbours == plan.cohort_size - 1:
         _check_at_least("threshold", plan.threshold, colluders + 1)
         return
     _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBOURS)
-    risk = Risk(dropouts=plan.cohort - plan.quorum, colluders=colluders)
-    if exposed(plan.cohort, plan.neighbourhood, risk) > Fraction(1, 1 << risk.security_bits):
+    risk = Risk(dropouts=plan.cohort_size - plan.quorum, colluders=colluders)
+    if exposed(plan.cohort_size, plan.neighbourhood, risk) > Fraction(1, 1 << risk.security_bits):
         raise ConfigError(
             f"this client's policy: {plan.neighbours} neighbours and a threshold of {plan.threshold} must withstand "
-            f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort} clients, and do not"
+            f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort_size} clients, and do not"
         )
 
 
@@ -168,7 +168,7 @@ def _check_colluders(plan: Plan, colluders: int) -> None:
     _check_at_least("colluders", plan.colluders, colluders)
 
 
-def kind_of(mechanism: Mechanism) -> Kind:
+def kind_of(mechanism: Mechanism) -> MechanismName:
     """Return the name of a mechanism."""
     return _KINDS[type(mechanism)]
 

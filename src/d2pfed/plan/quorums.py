@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from d2pfed.accounting import Scheme
+from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError
-from d2pfed.plan.target import Kind, Target
+from d2pfed.plan.target import MechanismName, PrivacyTarget
 from d2pfed.secagg.graph import (
     SIGNED_COMPLETE_UP_TO,
     SIGNED_UP_TO,
@@ -16,26 +16,30 @@ from d2pfed.secagg.graph import (
 )
 
 
-def neighbourhood_of(target: Target) -> Neighbourhood:
+def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:
     """Return who holds whose shares: the least that withstands the wished dropouts and colluders."""
     _require_honest_majority(target)
-    risk = Risk(dropouts=target.cohort - target.quorum, colluders=target.cohort_colluders)
+    risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)
     # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two. A server that
     # chooses dropouts may cut some clients off a sparse graph, and `designated` cannot do without one of them.
-    whole = {Kind.SHARED} if target.consistency is Consistency.ASSUMED else {Kind.SHARED, Kind.DESIGNATED}
+    whole = (
+        {MechanismName.SHARED}
+        if target.consistency is Consistency.ASSUMED
+        else {MechanismName.SHARED, MechanismName.DESIGNATED}
+    )
     if target.mechanism not in whole:
-        return choose(target.cohort, risk, target.consistency)
-    if target.consistency is Consistency.SIGNED and target.cohort > SIGNED_COMPLETE_UP_TO:
+        return choose(target.cohort_size, risk, target.consistency)
+    if target.consistency is Consistency.SIGNED and target.cohort_size > SIGNED_COMPLETE_UP_TO:
         raise ConfigError(
             f"the mechanism {target.mechanism} under signed consistency takes cohorts of at most "
-            f"{SIGNED_COMPLETE_UP_TO}, got {target.cohort}"
+            f"{SIGNED_COMPLETE_UP_TO}, got {target.cohort_size}"
         )
-    return complete(target.cohort, risk)
+    return complete(target.cohort_size, risk)
 
 
-def _require_honest_majority(target: Target) -> None:
+def _require_honest_majority(target: PrivacyTarget) -> None:
     """Refuse a wish whose quorums may have nobody honest in common, and say what would do."""
-    cohort, quorum, colluders = target.cohort, target.quorum, target.cohort_colluders
+    cohort, quorum, colluders = target.cohort_size, target.quorum, target.cohort_colluders
     if 2 * quorum > cohort + colluders:
         return
     missing = cohort - (cohort + colluders) // 2 - 1
@@ -49,12 +53,12 @@ def _require_honest_majority(target: Target) -> None:
     )
 
 
-def _larger_cohort(target: Target) -> int | None:
+def _larger_cohort(target: PrivacyTarget) -> int | None:
     """Return a larger cohort, in steps of a quarter, that has few enough dropouts and colluders at the same shares."""
-    most = min(target.population // (target.rounds if target.scheme is Scheme.ONCE else 1), SIGNED_UP_TO)
-    size = target.cohort
+    most = min(target.population // (target.rounds if target.sampling is Sampling.ONCE else 1), SIGNED_UP_TO)
+    size = target.cohort_size
     while (size := size + max(1, size // 4)) <= most:
-        larger = replace(target, cohort=size, spare=0, participations=None)
+        larger = replace(target, cohort_size=size, spare=0, max_participations=None)
         if 2 * larger.quorum > size + larger.cohort_colluders:
             return size
     return None

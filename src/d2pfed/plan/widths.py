@@ -4,11 +4,11 @@ import math
 
 from d2pfed.accounting import (
     BinomialSum,
+    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Noise,
     Sampling,
-    Scheme,
     SkellamSum,
 )
 from d2pfed.noise.codec import Codec
@@ -59,10 +59,10 @@ def widest(codec: Codec, mechanism: Mechanism) -> int:
     return MAX_TABLE_SIGMA // rows
 
 
-def largest_cohort(sampling: Sampling) -> int:
+def largest_cohort(sampling: CohortSampling) -> int:
     """Return the cohort that the ring must hold: of secret size, one that is exceeded once in a million rounds."""
-    if sampling.scheme is not Scheme.POISSON:
-        return sampling.cohort
+    if sampling.method is not Sampling.POISSON:
+        return sampling.cohort_size
     from scipy.stats import binom  # noqa: PLC0415 - slow to load, and only secret cohorts need it
 
-    return int(binom.isf(1e-6, sampling.population, sampling.cohort / sampling.population))
+    return int(binom.isf(1e-6, sampling.population, sampling.cohort_size / sampling.population))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import Sampling, Scheme
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg.wire import ClientId
@@ -103,34 +103,36 @@ def draw_key(roster_digest: bytes, draw: int, seed: bytes) -> bytes:
     return digest("d2pfed draw", roster_digest, draw, seed)
 
 
-def draw_cohort(key: bytes, clients: Sequence[ClientId], sampling: Sampling, block: int) -> tuple[ClientId, ...]:
+def draw_cohort(
+    key: bytes, clients: Sequence[ClientId], sampling: CohortSampling, block: int
+) -> tuple[ClientId, ...]:
     """Return the cohort of a draw among all enrolled clients, increasing; `block` is a part of it under `once`.
 
     Guarantee: uniform, and fixed before the nonce in the roster was drawn; see `draw_key` and `require_path`.
     Checked: test_draws.py::test_cohorts_are_uniform.
     """
-    population, size = sampling.population, sampling.cohort
+    population, size = sampling.population, sampling.cohort_size
     if len(clients) != population:
         raise PeerError(
             f"a cohort is drawn from all {len(clients)} enrolled clients, got a population of {population}"
         )
-    if not 0 <= block * size <= (population - size if sampling.scheme is Scheme.ONCE else 0):
+    if not 0 <= block * size <= (population - size if sampling.method is Sampling.ONCE else 0):
         raise PeerError(f"there is no block {block} of {size} clients among {population}")
     words = Stream(key).words(population)
     ordered = sorted(clients)
     return tuple(ordered[position] for position in _positions(sampling, words, block).tolist())
 
 
-def _positions(sampling: Sampling, words: NDArray[np.uint64], block: int) -> NDArray[np.int64]:
+def _positions(sampling: CohortSampling, words: NDArray[np.uint64], block: int) -> NDArray[np.int64]:
     """Return the places of a cohort among the clients by identity, increasing."""
-    size = sampling.cohort
-    match sampling.scheme:
-        case Scheme.FIXED | Scheme.ONCE:
+    size = sampling.cohort_size
+    match sampling.method:
+        case Sampling.FIXED | Sampling.ONCE:
             order = np.argsort(words, kind="stable")  # equal words by place
             return np.sort(order[block * size : (block + 1) * size])
-        case Scheme.POISSON:
+        case Sampling.POISSON:
             return np.flatnonzero(words <= np.uint64((size << 64) // sampling.population - 1))
-        case Scheme.NONE:
+        case Sampling.NONE:
             return np.arange(size)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from d2pfed.errors import PeerError
 from d2pfed.secagg.draws import NODE_BYTES, SEED_BYTES, Opening
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import NO_POSITION, POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.session import Session
 from d2pfed.secagg.wire import ClientId, frame, pack_ids, pack_integer, pack_text, unframe_unbound
@@ -40,7 +40,7 @@ def encode_invitation(
     counters = (session.round, session.attempt, session.draw, session.block)
     cohort = pack_ids(session.cohort) if opening is None else opening.seed + b"".join(opening.path)
     return frame(
-        Kind.INVITATION,
+        MessageKind.INVITATION,
         session.digest,
         session.cohort[rank],
         pack_text(session.run),
@@ -55,7 +55,7 @@ def decode_invitation(data: bytes, depth: int | None) -> Invitation:
 
     The receiver builds the session from its own plan and checks that it has this binding.
     """
-    reader, client, binding = unframe_unbound(data, Kind.INVITATION)
+    reader, client, binding = unframe_unbound(data, MessageKind.INVITATION)
     run = reader.text()
     number, attempt, draw, block = (reader.integer(4) for _ in range(4))
     packed = reader.take(POSITION_BYTES)

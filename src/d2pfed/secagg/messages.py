@@ -28,7 +28,7 @@ CONTEXT_BYTES = 32
 HASH_BYTES = 32
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a frame holds; requests are odd, answers even. Kinds 11 to 16 are kept for standing keys."""
 
     INVITATION = 1
@@ -93,12 +93,12 @@ class MaskedVector:
 
 def encode_advert(session: Session, rank: int, advert: Advert) -> bytes:
     """Advertise a client's keys."""
-    return _frame(session, Kind.KEY_ADVERTISEMENT, rank, advert.pack())
+    return _frame(session, MessageKind.KEY_ADVERTISEMENT, rank, advert.pack())
 
 
 def decode_advert(session: Session, rank: int, data: bytes) -> Advert:
     """Read a client's advert."""
-    reader = _unframe(session, Kind.KEY_ADVERTISEMENT, rank, data)
+    reader = _unframe(session, MessageKind.KEY_ADVERTISEMENT, rank, data)
     advert = read_advert(session, reader)
     reader.end()
     return advert
@@ -109,13 +109,18 @@ def encode_adverts(joined: Joined, rank: int, leaves: Mapping[int, bytes], adver
     listed = [leaves[other] for other in sorted(leaves)] if lists_leaves(joined.session) else []
     packed = [adverts[other].pack() for other in joined.shown(rank)]
     return _frame(
-        joined.session, Kind.KEY_ADVERTISEMENTS, rank, pack_subset(joined.present), b"".join(listed), *packed
+        joined.session,
+        MessageKind.KEY_ADVERTISEMENTS,
+        rank,
+        pack_subset(joined.present),
+        b"".join(listed),
+        *packed,
     )
 
 
 def decode_adverts(session: Session, rank: int, data: bytes) -> Adverts:
     """Read who joined: one advert for every partner in the subset and its own, no more and no fewer."""
-    reader = _unframe(session, Kind.KEY_ADVERTISEMENTS, rank, data)
+    reader = _unframe(session, MessageKind.KEY_ADVERTISEMENTS, rank, data)
     present = reader.subset(len(session.cohort))
     ranks = [int(other) for other in present.nonzero()[0]]
     if lists_leaves(session):
@@ -133,12 +138,12 @@ def decode_adverts(session: Session, rank: int, data: bytes) -> Adverts:
 
 def encode_boxes(joined: Joined, rank: int, shares: EncryptedShares) -> bytes:
     """Send a client's sealed shares, one box per other holder that joined, in order of rank."""
-    return _frame(joined.session, Kind.ENCRYPTED_SHARES, rank, *_pack_boxes(joined.session, shares))
+    return _frame(joined.session, MessageKind.ENCRYPTED_SHARES, rank, *_pack_boxes(joined.session, shares))
 
 
 def decode_boxes(joined: Joined, rank: int, data: bytes) -> EncryptedShares:
     """Read a client's sealed shares by receiver's rank."""
-    reader = _unframe(joined.session, Kind.ENCRYPTED_SHARES, rank, data)
+    reader = _unframe(joined.session, MessageKind.ENCRYPTED_SHARES, rank, data)
     shares = _read_boxes(joined.session, joined.receivers(rank), reader)
     reader.end()
     return shares
@@ -150,12 +155,12 @@ def encode_mask_request(  # noqa: PLR0917 - the fields of the message
     """Ask a client for its masked vector: who shared keys, the boxes for it in order of rank, task and model."""
     boxes = _pack_boxes(joined.session, shares)
     trained = pack_integer(len(task), 4), task, model
-    return _frame(joined.session, Kind.MASK_REQUEST, rank, pack_subset(sharers), *boxes, *trained)
+    return _frame(joined.session, MessageKind.MASK_REQUEST, rank, pack_subset(sharers), *boxes, *trained)
 
 
 def decode_mask_request(joined: Joined, rank: int, data: bytes) -> MaskRequest:
     """Read a request for the masked vector: one box from every sender in the subset, the task, then the model."""
-    reader = _unframe(joined.session, Kind.MASK_REQUEST, rank, data)
+    reader = _unframe(joined.session, MessageKind.MASK_REQUEST, rank, data)
     sharers = reader.subset(len(joined.session.cohort))
     shares = _read_boxes(joined.session, joined.senders(rank, sharers), reader)
     return MaskRequest(sharers, shares, reader.take(reader.integer(4)), reader.rest())
@@ -164,12 +169,12 @@ def decode_mask_request(joined: Joined, rank: int, data: bytes) -> MaskRequest:
 def encode_masked(session: Session, rank: int, masked: MaskedVector) -> bytes:
     """Send a masked vector at `bits` bits per coordinate, the context of its masks and the group's hash if any."""
     packed = session.ring.pack(masked.vector)
-    return _frame(session, Kind.MASKED_VECTOR, rank, masked.context, masked.group, packed)
+    return _frame(session, MessageKind.MASKED_VECTOR, rank, masked.context, masked.group, packed)
 
 
 def decode_masked(session: Session, rank: int, context: bytes, data: bytes) -> MaskedVector:
     """Read a masked vector of the session's dimension; one masked in another context would spoil the sum."""
-    reader = _unframe(session, Kind.MASKED_VECTOR, rank, data)
+    reader = _unframe(session, MessageKind.MASKED_VECTOR, rank, data)
     if reader.take(CONTEXT_BYTES) != context:
         raise PeerError("a vector was masked for another model, task or set of clients")
     group = reader.take(HASH_BYTES if session.delivery is Delivery.EVERYONE else 0)
@@ -178,12 +183,12 @@ def decode_masked(session: Session, rank: int, context: bytes, data: bytes) -> M
     return MaskedVector(context, group, session.ring.unpack(packed, session.dimension))
 
 
-def encode_survivors(session: Session, kind: Kind, rank: int, survivors: Subset) -> bytes:
+def encode_survivors(session: Session, kind: MessageKind, rank: int, survivors: Subset) -> bytes:
     """Tell a client whose vectors arrived: to be signed (SURVIVORS) or to be unmasked (UNMASK_REQUEST)."""
     return _frame(session, kind, rank, pack_subset(survivors))
 
 
-def decode_survivors(session: Session, kind: Kind, rank: int, data: bytes) -> Subset:
+def decode_survivors(session: Session, kind: MessageKind, rank: int, data: bytes) -> Subset:
     """Read whose vectors arrived."""
     reader = _unframe(session, kind, rank, data)
     survivors = reader.subset(len(session.cohort))
@@ -193,12 +198,12 @@ def decode_survivors(session: Session, kind: Kind, rank: int, data: bytes) -> Su
 
 def encode_confirmation(session: Session, rank: int, signature: bytes) -> bytes:
     """Send a client's signature under what it was told."""
-    return _frame(session, Kind.SURVIVORS_SIGNATURE, rank, signature)
+    return _frame(session, MessageKind.SURVIVORS_SIGNATURE, rank, signature)
 
 
 def decode_confirmation(session: Session, rank: int, data: bytes) -> bytes:
     """Read a client's signature."""
-    reader = _unframe(session, Kind.SURVIVORS_SIGNATURE, rank, data)
+    reader = _unframe(session, MessageKind.SURVIVORS_SIGNATURE, rank, data)
     signature = reader.take(SIGNATURE_BYTES)
     reader.end()
     return signature
@@ -208,12 +213,12 @@ def encode_signatures(session: Session, rank: int, signatures: Mapping[int, byte
     """Ask a client to unmask what it signed, with the signatures of others, in order of rank."""
     signers = subset_of(len(session.cohort), signatures)
     ordered = (signatures[signer] for signer in sorted(signatures))
-    return _frame(session, Kind.UNMASK_REQUEST, rank, pack_subset(signers), *ordered)
+    return _frame(session, MessageKind.UNMASK_REQUEST, rank, pack_subset(signers), *ordered)
 
 
 def decode_signatures(session: Session, rank: int, data: bytes) -> dict[int, bytes]:
     """Read signatures by signer's rank; a signer appears once."""
-    reader = _unframe(session, Kind.UNMASK_REQUEST, rank, data)
+    reader = _unframe(session, MessageKind.UNMASK_REQUEST, rank, data)
     signers = [int(signer) for signer in reader.subset(len(session.cohort)).nonzero()[0]]
     signatures = reader.records(len(signers), SIGNATURE_BYTES)
     reader.end()
@@ -225,12 +230,12 @@ def encode_opened(joined: Joined, rank: int, sharers: Subset, shares: Mapping[in
     lacking = [owner for owner in joined.owners(rank, sharers) if owner not in shares]
     missing = subset_of(len(joined.session.cohort), lacking)
     packed = pack_shares(shares[owner] for owner in sorted(shares))
-    return _frame(joined.session, Kind.UNMASKING_SHARES, rank, pack_subset(missing), packed)
+    return _frame(joined.session, MessageKind.UNMASKING_SHARES, rank, pack_subset(missing), packed)
 
 
 def decode_opened(joined: Joined, rank: int, sharers: Subset, data: bytes) -> dict[int, int | None]:
     """Read one share per owner's rank, None where the sender says that it never got one."""
-    reader = _unframe(joined.session, Kind.UNMASKING_SHARES, rank, data)
+    reader = _unframe(joined.session, MessageKind.UNMASKING_SHARES, rank, data)
     missing = reader.subset(len(joined.session.cohort))
     owners = joined.owners(rank, sharers)
     held = [owner for owner in owners if not missing[owner]]
@@ -279,9 +284,9 @@ def _read_boxes(session: Session, others: Sequence[int], reader: Reader) -> Encr
     )
 
 
-def _frame(session: Session, kind: Kind, rank: int, *fields: bytes) -> bytes:
+def _frame(session: Session, kind: MessageKind, rank: int, *fields: bytes) -> bytes:
     return frame(kind, session.digest, session.cohort[rank], *fields)
 
 
-def _unframe(session: Session, kind: Kind, rank: int, data: bytes) -> Reader:
+def _unframe(session: Session, kind: MessageKind, rank: int, data: bytes) -> Reader:
     return unframe(data, kind, session.digest, session.cohort[rank])

@@ -16,7 +16,7 @@ from d2pfed.secagg import boxes, checks, crypto, keys, messages, shamir
 from d2pfed.secagg.adverts import Advert, Joined, leaf
 from d2pfed.secagg.desk import Desk
 from d2pfed.secagg.invitation import decode_invitation
-from d2pfed.secagg.messages import Adverts, EncryptedShares, Kind, MaskedVector
+from d2pfed.secagg.messages import Adverts, EncryptedShares, MaskedVector, MessageKind
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.wire import ClientId, Subset, subset_of
@@ -210,7 +210,7 @@ class Masked:
     def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
         """Confirm the survivors if the session is signed, else open the shares."""
         session = desk.session
-        kind = Kind.SURVIVORS if session.is_signed else Kind.UNMASK_REQUEST
+        kind = MessageKind.SURVIVORS if session.is_signed else MessageKind.UNMASK_REQUEST
         survivors = messages.decode_survivors(session, kind, desk.rank, data)
         checks.require_within(survivors, self.sharers)
         desk.check_left(self.joined, survivors)

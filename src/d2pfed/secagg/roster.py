@@ -9,7 +9,7 @@ from d2pfed.numerics.chain import HEAD_BYTES, first_head
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.draws import MOST_DEPTH
-from d2pfed.secagg.messages import Kind
+from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, frame, pack_ids, pack_integer, unframe
 
 DAY_SECONDS = 86_400
@@ -185,7 +185,7 @@ def encode_roster(roster: Roster, authority_secret: bytes) -> bytes:
     """Return a roster signed by the authority that enrolled its clients."""
     if crypto.signing_public(authority_secret) != roster.authority:
         raise ConfigError("a roster must be signed with the key of the authority that it names")
-    return frame(Kind.ROSTER, _UNBOUND, 0, _body(roster), crypto.sign(authority_secret, roster.digest))
+    return frame(MessageKind.ROSTER, _UNBOUND, 0, _body(roster), crypto.sign(authority_secret, roster.digest))
 
 
 def decode_roster(data: bytes, authority: bytes) -> Roster:
@@ -194,7 +194,7 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
     Guarantee: whoever cannot sign as the authority cannot add, drop or change a client, a floor or the draws.
     Checked: test_malicious_server.py (rosters signed by the server itself).
     """
-    reader = unframe(data, Kind.ROSTER, _UNBOUND, 0)
+    reader = unframe(data, MessageKind.ROSTER, _UNBOUND, 0)
     serial, issued, expires = (reader.integer(_COUNTER_BYTES) for _ in range(3))
     nonce, depth, root = reader.take(NONCE_BYTES), reader.integer(1), reader.take(len(NO_ROOT))
     clients = reader.ids()

@@ -5,19 +5,19 @@ from collections.abc import Mapping
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg.adverts import DIGEST_BYTES, Joined
-from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, Kind
+from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, MessageKind
 from d2pfed.secagg.phases import Advertised, Confirmed, Invited, Masked, Peer, Phase, Shared
 from d2pfed.secagg.position import POSITION_BYTES, unpack_position
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
 from d2pfed.secagg.wire import Reader, frame, kind_of, pack_integer, pack_subset, subset_of, unframe
 
-_KINDS: Mapping[type, Kind] = {
-    Invited: Kind.SAVED_INVITED,
-    Advertised: Kind.SAVED_ADVERTISED,
-    Shared: Kind.SAVED_SHARED,
-    Masked: Kind.SAVED_MASKED,
-    Confirmed: Kind.SAVED_CONFIRMED,
+_KINDS: Mapping[type, MessageKind] = {
+    Invited: MessageKind.SAVED_INVITED,
+    Advertised: MessageKind.SAVED_ADVERTISED,
+    Shared: MessageKind.SAVED_SHARED,
+    Masked: MessageKind.SAVED_MASKED,
+    Confirmed: MessageKind.SAVED_CONFIRMED,
 }
 SavedPhase = Invited | Advertised | Shared | Masked | Confirmed
 
@@ -59,18 +59,18 @@ def _pack(phase: SavedPhase) -> bytes:
 
 def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
     match kind:
-        case Kind.SAVED_INVITED:
+        case MessageKind.SAVED_INVITED:
             return Invited(_read_entropy(reader))
-        case Kind.SAVED_ADVERTISED:
+        case MessageKind.SAVED_ADVERTISED:
             secrets = reader.take(KEY_BYTES), reader.take(KEY_BYTES), reader.take(SEED_BYTES)
             entropy = _read_entropy(reader)
             position = unpack_position(reader.take(POSITION_BYTES)) if session.is_signed else None
             return Advertised(*secrets, entropy, position)
-        case Kind.SAVED_SHARED:
+        case MessageKind.SAVED_SHARED:
             return _read_shared(session, rank, reader)
-        case Kind.SAVED_MASKED:
+        case MessageKind.SAVED_MASKED:
             return _read_masked(session, rank, reader)
-        case Kind.SAVED_CONFIRMED:
+        case MessageKind.SAVED_CONFIRMED:
             survivors = reader.subset(len(session.cohort))
             return Confirmed(_read_masked(session, rank, reader), survivors)
         case _:

@@ -19,7 +19,7 @@ from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.exchange import Gate, Outbox
 from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.invitation import encode_invitation
-from d2pfed.secagg.messages import EncryptedShares, Kind
+from d2pfed.secagg.messages import EncryptedShares, MessageKind
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Roster
 from d2pfed.secagg.session import Delivery, Session
@@ -214,7 +214,9 @@ class Confirming:
     def outbox(self) -> Outbox:
         """Return the survivors to be signed."""
         session, survivors = self._aggregate.session, self._aggregate.survivors
-        return self._gate.outbox(lambda rank: messages.encode_survivors(session, Kind.SURVIVORS, rank, survivors))
+        return self._gate.outbox(
+            lambda rank: messages.encode_survivors(session, MessageKind.SURVIVORS, rank, survivors)
+        )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's signature."""
@@ -257,7 +259,7 @@ class Unmasking:
         if session.is_signed:
             return self._gate.outbox(lambda rank: messages.encode_signatures(session, rank, self._signatures))
         return self._gate.outbox(
-            lambda rank: messages.encode_survivors(session, Kind.UNMASK_REQUEST, rank, survivors)
+            lambda rank: messages.encode_survivors(session, MessageKind.UNMASK_REQUEST, rank, survivors)
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:

@@ -40,11 +40,11 @@ class Work:
     session: Session
     group: bytes | None = field(repr=False)
     entropy: Entropy
-    taken: Mapping[int, int]
+    participations: Mapping[int, int]
 
     def contribute(self, client: int, update: FloatVector) -> RingVector:
         """Return a client's ring vector, by the client's own encoder."""
-        own = _participant(self.plan, client, self.entropy, self.taken)
+        own = _participant(self.plan, client, self.entropy, self.participations)
         return own.contribute(self.session, update, self.group)
 
 
@@ -54,14 +54,14 @@ Encode = Callable[[Work, Sequence[int]], Iterator[tuple[tuple[int, ...], RingVec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """A federation on this machine's word. `taken` counts each client's earlier contributions."""
+    """A federation on this machine's word. `participations` counts each client's earlier contributions."""
 
     plan: Plan
     model: bytes = field(repr=False)
     updates: Updates
     dropouts: Dropouts
     entropy: Entropy
-    taken: Mapping[int, int]
+    participations: Mapping[int, int]
     encode: Encode | None = None  # None: in this process
 
     def collect(self, session: Session, fidelity: Fidelity) -> Collected:
@@ -69,7 +69,7 @@ class Simulation:
         return self._by_protocol(session) if fidelity is Fidelity.PROTOCOL else self._by_sum(session)
 
     def _participant(self, client: int) -> Participant:
-        return _participant(self.plan, client, self.entropy, self.taken)
+        return _participant(self.plan, client, self.entropy, self.participations)
 
     def _by_sum(self, session: Session) -> Collected:
         present, graph = session.cohort, _graph(session)
@@ -86,7 +86,7 @@ class Simulation:
             session=session,
             group=self._group(session),
             entropy=self.entropy,
-            taken={client: self.taken.get(client, 0) for client in survivors},
+            participations={client: self.participations.get(client, 0) for client in survivors},
         )
         total, arrived = np.zeros(session.dimension, np.uint32), set[int]()
         for clients, vector in (self.encode or self._encode)(work, survivors):
@@ -126,9 +126,12 @@ class Simulation:
         return group_seed_of(session, {client: self._participant(client).entropy for client in session.cohort})
 
 
-def _participant(plan: Plan, client: int, entropy: Entropy, taken: Mapping[int, int]) -> Participant:
+def _participant(plan: Plan, client: int, entropy: Entropy, participations: Mapping[int, int]) -> Participant:
     return Participant(
-        plan=plan, client=client, entropy=entropy.child("client", client), taken=taken.get(client, 0)
+        plan=plan,
+        client=client,
+        entropy=entropy.child("client", client),
+        participations=participations.get(client, 0),
     )
 
 

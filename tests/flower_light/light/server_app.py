@@ -7,11 +7,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from d2pfed.accounting import SERVER, Scheme
+from d2pfed.accounting import SERVER, Sampling
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import read_roster
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.plan import Target, calibrate
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 
 app = ServerApp()
@@ -25,12 +25,12 @@ def main(grid: Grid, context: Context) -> None:
     directory = Path(str(config["directory"]))
     cohort, rounds = int(config["cohort"]), int(config["rounds"])
     plan = calibrate(
-        Target(
+        PrivacyTarget(
             dimension=DIMENSION,
             population=cohort,
-            cohort=cohort,
+            cohort_size=cohort,
             rounds=rounds,
-            scheme=Scheme.NONE,
+            sampling=Sampling.NONE,
             against=SERVER,
             epsilon=20000.0,
             delta=1e-5,

@@ -67,7 +67,7 @@ def _finer(law: Law, bits: int) -> Cumulative:
 
 
 def _enclose(weights: Weights, bits: int) -> Cumulative | None:
-    """Turn weights into a table, or None if they are not enclosed tightly enough."""
+    """RotationName weights into a table, or None if they are not enclosed tightly enough."""
     left_lower = list(accumulate(weights.lower))
     left_upper = list(accumulate(weights.upper, initial=weights.left_tail))[1:]
     top = (1 << bits) - 2

@@ -59,7 +59,7 @@ def render(story: Story, drawn: Sequence[tuple[Panel, Drawing]]) -> str:
         dark={ink.name.lower(): colour for ink, colour in _DARK.items()},
         state=_state(story),
         facts=_facts(story),
-        promises=_promises(story),
+        guarantees=_promises(story),
         meaning=meaning(story.plan.adjacency),
         warnings=_warnings(story),
         figures=[(Markup(drawing.inline), panel.caption) for panel, drawing in drawn],  # noqa: S704 - our own drawing, escaped where it was made
@@ -88,7 +88,7 @@ def _state(story: Story) -> str:
 def _facts(story: Story) -> list[Fact]:
     price, against = story.explanation, story.plan.against
     # An observer that nobody is asked about by default has the plan's own promise.
-    epsilon = {item.observer: item.epsilon for item in price.spent}.get(against, story.plan.epsilon)
+    epsilon = {item.observer: item.epsilon for item in price.guarantees}.get(against, story.plan.epsilon)
     if story.test_accuracy is not None:
         accuracy = Fact("Test accuracy", percent(story.test_accuracy), "opened once, at the end")
     elif story.rounds:
@@ -111,7 +111,7 @@ def _facts(story: Story) -> list[Fact]:
 
 
 def _promises(story: Story) -> list[Promise]:
-    return [promise(story, item) for item in story.explanation.spent]
+    return [promise(story, item) for item in story.explanation.guarantees]
 
 
 def _warnings(story: Story) -> list[str]:

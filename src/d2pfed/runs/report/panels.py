@@ -75,7 +75,7 @@ def _upload(story: Story) -> Panel:
         lines=(line,),
         scale=Scale.SHARES,
     )
-    share = story.plan.sampling.cohort / story.plan.sampling.population
+    share = story.plan.sampling.cohort_size / story.plan.sampling.population
     return Panel(
         plot,
         f"{story.rounds[-1].upload_bytes:,} bytes a round, {in_bytes(total)} for a client in every round so far; "
@@ -84,7 +84,7 @@ def _upload(story: Story) -> Panel:
 
 
 def _noise(story: Story) -> Panel:
-    numbers, clip = _numbers(story), story.plan.codec.clip_norm
+    numbers, clip = _numbers(story), story.plan.codec.clip
     norms = tuple(point.update_norm for point in story.rounds)
     noises = tuple(story.noise_in(point) for point in story.rounds)
     signals = tuple(story.signal_in(point) for point in story.rounds)
@@ -108,7 +108,7 @@ def _survivors(story: Story) -> tuple[Panel, ...]:
     counts = [point.survivors for point in story.rounds if point.survivors is not None]
     if len(counts) < len(story.rounds):
         return ()
-    cohort, quorum = story.plan.cohort, story.plan.quorum
+    cohort, quorum = story.plan.cohort_size, story.plan.quorum
     limits = [Line(f"cohort {cohort:,}", Ink.TEXT, (float(cohort),))]
     if quorum < cohort:
         limits.append(Line(f"quorum {quorum:,}", Ink.LIMIT, (float(quorum),)))

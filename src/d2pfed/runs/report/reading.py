@@ -3,16 +3,16 @@
 from pathlib import Path
 from typing import TypeVar
 
-from d2pfed.accounting import Adjacency, Observer, Spent, Unit, View
+from d2pfed.accounting import Adjacency, Guarantee, Observer, Unit, View
 from d2pfed.errors import ConfigError
 from d2pfed.numerics import canonical
-from d2pfed.plan import Kind, Plan, Target, Turn, explain
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, describe
 from d2pfed.plan.agreement import TYPES
 from d2pfed.runs.report.records import Record, read_text
 from d2pfed.runs.report.story import RoundPoint, Story
 from d2pfed.runs.report.tables import table, text_of
 
-_TYPES = TYPES | {kind.__name__: kind for kind in (Plan, Target, Kind, Turn)}
+_TYPES = TYPES | {kind.__name__: kind for kind in (Plan, PrivacyTarget, MechanismName, RotationName)}
 
 Value = TypeVar("Value")
 
@@ -23,7 +23,7 @@ def read_story(run: Path) -> Story:
         raise ConfigError(f"a run is a directory, and {run} is none")
     plan = _decode(f"{run / 'plan.json'}", read_text(run / "plan.json"), Plan)
     settings = Record.parse(f"{run / 'settings.json'}", read_text(run / "settings.json"))
-    target = _decode(settings.where, text_of(settings.value("target")), Target)
+    target = _decode(settings.where, text_of(settings.value("target")), PrivacyTarget)
     summary = Record.parse(f"{run / 'summary.json'}", read_text(run / "summary.json"))
     rounds = _rounds(run / "metrics.jsonl")
     last = rounds[-1].round if rounds else 0
@@ -38,7 +38,7 @@ def read_story(run: Path) -> Story:
         data=settings.text("data"),
         settings=table(settings.values),
         plan=plan,
-        explanation=explain(target, plan),
+        explanation=describe(target, plan),
         so_far=tuple(_spent(item) for item in summary.records("so_far")),
         done=told,
         charged=summary.whole("charged"),
@@ -80,17 +80,17 @@ def _round(record: Record) -> RoundPoint:
     )
 
 
-def _spent(record: Record) -> Spent:
+def _spent(record: Record) -> Guarantee:
     observer = record.record("observer")
     try:
-        return Spent(
+        return Guarantee(
             epsilon=record.number("epsilon"),
             delta=record.number("delta"),
             observer=Observer(View(observer.text("view")), observer.whole("colluders")),
             unit=Unit(record.text("unit")),
             adjacency=Adjacency(record.text("adjacency")),
             sampling=record.text("sampling"),
-            participations=record.whole("participations"),
+            max_participations=record.whole("max_participations"),
             accountant=record.text("accountant"),
             reason=record.text("reason"),
         )

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting import Scheme, Spent
+from d2pfed.accounting import Guarantee, Sampling
 from d2pfed.accounting.released import is_amplified
 from d2pfed.errors import ConfigError
-from d2pfed.plan import Explanation, Plan
+from d2pfed.plan import Plan, PlanSummary
 from d2pfed.plan.widths import variance
 
 
@@ -44,8 +44,10 @@ class Story:
     data: str  # what the data are
     settings: tuple[tuple[str, str], ...]  # names and values
     plan: Plan
-    explanation: Explanation
-    so_far: tuple[Spent, ...]  # what was charged so far; none unless the run stopped early, blind to its outputs
+    explanation: PlanSummary
+    so_far: tuple[
+        Guarantee, ...
+    ]  # what was charged so far; none unless the run stopped early, blind to its outputs
     done: int  # rounds that are complete
     charged: int  # attempts that may have been opened
     rounds: tuple[RoundPoint, ...]  # as far as they were measured: a crash may have taken a line
@@ -75,7 +77,7 @@ class Story:
     @property
     def secret_sizes(self) -> bool:
         """Whether the promise rests on nobody learning how many clients a cohort had."""
-        return self.plan.sampling.scheme is Scheme.POISSON
+        return self.plan.sampling.method is Sampling.POISSON
 
     @property
     def amplified(self) -> bool:
@@ -85,13 +87,13 @@ class Story:
     @property
     def noise_norm(self) -> float:
         """The expected norm of the noise in the mean over a full cohort."""
-        return self.explanation.noise_to_clip * self.plan.codec.clip_norm
+        return self.explanation.noise_to_clip * self.plan.codec.clip
 
     def noise_in(self, point: RoundPoint) -> float:
         """Return the expected norm of the noise in a round's mean: less if clients with their noise are missing."""
         if self.secret_sizes or not point.survivors:
             return self.noise_norm
-        present, full = (variance(self.plan.noise(count)) for count in (point.survivors, self.plan.cohort))
+        present, full = (variance(self.plan.noise(count)) for count in (point.survivors, self.plan.cohort_size))
         return self.noise_norm * math.sqrt(present / full)
 
     def signal_in(self, point: RoundPoint) -> float:

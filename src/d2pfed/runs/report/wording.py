@@ -1,9 +1,9 @@
-"""Numbers and promises in words; a printed bound is never below the bound."""
+"""Numbers and guarantees in words; a printed bound is never below the bound."""
 
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting import Adjacency, Spent, View, round_up
+from d2pfed.accounting import Adjacency, Guarantee, View, round_up
 from d2pfed.runs.report.story import Story
 
 EMPTY_PROMISE = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
@@ -56,7 +56,7 @@ def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
-def promise(story: Story, item: Spent) -> Promise:
+def promise(story: Story, item: Guarantee) -> Promise:
     """Return one observer's promise in words: what it sees, what it can learn, and what that rests on."""
     part = {other.observer: other.epsilon for other in story.so_far}.get(item.observer)
     return Promise(
@@ -77,7 +77,7 @@ def meaning(adjacency: Adjacency) -> str:
     )
 
 
-def _sight(item: Spent) -> str:
+def _sight(item: Guarantee) -> str:
     if item.observer.view is View.COLLUDING:
         helpers = f"{item.observer.colluders} client{'s' * (item.observer.colluders != 1)}"
         return (
@@ -86,7 +86,7 @@ def _sight(item: Spent) -> str:
     return _SIGHT[item.observer.view]
 
 
-def _limit(item: Spent) -> str:
+def _limit(item: Guarantee) -> str:
     if not math.isfinite(item.epsilon):
         because = f": {item.reason}" if item.reason else ""
         return f"may learn anything about a {item.unit}: epsilon is infinite{because}."
@@ -97,10 +97,10 @@ def _limit(item: Spent) -> str:
     return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."
 
 
-def _scope(item: Spent) -> str:
+def _scope(item: Guarantee) -> str:
     parts = [
         f"Per {item.unit}, {item.adjacency}",
         f"cohorts {item.sampling}",
-        f"each client contributes at most {times(item.participations)}",
+        f"each client contributes at most {times(item.max_participations)}",
     ]
     return "; ".join(parts) + "."

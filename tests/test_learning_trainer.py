@@ -8,15 +8,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Examples, Learner, LocalTraining, LoopLearner, Model, Optimiser, StoredClients
+from d2pfed.learning import (
+    Examples,
+    LocalTrainer,
+    LocalTraining,
+    Model,
+    Optimizer,
+    SequentialTrainer,
+    StoredClients,
+)
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
 
 LOCALS = [
-    LocalTraining(rate=0.2, epochs=2, batch_size=4),
-    LocalTraining(rate=0.1, momentum=0.5, epochs=2, batch_size=4),
-    LocalTraining(optimiser=Optimiser.ADAM, rate=0.01, epochs=3, batch_size=5),
-    LocalTraining(optimiser=Optimiser.RMSPROP, rate=0.01, batch_size=3),
+    LocalTraining(lr=0.2, epochs=2, batch_size=4),
+    LocalTraining(lr=0.1, momentum=0.5, epochs=2, batch_size=4),
+    LocalTraining(optimizer=Optimizer.ADAM, lr=0.01, epochs=3, batch_size=5),
+    LocalTraining(optimizer=Optimizer.RMSPROP, lr=0.01, batch_size=3),
 ]
 
 
@@ -59,20 +67,20 @@ def normalised(seed: int = 0) -> nn.Module:
 def torch_update(model: Model, examples: Examples, local: LocalTraining, lines: np.ndarray) -> np.ndarray:
     """The literal twin: torch's own optimisers on the module itself."""
     module = model.load(model.initial()).train()
-    kinds = {Optimiser.ADAM: torch.optim.Adam, Optimiser.RMSPROP: torch.optim.RMSprop}
-    if local.optimiser is Optimiser.SGD:
-        optimiser = torch.optim.SGD(module.parameters(), local.rate, local.momentum)
+    kinds = {Optimizer.ADAM: torch.optim.Adam, Optimizer.RMSPROP: torch.optim.RMSprop}
+    if local.optimizer is Optimizer.SGD:
+        optimizer = torch.optim.SGD(module.parameters(), local.lr, local.momentum)
     else:
-        optimiser = kinds[local.optimiser](module.parameters(), local.rate)
+        optimizer = kinds[local.optimizer](module.parameters(), local.lr)
     for line in lines:
         batch = examples.take(line[line >= 0])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(module(batch.inputs), batch.labels).backward()
-        optimiser.step()
+        optimizer.step()
     return torch.cat([value.detach().flatten() for value in module.parameters()]).numpy() - model.initial()
 
 
-@pytest.mark.parametrize("local", LOCALS, ids=lambda local: f"{local.optimiser}-{local.momentum}")
+@pytest.mark.parametrize("local", LOCALS, ids=lambda local: f"{local.optimizer}-{local.momentum}")
 @pytest.mark.parametrize("build", [dense, normalised, convolution])
 def test_both_learners_do_what_torch_optimisers_do(build, local):
     model, clients = Model(build()), clients_of([9, 4, 1])
@@ -80,7 +88,7 @@ def test_both_learners_do_what_torch_optimisers_do(build, local):
         torch_update(model, clients.examples(k), local, local.schedule(n, np.random.default_rng([5, k])))
         for k, n in enumerate([9, 4, 1])
     ]
-    for learner in (Learner(model, clients, local), LoopLearner(model, clients, local)):
+    for learner in (LocalTrainer(model, clients, local), SequentialTrainer(model, clients, local)):
         np.testing.assert_allclose(list(learner(model.initial(), [0, 1, 2], 5)), wanted, atol=1e-5)
 
 
@@ -90,8 +98,8 @@ def test_layers_before_the_first_trained_one_are_gone_through_once_with_the_same
     seen, forward = [], model._scoring[0].forward
     model._scoring[0].forward = lambda inputs: (seen.append(len(inputs)), forward(inputs))[1]
     for local in LOCALS:
-        updates = list(Learner(model, clients, local)(model.initial(), [0, 1, 2], 5))
-        wanted = list(LoopLearner(model, clients, local)(model.initial(), [0, 1, 2], 5))
+        updates = list(LocalTrainer(model, clients, local)(model.initial(), [0, 1, 2], 5))
+        wanted = list(SequentialTrainer(model, clients, local)(model.initial(), [0, 1, 2], 5))
         np.testing.assert_allclose(updates, wanted, atol=1e-5)
     assert seen == ([] if trained == ("0.bias",) else [9, 0, 4] * len(LOCALS))
 
@@ -113,14 +121,14 @@ def test_a_front_that_acts_by_chance_stays_behind():
 def test_an_update_depends_neither_on_the_cohort_nor_on_the_chunks(sizes, chunk, local, seed, data):
     model, clients = Model(dense()), clients_of(sizes)
     cohort = data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1, max_size=6, unique=True))
-    together = list(Learner(model, clients, local, chunk)(model.initial(), cohort, seed))
-    alone = [next(LoopLearner(model, clients, local)(model.initial(), [client], seed)) for client in cohort]
+    together = list(LocalTrainer(model, clients, local, chunk)(model.initial(), cohort, seed))
+    alone = [next(SequentialTrainer(model, clients, local)(model.initial(), [client], seed)) for client in cohort]
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
 def test_a_client_with_no_examples_has_a_zero_update():
     model, clients = Model(dense()), clients_of([0, 3])
-    updates = list(Learner(model, clients, LOCALS[0])(model.initial(), [0, 1], 1))
+    updates = list(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0, 1], 1))
     assert not updates[0].any()
     assert updates[1].any()
 
@@ -128,7 +136,7 @@ def test_a_client_with_no_examples_has_a_zero_update():
 def test_the_order_of_examples_follows_the_round_seed():
     model, clients = Model(dense()), clients_of([9])
     first, again, other = (
-        next(Learner(model, clients, LOCALS[0])(model.initial(), [0], seed)) for seed in (1, 1, 2)
+        next(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0], seed)) for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
@@ -140,10 +148,10 @@ def test_the_order_of_examples_follows_the_round_seed():
 def test_what_cannot_be_trained_at_once_goes_one_by_one(layer):
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 7), layer, nn.Linear(7, 3))
     model, clients = Model(module), clients_of([8, 8, 8])
-    local = LocalTraining(rate=0.1, batch_size=4)
-    loop = list(LoopLearner(model, clients, local)(model.initial(), [0, 1, 2], 3))
-    np.testing.assert_array_equal(list(Learner(model, clients, local)(model.initial(), [0, 1, 2], 3)), loop)
-    np.testing.assert_array_equal(next(Learner(model, clients, local)(model.initial(), [2], 3)), loop[2])
+    local = LocalTraining(lr=0.1, batch_size=4)
+    loop = list(SequentialTrainer(model, clients, local)(model.initial(), [0, 1, 2], 3))
+    np.testing.assert_array_equal(list(LocalTrainer(model, clients, local)(model.initial(), [0, 1, 2], 3)), loop)
+    np.testing.assert_array_equal(next(LocalTrainer(model, clients, local)(model.initial(), [2], 3)), loop[2])
 
 
 class Steered(nn.Module):
@@ -168,15 +176,17 @@ class Steered(nn.Module):
 @pytest.mark.parametrize("refused", ["random", "branch", "buffer"])
 def test_what_vmap_refuses_goes_one_by_one(refused):
     model, clients = Model(Steered(refused)), clients_of([8, 5, 8])
-    local = LocalTraining(rate=0.1, batch_size=4)
-    loop = list(LoopLearner(model, clients, local)(model.initial(), [0, 1, 2], 3))
-    np.testing.assert_array_equal(list(Learner(model, clients, local, 2)(model.initial(), [0, 1, 2], 3)), loop)
+    local = LocalTraining(lr=0.1, batch_size=4)
+    loop = list(SequentialTrainer(model, clients, local)(model.initial(), [0, 1, 2], 3))
+    np.testing.assert_array_equal(
+        list(LocalTrainer(model, clients, local, 2)(model.initial(), [0, 1, 2], 3)), loop
+    )
 
 
 def test_a_mistake_in_a_module_is_not_hidden():
     model, clients = Model(nn.Sequential(nn.Flatten(), nn.Linear(15, 3))), clients_of([8])
     with pytest.raises(RuntimeError, match="shape"):
-        list(Learner(model, clients, LOCALS[0])(model.initial(), [0], 3))
+        list(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0], 3))
 
 
 def test_training_leaves_the_global_generator_alone():
@@ -185,15 +195,15 @@ def test_training_leaves_the_global_generator_alone():
     torch.manual_seed(7)
     wanted = torch.rand(3)
     torch.manual_seed(7)
-    list(Learner(model, clients, LOCALS[0])(model.initial(), [0], 3))
+    list(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0], 3))
     torch.testing.assert_close(torch.rand(3), wanted)
 
 
 def test_a_module_that_trains_its_head_alone_gives_updates_of_the_head():
     model, clients = Model(dense(), ("3.*",)), clients_of([8, 5])
-    loop = list(LoopLearner(model, clients, LOCALS[0])(model.initial(), [0, 1], 3))
+    loop = list(SequentialTrainer(model, clients, LOCALS[0])(model.initial(), [0, 1], 3))
     np.testing.assert_allclose(
-        list(Learner(model, clients, LOCALS[0])(model.initial(), [0, 1], 3)), loop, atol=1e-6
+        list(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0, 1], 3)), loop, atol=1e-6
     )
     assert loop[0].shape == (7 * 3 + 3,)
 
@@ -209,7 +219,7 @@ class Idle(nn.Module):
 
 def test_a_parameter_that_is_never_used_stays_as_it_is():
     model, clients = Model(Idle()), clients_of([8])
-    for learner in (Learner(model, clients, LOCALS[0]), LoopLearner(model, clients, LOCALS[0])):
+    for learner in (LocalTrainer(model, clients, LOCALS[0]), SequentialTrainer(model, clients, LOCALS[0])):
         update = next(learner(model.initial(), [0], 3))
         assert update[:51].any()
         assert not update[51:].any()
@@ -220,7 +230,7 @@ def test_params_may_be_read_only_and_are_left_alone():
     params = model.initial()
     before = params.copy()
     params.setflags(write=False)
-    for learner in (Learner(model, clients, LOCALS[0]), LoopLearner(model, clients, LOCALS[0])):
+    for learner in (LocalTrainer(model, clients, LOCALS[0]), SequentialTrainer(model, clients, LOCALS[0])):
         assert next(learner(params, [0], 3)).any()
     np.testing.assert_array_equal(params, before)
 
@@ -231,7 +241,7 @@ def test_params_may_be_read_only_and_are_left_alone():
         {"rate": 0.0},
         {"rate": float("nan")},
         {"momentum": 1.0},
-        {"optimiser": Optimiser.ADAM, "momentum": 0.5},
+        {"optimizer": Optimizer.ADAM, "momentum": 0.5},
         {"epochs": 0},
         {"batch_size": 0},
     ],
@@ -243,4 +253,4 @@ def test_impossible_local_training_is_refused(wrong):
 
 def test_an_empty_chunk_is_refused():
     with pytest.raises(ConfigError, match="chunk"):
-        Learner(Model(dense()), clients_of([1]), LOCALS[0], 0)
+        LocalTrainer(Model(dense()), clients_of([1]), LOCALS[0], 0)

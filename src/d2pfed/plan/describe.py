@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting import Scheme, Spent, round_up
+from d2pfed.accounting import Guarantee, Sampling, round_up
 from d2pfed.noise.mechanisms import Centered
-from d2pfed.plan.agreement import Plan, promises
+from d2pfed.plan.agreement import Plan, guarantees
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
-from d2pfed.plan.target import Target
+from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import variance
 from d2pfed.secagg.graph import Consistency
 
@@ -17,7 +17,7 @@ HOPELESS = 10.0  # the noise's norm in the mean over the clip: above it, updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class PlanSummary:
     """A plan's price: noise, bits, error, what each observer may learn, and what to think of it."""
 
     noise_multiplier: float
@@ -33,7 +33,7 @@ class Explanation:
     neighbours: int
     threshold: int
     cut_off: int
-    spent: tuple[Spent, ...]
+    guarantees: tuple[Guarantee, ...]
     why_noise: str
     why_bits: str
     why_graph: str
@@ -41,11 +41,11 @@ class Explanation:
     warnings: tuple[str, ...]
 
 
-def explain(target: Target, plan: Plan) -> Explanation:
+def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     """Return what a plan costs and why."""
     spread = _error(plan) * math.sqrt(plan.codec.rotation.dimension)
-    ideal = 2 * ideal_multiplier(target) * target.clip_norm / plan.cohort
-    return Explanation(
+    ideal = 2 * ideal_multiplier(target) * target.clip / plan.cohort_size
+    return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
         sigma=plan.sigma,
         bits=plan.ring.bits,
@@ -53,29 +53,29 @@ def explain(target: Target, plan: Plan) -> Explanation:
         upload_bytes=plan.ring.packed_bytes(plan.codec.length),
         wrap_probability=plan.wrap_probability,
         relative_error=_error(plan) / ideal,
-        noise_to_clip=spread / target.clip_norm,
+        noise_to_clip=spread / target.clip,
         max_attempts=plan.max_attempts,
         colluders=plan.colluders,
         neighbours=plan.neighbours,
         threshold=plan.threshold,
         cut_off=plan.cut_off,
-        spent=promises(plan),
+        guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan),
         why_bits=_why_bits(plan),
         why_graph=_why_graph(plan),
         why_colluders=_why_colluders(target, plan),
-        warnings=_warnings(plan, spread / target.clip_norm),
+        warnings=_warnings(plan, spread / target.clip),
     )
 
 
 def _error(plan: Plan) -> float:
     """Return the root mean square error per coordinate of the mean over a full cohort, rounding included."""
-    rounding = 0.0 if isinstance(plan.mechanism, Centered) else plan.cohort / 4
-    return math.sqrt(variance(plan.noise(plan.cohort)) + rounding) * plan.codec.granularity / plan.cohort
+    rounding = 0.0 if isinstance(plan.mechanism, Centered) else plan.cohort_size / 4
+    return math.sqrt(variance(plan.noise(plan.cohort_size)) + rounding) * plan.codec.granularity / plan.cohort_size
 
 
-def _why_noise(target: Target, plan: Plan) -> str:
-    missing = plan.cohort - plan.quorum
+def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
+    missing = plan.cohort_size - plan.quorum
     reserve = f", even if {missing} of them are missing" if missing else ""
     reserve += f", and {plan.colluders} of them tell their noise" if plan.colluders else ""
     reserve += f", and the server keeps {plan.cut_off} of them out of the sum" if plan.cut_off else ""
@@ -83,12 +83,12 @@ def _why_noise(target: Target, plan: Plan) -> str:
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
         f"To keep epsilon {target.epsilon:g} against `{plan.against}` over {plan.rounds} rounds{spare}, the sum of "
-        f"{plan.cohort} clients needs noise of {plan.sigma / target.clip_norm:.4g} times the clip{reserve}."
+        f"{plan.cohort_size} clients needs noise of {plan.sigma / target.clip:.4g} times the clip{reserve}."
     )
 
 
 def _why_bits(plan: Plan) -> str:
-    steps = math.sqrt(variance(plan.noise(plan.cohort)))
+    steps = math.sqrt(variance(plan.noise(plan.cohort_size)))
     return (
         f"The sum's noise is {steps:.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, with a "
         f"chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in a round "
@@ -97,11 +97,11 @@ def _why_bits(plan: Plan) -> str:
 
 
 def _why_graph(plan: Plan) -> str:
-    how = "with everyone else" if plan.neighbours == plan.cohort - 1 else f"with {plan.neighbours} others"
+    how = "with everyone else" if plan.neighbours == plan.cohort_size - 1 else f"with {plan.neighbours} others"
     text = f"Each client shares its secrets {how}; {plan.threshold} shares open one."
     if plan.consistency is Consistency.ASSUMED:
         return f"{text} Consistency is assumed: this holds for a server that does not choose who drops out."
-    if plan.neighbours == plan.cohort - 1:
+    if plan.neighbours == plan.cohort_size - 1:
         return f"{text} This holds for any {plan.colluders} colluders, whenever they are chosen."
     return (
         f"{text} A server that chooses who drops out may keep {plan.cut_off} more of the survivors out of the sum. "
@@ -109,19 +109,19 @@ def _why_graph(plan: Plan) -> str:
     )
 
 
-def _why_colluders(target: Target, plan: Plan) -> str:
+def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
     colluding = colluding_clients(target.colluders, target.population)
     if colluding == 0:
         return "No client is taken to collude with the server."
     among = f"if at most {colluding} of {target.population} clients collude"
-    if plan.cohort == target.population:
+    if plan.cohort_size == target.population:
         return f"Everyone is in the cohort: {plan.colluders} colluders, {among}."
-    if target.draws == 0 or target.scheme is Scheme.NONE:
+    if target.draws == 0 or target.sampling is Sampling.NONE:
         return f"Cohorts not verified: the server may put {plan.colluders} colluders into one, {among}."
     simulated = plan.consistency is Consistency.ASSUMED
     text = (
-        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders in "
-        f"each except with chance 2^-40, {among}"
+        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders "
+        f"in each except with chance 2^-40, {among}"
     )
     if simulated:
         return f"{text}; a simulation verifies no draw."
@@ -131,7 +131,7 @@ def _why_colluders(target: Target, plan: Plan) -> str:
 def _warnings(plan: Plan, noise_to_clip: float) -> tuple[str, ...]:
     found = []
     if noise_to_clip > HOPELESS:
-        helpful = math.ceil(plan.cohort * noise_to_clip / HOPELESS)
+        helpful = math.ceil(plan.cohort_size * noise_to_clip / HOPELESS)
         found.append(
             f"The noise in the mean is {noise_to_clip:.3g} times as long as any update may be, so little can be "
             f"learned: a cohort of about {helpful} would bring it to {HOPELESS:g}, and so would a smaller model."

@@ -16,7 +16,7 @@ from d2pfed.secagg.wire import ClientId
 _EXCHANGE = "INTRODUCTION"
 
 
-class Members:
+class NodeRegistry:
     """The clients that have shown themselves so far.
 
     Guarantee: with a roster, a node stands for a client only with that client's signature, made for this run, plan

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.dense import gradients, layers_of, sgd_step
-from d2pfed.learning.local import LocalTraining, Optimiser, Steps
+from d2pfed.learning.local import LocalTraining, Optimizer, Steps
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Clients, Examples
 
@@ -27,7 +27,7 @@ _ONE_BY_ONE = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoopLearner:
+class SequentialTrainer:
     """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
 
     model: Model
@@ -58,13 +58,13 @@ class LoopLearner:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learner:
+class LocalTrainer:
     """Trains `chunk` clients at once; None picks what fits the cache and bounds memory.
 
     A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
     the cohort or in its chunk (float rounding apart). Layers before the first trained one are gone through once,
     not at every step. Modules with convolutions, dropout, recurrence or batch
-    statistics, and what vmap refuses, go through LoopLearner.
+    statistics, and what vmap refuses, go through SequentialTrainer.
     """
 
     model: Model
@@ -80,11 +80,11 @@ class Learner:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
         if parts := self.model.behind_front():
             front, rest = parts
-            yield from Learner(rest, _Seen(self.clients, front), self.local, self.chunk)(
+            yield from LocalTrainer(rest, _Seen(self.clients, front), self.local, self.chunk)(
                 params, clients, round_seed
             )
             return
-        one_by_one = LoopLearner(self.model, self.clients, self.local)
+        one_by_one = SequentialTrainer(self.model, self.clients, self.local)
         if self.model.has(*_ONE_BY_ONE):
             yield from one_by_one(params, clients, round_seed)
             return
@@ -113,9 +113,9 @@ class Learner:
         return [trained[place] for place in chunk.places]
 
     def _step(self, values: Tensors) -> Callable[[Tensors, "_Batch"], None]:
-        plain = self.local.optimiser is Optimiser.SGD and not self.local.momentum
+        plain = self.local.optimizer is Optimizer.SGD and not self.local.momentum
         if self._by_hand and plain:
-            return lambda own, batch: sgd_step(own, batch.inputs, batch.labels, batch.weights, self.local.rate)
+            return lambda own, batch: sgd_step(own, batch.inputs, batch.labels, batch.weights, self.local.lr)
         steps = Steps(self.local, list(values.values()))
         if self._by_hand:
             return lambda own, batch: steps.take(
@@ -199,8 +199,8 @@ class _Chunk:
             )
             real = rows >= 0
             at = rows.clamp(min=0) + starts[: len(rows)]
-            taken = inputs.index_select(0, at.flatten()).view(*at.shape, *inputs.shape[1:])
-            yield _Batch(taken, labels[at], real / real.sum(dim=1, keepdim=True))
+            rows_taken = inputs.index_select(0, at.flatten()).view(*at.shape, *inputs.shape[1:])
+            yield _Batch(rows_taken, labels[at], real / real.sum(dim=1, keepdim=True))
 
 
 def _generator(round_seed: int, client: int) -> np.random.Generator:
