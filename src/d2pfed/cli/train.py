@@ -173,7 +173,7 @@ def train(
             lr=server_lr,
             momentum=server_momentum,
             second_moment=server_adam,
-            lr_lr_decay=server_lr_decay,
+            lr_decay=server_lr_decay,
             averaging=averaging,
         ),
         dropouts=options.dropouts_of(lost),
