@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -353,7 +352,7 @@ def _run(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
         refused(client, error)
 
 
-class Book(Protocol):
+class ReleaseLedger(Protocol):
     """Where an attempt is counted, under the charge of its run, before it can reveal anything."""
 
     def reserve(self, release: Release) -> object:
@@ -373,6 +372,22 @@ class Book(Protocol):
         ...
 
 
+class Attempts(Protocol):
+    """Who takes part in an attempt, and how their vectors come together: all that a transport has to supply."""
+
+    def draw(self, attempt: Attempt) -> tuple[int, ...]:
+        """Return the sorted cohort: after a charged attempt a fresh one, after a void one it may be the same again."""
+        ...
+
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+        """Return the session of an attempt, bound to the plan and, where there is one, to a roster and its draw."""
+        ...
+
+    def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
+        """Gather a session's vectors, trained from a model; each client has taken part so often before."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a round gave: the mean over the planned cohort, in which attempt, and of how many clients."""
@@ -380,13 +395,6 @@ class Outcome:
     mean: FloatVector = field(repr=False)
     attempt: int
     survivors: int
-
-
-Draw = Callable[[int], tuple[int, ...]]  # from an attempt's number to its cohort, sorted
-Bind = Callable[[Attempt, tuple[int, ...]], Session]  # from an attempt and its cohort to its session
-
-# Gathers a session's vectors, from clients that took part so often before.
-Collect = Callable[[Session, Mapping[int, int]], Collected]
 
 
 def run_plan(plan: Plan) -> RunPlan:
@@ -410,14 +418,12 @@ def run_plan(plan: Plan) -> RunPlan:
 
 
 def aggregate(
-    plan: Plan, first: Attempt, draw: Draw, collect: Collect, book: Book, *, bind: Bind | None = None
+    plan: Plan, first: Attempt, model: FloatVector, attempts: Attempts, ledger: ReleaseLedger
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 
-    `draw` gives each attempt its cohort: after one that was charged a fresh one, after a void one it may be the same
-    again. Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on
-    with those who were left; not so if signed, where cohorts have the planned size. `bind` makes the session of an
-    attempt where it is bound to more than the plan, as to a roster and its draw.
+    Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on with
+    those who were left; not so if signed, where cohorts have the planned size.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
@@ -425,30 +431,29 @@ def aggregate(
     test_round.py::test_a_retry_counts_the_attempt_before_it.
     """
     run, number = first.run, first.round
-    bind = bind or partial(session_of, plan)
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
-    for attempt in range(first.number, plan.attempts_per_round):
-        cohort = draw(attempt)
+    for attempt in (Attempt(run, number, each) for each in range(first.number, plan.attempts_per_round)):
+        cohort = attempts.draw(attempt)
         if left and set(left) < set(cohort):
             cohort = left
-        cohort, participations, left = *_standing(plan, run, cohort, book), ()
-        session = bind(Attempt(run, number, attempt), cohort)
-        book.reserve(plan.release(run, number, attempt, cohort, plan.quorum))
+        cohort, participations, left = *_standing(plan, run, cohort, ledger), ()
+        session = attempts.bind(attempt, cohort)
+        ledger.reserve(plan.release(run, number, attempt.number, cohort, plan.quorum))
         try:
-            collected = collect(session, participations)
+            collected = attempts.collect(session, model, participations)
         except TooFewClients as lack:
-            book.void(run, number, attempt)
+            ledger.void(run, number, attempt.number)
             if _may_shrink(plan) and len(lack.left) > 1:
                 left = lack.left
             continue
         survivors = collected.survivors
-        book.commit(plan.release(run, number, attempt, survivors, len(survivors)))
+        ledger.commit(plan.release(run, number, attempt.number, survivors, len(survivors)))
         try:
             total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort_size)
-        return Outcome(mean, attempt, len(survivors))
+        return Outcome(mean, attempt.number, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
 
@@ -457,9 +462,11 @@ def _may_shrink(plan: Plan) -> bool:
     return delivery_of(plan) is not Delivery.QUORUM and plan.consistency is Consistency.ASSUMED
 
 
-def _standing(plan: Plan, run: str, cohort: tuple[int, ...], book: Book) -> tuple[tuple[int, ...], dict[int, int]]:
+def _standing(
+    plan: Plan, run: str, cohort: tuple[int, ...], ledger: ReleaseLedger
+) -> tuple[tuple[int, ...], dict[int, int]]:
     """Return who is asked, and how often each has contributed; whoever is at its cap sends zero and its noise."""
-    participations = dict(book.participations(run, cohort))
+    participations = dict(ledger.participations(run, cohort))
     if plan.sampling.method is Sampling.ONCE and (used := [client for client in cohort if participations[client]]):
         # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
         raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")
@@ -475,13 +482,17 @@ def _standing(plan: Plan, run: str, cohort: tuple[int, ...], book: Book) -> tupl
 
 
 def private_sum(
-    plan: Plan, first: Attempt, vectors: Mapping[int, NDArray[np.floating]], book: Book, entropy: Entropy
+    plan: Plan,
+    first: Attempt,
+    vectors: Mapping[int, NDArray[np.floating]],
+    ledger: ReleaseLedger,
+    entropy: Entropy,
 ) -> FloatVector:
     """Return the private sum of these clients' vectors, through the whole protocol in this process.
 
     For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
-    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the book. Its clients
-    were not drawn here, so a plan whose price rests on a draw is refused.
+    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its clients
+    were not drawn here, so a plan whose guarantee rests on a draw is refused.
     """
     if is_amplified(plan.sampling):
         raise ConfigError(
@@ -490,21 +501,39 @@ def private_sum(
         )
     if not _FEWEST <= len(vectors) <= plan.cohort_size:
         raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort_size}, got {len(vectors)}")
+    attempts = _GivenVectors(plan, vectors, entropy)
+    mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
+    return mean * np.float32(plan.cohort_size)
 
-    def collect(session: Session, participations: Mapping[int, int]) -> Collected:
-        def join(client: int) -> Client:
-            participant = Participant(
-                plan=plan,
-                client=client,
-                entropy=entropy.child("client", client),
-                participations=participations[client],
-            )
-            return participant.join(session, lambda _task, _model: vectors[client])
 
-        machines = {client: join(client) for client in session.cohort}
+@dataclass(frozen=True, slots=True)
+class _GivenVectors:
+    """Clients in this process whose vectors are there already."""
+
+    plan: Plan
+    vectors: Mapping[int, NDArray[np.floating]] = field(repr=False)
+    entropy: Entropy
+
+    def draw(self, _attempt: Attempt) -> tuple[int, ...]:
+        """Return everyone."""
+        return tuple(sorted(self.vectors))
+
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+        """Return the session of an attempt."""
+        return session_of(self.plan, attempt, cohort)
+
+    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> Masked:
+        """Run the protocol between clients and server in this process."""
+        machines = {client: self._join(client, session, participations[client]) for client in session.cohort}
         return gather(
             session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
         )
 
-    mean = aggregate(plan, first, lambda _attempt: tuple(sorted(vectors)), collect, book).mean
-    return mean * np.float32(plan.cohort_size)
+    def _join(self, client: int, session: Session, participations: int) -> Client:
+        participant = Participant(
+            plan=self.plan,
+            client=client,
+            entropy=self.entropy.child("client", client),
+            participations=participations,
+        )
+        return participant.join(session, lambda _task, _model: self.vectors[client])

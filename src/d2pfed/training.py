@@ -1,4 +1,4 @@
-"""The training loop, a generator of records; who trains and who aggregates are arguments."""
+"""The training loop, a generator of rounds; who trains and who aggregates are arguments."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import numpy as np
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.randomness import Entropy, Stream
+from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.round import Outcome
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
@@ -47,6 +47,11 @@ class Cohorts:
 
     def _fresh(self, number: int, attempt: int) -> Stream:
         return self.entropy.child("cohort", number, attempt).stream()
+
+
+def shuffle_seed(run: str, number: int) -> int:
+    """Return the seed of the clients' shuffles in a round: public, and another one in every round of every run."""
+    return int.from_bytes(digest("shuffle", run, number)[:7], "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +106,7 @@ class ServerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRecord:
+class TrainedRound:
     """What happened in one round, and the state that follows it."""
 
     round: int
@@ -114,12 +119,12 @@ class RoundRecord:
 Aggregate = Callable[[int, FloatVector], Outcome]
 
 
-def train(state: ServerState, step: ServerOptimizer, rounds: int, aggregate: Aggregate) -> Iterator[RoundRecord]:
-    """Yield one record a round until `rounds` are done; stop asking and nothing more happens."""
+def train(state: ServerState, step: ServerOptimizer, rounds: int, aggregate: Aggregate) -> Iterator[TrainedRound]:
+    """Yield each round until `rounds` are done; stop asking and nothing more happens."""
     while state.rounds < rounds:
         outcome = aggregate(state.rounds, state.params)
         state = step.apply(state, outcome.mean)
-        yield RoundRecord(
+        yield TrainedRound(
             round=state.rounds,
             attempt=outcome.attempt,
             survivors=outcome.survivors,

@@ -1,7 +1,7 @@
 """What a plan costs and why, in numbers and in sentences."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Guarantee, Sampling, round_up
 from d2pfed.noise.mechanisms import Centered
@@ -9,6 +9,7 @@ from d2pfed.plan.agreement import Plan, guarantees
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
+from d2pfed.plan.policy import kind_of
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import variance
 from d2pfed.secagg.graph import Consistency
@@ -65,6 +66,31 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         why_graph=_why_graph(plan),
         why_colluders=_why_colluders(target, plan),
         warnings=_warnings(plan, spread / target.clip),
+    )
+
+
+def describe_plan(plan: Plan) -> PlanSummary:
+    """Return the same of a plan alone: the share of colluders that it was made for is not in it."""
+    implied = PrivacyTarget(
+        dimension=plan.codec.rotation.dimension,
+        population=plan.sampling.population,
+        cohort_size=plan.cohort_size,
+        rounds=plan.rounds,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        against=plan.against,
+        mechanism=kind_of(plan.mechanism),
+        sampling=plan.sampling.method,
+        adjacency=plan.adjacency,
+        consistency=plan.consistency,
+        max_participations=plan.max_participations,
+        attempts_per_round=plan.attempts_per_round,
+        spare=plan.max_attempts - plan.rounds,
+        clip=plan.codec.clip,
+    )
+    return replace(
+        describe(implied, plan),
+        why_colluders=f"At most {plan.colluders} clients of a cohort are taken to collude.",
     )
 
 

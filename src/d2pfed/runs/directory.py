@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,12 +180,12 @@ class RunDirectory:
         except LedgerError as error:
             raise ConfigError(f"{file} is damaged: {error}") from error
 
-    def append(self, record: Mapping[str, object]) -> None:
-        """Add a round's metrics, on the disk when this returns."""
+    def append(self, record: str) -> None:
+        """Add the line of a round, on the disk when this returns."""
         file = self.path / "metrics.jsonl"
         is_new = not file.exists()
         with file.open("a") as opened:
-            opened.write(json.dumps(record) + "\n")
+            opened.write(record + "\n")
             opened.flush()
             os.fsync(opened.fileno())
         if is_new:
@@ -200,7 +200,7 @@ class RunDirectory:
         self.replace("metrics.jsonl", "".join(kept[number] + "\n" for number in sorted(kept)).encode())
 
 
-def open_run(
+def open_ledger(
     directory: RunDirectory, plan: Plan, run: str, shared: Path | None, last: Checkpoint | None
 ) -> Ledger:
     """Open the ledger of a run and charge it there, or find it charged; the caller closes it.

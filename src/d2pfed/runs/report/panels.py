@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from d2pfed.accounting import round_up
+from d2pfed.plan import Plan
 from d2pfed.runs.report.plots import Ink, Line, Plot, Scale
-from d2pfed.runs.report.story import Story
-from d2pfed.runs.report.wording import in_bytes, percent, unit_of
+from d2pfed.runs.report.run_report import RunReport
+from d2pfed.runs.report.wording import in_bytes, shown, unit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,76 +19,89 @@ class Panel:
     caption: str
 
 
-def panels(story: Story) -> tuple[Panel, ...]:
+def panels(report: RunReport) -> tuple[Panel, ...]:
     """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
-    if not story.rounds:
+    if not report.rounds:
         return ()
-    found = [_accuracy(story), _attempts(story), _upload(story), _noise(story), _loss(story)]
-    survivors = () if story.secret_sizes else _survivors(story)
-    return (*(panel for panel in found if panel is not None), *survivors)
+    metrics = [_metric(report, name) for name in report.metric_names]
+    private = (
+        (*_upload(report), _attempts(report, report.plan), _noise(report, report.plan)) if report.plan else ()
+    )
+    survivors = () if report.secret_sizes or report.plan is None else _survivors(report, report.plan)
+    found = (*metrics[:1], *private, *metrics[1:], *survivors)
+    return tuple(panel for panel in found if panel is not None)
 
 
-def _numbers(story: Story) -> tuple[float, ...]:
-    return tuple(float(point.round) for point in story.rounds)
+def _numbers(report: RunReport) -> tuple[float, ...]:
+    return tuple(float(record.round) for record in report.rounds)
 
 
-def _accuracy(story: Story) -> Panel:
-    heights = tuple(point.accuracy for point in story.rounds)
-    line = Line(percent(heights[-1]), Ink.MAIN, heights, _numbers(story))
-    plot = Plot(name="accuracy", title="Validation accuracy", across="round", lines=(line,), scale=Scale.SHARES)
-    best = max(story.rounds, key=lambda point: point.accuracy)
-    return Panel(plot, f"Best {percent(best.accuracy)}, after round {best.round}; last {percent(heights[-1])}.")
+def _heights(report: RunReport, name: str) -> tuple[float, ...]:
+    return tuple(record.metrics[name] for record in report.rounds)
 
 
-def _loss(story: Story) -> Panel | None:
-    heights = tuple(point.loss for point in story.rounds)
+def _metric(report: RunReport, name: str) -> Panel | None:
+    heights = _heights(report, name)
     if not all(math.isfinite(height) for height in heights):
         return None
-    line = Line(f"{heights[-1]:.4g}", Ink.MAIN, heights, _numbers(story))
-    plot = Plot(name="loss", title="Validation loss", across="round", lines=(line,))
+    is_share = name == "accuracy"
+    line = Line(shown(name, heights[-1]), Ink.MAIN, heights, _numbers(report))
+    scale = {"scale": Scale.SHARES} if is_share else {}
+    plot = Plot(name=name, title=f"Validation {name}", across="round", lines=(line,), **scale)
+    if is_share:
+        best = max(report.rounds, key=lambda record: record.metrics[name])
+        return Panel(
+            plot,
+            f"Best {shown(name, best.metrics[name])}, after round {best.round}; last {shown(name, heights[-1])}.",
+        )
     return Panel(plot, f"From {heights[0]:.4g} after the first round to {heights[-1]:.4g} after the last.")
 
 
-def _attempts(story: Story) -> Panel:
-    counts = tuple(float(point.charged) for point in story.rounds)
-    most, epsilon = story.plan.max_attempts, round_up(story.plan.epsilon, 4)
+def _attempts(report: RunReport, plan: Plan) -> Panel:
+    counts = tuple(float(record.charged) for record in report.rounds)
+    most, epsilon = plan.max_attempts, round_up(plan.epsilon, 4)
     lines = (
         Line(f"most {most:,}", Ink.LIMIT, (float(most),)),
-        Line(f"charged {story.charged:,}", Ink.MAIN, counts, _numbers(story)),
+        Line(f"charged {report.summary.charged:,}", Ink.MAIN, counts, _numbers(report)),
     )
     plot = Plot(name="attempts", title="Attempts charged", across="round", lines=lines)
     return Panel(
         plot,
-        f"Epsilon {epsilon} at delta {round_up(story.plan.delta, 3)} against {story.plan.against} covers {most:,} "
-        f"attempts, however the run ends; {story.charged:,} were charged.",
+        f"Epsilon {epsilon} at delta {round_up(plan.delta, 3)} against {plan.against} covers {most:,} "
+        f"attempts, however the run ends; {report.summary.charged:,} were charged.",
     )
 
 
-def _upload(story: Story) -> Panel:
-    sizes = tuple(accumulate(point.upload_bytes for point in story.rounds))
+def _upload(report: RunReport) -> tuple[Panel, ...]:
+    if report.plan is None or not report.metric_names:
+        return ()
+    name = report.metric_names[0]
+    heights = _heights(report, name)
+    if not all(math.isfinite(height) for height in heights):
+        return ()
+    sizes = tuple(accumulate(record.upload_bytes for record in report.rounds))
     total, (unit, scale) = sizes[-1], unit_of(sizes[-1])
-    heights = tuple(point.accuracy for point in story.rounds)
-    line = Line(percent(heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes))
+    line = Line(shown(name, heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes))
     plot = Plot(
         name="upload",
-        title="Validation accuracy against upload",
+        title=f"Validation {name} against upload",
         across=f"{unit} sent by a client in every round",
         lines=(line,),
-        scale=Scale.SHARES,
+        **({"scale": Scale.SHARES} if name == "accuracy" else {}),
     )
-    share = story.plan.sampling.cohort_size / story.plan.sampling.population
-    return Panel(
-        plot,
-        f"{story.rounds[-1].upload_bytes:,} bytes a round, {in_bytes(total)} for a client in every round so far; "
-        f"{in_bytes(total * share)} on average, as a client is asked in {100 * share:.3g} % of the rounds.",
+    share = report.plan.sampling.cohort_size / report.plan.sampling.population
+    caption = (
+        f"{report.rounds[-1].upload_bytes:,} bytes per round, {in_bytes(total)} for a client in every round so far; "
+        f"{in_bytes(total * share)} on average, as a client is asked in {100 * share:.3g} % of the rounds."
     )
+    return (Panel(plot, caption),)
 
 
-def _noise(story: Story) -> Panel:
-    numbers, clip = _numbers(story), story.plan.codec.clip
-    norms = tuple(point.update_norm for point in story.rounds)
-    noises = tuple(story.noise_in(point) for point in story.rounds)
-    signals = tuple(story.signal_in(point) for point in story.rounds)
+def _noise(report: RunReport, plan: Plan) -> Panel:
+    numbers, clip = _numbers(report), plan.codec.clip
+    norms = tuple(record.update_norm for record in report.rounds)
+    noises = tuple(report.noise_in(record) for record in report.rounds)
+    signals = tuple(report.signal_in(record) for record in report.rounds)
     steady = len(set(noises)) == 1
     lines = (
         Line(f"clip {clip:.4g}", Ink.TEXT, (clip,)),
@@ -98,23 +112,23 @@ def _noise(story: Story) -> Panel:
     plot = Plot(name="noise", title="Norm of the mean update", across="round", lines=lines)
     return Panel(
         plot,
-        f"Measured is the mean with its noise, whose expected norm over a full cohort is {story.noise_norm:.4g}: "
-        f"{story.explanation.noise_to_clip:.3g} times the clip, which no client's update exceeds. "
+        f"Measured is the mean with its noise, whose expected norm in the last round is {noises[-1]:.4g}: "
+        f"{noises[-1] / clip:.3g} times the clip, which no client's update exceeds. "
         "Signal is what the noise does not explain.",
     )
 
 
-def _survivors(story: Story) -> tuple[Panel, ...]:
-    counts = [point.survivors for point in story.rounds if point.survivors is not None]
-    if len(counts) < len(story.rounds):
+def _survivors(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+    counts = [record.survivors for record in report.rounds if record.survivors is not None]
+    if len(counts) < len(report.rounds):
         return ()
-    cohort, quorum = story.plan.cohort_size, story.plan.quorum
+    cohort, quorum = plan.cohort_size, plan.quorum
     limits = [Line(f"cohort {cohort:,}", Ink.TEXT, (float(cohort),))]
     if quorum < cohort:
         limits.append(Line(f"quorum {quorum:,}", Ink.LIMIT, (float(quorum),)))
-    line = Line(f"last {counts[-1]:,}", Ink.MAIN, tuple(map(float, counts)), _numbers(story))
+    line = Line(f"last {counts[-1]:,}", Ink.MAIN, tuple(map(float, counts)), _numbers(report))
     plot = Plot(name="survivors", title="Survivors", across="round", lines=(*limits, line))
-    again = sum(1 for point in story.rounds if point.attempt)
+    again = sum(1 for record in report.rounds if record.attempt)
     retried = f" {again:,} of {len(counts):,} rounds needed more than one attempt." if again else ""
     some = f"Between {min(counts):,} and {max(counts):,} of {cohort:,} clients were in a round's sum"
     present = f"All {cohort:,} clients of every cohort were in its sum" if min(counts) == cohort else some

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from d2pfed.accounting import Adjacency, Guarantee, View, round_up
-from d2pfed.runs.report.story import Story
+from d2pfed.runs.report.run_report import RunReport
 
-EMPTY_PROMISE = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
+NO_PROTECTION = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
 
 _SIGHT = {
     View.RELEASED: "Whoever sees the released models, and nothing of who took part,",
@@ -21,7 +21,7 @@ _OTHER_WORLD = {
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class GuaranteeText:
     """What one observer can learn, in words."""
 
     observer: str
@@ -35,6 +35,13 @@ class Promise:
 def percent(share: float) -> str:
     """Return a share as a percentage in two decimals."""
     return f"{100 * share:.2f} %"
+
+
+def shown(metric: str, value: float) -> str:
+    """Return a metric as a reader expects it: an accuracy as a percentage."""
+    if not math.isfinite(value):
+        return "not finite"
+    return percent(value) if metric == "accuracy" else f"{value:.4g}"
 
 
 def unit_of(size_bytes: float) -> tuple[str, float]:
@@ -56,10 +63,10 @@ def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
-def promise(story: Story, item: Guarantee) -> Promise:
-    """Return one observer's promise in words: what it sees, what it can learn, and what that rests on."""
-    part = {other.observer: other.epsilon for other in story.so_far}.get(item.observer)
-    return Promise(
+def guarantee_text(report: RunReport, item: Guarantee) -> GuaranteeText:
+    """Return one observer's guarantee in words: what it sees, what it can learn, and what that rests on."""
+    part = {other.observer: other.epsilon for other in report.summary.so_far}.get(item.observer)
+    return GuaranteeText(
         observer=str(item.observer),
         exact=repr(item.epsilon),
         epsilon=round_up(item.epsilon, 4),
@@ -91,7 +98,7 @@ def _limit(item: Guarantee) -> str:
         because = f": {item.reason}" if item.reason else ""
         return f"may learn anything about a {item.unit}: epsilon is infinite{because}."
     bound = f"epsilon {round_up(item.epsilon, 4)} at delta {round_up(item.delta, 3)}"
-    if item.epsilon > EMPTY_PROMISE:
+    if item.epsilon > NO_PROTECTION:
         return f"can learn about one {item.unit} what {bound} allows, which is too much to call a protection."
     factor = round_up(math.exp(item.epsilon), 3)
     return f"can learn about one {item.unit} no more than {bound} allows: a factor of {factor}."

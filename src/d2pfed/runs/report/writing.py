@@ -7,16 +7,16 @@ from d2pfed.errors import ConfigError
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
 from d2pfed.runs.report.plots import draw
-from d2pfed.runs.report.story import Story
+from d2pfed.runs.report.run_report import RunReport
 
 
-def write_report(story: Story, directory: Path) -> Path:
+def write_report(report: RunReport, directory: Path) -> Path:
     """Write report.html, and each plot as plots/NAME.png and .svg; return the page's path.
 
-    A crash leaves each file old or new, never a part; equal stories give equal bytes.
+    A crash leaves each file old or new, never a part; equal reports give equal bytes.
     """
-    drawn = [(panel, draw(panel.plot)) for panel in panels(story)]
-    page = render(story, drawn)
+    drawn = [(panel, draw(panel.plot)) for panel in panels(report)]
+    page = render(report, drawn)
     try:
         plots = directory / "plots"
         plots.mkdir(exist_ok=True)

@@ -1,0 +1,110 @@
+"""Values as plain JSON and back: the type that wrote a file is the type that reads it."""
+
+import dataclasses
+import json
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from d2pfed.errors import ConfigError
+
+_LARGEST = 1 << 53  # up to here a float holds every whole number
+
+Value = TypeVar("Value")
+
+
+def to_json(value: object) -> str:
+    """Return a dataclass as one line of JSON; numbers that are not finite are written as Python reads them."""
+    return json.dumps(_plain(value))
+
+
+def from_json(kind: type[Value], text: str, where: str) -> Value:
+    """Return the value that a text holds; anything else is refused by place and field."""
+    return cast("Value", _build(kind, parse(text, where), where))
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Return the JSON object that a text is."""
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{where} is damaged: it is not JSON") from None
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{where} is damaged: it must be an object, got {type(plain).__name__}")
+    return plain
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: a run has it once it has ended or was interrupted") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is damaged: it is not text") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case tuple():
+            return [_plain(item) for item in value]
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    return value
+
+
+def _build(hint: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - JSON and type hints have no types
+    if get_origin(hint) in (Union, UnionType):
+        inner = [option for option in get_args(hint) if option is not NoneType]
+        return None if plain is None else _build(inner[0], plain, where)
+    if get_origin(hint) is tuple:
+        _require(isinstance(plain, list), where, "a list", plain)
+        return tuple(_build(get_args(hint)[0], item, where) for item in plain)
+    if get_origin(hint) is dict:
+        _require(isinstance(plain, dict), where, "an object", plain)
+        return {name: _build(get_args(hint)[1], item, f"{where}, {name}") for name, item in plain.items()}
+    if dataclasses.is_dataclass(hint):
+        return _build_fields(hint, plain, where)
+    if issubclass(hint, Enum):
+        _require(plain in [member.value for member in hint], where, f"one of {', '.join(map(str, hint))}", plain)
+        return hint(plain)
+    whole = isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) <= _LARGEST
+    if hint is float:
+        _require(whole or isinstance(plain, float), where, "a number", plain)
+        return float(plain)
+    if hint is int:
+        _require(whole, where, "a whole number of at most 2^53", plain)
+    else:
+        _require(isinstance(plain, hint), where, f"a {hint.__name__}", plain)
+    return plain
+
+
+def _build_fields(kind: Any, plain: Any, where: str) -> object:  # noqa: ANN401 - as above
+    _require(isinstance(plain, dict), where, "an object", plain)
+    found = {}
+    for item in dataclasses.fields(kind):
+        if item.name not in plain:
+            raise ConfigError(f"{where} is damaged: it has no `{item.name}`")
+        found[item.name] = _build(_hints(kind)[item.name], plain[item.name], f"{where}, {item.name}")
+    try:
+        return kind(**found)
+    except ConfigError as error:
+        raise ConfigError(f"{where} is damaged: {error}") from error
+
+
+def _require(holds: bool, where: str, rule: str, value: object) -> None:  # noqa: FBT001 - a condition, not a mode
+    if not holds:
+        raise ConfigError(f"{where} is damaged: it must be {rule}, got {str(value)[:40]}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)

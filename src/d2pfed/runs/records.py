@@ -1,0 +1,128 @@
+"""What a run leaves behind, whoever gathered its sums: settings, a record per round, a summary."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from d2pfed.accounting import Guarantee
+from d2pfed.errors import ConfigError
+from d2pfed.plan import PrivacyTarget
+from d2pfed.training import ServerOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """A named array of the model, as it lies in the flat vector of parameters."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Everything that decides a run; the same settings resume it, others are refused.
+
+    Attributes:
+        title: what is trained, in a few words.
+        data: what the data are.
+        target: what was asked for; None if a plan was given instead, or nothing is private.
+        rounds: how many rounds are planned.
+        optimizer: how the server moves the model.
+        arrays: the model's arrays, in the order of the flat vector.
+        seed: None for the system's entropy; a number repeats the run and protects nobody.
+        stop_is_blind: whether the run, if it stops early, does so for nothing that it has shown.
+        is_deployed: whether clients elsewhere remember the run, so that its name must be its own among all servers.
+        details: what else decides it, as frozen values: the task, local training, the population.
+    """
+
+    title: str
+    data: str
+    target: PrivacyTarget | None
+    rounds: int
+    optimizer: ServerOptimizer
+    arrays: tuple[ArrayShape, ...]
+    seed: int | None = None
+    stop_is_blind: bool = False
+    is_deployed: bool = False
+    details: object = None
+
+
+class End(StrEnum):
+    """How a run ended."""
+
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"  # the same command resumes it
+    EXHAUSTED = "exhausted"  # its budget, or the attempts that it may take, are used up: it cannot go on
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRecord:
+    """What one exchange of a round came to, where messages travel."""
+
+    name: str
+    asked: int
+    answered: int
+    seconds: float
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One round as measured; what would tell a secret cohort size is None."""
+
+    round: int  # counted from 1
+    metrics: dict[str, float]  # on the validation data; not finite if the model diverged
+    charged: int  # attempts up to here that may have been opened
+    survivors: int | None
+    attempt: int | None  # the one that succeeded, counted from 0
+    update_norm: float  # of the noisy mean
+    upload_bytes: int  # per client
+    seconds: float | None
+    exchanges: tuple[ExchangeRecord, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ConfigError(f"a round's number must be at least 1, got {self.round}")
+        check_metrics(f"round {self.round}", self.metrics)
+        if not 0 <= self.update_norm < math.inf:
+            raise ConfigError(f"the update norm must be finite and at least 0, got {self.update_norm}")
+        for name in ("charged", "survivors", "attempt", "upload_bytes", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name} must be at least 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run came to."""
+
+    directory: str
+    rounds: int  # complete ones
+    end: End
+    stopped: str  # why before the planned end; empty if it came to its end
+    metrics: dict[str, float]  # of the last model, on the validation data
+    test_metrics: dict[str, float] | None  # None unless all rounds are done
+    guarantees: tuple[Guarantee, ...]  # of the whole plan: they hold however the run ended; none in the clear
+    so_far: tuple[Guarantee, ...]  # of what was charged so far; none unless the stop was blind to all outputs
+    charged: int  # attempts that may have been opened
+    max_attempts: int
+    upload_bytes: int  # per client per round
+    dimension: int
+    bits: int | None  # per coordinate; None for floats in the clear
+    repeatable: bool  # from a seed, which undoes the noise
+
+    def __post_init__(self) -> None:
+        check_metrics("the summary", self.metrics)
+        check_metrics("the test", self.test_metrics or {})
+
+
+def check_metrics(whose: str, metrics: dict[str, float]) -> None:
+    """Refuse an accuracy that is no share."""
+    if not 0 <= metrics.get("accuracy", 0.0) <= 1:
+        raise ConfigError(f"the accuracy of {whose} must be in [0, 1], got {metrics['accuracy']}")

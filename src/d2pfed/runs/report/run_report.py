@@ -1,0 +1,143 @@
+"""What the report of a run says, and how it is read back from the run's directory."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from d2pfed.accounting import Sampling, is_amplified
+from d2pfed.errors import ConfigError
+from d2pfed.numerics import canonical
+from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
+from d2pfed.plan.agreement import TYPES
+from d2pfed.plan.describe import describe_plan
+from d2pfed.plan.widths import variance
+from d2pfed.runs.plain import from_json, parse, read_text
+from d2pfed.runs.records import End, RoundRecord, RunSummary
+from d2pfed.runs.report.tables import table, text_of
+
+Value = TypeVar("Value")
+
+_TYPES = TYPES | {kind.__name__: kind for kind in (PrivacyTarget, MechanismName, RotationName)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """All that the report of one run says; without a plan nothing was private."""
+
+    title: str
+    run: str  # the run's name
+    data: str  # what the data are
+    settings: tuple[tuple[str, str], ...]  # names and values
+    plan: Plan | None
+    plan_summary: PlanSummary | None
+    summary: RunSummary
+    planned_rounds: int
+    rounds: tuple[RoundRecord, ...]  # as far as they were measured: a crash may have taken a line
+    ledger: str | None  # its file in the run's directory, if it is there
+
+    def __post_init__(self) -> None:
+        numbers = [record.round for record in self.rounds]
+        if numbers != sorted(set(numbers)):
+            raise ConfigError(f"the rounds of a report must be in order, got {numbers[:10]}")
+        if not max(numbers, default=0) <= self.summary.rounds <= self.planned_rounds:
+            raise ConfigError(
+                f"{self.planned_rounds} rounds were planned, the summary has {self.summary.rounds} and the metrics go "
+                f"up to {max(numbers, default=0)}"
+            )
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether its budget, or the attempts that it may take, are used up."""
+        return self.summary.end is End.EXHAUSTED
+
+    @property
+    def secret_sizes(self) -> bool:
+        """Whether the guarantee rests on nobody learning how many clients a cohort had."""
+        return self.plan is not None and self.plan.sampling.method is Sampling.POISSON
+
+    @property
+    def amplified(self) -> bool:
+        """Whether the guarantee to `released` rests on nobody else knowing who took part."""
+        return self.plan is not None and is_amplified(self.plan.sampling)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics that every round has, an accuracy first."""
+        if not self.rounds:
+            return ()
+        names = [name for name in self.rounds[0].metrics if all(name in record.metrics for record in self.rounds)]
+        return tuple(sorted(names, key=lambda name: name != "accuracy"))
+
+    def noise_in(self, record: RoundRecord) -> float:
+        """Return the expected norm of the noise in a round's mean: less if clients with their noise are missing."""
+        if self.plan is None or self.plan_summary is None:
+            return 0.0
+        norm = self.plan_summary.noise_to_clip * self.plan.codec.clip
+        if self.secret_sizes or not record.survivors:
+            return norm
+        present, full = (variance(self.plan.noise(count)) for count in (record.survivors, self.plan.cohort_size))
+        return norm * math.sqrt(present / full)
+
+    def signal_in(self, record: RoundRecord) -> float:
+        """Estimate the norm of a round's mean without its noise, which is nearly orthogonal; 0 if noise is all."""
+        return math.sqrt(max(0.0, record.update_norm**2 - self.noise_in(record) ** 2))
+
+
+def read_report(run: Path) -> RunReport:
+    """Return the report of the run in a directory; a file that is missing or damaged is refused by name."""
+    if not run.is_dir():
+        raise ConfigError(f"a run is a directory, and {run} is none")
+    file = run / "settings.json"
+    settings = parse(read_text(file), f"{file}")
+    summary = from_json(RunSummary, read_text(run / "summary.json"), f"{run / 'summary.json'}")
+    rounds = _read_rounds(run / "metrics.jsonl")
+    if rounds and summary.rounds < rounds[-1].round:
+        raise ConfigError(
+            f"{run / 'summary.json'} has {summary.rounds} rounds and metrics.jsonl {rounds[-1].round}: the run has gone on "
+            f"since, so resume it by its own command first"
+        )
+    target, plan = _read_target(settings, file), _read_plan(run / "plan.json")
+    try:
+        return RunReport(
+            title=str(settings["title"]),
+            run=run.resolve().name,
+            data=str(settings["data"]),
+            settings=table(settings),
+            plan=plan,
+            plan_summary=None if plan is None else _summarise(target, plan),
+            summary=summary,
+            planned_rounds=int(settings["rounds"]),
+            rounds=rounds,
+            ledger="ledger.sqlite" if (run / "ledger.sqlite").is_file() else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{file} is damaged: {error}") from error
+
+
+def _summarise(target: PrivacyTarget | None, plan: Plan) -> PlanSummary:
+    return describe_plan(plan) if target is None else describe(target, plan)
+
+
+def _read_rounds(path: Path) -> tuple[RoundRecord, ...]:
+    lines = read_text(path).splitlines()
+    return tuple(from_json(RoundRecord, line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
+
+
+def _read_plan(path: Path) -> Plan | None:
+    return _decode(read_text(path), Plan, f"{path}") if path.exists() else None
+
+
+def _read_target(settings: dict[str, object], file: Path) -> PrivacyTarget | None:
+    target = settings.get("target")
+    return None if target is None else _decode(text_of(target), PrivacyTarget, f"{file}")
+
+
+def _decode(text: str, kind: type[Value], where: str) -> Value:
+    try:
+        value = canonical.decode(text, _TYPES)
+    except ConfigError as error:
+        raise ConfigError(f"{where} is damaged: {error}") from error
+    if not isinstance(value, kind):
+        raise ConfigError(f"{where} is damaged: it must hold a {kind.__name__}, got a {type(value).__name__}")
+    return value

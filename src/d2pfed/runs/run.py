@@ -1,0 +1,228 @@
+"""The driver of a run: resume, round, record, checkpoint, conclude, whoever gathers the sums."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from d2pfed.accounting import Guarantee, Sampling, account
+from d2pfed.errors import BudgetExceeded
+from d2pfed.ledger import Ledger
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics import canonical
+from d2pfed.plan import Plan, guarantees, observers
+from d2pfed.round import Attempt, Attempts, Outcome, aggregate
+from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
+from d2pfed.runs.plain import to_json
+from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
+from d2pfed.runs.report import read_report, write_report
+from d2pfed.training import ServerState, TrainedRound, train
+
+
+class Federation(Attempts, Protocol):
+    """Clients whose sums are private: simulated, or elsewhere."""
+
+    def exchanges(self) -> tuple[ExchangeRecord, ...]:
+        """Return the exchanges of the last round; none where nothing travels."""
+        ...
+
+
+class Means(Protocol):
+    """Clients whose mean is taken in the clear."""
+
+    def mean(self, number: int, model: FloatVector) -> Outcome:
+        """Return the mean update of a round's cohort."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Measures a model; the test data is opened once, at the end."""
+
+    def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
+        """Return the metrics of the model after so many rounds, on data to choose by."""
+        ...
+
+    def test(self, params: FloatVector) -> dict[str, float]:
+        """Return the metrics of the final model, on data to report on."""
+        ...
+
+
+class Listener(Protocol):
+    """Hears of every round."""
+
+    def __call__(self, record: RoundRecord, /) -> bool:
+        """Return whether to go on."""
+        ...
+
+
+@contextmanager
+def open_run(
+    path: Path, settings: RunSettings, plan: Plan | None, initial: FloatVector, *, ledger: Path | None = None
+) -> Iterator["Run"]:
+    """Open a run in its directory, new or to be resumed, and charge it; its caller is the only one until it closes.
+
+    `plan` is None for training in the clear. `ledger` is one that other runs over these clients share; None: the run's
+    own.
+    """
+    with ExitStack() as stack:
+        directory = stack.enter_context(RunDirectory.open(path, canonical.encode(settings)))
+        name = directory.path.name
+        if settings.is_deployed:
+            name = f"{name}-{directory.identity().name}"
+        last = directory.load()
+        state = settings.optimizer.start(initial) if last is None else last.state
+        book, refusal = None, ""
+        if plan is not None:
+            directory.replace("plan.json", canonical.encode(plan).encode())
+            try:
+                book = stack.enter_context(open_ledger(directory, plan, name, ledger, last))
+            except BudgetExceeded as limit:
+                refusal = f"{limit}"
+        directory.keep_metrics(state.rounds)
+        yield Run(settings, plan, directory, name, state, book, refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that is open: its directory, the state it is in, and the ledger that it is charged to."""
+
+    settings: RunSettings
+    plan: Plan | None = field(repr=False)
+    directory: RunDirectory
+    name: str
+    state: ServerState  # when it was opened
+    ledger: Ledger | None  # None in the clear, and where its budget does not allow the run
+    refusal: str  # why the ledger does not allow it; empty if it does
+
+    def train(
+        self, federation: Federation, evaluator: Evaluator, listen: Listener, rounds: int | None = None
+    ) -> RunSummary:
+        """Go on from where the run is to its end, its budget's end, or the listener's request to stop.
+
+        `rounds` ends it earlier than planned, to be resumed later.
+        """
+        plan, ledger = self.plan, self.ledger
+        if plan is None:
+            raise ValueError("a run in the clear has no federation")
+        if ledger is None:
+            return self._conclude(self.state, evaluator, End.EXHAUSTED, self.refusal)
+
+        def step(number: int, params: FloatVector) -> Outcome:
+            first = ledger.next_attempt(self.name, number)
+            if first >= plan.attempts_per_round:
+                raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
+            return aggregate(plan, Attempt(self.name, number, first), params, federation, ledger)
+
+        return self._drive(step, federation.exchanges, evaluator, listen, rounds)
+
+    def train_in_the_clear(self, means: Means, evaluator: Evaluator, listen: Listener) -> RunSummary:
+        """Go on without privacy: the same loop, no ledger."""
+        return self._drive(means.mean, tuple, evaluator, listen, None)
+
+    def _drive(
+        self,
+        step: Callable[[int, FloatVector], Outcome],
+        exchanges: Callable[[], tuple[ExchangeRecord, ...]],
+        evaluator: Evaluator,
+        listen: Listener,
+        rounds: int | None,
+    ) -> RunSummary:
+        planned = self.settings.rounds
+        last = planned if rounds is None else min(rounds, planned)
+        state, start = self.state, time.monotonic()
+        try:
+            for trained in train(state, self.settings.optimizer, last, step):
+                state = trained.state
+                record = self._record(trained, evaluator, exchanges(), time.monotonic() - start)
+                self.directory.append(to_json(record))
+                self.directory.save(Checkpoint(state, "" if self.ledger is None else self.ledger.head().encode()))
+                if not listen(record) and state.rounds < last:
+                    return self._conclude(state, evaluator, End.INTERRUPTED, "interrupted")
+                start = time.monotonic()
+        except BudgetExceeded as limit:
+            return self._conclude(state, evaluator, End.EXHAUSTED, f"{limit}")
+        if state.rounds < planned:
+            return self._conclude(state, evaluator, End.INTERRUPTED, f"asked to stop after round {state.rounds}")
+        return self._conclude(state, evaluator, End.COMPLETE, "")
+
+    def _record(
+        self,
+        trained: TrainedRound,
+        evaluator: Evaluator,
+        exchanges: tuple[ExchangeRecord, ...],
+        seconds: float,
+    ) -> RoundRecord:
+        is_secret = self.plan is not None and self.plan.sampling.method is Sampling.POISSON
+        return RoundRecord(
+            round=trained.round,
+            metrics=evaluator.validate(trained.round, trained.state.average),
+            charged=trained.round if self.ledger is None else self.ledger.charged(self.name),
+            survivors=None if is_secret else trained.survivors,
+            attempt=None if is_secret else trained.attempt,
+            update_norm=trained.update_norm,
+            upload_bytes=self._upload_bytes,
+            seconds=None if is_secret else seconds,
+            exchanges=() if is_secret else exchanges,
+        )
+
+    def _conclude(self, state: ServerState, evaluator: Evaluator, end: End, stopped: str) -> RunSummary:
+        """Open the test data if all rounds are done, write the model, and say what is guaranteed."""
+        is_complete = end is End.COMPLETE
+        plan = self.plan
+        summary = RunSummary(
+            directory=str(self.directory.path),
+            rounds=state.rounds,
+            end=end,
+            stopped=stopped,
+            metrics=evaluator.validate(state.rounds, state.average),
+            test_metrics=evaluator.test(state.average) if is_complete else None,
+            guarantees=() if plan is None else guarantees(plan),
+            so_far=() if is_complete or not self.settings.stop_is_blind else self._so_far(),
+            charged=self._charged(state),
+            max_attempts=self.settings.rounds if plan is None else plan.max_attempts,
+            upload_bytes=self._upload_bytes,
+            dimension=len(state.params),
+            bits=None if plan is None else plan.ring.bits,
+            repeatable=self.settings.seed is not None,
+        )
+        arrays = named_arrays(self.settings.arrays, state.average)
+        self.directory.replace("model.safetensors", save(arrays))
+        self.directory.replace("summary.json", to_json(summary).encode())
+        write_report(read_report(self.directory.path), self.directory.path)
+        return summary
+
+    def _charged(self, state: ServerState) -> int:
+        if self.plan is None:
+            return state.rounds
+        return 0 if self.ledger is None else self.ledger.charged(self.name)
+
+    @property
+    def _upload_bytes(self) -> int:
+        if self.plan is None:
+            return 4 * sum(array.size for array in self.settings.arrays)
+        return self.plan.ring.packed_bytes(self.plan.codec.length)
+
+    def _so_far(self) -> tuple[Guarantee, ...]:
+        """Return what the attempts so far cost: a bound only if nobody stopped the run for what was seen."""
+        plan, ledger = self.plan, self.ledger
+        if plan is None or ledger is None:
+            return ()
+        # Without participants: who took part, and how often, stays with the server.
+        releases = [replace(release, participants=()) for release in ledger.releases() if release.run == self.name]
+        return tuple(
+            account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
+            for observer in observers(plan)
+        )
+
+
+def named_arrays(arrays: tuple[ArrayShape, ...], params: FloatVector) -> dict[str, NDArray[np.float32]]:
+    """Return the named arrays that a flat vector holds."""
+    ends = np.cumsum([array.size for array in arrays])[:-1]
+    parts = zip(arrays, np.split(params, ends), strict=True)
+    return {array.name: np.ascontiguousarray(part.reshape(array.shape)) for array, part in parts}
