@@ -141,7 +141,7 @@ class Participant:
     entropy: Entropy
     participations: int
 
-    def contribute(self, session: Session, update: NDArray[np.floating], group: bytes | None) -> RingVector:
+    def encode(self, session: Session, update: NDArray[np.floating], group: bytes | None) -> RingVector:
         """RotationName an update into the ring vector that is masked and sent: the only encoder there is.
 
         At its cap a client sends zero and its noise: staying away would tell that it was chosen, and would bias the
@@ -169,7 +169,7 @@ class Participant:
         return Client(
             session,
             self.client,
-            lambda task, model, group: self.contribute(session, train(task, model), group),
+            lambda task, model, group: self.encode(session, train(task, model), group),
             self.entropy,
             enrolment,
             history,

@@ -1,6 +1,5 @@
-"""Runs that live in a directory: settings, plan, ledger, checkpoint, metrics, model."""
+"""What a Python user calls."""
 
-from d2pfed.api.job import End, Job, Progress, Settings, Summary
-from d2pfed.runs.directory import Checkpoint, RunDirectory
+from d2pfed.api.job import Job, Settings, TaskEvaluator
 
-__all__ = ["Checkpoint", "End", "Job", "Progress", "RunDirectory", "Settings", "Summary"]
+__all__ = ["Job", "Settings", "TaskEvaluator"]

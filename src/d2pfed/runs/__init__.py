@@ -1,1 +1,24 @@
 """The driver of a run: resume, round, record, checkpoint, conclude, report."""
+
+from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
+from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
+from d2pfed.runs.run import Evaluator, Federation, Listener, Means, Run, named_arrays, open_run
+
+__all__ = [
+    "RunSettings",
+    "ArrayShape",
+    "open_run",
+    "Run",
+    "Federation",
+    "Means",
+    "Evaluator",
+    "Listener",
+    "RoundRecord",
+    "ExchangeRecord",
+    "RunSummary",
+    "End",
+    "RunDirectory",
+    "Checkpoint",
+    "open_ledger",
+    "named_arrays",
+]

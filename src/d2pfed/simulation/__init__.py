@@ -1,7 +1,17 @@
-"""Simulated federations: the clients of a cohort in this process or on a cluster."""
+"""Simulated federations: the clients of a cohort in this process, in others, or on a cluster."""
 
-from d2pfed.simulation.crew import Crew, Hire, InProcess, Learn
+from d2pfed.simulation.backend import Backend, Encoder, InProcess, LocalTraining
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
-from d2pfed.simulation.engine import Fidelity, Simulation, Updates
+from d2pfed.simulation.federation import Fidelity, SimulatedFederation, collect
 
-__all__ = ["EXCHANGES", "Crew", "Dropouts", "Fidelity", "Hire", "InProcess", "Learn", "Simulation", "Updates"]
+__all__ = [
+    "EXCHANGES",
+    "Backend",
+    "Dropouts",
+    "Encoder",
+    "Fidelity",
+    "InProcess",
+    "LocalTraining",
+    "SimulatedFederation",
+    "collect",
+]

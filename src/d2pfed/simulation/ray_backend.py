@@ -1,11 +1,10 @@
-"""The Ray engine: a cohort is trained and encoded by workers, each a process, on one machine or many."""
+"""The Ray backend: a cohort is trained and encoded by workers, each a process, on one machine or many."""
 
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import ray
@@ -14,42 +13,33 @@ from ray.exceptions import ObjectLostError, RayActorError
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.crew import Hire, Learn
-from d2pfed.simulation.engine import Encode, Updates, Work
+from d2pfed.simulation.backend import Encoder, LocalTraining
 
 _PIECES = 4  # of a cohort for each worker: what a dying worker takes with it is one piece
 
 _KNOCK_SECONDS = 10.0
 
 
-class RayWorkers:
-    """A crew of Ray actors. The clients that a worker had in hand when it died have dropped out; the rest go on.
+class RayBackend:
+    """Ray actors. The clients that a worker had in hand when it died have dropped out; the rest go on.
 
-    Guarantee: from the same updates the sum is bit for bit that of the in-process engine, since workers run the same
-    encoder on the same tree of entropy. Checked: test_ray_engine.py::test_sums_are_those_of_the_in_process_engine.
+    Guarantee: from the same updates the sum is bit for bit that of the in-process backend, since workers run the same
+    encoder on the same tree of entropy. Checked: test_ray_backend.py::test_sums_are_those_of_the_in_process_backend.
     """
 
-    def __init__(self, learn: Learn, workers: int, address: str | None) -> None:
+    def __init__(self, local_training: LocalTraining, workers: int, address: str | None) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         self._started = not ray.is_initialized()
         if self._started:
             _connect(address, workers)
-        learner = ray.put(learn)
+        trainer = ray.put(local_training)
         remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
-        self._workers: list[Any] = [remote.remote(learner) for _ in range(workers)]
+        self._workers: list[Any] = [remote.remote(trainer) for _ in range(workers)]
         self.processes()  # a worker that cannot even start is no dropout: the error comes out here
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """End the workers, and leave the cluster if this crew has joined it."""
+        """End the workers, and leave the cluster if this backend has joined it."""
         for worker in self._workers:
             ray.kill(worker)
         self._workers = []
@@ -60,29 +50,21 @@ class RayWorkers:
         """Return the process of each worker that lives, and the node that it is on."""
         return dict(ray.get([worker.whereabouts.remote() for worker in self._workers]))
 
-    def updates(self, params: FloatVector, seed: int) -> Updates:
-        """Return the function that trains clients of this round on the workers."""
+    def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
+        """Train clients on the workers and yield their updates, in their order; None for those lost."""
         shared = ray.put(params)
+        found: dict[int, FloatVector] = {}
+        for piece, answer in self._spread(clients, lambda worker, piece: worker.train.remote(shared, piece, seed)):
+            found.update(zip(piece, answer, strict=True))
+        for client in clients:
+            yield found.pop(client, None)
 
-        def train(clients: Sequence[int]) -> Iterator[FloatVector | None]:
-            found: dict[int, FloatVector] = {}
-            pieces = self._spread(clients, lambda worker, piece: worker.updates.remote(shared, piece, seed))
-            for piece, answer in pieces:
-                found.update(zip(piece, answer, strict=True))
-            for client in clients:
-                yield found.pop(client, None)
-
-        return train
-
-    def encode(self, params: FloatVector, seed: int) -> Encode:
-        """Return the function that trains and encodes clients of this round on the workers."""
-        shared = ray.put(params)
-
-        def encode(work: Work, clients: Sequence[int]) -> Iterator[tuple[tuple[int, ...], RingVector]]:
-            described = ray.put(work)
-            return self._spread(clients, lambda worker, piece: worker.total.remote(described, shared, piece, seed))
-
-        return encode
+    def encode(
+        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
+    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+        """Train and encode clients on the workers."""
+        shared, described = ray.put(params), ray.put(encoder)
+        return self._spread(clients, lambda worker, piece: worker.encode.remote(described, shared, piece, seed))
 
     def _spread(
         self,
@@ -109,30 +91,22 @@ class RayWorkers:
 
 
 class _Worker:
-    """One process with the learner: trains, encodes and adds up the clients that it is given."""
+    """One process with the local trainer: trains, encodes and adds up the clients that it is given."""
 
-    def __init__(self, learn: Learn) -> None:
-        self._learn = learn
+    def __init__(self, local_training: LocalTraining) -> None:
+        self._local_training = local_training
 
     def whereabouts(self) -> tuple[int, str]:
         """Return this process and the node that it is on."""
         return os.getpid(), str(ray.get_runtime_context().get_node_id())
 
-    def updates(self, params: FloatVector, clients: tuple[int, ...], seed: int) -> list[FloatVector]:
+    def train(self, params: FloatVector, clients: tuple[int, ...], seed: int) -> list[FloatVector]:
         """Return the clients' updates."""
-        return list(self._learn(params, clients, seed))
+        return list(self._local_training(params, clients, seed))
 
-    def total(self, work: Work, params: FloatVector, clients: tuple[int, ...], seed: int) -> RingVector:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: tuple[int, ...], seed: int) -> RingVector:
         """Return the sum of the clients' ring vectors."""
-        total = np.zeros(work.session.dimension, np.uint32)
-        for client, update in zip(clients, self._learn(params, clients, seed), strict=True):
-            work.session.ring.add_into(total, work.contribute(client, update))
-        return total
-
-
-def on_ray(workers: int, address: str | None) -> Hire:
-    """Return how to hire so many workers: on the cluster at an address, or on this machine."""
-    return lambda learn: RayWorkers(learn, workers, address)
+        return encoder.total(list(zip(clients, self._local_training(params, clients, seed), strict=True)))
 
 
 def _connect(address: str | None, workers: int) -> None:

@@ -1,0 +1,101 @@
+"""Backends: where the clients of a simulated cohort are trained and encoded."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
+from d2pfed.plan import Plan
+from d2pfed.round import Participant
+from d2pfed.secagg import Session
+
+# From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
+LocalTraining = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
+
+# Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
+_TOGETHER_BYTES = 1 << 26  # of the updates that two threads share: it bounds memory; to change over costs time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """What it takes to encode the clients of a session, beside their updates."""
+
+    plan: Plan
+    session: Session
+    group: bytes | None = field(repr=False)
+    entropy: Entropy
+    participations: Mapping[int, int]
+
+    def encode(self, client: int, update: FloatVector) -> RingVector:
+        """Return a client's ring vector, by the client's own encoder; an update that is not finite counts as zero."""
+        own = simulated_participant(self.plan, client, self.entropy, self.participations)
+        return own.encode(self.session, update, self.group)
+
+    def total(self, pairs: Sequence[tuple[int, FloatVector]]) -> RingVector:
+        """Return the sum of some clients' ring vectors: in a ring a sum's order does not matter."""
+        total = np.zeros(self.session.dimension, np.uint32)
+        for client, update in pairs:
+            self.session.ring.add_into(total, self.encode(client, update))
+        return total
+
+
+class Backend(Protocol):
+    """Trains, and encodes, the clients of one round after the other."""
+
+    def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
+        """Yield the updates of these clients, in their order; None for one that was lost."""
+        ...
+
+    def encode(
+        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
+    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+        """Train clients and yield sums of their ring vectors, each with who is in it; who is in none was lost."""
+        ...
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """This process."""
+
+    local_training: LocalTraining
+
+    def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
+        """Yield the updates of these clients, in their order."""
+        return self.local_training(params, clients, seed)
+
+    def encode(
+        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
+    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+        """Encode on this thread and another, each adding up its part."""
+        updates = zip(clients, self.local_training(params, clients, seed), strict=True)
+        together = max(2, _TOGETHER_BYTES // (4 * encoder.session.dimension))
+        with ThreadPoolExecutor(1) as pool:
+            while pairs := tuple(islice(updates, together)):
+                rest = pool.submit(encoder.total, pairs[1::2])
+                yield tuple(client for client, _ in pairs[::2]), encoder.total(pairs[::2])
+                yield tuple(client for client, _ in pairs[1::2]), rest.result()
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def simulated_participant(
+    plan: Plan, client: int, entropy: Entropy, participations: Mapping[int, int]
+) -> Participant:
+    """Return the client half of a simulated client, with its own branch of the entropy."""
+    return Participant(
+        plan=plan,
+        client=client,
+        entropy=entropy.child("client", client),
+        participations=participations.get(client, 0),
+    )
