@@ -421,7 +421,7 @@ def aggregate(
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
     Checked: test_round.py::test_charges_come_before_what_they_pay_for,
-    test_round.py::test_a_retry_counts_the_attempt_before_it.
+    test_never_less.py::test_a_retry_counts_the_attempt_before_it.
     """
     run, number = first.run, first.round
     bind = bind or partial(session_of, plan)

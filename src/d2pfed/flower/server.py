@@ -33,6 +33,7 @@ from d2pfed.secagg.position import Position
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+_Config = dict[str, object]
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -99,12 +100,14 @@ class PrivateFedAvg:
         timeout: float = 3600.0,
         *,
         train_config: ConfigRecord | None = None,
+        run_config: Mapping[str, object] | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Train until `num_rounds` are done (None: all that are planned) and return the model.
 
         `timeout` is for how many seconds the server waits for the trained vectors of a round. `evaluate_fn` is
         called before the first round and after each, on the server. Clients report nothing but their vectors.
+        `run_config` is the app's `context.run_config`, if it has one: clients train only by the same.
         """
         rounds = self.plan.rounds if num_rounds is None else num_rounds
         if not 1 <= rounds <= self.plan.rounds:
@@ -125,7 +128,8 @@ class PrivateFedAvg:
             with open_run(directory, self.plan, name, self.ledger, directory.load()) as book:
                 mail = Mail(grid, self.make_letter, self.deadlines.poll)
                 run = _Run(strategy, mail, directory, book, layout)
-                return run.execute(layout.flatten(initial_arrays), rounds, dict(train_config or {}), evaluate_fn)
+                told = dict(train_config or {}), dict(run_config or {})
+                return run.execute(layout.flatten(initial_arrays), rounds, told, evaluate_fn)
 
     def _partition(self) -> bytes:
         is_fixed = self.roster is not None and self.plan.sampling.scheme is Scheme.ONCE
@@ -162,7 +166,7 @@ class _Run:
         return Introduction(self._name, plan, layout, self._cohorts.first_draw, roster)
 
     def execute(
-        self, initial: FloatVector, rounds: int, config: dict[str, object], evaluate: Evaluate | None
+        self, initial: FloatVector, rounds: int, told: tuple[_Config, _Config], evaluate: Evaluate | None
     ) -> Result:
         """Go on from where the run is; every finished round is on the disk before the next begins."""
         state = self._resume(initial)
@@ -170,7 +174,9 @@ class _Run:
         self._evaluate(result, state, evaluate)
 
         def once(number: int, params: FloatVector) -> Outcome:
-            return self._round(number, encode_model(params), config | {"server-round": number + 1})
+            config, run_config = told
+            task = encode_task(self._layout, config | {"server-round": number + 1}, run_config)
+            return self._round(number, encode_model(params), task)
 
         for record in train(state, self._step, rounds, once):
             state = record.state
@@ -180,8 +186,7 @@ class _Run:
         self._directory.replace("model.safetensors", save({"params": state.average}))
         return result
 
-    def _round(self, number: int, model: bytes, config: dict[str, object]) -> Outcome:
-        task = encode_task(self._layout, config)
+    def _round(self, number: int, model: bytes, task: bytes) -> Outcome:
         return aggregate(
             self._plan,
             Attempt(self._name, number, self._book.next_attempt(self._name, number)),
