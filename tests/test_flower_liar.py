@@ -33,7 +33,7 @@ from d2pfed.flower.states import Saved
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
 from d2pfed.round import rotation_seed
-from d2pfed.secagg import Sum, checks, messages
+from d2pfed.secagg import checks, messages
 from d2pfed.secagg.messages import Kind
 from d2pfed.secagg.position import Position, sign_position
 from d2pfed.wire import HEADER_BYTES, kind_of

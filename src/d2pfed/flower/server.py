@@ -33,7 +33,7 @@ from d2pfed.secagg.position import Position
 from d2pfed.training import Cohorts, RoundRecord, ServerState, ServerStep, train
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-_Config = dict[str, object]
+_Config = dict[str, object]  # what training goes by: of the rounds, of the run
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -128,7 +128,7 @@ class PrivateFedAvg:
             with open_run(directory, self.plan, name, self.ledger, directory.load()) as book:
                 mail = Mail(grid, self.make_letter, self.deadlines.poll)
                 run = _Run(strategy, mail, directory, book, layout)
-                told = dict(train_config or {}), dict(run_config or {})
+                told: tuple[_Config, _Config] = {**(train_config or {})}, {**(run_config or {})}
                 return run.execute(layout.flatten(initial_arrays), rounds, told, evaluate_fn)
 
     def _partition(self) -> bytes:
