@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 import lying_server
 from crash_moments import Disk, lay_out
 from d2pfed.accounting import Sampling
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
+from d2pfed.flower import client as client_app
 from d2pfed.flower import layout, part, runs
 from d2pfed.flower.account import NOTHING, Account, Given
 from d2pfed.flower.client import introduce
@@ -31,12 +32,13 @@ from d2pfed.flower.runs import Runs
 from d2pfed.flower.states import Saved
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
+from d2pfed.round import rotation_seed
 from d2pfed.secagg import checks, messages
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position, sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, kind_of
 from homes import anchor_in, enrol, home_in, sign_roster, write_settings
-from local_grid import make_plan
+from local_grid import Train, make_app, make_context, make_message, make_plan, one_hot
 from lying_server import LyingServer
 
 VICTIM = 0
@@ -234,6 +236,138 @@ def test_nothing_of_an_attempt_prints_its_secrets(server):
     printed = repr(part.Part.resume(home_of(server), kept))
     secrets = kept.state, home_of(server).secret
     assert all(str(secret)[2:-1] not in printed and secret.hex() not in printed for secret in secrets)
+
+
+# What is trained: the same function, the same settings, for all
+
+
+def updates_in(server: LyingServer, attempt: int, task: bytes | None = None) -> np.ndarray:
+    """The sum of the clients' updates, noise and all, as the server reads it."""
+    plan, seed = server.plan, rotation_seed(server.session(attempt=attempt))
+    opened = server.attempt(attempt=attempt, task=task)
+    return plan.codec.decode(plan.ring.centre(opened.vector), seed, 1)
+
+
+def is_the_victims(found: np.ndarray) -> bool:
+    """Say whether a sum shows the victim's update and nobody else's."""
+    return found[VICTIM] > 0.5 > np.abs(np.delete(found, VICTIM)).max()
+
+
+def measure(message: Message, _context: Context) -> Message:
+    """What an app evaluates: it returns no arrays, so whoever trains by it sends zero and its noise."""
+    return Message(RecordDict({"metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
+
+
+def by_another_function(server: LyingServer, message_type: str) -> None:
+    """Ask all but the victim for their vectors in the name of another function of the same app."""
+
+    def ask(client: int, content: RecordDict) -> RecordDict:
+        app, message = make_app(one_hot(client)), make_message(content, 100 + client)
+        app.evaluate()(measure)
+        app.train("quiet")(measure)
+        if client != VICTIM and "d2pfed.exchange" in content:
+            message.metadata.message_type = message_type
+        return app(message, make_context(client, home_in(server.directory, client))).content
+
+    server.ask = ask
+
+
+@pytest.mark.parametrize("message_type", ["evaluate", "train.quiet"])
+def test_which_function_of_an_app_trains_is_not_the_servers_to_choose(server, message_type, monkeypatch):
+    by_another_function(server, message_type)
+    with pytest.raises(TooFewClients):
+        server.attempt()
+    assert "requests of d2pfed only" in str(server.refusals[1])
+    monkeypatch.setattr(client_app, "require_training", lambda *_: None)
+    assert is_the_victims(updates_in(server, 1))
+
+
+def with_epochs(client: int) -> Train:
+    """A training function that takes its number of epochs from the configuration of the run."""
+
+    def train(message: Message, context: Context) -> Message:
+        params = message.content["arrays"]["params"].numpy().copy()
+        params[client] += min(1.0, context.run_config["local-epochs"])
+        return Message(RecordDict({"arrays": ArrayRecord({"params": Array(params)})}), reply_to=message)
+
+    return train
+
+
+def with_run_config(server: LyingServer, of: Callable[[int], dict[str, object]]) -> None:
+    """A SuperLink that gives each client the configuration of the run that it likes."""
+
+    def ask(client: int, content: RecordDict) -> RecordDict:
+        context = make_context(client, home_in(server.directory, client))
+        context.run_config = of(client)
+        return make_app(with_epochs(client))(make_message(content, 100 + client), context).content
+
+    server.ask = ask
+
+
+def test_another_configuration_of_the_run_for_the_victim_alone_gives_no_sum(server, monkeypatch):
+    told = encode_task(server.layout, {"lr": 0.1}, {"local-epochs": 2})
+    with_run_config(server, lambda _client: {"local-epochs": 2})
+    assert updates_in(server, 0, told)[:5].min() > 0.5
+    with_run_config(server, lambda client: {"local-epochs": 2 if client == VICTIM else 0})
+    before = vectors(server, 1)
+    with pytest.raises(TooFewClients):
+        server.attempt(attempt=1, task=told)
+    assert "the configuration of the run must be that of the task" in str(server.refusals[1])
+    assert vectors(server, 1) == before
+    monkeypatch.setattr(layout, "require_run_config", lambda *_: None)
+    assert is_the_victims(updates_in(server, 2, told))
+
+
+@pytest.mark.parametrize("own", [{"local-epochs": True}, {"local-epochs": 1.0}, {}, {"local-epochs": 1, "lr": 2}])
+def test_a_configuration_of_the_run_is_compared_by_its_text(server, own):
+    told = encode_task(server.layout, {}, {"local-epochs": 1})
+    layout.decode_task(told, server.layout, {"local-epochs": 1})
+    with pytest.raises(PeerError, match="configuration of the run"):
+        layout.decode_task(told, server.layout, own)
+    with pytest.raises(PeerError, match="configuration of the run"):  # what nobody was told of
+        layout.decode_task(encode_task(server.layout, {}), server.layout, {"local-epochs": 1})
+
+
+def test_other_names_for_other_clients_give_no_sum(server, monkeypatch):
+    """The layout is in the context: clients that were introduced to another one do not cancel with the victim."""
+    server.run, server.first_draw = "another run", 20
+    other = replace(server, layout=Layout((ArrayEntry("something-else", (16,), "float32"),)))
+    server.introduce(VICTIM)
+    other.introduce(*server.roster.roster.clients[1:])
+    told = encode_task(server.layout, {})
+    with pytest.raises(TooFewClients):
+        server.attempt(task=told)
+    assert "layout that the run was introduced with" in str(server.refusals[1])
+    assert VICTIM not in server.refusals
+    monkeypatch.setattr(layout, "require_layout", lambda *_: None)
+    assert is_the_victims(updates_in(server, 1, told))
+
+
+def two_runs_on_one_draw(server: LyingServer) -> None:
+    """Begin a second run on the draw of a partition before the first has asked for its vectors."""
+    other = replace(server, run="another run")
+    other.introduce()
+    at_request(server, Kind.MASK_REQUEST, lambda _: other.attempt())
+    server.attempt()
+
+
+def test_under_once_a_draw_gets_one_vector_whatever_has_begun_on_it(tmp_path):
+    plan = make_plan(5, rounds=1, scheme=Scheme.ONCE, spare=0)
+    server = LyingServer(tmp_path, plan, enrol(tmp_path, 5))
+    server.introduce()
+    with pytest.raises(TooFewClients):
+        two_runs_on_one_draw(server)
+    assert "draw 0 of this roster was used before" in str(server.refusals[VICTIM])
+    assert vectors(server) == 1
+
+
+def test_unless_it_is_checked_again_before_the_vector_a_draw_serves_two_runs(tmp_path, monkeypatch):
+    plan = make_plan(5, rounds=1, scheme=Scheme.ONCE, spare=0)
+    server = LyingServer(tmp_path, plan, enrol(tmp_path, 5))
+    server.introduce()
+    monkeypatch.setattr(part.Part, "require_draw_left", lambda *_: None)
+    two_runs_on_one_draw(server)
+    assert vectors(server) == 2
 
 
 # The log comes first

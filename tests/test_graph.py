@@ -346,6 +346,9 @@ def test_signed_cohorts_above_20_000_are_refused():
         make_graph(20_001, 90, Consistency.SIGNED, bytes(32))
     with pytest.raises(ConfigError, match="at most 20000 clients, got 20001"):
         choose(20_001, Risk(dropouts=10, colluders=10), Consistency.SIGNED)
+    check_bounds(20_000, Neighbourhood(19_999, 10_001), 18_000, 100)
+    with pytest.raises(ConfigError, match="at most 20000 clients, got 20001"):  # a plan with a complete graph, too
+        check_bounds(20_001, Neighbourhood(20_000, 10_001), 18_000, 100)
 
 
 def log_of(value):

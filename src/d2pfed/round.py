@@ -428,7 +428,7 @@ def aggregate(
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
     Checked: test_round.py::test_charges_come_before_what_they_pay_for,
-    test_round.py::test_a_retry_counts_the_attempt_before_it.
+    test_never_less.py::test_a_retry_counts_the_attempt_before_it.
     """
     run, number = first.run, first.round
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
@@ -491,8 +491,8 @@ def private_sum(
     """Return the private sum of these clients' vectors, through the whole protocol in this process.
 
     For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
-    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its clients
-    were not drawn here, so a plan whose guarantee rests on a draw is refused.
+    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its
+    clients were not drawn here, so a plan whose guarantee rests on a draw is refused.
     """
     if is_amplified(plan.sampling):
         raise ConfigError(

@@ -34,6 +34,7 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=int(config["num-server-rounds"]),
         timeout=float(config["training-seconds"]),
         train_config=ConfigRecord({"lr": config["lr"]}),
+        run_config=config,
         evaluate_fn=evaluate,
     )
 

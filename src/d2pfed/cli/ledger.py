@@ -83,7 +83,7 @@ def create(
     ] = None,
 ) -> None:
     """Make a ledger for all runs over one population, tuning runs included."""
-    from d2pfed.runs.report.records import read_text  # noqa: PLC0415 - the plotter takes a second to load
+    from d2pfed.runs.plain import read_text  # noqa: PLC0415 - slow to load
 
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
     budget = Budget(epsilon, delta, options.observer_named(against), max_participations, declared)

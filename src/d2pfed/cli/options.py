@@ -11,7 +11,7 @@ from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observ
 from d2pfed.errors import ConfigError
 from d2pfed.plan import MechanismName, RotationName
 from d2pfed.secagg.graph import Consistency
-from d2pfed.simulation import EXCHANGES, Dropouts, Hire
+from d2pfed.simulation import EXCHANGES, Backend, Dropouts, LocalTraining
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -99,10 +99,10 @@ def dropouts_of(text: str) -> Dropouts:
     return Dropouts(masked=rates[0]) if len(rates) == 1 else Dropouts(*rates)
 
 
-def on_ray(workers: int, address: str | None) -> Hire:
-    """Return how to hire Ray workers, or say what to install."""
+def on_ray(local_training: LocalTraining, workers: int, address: str | None) -> Backend:
+    """Return Ray workers, or say what to install."""
     try:
-        from d2pfed.simulation.ray_engine import on_ray as hire_on_ray  # noqa: PLC0415 - an extra
+        from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
-        raise ConfigError("the Ray engine needs Ray: pip install 'd2pfed[ray]'") from None
-    return hire_on_ray(workers, address)
+        raise ConfigError("the Ray backend needs Ray: pip install 'd2pfed[ray]'") from None
+    return RayBackend(local_training, workers, address)

@@ -13,9 +13,9 @@ def report(
     run: Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")], *, json: AsJson = False
 ) -> None:
     """Write a run's report.html and its plots again, from its plan, settings, metrics and summary."""
-    from d2pfed.runs.report import read_story, write_report  # noqa: PLC0415 - the plotter takes a second to load
+    from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - the plotter takes a second to load
 
-    page = write_report(read_story(run), run)
+    page = write_report(read_report(run), run)
     if json:
         print_json({"report": str(page), "plots": sorted(str(file) for file in (run / "plots").iterdir())})
     else:

@@ -19,12 +19,11 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, describe
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
-from d2pfed.simulation import Fidelity, InProcess
+from d2pfed.simulation import Fidelity
 from d2pfed.training import ServerOptimizer
 
 if TYPE_CHECKING:
-    from d2pfed.api import Progress as Advance
-    from d2pfed.api import Summary
+    from d2pfed.runs import RoundRecord, RunSummary
 
 
 LONGEST_NAME = 100
@@ -169,7 +168,7 @@ def train(
             epochs=epochs,
             batch_size=batch,
         ),
-        step=ServerOptimizer(
+        server=ServerOptimizer(
             lr=server_lr,
             momentum=server_momentum,
             second_moment=server_adam,
@@ -187,9 +186,9 @@ def train(
     console.print(chosen.description)
     for warning in describe(target, job.plan).warnings:
         console.print(f"Warning: {warning}")
-    hire = InProcess if engine is Engine.PROCESS else options.on_ray(workers, address)
+    backend = options.on_ray(job.trainer(), workers, address) if engine is Engine.RAY else None
     with _Watcher.start(job.plan) as watcher:
-        summary = job.execute(directory, ledger, watcher, hire)
+        summary = job.execute(directory, ledger, watcher, backend)
     if json:
         print_json(plain(summary))
     else:
@@ -232,13 +231,13 @@ class _Watcher:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def __call__(self, advance: "Advance") -> bool:
-        megabytes = advance.round * advance.upload_bytes / 1e6
+    def __call__(self, record: "RoundRecord") -> bool:
+        megabytes = record.round * record.upload_bytes / 1e6
         text = (
-            f"accuracy {advance.accuracy:.3f}  {advance.charged} of {self.plan.max_attempts} attempts  "
+            f"accuracy {record.metrics['accuracy']:.3f}  {record.charged} of {self.plan.max_attempts} attempts  "
             f"{megabytes:.2f} MB a client"
         )
-        self.bar.update(self.bar.task_ids[0], completed=advance.round, description=text)
+        self.bar.update(self.bar.task_ids[0], completed=record.round, description=text)
         return not self.caught
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
@@ -248,7 +247,7 @@ class _Watcher:
         err().print("Stopping after this round; the same command resumes. Once more stops at once.")
 
 
-def _print(summary: "Summary") -> None:
+def _print(summary: "RunSummary") -> None:
     console = out()
     match summary.end.value:
         case "interrupted":
@@ -259,8 +258,9 @@ def _print(summary: "Summary") -> None:
             )
         case _:
             console.print(
-                f"Test accuracy {100 * (summary.test_accuracy or 0):.2f} % after {summary.rounds} rounds; "
-                f"validation {100 * summary.validation_accuracy:.2f} %."
+                f"Test accuracy {100 * (summary.test_metrics or {}).get('accuracy', 0):.2f} % after "
+                f"{summary.rounds} rounds; "
+                f"validation {100 * summary.metrics['accuracy']:.2f} %."
             )
     console.print(
         f"Each client sent {summary.upload_bytes:,} bytes a round for {summary.dimension:,} parameters "
@@ -270,7 +270,7 @@ def _print(summary: "Summary") -> None:
         f"{summary.charged:,} of {summary.max_attempts:,} attempts are charged. The epsilons are those of all of them, "
         "however the run ends."
     )
-    console.print(epsilons(summary.promised))
+    console.print(epsilons(summary.guarantees))
     if summary.so_far:
         console.print(epsilons(summary.so_far, " so far, as nobody stopped the run for what it has shown"))
     if summary.repeatable:

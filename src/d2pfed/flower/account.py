@@ -1,7 +1,7 @@
 """A client's own account: each vector counts, in whatever run, at the noise that its plan's promise rests on."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Release, Sampling, client_epsilon
@@ -70,8 +70,19 @@ class Account:
                 f"this client has sent {participations} vectors in run {run}, its plan allows {plan.max_participations}"
             )
 
-    def charge(self, plan: Plan, run: str, number: int, attempt: int, note: Mapping[str, object]) -> int:
+    def charge(
+        self,
+        plan: Plan,
+        run: str,
+        number: int,
+        attempt: int,
+        note: Mapping[str, object],
+        *,
+        require: Callable[[History], None] = lambda _history: None,
+    ) -> int:
         """Record one more vector before it is made, and return how many of this run were sent before.
+
+        `require` is asked about the very log that the row is added to.
 
         The cap counts the vectors of all attempts of a run; what all runs cost together is the budget's. At the cap,
         or with its budget spent, a client that was sampled sends zero and its noise, which costs nothing: the answer
@@ -81,6 +92,7 @@ class Account:
         release = charged(plan, run, number, attempt)
         while True:
             history = self.log.read()
+            require(history)
             given = Given.of(history)
             participations = given.participations(run)
             if participations >= plan.max_participations or not self._affords(given, release):

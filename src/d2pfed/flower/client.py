@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import Account
-from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Introduction, Request, pack_answer
+from d2pfed.flower.envelope import (
+    EXCHANGE,
+    INTRODUCTION,
+    MESSAGE_TYPE,
+    Introduced,
+    Introduction,
+    Request,
+    pack_answer,
+)
 from d2pfed.flower.home import NODE_SETTING, SIMULATION_VARIABLE, Home, read_home, simulated_home
 from d2pfed.flower.layout import Layout, decode_model, decode_task
 from d2pfed.flower.part import Part, agree
@@ -49,11 +57,18 @@ def private(message: Message, context: Context, train: Train) -> Message:
 
 def _answer(message: Message, context: Context, train: Train) -> RecordDict:
     home, content = _home(context), message.content
+    require_training(message)
     if list(content) == [INTRODUCTION]:
         return introduce(home, Introduction.unpack(content), message.metadata.dst_node_id)
     if list(content) == [EXCHANGE]:
         return take_part(home, Request.unpack(content), _Training(message, context, train))
     raise PeerError(f"this client answers requests of d2pfed only, got a message with {sorted(content)}")
+
+
+def require_training(message: Message) -> None:
+    """Refuse a request in the name of another function of the app: what trains would be the server's to choose."""
+    if message.metadata.message_type != MESSAGE_TYPE:
+        raise PeerError(f"this client answers requests of d2pfed only, they are of type {MESSAGE_TYPE}")
 
 
 def _home(context: Context) -> Home:
@@ -116,6 +131,11 @@ class _Training:
         self._context = context
         self._train = train
 
+    @property
+    def run_config(self) -> Mapping[str, object]:
+        """The configuration of the run, which came from the SuperLink."""
+        return self._context.run_config
+
     def update(self, config: ConfigRecord, params: FloatVector, layout: Layout) -> FloatVector:
         """Return the update that training makes: what is trained minus what was sent.
 
@@ -143,9 +163,15 @@ class _Contribution:
         """Charge this client's own account, train, and return the ring vector."""
         plan, session = self._part.plan, self._part.session
         layout = Layout.decode(self._part.told.layout)
-        config, params = decode_task(task, layout), decode_model(model, layout)  # before anything is charged
+        config = decode_task(task, layout, self._training.run_config)  # before anything is charged
+        params = decode_model(model, layout)
         participations = Account(self._home.log, self._home.budget).charge(
-            plan, session.run, session.round, session.attempt, _place(session)
+            plan,
+            session.run,
+            session.round,
+            session.attempt,
+            _place(session),
+            require=self._part.require_draw_left,
         )
         participant = Participant(
             plan=plan,
@@ -153,7 +179,7 @@ class _Contribution:
             entropy=Entropy.system().require_system(),
             participations=participations,
         )
-        return participant.contribute(session, self._training.update(config, params, layout), group)
+        return participant.encode(session, self._training.update(config, params, layout), group)
 
 
 def _place(session: Session) -> dict[str, object]:

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.envelope import MESSAGE_TYPE, MOST_ATTEMPT_SECONDS, Request, unpack_answer
+from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import ClientId, kind_of
 
@@ -51,18 +52,6 @@ class Deadlines:
     def of(self, frame: bytes) -> float:
         """Return the seconds for the answer to a request."""
         return self.training if kind_of(frame) == MessageKind.MASK_REQUEST else self.keys
-
-
-@dataclass(frozen=True, slots=True)
-class Lap:
-    """What one exchange came to."""
-
-    exchange: str
-    asked: int
-    answered: int
-    seconds: float
-    sent_bytes: int
-    received_bytes: int
 
 
 def refuse(exchange: str, node: int, reason: object) -> None:
@@ -130,7 +119,7 @@ class GridExchange:
         self._mail = mail
         self._nodes = nodes
         self._deadlines = deadlines
-        self.laps: list[Lap] = []
+        self.laps: list[ExchangeRecord] = []
 
     def __call__(self, requests: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
         """Send each request to its client's node and yield the answers that come before the deadline."""
@@ -139,18 +128,18 @@ class GridExchange:
         waiting = {reference: self._nodes[client] for reference, client in clients.items()}
         until = time.monotonic() + lap.seconds  # counted from the last request, which had to wait for the others
         while waiting and self._mail.rest(until):
-            for reference, content in self._mail.look(lap.exchange, waiting):
+            for reference, content in self._mail.look(lap.name, waiting):
                 del waiting[reference]
-                frame = None if content is None else self._frame(content, lap.exchange, clients[reference])
+                frame = None if content is None else self._frame(content, lap.name, clients[reference])
                 if frame is not None:
                     lap = replace(lap, answered=lap.answered + 1, received_bytes=lap.received_bytes + len(frame))
                     yield clients[reference], frame
         self.laps.append(replace(lap, seconds=time.monotonic() - start))
 
-    def _post(self, requests: Mapping[ClientId, bytes]) -> tuple[Lap, dict[str, ClientId]]:
+    def _post(self, requests: Mapping[ClientId, bytes]) -> tuple[ExchangeRecord, dict[str, ClientId]]:
         """Send what can be sent; return the lap so far, with the deadline for its time, and who was asked."""
         clients: dict[str, ClientId] = {}
-        lap = Lap("NONE", len(requests), 0, 0.0, 0, 0)
+        lap = ExchangeRecord("NONE", len(requests), 0, 0.0, 0, 0)
         for client in requests:
             if client not in self._nodes:
                 continue
@@ -162,7 +151,7 @@ class GridExchange:
             reference = self._mail.send(content, self._nodes[client], kind.name, seconds)
             if reference is not None:
                 clients[reference] = client
-                lap = replace(lap, exchange=kind.name, seconds=seconds, sent_bytes=lap.sent_bytes + len(frame))
+                lap = replace(lap, name=kind.name, seconds=seconds, sent_bytes=lap.sent_bytes + len(frame))
         return lap, clients
 
     def _frame(self, content: RecordDict, exchange: str, client: ClientId) -> bytes | None:
@@ -174,4 +163,4 @@ class GridExchange:
 
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""
-        refuse(self.laps[-1].exchange, self._nodes[client], error)
+        refuse(self.laps[-1].name, self._nodes[client], error)

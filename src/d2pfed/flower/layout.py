@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -19,6 +20,7 @@ _MOST_PARAMS = 1 << 32
 _MOST_NAME = 1 << 10
 _MOST_ARRAYS = 1 << 14
 _MOST_CHARACTERS = 1 << 21  # of a layout's text
+_RUN_CONFIG = "d2pfed.run-config"  # in a task's configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,18 @@ class Layout:
         )
 
 
-def encode_task(layout: Layout, config: Mapping[str, object]) -> bytes:
-    """Return all that decides what is trained, beside the parameters, as bytes that all clients must see alike."""
+def encode_task(
+    layout: Layout, config: Mapping[str, object], run_config: Mapping[str, object] = MappingProxyType({})
+) -> bytes:
+    """Return all that decides what is trained, beside the parameters, as bytes that all clients must see alike.
+
+    `run_config` is the configuration of the run, which clients get from the SuperLink and hold against this.
+    """
+    if _RUN_CONFIG in config:
+        raise ConfigError(f"a training configuration must not have the name {_RUN_CONFIG}, which is ours")
+    told = {**config, _RUN_CONFIG: dict(run_config)} if run_config else dict(config)
     try:
-        text = json.dumps(dict(config), sort_keys=True, allow_nan=False).encode()
+        text = json.dumps(told, sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"a training configuration must hold numbers, texts and lists of them: {error}"
@@ -120,8 +130,12 @@ def encode_task(layout: Layout, config: Mapping[str, object]) -> bytes:
     return pack_integer(len(arrays), 4) + arrays + text
 
 
-def decode_task(task: bytes, layout: Layout) -> ConfigRecord:
+def decode_task(
+    task: bytes, layout: Layout, run_config: Mapping[str, object] = MappingProxyType({})
+) -> ConfigRecord:
     """Return the training configuration of a round; refuse a task for another layout than the one introduced.
+
+    It is refused, too, where this client was given another configuration of the run than the task says.
 
     Guarantee: what a client trains is in the context of its masks, so clients that were told different names, shapes
     or settings do not cancel. Checked: test_flower_liar.py::test_other_names_for_other_clients_give_no_sum.
@@ -131,6 +145,7 @@ def decode_task(task: bytes, layout: Layout) -> ConfigRecord:
     try:
         config = json.loads(task[4 + size :])
         if isinstance(config, dict):
+            require_run_config(config.pop(_RUN_CONFIG, {}), run_config)
             return ConfigRecord(config)
     except (TypeError, ValueError, RecursionError):
         pass
@@ -141,6 +156,15 @@ def require_layout(told: bytes, introduced: Layout) -> None:
     """Refuse to train other arrays than those this run was introduced with."""
     if told != introduced.encode().encode():
         raise PeerError("a task must be for the layout that the run was introduced with")
+
+
+def require_run_config(told: object, given: Mapping[str, object]) -> None:
+    """Refuse to train by another configuration of the run than all others: it is not in the context by itself."""
+    if json.dumps(told, sort_keys=True) != json.dumps(dict(given), sort_keys=True):
+        raise PeerError(
+            "the configuration of the run must be that of the task: the server starts with "
+            "run_config=context.run_config"
+        )
 
 
 def encode_model(params: FloatVector) -> bytes:

@@ -69,12 +69,22 @@ class Part:
         history = part.history
         while True:
             require_later(history, part.session)
-            if part.enrolment is not None and part.enrolment.roster.depth is not None:
+            if part.is_drawn:
                 require_unused_draw(history, part.session, part.plan)
             after = home.log.append(history, Entry.BEGUN, _begun(part.session))
             if after is not None:
                 return replace(part, history=after, saved=replace(part.saved, run=part.session.run))
             history = home.log.read()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Say whether the cohort follows from a verified draw."""
+        return self.enrolment is not None and self.enrolment.roster.depth is not None
+
+    def require_draw_left(self, history: History) -> None:
+        """Refuse a second vector on the draw of a partition: two runs may have begun on it before either got one."""
+        if self.is_drawn and self.plan.sampling.method is Sampling.ONCE:
+            require_unused_draw(history, self.session, self.plan)
 
     @staticmethod
     def resume(home: Home, saved: Saved) -> "Part":

@@ -14,7 +14,9 @@ _SPARE_RECORDS = 1 << 10  # that the file may hold beside the latest ones before
 
 
 class Positions:
-    """An append-only file of positions whose signatures were checked; of each client the highest count counts.
+    """An append-only file of positions out of signed adverts; of each client the highest count counts.
+
+    A position's own signature is checked by the client that it is shown to, and by the authority before it is a floor.
 
     `keys` are the clients' public keys of today: what somebody showed under another key is of no use any more.
 

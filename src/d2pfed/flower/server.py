@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from safetensors.numpy import save
 
 from d2pfed.accounting import Sampling
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
 from d2pfed.flower.cohorts import Drawn, SecretCohorts, cohort_source, require_lasting
 from d2pfed.flower.envelope import Introduction
 from d2pfed.flower.grid import Deadlines, GridExchange, Letter, Mail, letter
@@ -20,17 +19,16 @@ from d2pfed.flower.node_registry import NodeRegistry
 from d2pfed.flower.notes import Notes, Watched
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import SignedRoster
-from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
-from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Invite, Outcome, aggregate, gather, session_of
-from d2pfed.runs.directory import Checkpoint, RunDirectory, open_run
+from d2pfed.plan import Plan, PrivacyTarget
+from d2pfed.round import Attempt, Invite, gather, session_of
+from d2pfed.runs import ArrayShape, End, ExchangeRecord, RoundRecord, Run, RunSettings, open_run
 from d2pfed.secagg import Session
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position
-from d2pfed.training import Cohorts, RoundRecord, ServerOptimizer, ServerState, train
+from d2pfed.training import Cohorts, ServerOptimizer
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -38,35 +36,46 @@ _log = logging.getLogger("d2pfed.flower")
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    """What decides a run; the same resumes it, anything else is refused."""
+class _Deployed:
+    """What decides a deployed run beside what every run has."""
 
     plan: Plan
     layout: Layout
-    step: ServerOptimizer
     clients: tuple[int, ...]
-    partition: bytes  # digest of the roster that a partition of the clients belongs to; empty for other schemes
+    partition: bytes  # digest of the roster that a partition of the clients belongs to; empty for other samplings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateFedAvg:
     """Federated averaging that sees no client's update, and spends no more than its plan says.
 
-    With a roster, clients sign what they send and were told, and the server cannot make up clients of its own; where
-    the roster has draws, `draws` is the server's file of them, and every client computes its cohort itself. Without a
-    roster the server is believed to keep to the protocol, and clients are numbered from 0: for simulations.
+    With a roster, clients sign what they send and what they were sent, and the server cannot make up clients of its
+    own; where the roster has draws, `draws` is the server's file of them, and every client computes its cohort itself.
+    Without a roster the server is believed to keep to the protocol, and clients are numbered from 0: for simulations.
     `directory` keeps the run: started again with the same, it goes on after the last finished round.
 
     Guarantee: the ledger in `directory` has a row before masked vectors are asked for and the realised release
     before they are unmasked. Checked: test_flower_federation.py::test_the_ledger_has_the_realised_survivors.
+
+    Attributes:
+        plan: what clients and server agree on.
+        directory: where the run is kept.
+        roster: who is enrolled; None for simulations.
+        draws: the server's file of draws, where the roster has some.
+        ledger: one that other runs over these clients share; None: the directory's own.
+        target: what the plan was calibrated for, so that the report can say it; None if it is not known.
+        optimizer: how the server moves the model.
+        deadlines: how many seconds the server waits.
+        make_letter: makes a message; tests bring their own.
     """
 
     plan: Plan
     directory: Path
     roster: SignedRoster | None
     draws: Path | None = None
-    ledger: Path | None = None  # one that other runs over these clients share; None: the directory's own
-    step: ServerOptimizer = field(default_factory=ServerOptimizer)
+    ledger: Path | None = None
+    target: PrivacyTarget | None = None
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
     make_letter: Letter = field(default=letter, repr=False)
 
@@ -99,12 +108,14 @@ class PrivateFedAvg:
         timeout: float = 3600.0,
         *,
         train_config: ConfigRecord | None = None,
+        run_config: Mapping[str, object] | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Train until `num_rounds` are done (None: all that are planned) and return the model.
 
         `timeout` is for how many seconds the server waits for the trained vectors of a round. `evaluate_fn` is
         called before the first round and after each, on the server. Clients report nothing but their vectors.
+        `run_config` is the app's `context.run_config`, if it has one: clients train only by the same.
         """
         rounds = self.plan.rounds if num_rounds is None else num_rounds
         if not 1 <= rounds <= self.plan.rounds:
@@ -118,103 +129,92 @@ class PrivateFedAvg:
         strategy = replace(self, deadlines=replace(self.deadlines, training=timeout))
         if self.roster is not None:
             require_lasting(self.roster.roster, self.plan, strategy.deadlines)
-        agreement = Agreement(self.plan, layout, self.step, self.population, self._partition())
-        with RunDirectory.open(self.directory, canonical.encode(agreement)) as directory:
-            directory.replace("plan.json", canonical.encode(self.plan).encode())
-            name = f"{directory.path.name}-{directory.identity().name}"
-            with open_run(directory, self.plan, name, self.ledger, directory.load()) as book:
-                mail = Mail(grid, self.make_letter, self.deadlines.poll)
-                run = _Run(strategy, mail, directory, book, layout)
-                return run.execute(layout.flatten(initial_arrays), rounds, dict(train_config or {}), evaluate_fn)
+        initial = layout.flatten(initial_arrays)
+        evaluator = _Evaluator(layout, evaluate_fn)
+        with open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run:
+            mail = Mail(grid, self.make_letter, self.deadlines.poll)
+            configs: tuple[dict[str, object], dict[str, object]] = (
+                {**(train_config or {})},
+                {**(run_config or {})},
+            )
+            evaluator.validate(run.state.rounds, run.state.average)
+            federation = FlowerFederation(strategy, mail, run, layout, configs)
+            summary = run.train(federation, evaluator, _Logged(), rounds)
+            if summary.end is End.EXHAUSTED:
+                raise BudgetExceeded(summary.stopped)
+        return evaluator.result(layout.unflatten(run.last_model()))
 
-    def _partition(self) -> bytes:
+    def _settings(self, layout: Layout) -> RunSettings:
         is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
-        return self.roster.roster.digest if self.roster is not None and is_fixed else b""
+        partition = self.roster.roster.digest if self.roster is not None and is_fixed else b""
+        return RunSettings(
+            title=f"Federation over Flower, {len(self.population):,} clients",
+            data="The clients' own data, which nobody else has seen.",
+            target=self.target,
+            rounds=self.plan.rounds,
+            optimizer=self.optimizer,
+            arrays=tuple(ArrayShape(entry.name, entry.shape) for entry in layout.entries),
+            is_deployed=True,
+            details=_Deployed(self.plan, layout, self.population, partition),
+        )
 
 
-class _Run:
-    """A run that is under way."""
+class FlowerFederation:
+    """Clients behind Flower's grid: who is asked in an attempt, and how their vectors come."""
 
     def __init__(
-        self, strategy: PrivateFedAvg, mail: Mail, directory: RunDirectory, book: Ledger, layout: Layout
+        self,
+        strategy: PrivateFedAvg,
+        mail: Mail,
+        run: Run,
+        layout: Layout,
+        configs: tuple[dict[str, object], dict[str, object]],
     ) -> None:
         self._plan = strategy.plan
-        self._signed = strategy.roster
         self._roster = None if strategy.roster is None else strategy.roster.roster
-        self._step = strategy.step
-        self._directory = directory
-        self._book = book
         self._layout = layout
+        self._configs = configs
         self._deadlines = strategy.deadlines
-        identity = directory.identity()
-        self._name = f"{directory.path.name}-{identity.name}"
-        secret = SecretCohorts(Cohorts(self._plan.sampling, identity.cohorts), strategy.population)
-        self._cohorts = cohort_source(self._plan, self._signed, strategy.draws, self._name, secret)
-        self._notes = Notes(directory)
-        self._members = NodeRegistry(mail, self._introduction(), strategy.population, self._roster)
-        self._exchange = GridExchange(mail, self._members.nodes, self._deadlines, self._before)
+        sampler = Cohorts(self._plan.sampling, run.directory.identity().cohorts)
+        secret = SecretCohorts(sampler, strategy.population)
+        self._cohorts = cohort_source(self._plan, strategy.roster, strategy.draws, run.name, secret)
+        self._notes = Notes(run.directory)
+        introduction = Introduction(
+            run.name,
+            canonical.encode(self._plan),
+            layout.encode(),
+            self._cohorts.first_draw,
+            b"" if strategy.roster is None else strategy.roster.data,
+        )
+        self._nodes = NodeRegistry(mail, introduction, strategy.population, self._roster)
+        self._exchange = GridExchange(mail, self._nodes.nodes, self._deadlines, self._before)
         self._positions = _positions(strategy)
         self._drawn = Drawn(())
 
-    def _introduction(self) -> Introduction:
-        roster = b"" if self._signed is None else self._signed.data
-        plan, layout = canonical.encode(self._plan), self._layout.encode()
-        return Introduction(self._name, plan, layout, self._cohorts.first_draw, roster)
-
-    def execute(
-        self, initial: FloatVector, rounds: int, config: dict[str, object], evaluate: Evaluate | None
-    ) -> Result:
-        """Go on from where the run is; every finished round is on the disk before the next begins."""
-        state = self._resume(initial)
-        result = Result()
-        self._evaluate(result, state, evaluate)
-
-        def once(number: int, params: FloatVector) -> Outcome:
-            return self._round(number, encode_model(params), config | {"server-round": number + 1})
-
-        for record in train(state, self._step, rounds, once):
-            state = record.state
-            self._evaluate(result, state, evaluate)
-            self._keep(record, result)
-        result.arrays = self._layout.unflatten(state.average)
-        self._directory.replace("model.safetensors", save({"params": state.average}))
-        return result
-
-    def _round(self, number: int, model: bytes, config: dict[str, object]) -> Outcome:
-        task = encode_task(self._layout, config)
-        return aggregate(
-            self._plan,
-            Attempt(self._name, number, self._book.next_attempt(self._name, number)),
-            lambda attempt: self._draw(number, attempt),
-            lambda session, _taken: self._gather(session, task, model),
-            self._book,
-            bind=self._session,
-        )
-
-    def _draw(self, number: int, attempt: int) -> tuple[int, ...]:
+    def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
-        self._drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        self._drawn = self._cohorts.draw(attempt.round, attempt.number, self._notes.block)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._notes.excluded]
-        there = self._members.seek(wanted, self._deadlines.joining)
+        there = self._nodes.seek(wanted, self._deadlines.joining)
         if len(there) < self._plan.quorum:
             raise TooFewClients(
-                f"round {number} needs {self._plan.quorum} of {len(cohort)} clients, {len(there)} came within "
+                f"round {attempt.round} needs {self._plan.quorum} of {len(cohort)} clients, {len(there)} came within "
                 f"{self._deadlines.joining:g} s; start again to go on",
                 there,
             )
         self._exchange.laps.clear()
         return cohort
 
-    def _session(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+        """Return the session of an attempt, bound to the roster and its draw."""
         drawn = self._drawn
         return session_of(self._plan, attempt, cohort, roster=self._roster, draw=drawn.draw, block=drawn.block)
 
-    def _before(self, kind: MessageKind) -> None:
-        if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
-            self._notes.use_block()
-
-    def _gather(self, session: Session, task: bytes, model: bytes) -> Watched:
+    def collect(self, session: Session, model: FloatVector, _participations: Mapping[int, int]) -> Watched:
+        """Run the protocol's exchanges over the grid; clients count their participations themselves."""
+        config, run_config = self._configs
+        task = encode_task(self._layout, config | {"server-round": session.round + 1}, run_config)
         invite = Invite(
             roster=self._roster,
             opening=self._drawn.opening,
@@ -224,7 +224,12 @@ class _Run:
         )
         try:
             gathered = gather(
-                session, model, self._exchange, task=task, invite=invite, refused=self._exchange.refused
+                session,
+                encode_model(model),
+                self._exchange,
+                task=task,
+                invite=invite,
+                refused=self._exchange.refused,
             )
         except TooFewClients as lack:
             _log.warning("round %d, attempt %d is void: %s", session.round + 1, session.attempt, lack)
@@ -232,40 +237,59 @@ class _Run:
             raise
         return Watched(gathered, self._notes)
 
+    def exchanges(self) -> tuple[ExchangeRecord, ...]:
+        """Return the exchanges of the last attempt."""
+        return tuple(self._exchange.laps)
+
+    def _before(self, kind: MessageKind) -> None:
+        if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
+            self._notes.use_block()
+
     def _remember(self, shown: Mapping[int, Position]) -> None:
         if self._positions is not None:
             self._positions.keep(shown)
 
-    def _resume(self, initial: FloatVector) -> ServerState:
-        checkpoint = self._directory.load()
-        if checkpoint is None:
-            self._directory.keep_metrics(0)
-            return self._step.start(initial)
-        self._directory.keep_metrics(checkpoint.state.rounds)
-        return checkpoint.state
 
-    def _keep(self, record: RoundRecord, result: Result) -> None:
-        metrics = result.evaluate_metrics_serverapp.get(record.round, MetricRecord())
-        laps = [asdict(lap) for lap in self._exchange.laps]
-        line = {
-            "round": record.round,
-            "attempt": record.attempt,
-            "survivors": record.survivors,
-            "update_norm": record.update_norm,
-            "epsilon": self._book.spent(),
-            "metrics": dict(metrics),
-            "exchanges": laps,
+class _Evaluator:
+    """The app's own evaluation on the server, once per model."""
+
+    def __init__(self, layout: Layout, evaluate: Evaluate | None) -> None:
+        self._layout = layout
+        self._evaluate = evaluate
+        self._found: dict[int, MetricRecord] = {}
+
+    def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
+        """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
+        if rounds not in self._found and self._evaluate is not None:
+            found = self._evaluate(rounds, self._layout.unflatten(params))
+            if found is not None:
+                self._found[rounds] = found
+        return {
+            name: float(value)
+            for name, value in self._found.get(rounds, MetricRecord()).items()
+            if isinstance(value, (int, float))
         }
-        self._directory.append(line)
-        self._directory.save(Checkpoint(record.state, self._book.head().encode()))
-        _log.info("round %d: %d survivors, epsilon %.4g", record.round, record.survivors, self._book.spent())
-        for lap in self._exchange.laps:
-            _log.info("  %-14s %d of %d in %.1f s", lap.exchange, lap.answered, lap.asked, lap.seconds)
 
-    def _evaluate(self, result: Result, state: ServerState, evaluate: Evaluate | None) -> None:
-        metrics = evaluate(state.rounds, self._layout.unflatten(state.average)) if evaluate else None
-        if metrics is not None:
-            result.evaluate_metrics_serverapp[state.rounds] = metrics
+    def test(self, _params: FloatVector) -> dict[str, float]:
+        """Return nothing: a deployment has no test data of its own."""
+        return {}
+
+    def result(self, arrays: ArrayRecord) -> Result:
+        """Return what Flower's strategies return."""
+        result = Result()
+        result.arrays = arrays
+        result.evaluate_metrics_serverapp.update(self._found)
+        return result
+
+
+class _Logged:
+    """Writes a line per round and per exchange to the log."""
+
+    def __call__(self, record: RoundRecord, /) -> bool:
+        _log.info("round %d: %s survivors, %d attempts charged", record.round, record.survivors, record.charged)
+        for lap in record.exchanges:
+            _log.info("  %-14s %d of %d in %.1f s", lap.name, lap.answered, lap.asked, lap.seconds)
+        return True
 
 
 def _positions(strategy: PrivateFedAvg) -> Positions | None:

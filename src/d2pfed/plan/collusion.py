@@ -40,7 +40,7 @@ def require_honest_majority(cohort: int, quorum: int, colluders: int) -> None:
     """Refuse sizes with which two quorums may have nobody honest in common: 2 quorum > cohort + colluders.
 
     A server could then have one set of survivors signed by one quorum and another set by another, and learn the
-    difference of two sums. Checked: test_plan.py::test_a_plan_that_breaks_the_quorum_rule_does_not_exist.
+    difference of two sums. Checked: test_policy.py::test_attack_two_quorums_that_share_only_colluders.
     """
     if not 2 * quorum > cohort + colluders:
         raise ConfigError(

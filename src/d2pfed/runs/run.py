@@ -21,7 +21,6 @@ from d2pfed.round import Attempt, Attempts, Outcome, aggregate
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.runs.plain import to_json
 from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
-from d2pfed.runs.report import read_report, write_report
 from d2pfed.training import ServerState, TrainedRound, train
 
 
@@ -173,8 +172,9 @@ class Run:
 
     def _conclude(self, state: ServerState, evaluator: Evaluator, end: End, stopped: str) -> RunSummary:
         """Open the test data if all rounds are done, write the model, and say what is guaranteed."""
-        is_complete = end is End.COMPLETE
-        plan = self.plan
+        from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - the plotter takes a second to load
+
+        is_complete, plan = end is End.COMPLETE, self.plan
         summary = RunSummary(
             directory=str(self.directory.path),
             rounds=state.rounds,
@@ -196,6 +196,11 @@ class Run:
         self.directory.replace("summary.json", to_json(summary).encode())
         write_report(read_report(self.directory.path), self.directory.path)
         return summary
+
+    def last_model(self) -> FloatVector:
+        """Return the model of the last checkpoint: the one that is released."""
+        last = self.directory.load()
+        return self.state.average if last is None else last.state.average
 
     def _charged(self, state: ServerState) -> int:
         if self.plan is None:

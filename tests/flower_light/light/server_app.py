@@ -55,5 +55,6 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"norm": float(np.linalg.norm(models[number]))})
 
     initial = ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))})
-    strategy.start(grid, initial, rounds, float(config["training-seconds"]), evaluate_fn=evaluate)
+    seconds = float(config["training-seconds"])
+    strategy.start(grid, initial, rounds, seconds, run_config=config, evaluate_fn=evaluate)
     (directory / "models.json").write_text(json.dumps(models))

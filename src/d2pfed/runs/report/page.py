@@ -138,8 +138,8 @@ def _size(report: RunReport) -> str:
     if plan is None:
         return f"An update has {summary.dimension:,} parameters, as 32-bit floats {plain:,} bytes."
     return (
-        f"A masked vector has {plan.codec.length:,} coordinates for {summary.dimension:,} parameters, at {summary.bits} "
-        f"bits each {summary.upload_bytes:,} bytes; as 32-bit floats in clear it would be {plain:,} bytes, "
+        f"A masked vector has {plan.codec.length:,} coordinates for {summary.dimension:,} parameters, at "
+        f"{summary.bits} bits each {summary.upload_bytes:,} bytes; as 32-bit floats it would be {plain:,} bytes, "
         f"{plain / summary.upload_bytes:.3g} times as much. Keys and shares come on top, whatever the model's size."
     )
 

@@ -94,8 +94,8 @@ def read_report(run: Path) -> RunReport:
     rounds = _read_rounds(run / "metrics.jsonl")
     if rounds and summary.rounds < rounds[-1].round:
         raise ConfigError(
-            f"{run / 'summary.json'} has {summary.rounds} rounds and metrics.jsonl {rounds[-1].round}: the run has gone on "
-            f"since, so resume it by its own command first"
+            f"{run / 'summary.json'} has {summary.rounds} rounds and metrics.jsonl {rounds[-1].round}: the run has "
+            f"gone on since, so resume it by its own command first"
         )
     target, plan = _read_target(settings, file), _read_plan(run / "plan.json")
     try:

@@ -92,6 +92,10 @@ def check_bounds(cohort: int, neighbourhood: Neighbourhood, quorum: int, collude
     degree, threshold, cut_off = neighbourhood.degree, neighbourhood.threshold, neighbourhood.cut_off
     if not 0 <= colluders < quorum <= cohort:
         raise ConfigError(f"quorum must be in [{colluders + 1}, {cohort}], got {quorum}")
+    if cohort > graphs.SIGNED_UP_TO:
+        raise ConfigError(
+            f"signed consistency takes cohorts of at most {graphs.SIGNED_UP_TO} clients, got {cohort}"
+        )
     _check_one_statement(cohort, quorum, colluders)
     if not degree + 1 < 2 * threshold <= 2 * (degree + 1):
         raise ConfigError(f"threshold must be in [{(degree + 1) // 2 + 1}, {degree + 1}], got {threshold}")

@@ -64,7 +64,7 @@ def colluders_in_cohort(population: int, colluding: int, cohort: int, draws: int
     Guarantee: among `draws` cohorts, drawn uniformly from a population of which `colluding` collude, one with more
     is there with chance at most 2^-40 (exact, by integers, up to cohorts of 1,000). Without verified draws (0) the
     server picks the cohort, and all of it but one client may collude.
-    Proof: docs/protocol.md#cohorts. Checked: test_graph.py::test_colluders_in_a_cohort_are_those_of_the_table.
+    Proof: docs/protocol.md#draws. Checked: test_graph.py::test_colluders_in_a_cohort_are_those_of_the_table.
     """
     if not 0 <= colluding <= population or not 1 <= cohort <= population or draws < 0:
         raise ConfigError(
