@@ -16,12 +16,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d2pfed.api import Job, Progress, Settings
+from d2pfed.api import Job, Settings
 from d2pfed.cli.train import EXHAUSTED
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import verify
 from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.plan import PrivacyTarget
+from d2pfed.runs import RoundRecord
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 
@@ -35,7 +36,7 @@ class Watch:
     memory: list[int] = field(default_factory=list)
     clock: list[float] = field(default_factory=list)
 
-    def __call__(self, _progress: Progress) -> bool:
+    def __call__(self, _record: RoundRecord) -> bool:
         """Note both, and let the run go on."""
         self.memory.append(resident_bytes())
         self.clock.append(time.process_time())
@@ -78,7 +79,7 @@ def job_of(rounds: int) -> Job:
         model="logistic",
         target=target,
         local=LocalTraining(lr=0.5, epochs=1, batch_size=10),
-        step=ServerOptimizer(),
+        server=ServerOptimizer(),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=None,
@@ -139,7 +140,7 @@ def outcome(process: subprocess.Popen[bytes], directory: Path) -> dict[str, obje
         "max_attempts": summary["max_attempts"],
         "unfinished": found.unfinished,
         "epsilon": found.spent,
-        "test_accuracy": summary["test_accuracy"],
+        "test_metrics": summary["test_metrics"],
     }
 
 
@@ -149,7 +150,7 @@ def kills(count: int, directory: Path, seed: str) -> dict[str, object]:
     rounds, spare = 4 * count, count + -(-count // 4)
     done = sum(killed(start(rounds, spare, directory), directory, stream) for _ in range(count))
     found = {"kills": done} | outcome(start(rounds, spare, directory), directory)
-    good = (found["status"], found["rounds"], done) == (0, rounds, count) and found["test_accuracy"] is not None
+    good = (found["status"], found["rounds"], done) == (0, rounds, count) and found["test_metrics"] is not None
     return found | {"failed": int(not good)}
 
 
@@ -160,7 +161,7 @@ def exhausted(spare: int, directory: Path, seed: str) -> dict[str, object]:
     while killed(start(40, spare, directory), directory, stream):
         done += 1
     found = {"kills": done} | outcome(start(40, spare, directory), directory)
-    good = (found["status"], found["test_accuracy"]) == (EXHAUSTED, None) and done > spare
+    good = (found["status"], found["test_metrics"]) == (EXHAUSTED, None) and done > spare
     return found | {"failed": int(not good or found["charged"] != found["max_attempts"])}
 
 

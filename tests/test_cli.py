@@ -141,7 +141,7 @@ def test_a_finished_run_answers_in_json(run):
     summary = json.loads(out)
     assert status == 0
     assert summary["repeatable"] is True
-    assert summary["promised"][0]["observer"] == "released"
+    assert summary["guarantees"][0]["observer"] == "released"
     assert (summary["charged"], summary["max_attempts"], summary["so_far"]) == (2, 3, [])
     assert "other settings" in run(f"{TINY} --seed 4")[2]
 
@@ -201,7 +201,7 @@ def test_a_run_out_of_attempts_has_its_own_exit_status_and_the_test_data_closed(
     status, out, _ = run(f"{TINY} --lost 0,0,0,1 --json")
     summary = json.loads(out)
     assert status == 3
-    assert (summary["end"], summary["test_accuracy"]) == ("exhausted", None)
+    assert (summary["end"], summary["test_metrics"]) == ("exhausted", None)
     assert summary["charged"] == summary["max_attempts"] == 3
 
 

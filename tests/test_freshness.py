@@ -20,8 +20,9 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, aggregate, run_plan
 from d2pfed.secagg import crypto
-from d2pfed.simulation import Dropouts, Fidelity, Simulation
+from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import Cohorts
+from support.simulations import NO_MODEL, Attempting, Simulation
 
 D, CLIENTS = 5, 6
 PLAN = calibrate(
@@ -108,7 +109,6 @@ def _round(record, book, root, cohorts, run, number, drawn):
     def collect(session, participations):
         collected = Simulation(
             plan=PLAN,
-            model=b"model",
             updates=lambda clients: (np.zeros(D, np.float32) for _ in clients),
             dropouts=Dropouts(),
             entropy=root.child("clients"),
@@ -122,7 +122,7 @@ def _round(record, book, root, cohorts, run, number, drawn):
         record.cohorts.append(cohort)
         return tuple(range(CLIENTS))  # the same clients each time: what is fresh must not come from them
 
-    aggregate(PLAN, Attempt(run, number, 0), draw, collect, book)
+    aggregate(PLAN, Attempt(run, number, 0), NO_MODEL, Attempting(PLAN, draw, collect), book)
 
 
 # One property each
@@ -225,14 +225,14 @@ def test_keys_that_two_attempts_share_are_caught(tmp_path, monkeypatch, what):
 
 
 def test_noise_that_two_clients_share_is_caught(tmp_path, monkeypatch):
-    contribute = Participant.contribute
+    encode = Participant.encode
 
     def same(self, session, update, group):
-        return contribute(
+        return encode(
             replace(self, client=session.cohort[0], entropy=Entropy.replay(b"all")), session, update, group
         )
 
-    monkeypatch.setattr(Participant, "contribute", same)
+    monkeypatch.setattr(Participant, "encode", same)
     assert broken(recorded(tmp_path, monkeypatch)) == {noise_is_fresh}
 
 

@@ -18,8 +18,9 @@ from d2pfed.ledger.book import Book
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, aggregate, private_sum, run_plan
-from d2pfed.simulation import Dropouts, Fidelity, Simulation
+from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import Cohorts
+from support.simulations import NO_MODEL, Attempting, Simulation
 
 D = 6
 CLIENTS = tuple(range(12))
@@ -186,7 +187,6 @@ class Fails:
         self.cohorts.append(session.cohort)
         collected = Simulation(
             plan=self.plan,
-            model=b"",
             updates=lambda clients: (np.zeros(D, np.float32) for _ in clients),
             dropouts=Dropouts(),
             entropy=Entropy.replay(b"retries"),
@@ -207,7 +207,7 @@ def a_retry_counts_the_attempt_before_it(tmp_path):
     plan = plan_of(max_participations=2)
     with book_of(tmp_path, plan, "run") as book:
         collect = Fails(plan, failures=2)
-        aggregate(plan, Attempt("run", 0, 0), lambda _attempt: CLIENTS, collect, book)
+        aggregate(plan, Attempt("run", 0, 0), NO_MODEL, Attempting(plan, lambda _attempt: CLIENTS, collect), book)
         assert [participations[5] for participations in collect.seen] == [0, 1, 2]
 
 
@@ -232,7 +232,8 @@ def a_partition_goes_on_with_its_next_block(tmp_path, block):
     cohorts = Cohorts(plan.sampling, Entropy.replay(b"partition"))
     with book_of(tmp_path, plan, "run") as book:
         collect = Fails(plan, failures=2)
-        aggregate(plan, Attempt("run", 0, 0), lambda attempt: cohorts.draw(0, attempt, block(book)), collect, book)
+        attempts = Attempting(plan, lambda attempt: cohorts.draw(0, attempt, block(book)), collect)
+        aggregate(plan, Attempt("run", 0, 0), NO_MODEL, attempts, book)
         clients = [client for cohort in collect.cohorts for client in cohort]
         assert len(clients) == len(set(clients)) == 36
         assert all(count == 0 for participations in collect.seen for count in participations.values())
@@ -267,13 +268,8 @@ def test_a_void_attempt_may_keep_its_block(tmp_path):
         return Fails(plan, failures=0)(session, participations)
 
     with book_of(tmp_path, plan, "run") as book:
-        aggregate(
-            plan,
-            Attempt("run", 0, 0),
-            lambda attempt: cohorts.draw(0, attempt, book.charged("run")),
-            collect,
-            book,
-        )
+        attempts = Attempting(plan, lambda attempt: cohorts.draw(0, attempt, book.charged("run")), collect)
+        aggregate(plan, Attempt("run", 0, 0), NO_MODEL, attempts, book)
     assert asked[0] == asked[1]
 
 
@@ -320,7 +316,8 @@ def test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, drawn)
     plan = plan_of(Sampling.POISSON, population=4000, kind=MechanismName.DESIGNATED, cohort_size=40)
     with book_of(tmp_path, plan, "run") as book:
         collect = Fails(plan, failures=0)
-        outcome = aggregate(plan, Attempt("run", 0, 0), lambda _attempt: drawn, collect, book)
+        attempts = Attempting(plan, lambda _attempt: drawn, collect)
+        outcome = aggregate(plan, Attempt("run", 0, 0), NO_MODEL, attempts, book)
     assert np.isfinite(outcome.mean).all()
     assert np.abs(outcome.mean).max() > 0
     (participations,) = collect.seen

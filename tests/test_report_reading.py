@@ -41,7 +41,7 @@ def job(kind: MechanismName, scheme: Sampling, rounds: int, cohort: int = 10) ->
         model="logistic",
         target=target,
         local=LocalTraining(optimizer=Optimizer.SGD, lr=0.2, epochs=1, batch_size=10),
-        step=ServerOptimizer(),
+        server=ServerOptimizer(),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=5,
@@ -82,7 +82,7 @@ def test_the_story_has_the_numbers_that_the_run_wrote(run):
     story = read_story(run)
     summary = json.loads((run / "summary.json").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert story.test_accuracy == summary["test_accuracy"]
+    assert story.test_metrics == summary["test_accuracy"]
     assert [item.epsilon for item in story.explanation.guarantees] == [
         item["epsilon"] for item in summary["promised"]
     ]

@@ -10,7 +10,9 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, accept, aggregate, gather, private_sum, session_of
 from d2pfed.secagg import Advertising
-from d2pfed.simulation import Dropouts, Fidelity, Simulation
+from d2pfed.simulation import Dropouts, Fidelity
+from d2pfed.simulation.backend import simulated_participant
+from support.simulations import NO_MODEL, Attempting, Simulation
 
 COHORT = tuple(range(10, 22))
 D = 30
@@ -63,7 +65,6 @@ def updates(clients):
 def simulation(plan, dropouts=NOBODY, participations=None, seed=b"round"):
     return Simulation(
         plan=plan,
-        model=b"model",
         updates=updates,
         dropouts=dropouts,
         entropy=Entropy.replay(seed),
@@ -77,7 +78,8 @@ def same(_attempt):
 
 def run(plan, fidelity, book, first=FIRST, **changes):
     engine = simulation(plan, **changes)
-    return aggregate(plan, first, same, lambda session, _taken: engine.collect(session, fidelity), book)
+    attempts = Attempting(plan, same, lambda session, _taken: engine.collect(session, fidelity))
+    return aggregate(plan, first, NO_MODEL, attempts, book)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MechanismName if kind is not MechanismName.BINOMIAL])
@@ -115,14 +117,15 @@ def test_charges_come_before_what_they_pay_for():
 
         return replace(collected, exchange=unmasking)
 
-    aggregate(plan, FIRST, same, watched, diary)
+    aggregate(plan, FIRST, NO_MODEL, Attempting(plan, same, watched), diary)
     assert [event[0] for event in diary.events] == ["reserve", "masked", "commit", "unmask requested"]
 
 
 def test_no_vector_is_asked_for_when_the_budget_refuses():
     plan, asked = make_plan(), []
     with pytest.raises(BudgetExceeded):
-        aggregate(plan, FIRST, same, lambda *found: asked.append(found), Diary(limit=0))
+        attempts = Attempting(plan, same, lambda *found: asked.append(found))
+        aggregate(plan, FIRST, NO_MODEL, attempts, Diary(limit=0))
     assert not asked
 
 
@@ -176,7 +179,7 @@ def test_the_cap_of_zero_contributions_left_is_where_it_says():
         participant = Participant(
             plan=plan, client=10, entropy=Entropy.replay(b"c"), participations=participations
         )
-        return participant.contribute(session, update, None)
+        return participant.encode(session, update, None)
 
     assert not np.array_equal(vector(1, update_of(10)), vector(1, zero))
     assert np.array_equal(vector(2, update_of(10)), vector(2, zero))
@@ -185,10 +188,9 @@ def test_the_cap_of_zero_contributions_left_is_where_it_says():
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_an_update_that_is_not_finite_never_leaves_the_client(poison):
     plan = make_plan(dropouts=0.2)
-    engine = simulation(plan)
     session = session_of(plan, FIRST, COHORT)
     bad = np.full(D, poison, np.float32)
-    client = engine._participant(10).join(session, lambda _task, _model: bad)
+    client = simulated_participant(plan, 10, Entropy.replay(b"round"), {}).join(session, lambda _task, _model: bad)
     with pytest.raises(ConfigError, match="finite"):
         client._desk.contribute(b"", b"", None)
 
@@ -219,8 +221,12 @@ def test_a_private_sum_needs_no_training():
 def test_gather_counts_a_bad_answer_as_a_dropout():
     plan = make_plan(dropouts=0.25)
     session = session_of(plan, FIRST, COHORT)
-    engine = simulation(plan)
-    machines = {c: engine._participant(c).join(session, lambda _task, _model, c=c: update_of(c)) for c in COHORT}
+    machines = {
+        c: simulated_participant(plan, c, Entropy.replay(b"round"), {}).join(
+            session, lambda _task, _model, c=c: update_of(c)
+        )
+        for c in COHORT
+    }
 
     def exchange(requests):
         for client, request in requests.items():

@@ -15,13 +15,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from d2pfed.accounting import SERVER, Sampling
-from d2pfed.api import Checkpoint, End, Job, RunDirectory, Settings
+from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.numerics import canonical
 from d2pfed.plan import PrivacyTarget
 from d2pfed.round import Participant, run_plan
+from d2pfed.runs import Checkpoint, End, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 
@@ -42,7 +43,7 @@ def settings(model, **changes) -> Settings:
         model="logistic",
         target=wish,
         local=LocalTraining(lr=0.5, epochs=1, batch_size=10),
-        step=ServerOptimizer(lr=1.0, momentum=0.5, averaging=0.5),
+        server=ServerOptimizer(lr=1.0, momentum=0.5, averaging=0.5),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=7,
@@ -74,9 +75,9 @@ def test_a_run_leaves_plan_ledger_metrics_model_and_summary(parts, tmp_path):
     summary = job(parts).execute(tmp_path / "run", None, forever)
     assert summary.rounds == 4
     assert summary.stopped == ""
-    assert 0.1 < summary.test_accuracy <= 1
-    assert [str(item.observer) for item in summary.promised] == ["released", "server", "client", "alone"]
-    assert summary.promised[0].epsilon <= 30
+    assert 0.1 < summary.test_metrics["accuracy"] <= 1
+    assert [str(item.observer) for item in summary.guarantees] == ["released", "server", "client", "alone"]
+    assert summary.guarantees[0].epsilon <= 30
     assert (summary.charged, summary.max_attempts, summary.end) == (4, 5, End.COMPLETE)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
@@ -88,19 +89,19 @@ def test_an_interrupted_run_resumes_to_the_same_model(parts, tmp_path):
     one, two = tmp_path / "a" / "run", tmp_path / "b" / "run"
     whole = job(parts).execute(one, None, forever)
     part = job(parts).execute(two, None, after(2))
-    assert (part.rounds, part.end, part.test_accuracy) == (2, End.INTERRUPTED, None)
+    assert (part.rounds, part.end, part.test_metrics) == (2, End.INTERRUPTED, None)
     rest = job(parts).execute(two, None, forever)
     assert rest.rounds == 4
     for name, array in state_of(one).items():
         np.testing.assert_array_equal(array, state_of(two)[name])
-    assert rest.promised == whole.promised == part.promised
+    assert rest.guarantees == whole.guarantees == part.guarantees
     assert rest.charged == whole.charged
 
 
 def test_a_finished_run_says_again_what_it_came_to(parts, tmp_path):
     first = job(parts).execute(tmp_path / "run", None, forever)
     again = job(parts).execute(tmp_path / "run", None, forever)
-    assert again.test_accuracy == first.test_accuracy
+    assert again.test_metrics == first.test_metrics
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
@@ -256,7 +257,7 @@ def test_runs_over_the_same_clients_share_one_budget(parts, tmp_path):
     first = job(parts).execute(tmp_path / "first", ledger, forever)
     assert first.rounds == 4
     second = job(parts, seed=8).execute(tmp_path / "second", ledger, forever)
-    assert (second.rounds, second.end, second.test_accuracy, second.charged) == (0, End.EXHAUSTED, None, 0)
+    assert (second.rounds, second.end, second.test_metrics, second.charged) == (0, End.EXHAUSTED, None, 0)
     assert "run second: " in second.stopped
 
 
@@ -266,7 +267,7 @@ def test_a_run_keeps_its_own_promise_in_a_richer_ledger(parts, tmp_path):
     stretched = replace(planned, plan=replace(planned.plan, rounds=40, max_attempts=40))
     ledger = shared_ledger(tmp_path, stretched.plan, times=100)
     summary = stretched.execute(tmp_path / "run", ledger, forever)
-    assert (summary.rounds, summary.end, summary.test_accuracy) == (0, End.EXHAUSTED, None)
+    assert (summary.rounds, summary.end, summary.test_metrics) == (0, End.EXHAUSTED, None)
     assert "and it guarantees 30" in summary.stopped
 
 
@@ -275,7 +276,7 @@ def test_a_run_takes_no_more_attempts_than_it_was_charged_for_in_a_richer_ledger
     losses = Dropouts(unmask=Fraction(1))  # every attempt fails after it was committed
     stubborn = replace(settings(parts[1]).target, attempts_per_round=20)
     summary = job(parts, dropouts=losses, target=stubborn).execute(tmp_path / "run", ledger, forever)
-    assert (summary.end, summary.charged, summary.test_accuracy) == (End.EXHAUSTED, summary.max_attempts, None)
+    assert (summary.end, summary.charged, summary.test_metrics) == (End.EXHAUSTED, summary.max_attempts, None)
     assert verify(ledger).charged == {"run": summary.max_attempts}
 
 
@@ -295,8 +296,8 @@ def test_what_was_spent_so_far_is_said_only_where_the_stop_was_declared_blind(pa
     sighted = job(parts).execute(tmp_path / "sighted", None, after(2))
     blind = job(parts, stop_is_blind=True).execute(tmp_path / "blind", None, after(2))
     assert sighted.so_far == ()
-    assert sighted.promised == blind.promised
-    for part, whole in zip(blind.so_far, blind.promised, strict=True):
+    assert sighted.guarantees == blind.guarantees
+    for part, whole in zip(blind.so_far, blind.guarantees, strict=True):
         assert part.epsilon < whole.epsilon
     for name in ("sighted", "blind"):
         page = (tmp_path / name / "report.html").read_text()
@@ -409,7 +410,7 @@ def test_kills_at_random_moments_lose_no_release_and_no_round(parts, tmp_path):
     committed = {row.key.round for row in rows if row.kind == "commit"}
     assert committed == set(range(summary.rounds)) == set(range(4))
     assert summary.charged <= summary.max_attempts == 8
-    assert summary.promised[0].epsilon <= 30
+    assert summary.guarantees[0].epsilon <= 30
     lines = (path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == list(range(1, summary.rounds + 1))
 
@@ -417,15 +418,15 @@ def test_kills_at_random_moments_lose_no_release_and_no_round(parts, tmp_path):
 def the_cap_is_counted(parts, path, monkeypatch):
     """Each contribution knows how often its client took part before, in attempts that failed too."""
     seen: Counter[int] = Counter()
-    contribute = Participant.contribute
+    encode = Participant.encode
 
     def noted(self, session, update, group):
         assert self.participations == seen[self.client]
         seen[self.client] += 1
-        return contribute(self, session, update, group)
+        return encode(self, session, update, group)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Participant, "contribute", noted)
+        patched.setattr(Participant, "encode", noted)
         wish = replace(spared(parts[1], 6), max_participations=2, against=SERVER, epsilon=60.0)
         for rounds in (2, 4):
             job(parts, target=wish, dropouts=Dropouts(unmask=Fraction(2, 5))).execute(path, None, after(rounds))
