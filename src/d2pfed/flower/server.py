@@ -193,7 +193,7 @@ class _Run:
 
     def _draw(self, number: int, attempt: int) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
-        self._drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        self._drawn = self._next(number, attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._notes.excluded]
         there = self._members.seek(wanted, self._deadlines.joining)
@@ -205,6 +205,19 @@ class _Run:
             )
         self._exchange.laps.clear()
         return cohort
+
+    def _next(self, number: int, attempt: int) -> Drawn:
+        """Return the draw of an attempt; of a partition a block that no charged attempt has.
+
+        A server that died between the reservation and the first request for a vector has charged a block, and has
+        not noted it.
+        """
+        drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        if self._plan.sampling.scheme is Scheme.ONCE:
+            while any(self._book.taken(self._name, drawn.cohort).values()):
+                self._notes.use_block()
+                drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        return drawn
 
     def _session(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
         drawn = self._drawn
