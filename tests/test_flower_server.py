@@ -558,9 +558,10 @@ def a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch):
     def killed(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(server, "gather", killed)
-        start(make_strategy(plan, tmp_path, roster), grid)
+        with pytest.raises(KeyboardInterrupt):
+            start(make_strategy(plan, tmp_path, roster), grid)
     start(make_strategy(plan, tmp_path, roster), grid)
     taken = [client for clients in committed(tmp_path) for client in clients]
     assert len(set(taken)) == len(taken) == 6

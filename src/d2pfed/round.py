@@ -486,6 +486,9 @@ def private_sum(
         )
     if not _FEWEST <= len(vectors) <= plan.cohort:
         raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort}, got {len(vectors)}")
+    if not entropy.is_replayed:
+        # One root may serve several ledgers, and the same attempt of the same run would have the same noise in each.
+        entropy = entropy.child("sum", Entropy.system().key)
 
     def collect(session: Session, taken: Mapping[int, int]) -> Collected:
         def join(client: int) -> Client:

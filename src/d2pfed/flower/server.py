@@ -265,13 +265,14 @@ class _Run:
             "attempt": record.attempt,
             "survivors": record.survivors,
             "update_norm": record.update_norm,
-            "epsilon": self._book.spent(),
+            "epsilon": self._plan.epsilon,  # of all attempts, whatever was seen when other runs were begun
             "metrics": dict(metrics),
             "exchanges": laps,
         }
         self._directory.append(line)
         self._directory.save(Checkpoint(record.state, self._book.head().encode()))
-        _log.info("round %d: %d survivors, epsilon %.4g", record.round, record.survivors, self._book.spent())
+        charged, most = self._book.charged(self._name), self._plan.max_attempts
+        _log.info("round %d: %d survivors, %d of %d attempts", record.round, record.survivors, charged, most)
         for lap in self._exchange.laps:
             _log.info("  %-14s %d of %d in %.1f s", lap.exchange, lap.answered, lap.asked, lap.seconds)
 
