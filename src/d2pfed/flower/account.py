@@ -59,7 +59,8 @@ class Account:
         if epsilon > self.budget.epsilon:
             raise ConfigError(
                 f"with {left} vectors more, as this plan allows, this client would spend epsilon "
-                f"{round_up(epsilon, 4)} against the server and {plan.colluders} colluders, its budget is {self.budget.epsilon:g}"
+                f"{round_up(epsilon, 4)} against the server and {plan.colluders} colluders, its budget is "
+                f"{self.budget.epsilon:g}"
             )
 
     def require_turn(self, plan: Plan, run: str, history: History) -> None:
