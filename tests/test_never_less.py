@@ -162,6 +162,25 @@ def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch):
         a_client_at_its_cap_is_in_no_further_sum(tmp_path)
 
 
+def a_plan_with_a_larger_cap_is_refused(tmp_path):
+    """The noise is the same, and so would be every row: but the run was charged for one participation."""
+    plan = plan_of(cap=1)
+    with book_of(tmp_path, plan, "run") as book:
+        with pytest.raises(LedgerError, match="charged for another plan"):
+            summed(replace(plan, participations=3), book, "run", 0)
+        assert book.releases() == ()
+
+
+def test_a_plan_with_a_larger_cap_is_refused(tmp_path):
+    a_plan_with_a_larger_cap_is_refused(tmp_path)
+
+
+def test_a_ledger_that_takes_any_plan_of_the_same_noise_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "require_plan", lambda *_: None)
+    with pytest.raises(Failed, match="DID NOT RAISE"):
+        a_plan_with_a_larger_cap_is_refused(tmp_path)
+
+
 def test_more_clients_than_planned_are_refused(tmp_path):
     plan = plan_of()
     with book_of(tmp_path, plan, "run") as book:
