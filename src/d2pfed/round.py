@@ -368,6 +368,10 @@ class Book(Protocol):
         """Take back an attempt in which nothing can be unmasked any more."""
         ...
 
+    def require_plan(self, run: str, plan: bytes) -> None:
+        """Refuse a plan, by its digest, that is not the one a run was charged for."""
+        ...
+
     def taken(self, run: str, clients: Iterable[int]) -> Mapping[int, int]:
         """Return in how many attempts of a run that were not void each client took part."""
         ...
@@ -424,6 +428,7 @@ def aggregate(
     test_never_less.py::test_a_retry_counts_the_attempt_before_it.
     """
     run, number = first.run, first.round
+    book.require_plan(run, plan.digest)
     bind = bind or partial(session_of, plan)
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
     for attempt in range(first.number, plan.attempts_per_round):
@@ -486,6 +491,9 @@ def private_sum(
         )
     if not _FEWEST <= len(vectors) <= plan.cohort:
         raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort}, got {len(vectors)}")
+    if not entropy.is_replayed:
+        # One root may serve several ledgers, and the same attempt of the same run would have the same noise in each.
+        entropy = entropy.child("sum", Entropy.system().key)
 
     def collect(session: Session, taken: Mapping[int, int]) -> Collected:
         def join(client: int) -> Client:

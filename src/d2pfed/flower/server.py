@@ -198,7 +198,7 @@ class _Run:
 
     def _draw(self, number: int, attempt: int) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
-        self._drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        self._drawn = self._next(number, attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._notes.excluded]
         there = self._members.seek(wanted, self._deadlines.joining)
@@ -210,6 +210,19 @@ class _Run:
             )
         self._exchange.laps.clear()
         return cohort
+
+    def _next(self, number: int, attempt: int) -> Drawn:
+        """Return the draw of an attempt; of a partition a block that no charged attempt has.
+
+        A server that died between the reservation and the first request for a vector has charged a block, and has
+        not noted it.
+        """
+        drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        if self._plan.sampling.scheme is Scheme.ONCE:
+            while any(self._book.taken(self._name, drawn.cohort).values()):
+                self._notes.use_block()
+                drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        return drawn
 
     def _session(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
         drawn = self._drawn
@@ -257,13 +270,14 @@ class _Run:
             "attempt": record.attempt,
             "survivors": record.survivors,
             "update_norm": record.update_norm,
-            "epsilon": self._book.spent(),
+            "epsilon": self._plan.epsilon,  # of all attempts, whatever was seen when other runs were begun
             "metrics": dict(metrics),
             "exchanges": laps,
         }
         self._directory.append(line)
         self._directory.save(Checkpoint(record.state, self._book.head().encode()))
-        _log.info("round %d: %d survivors, epsilon %.4g", record.round, record.survivors, self._book.spent())
+        charged, most = self._book.charged(self._name), self._plan.max_attempts
+        _log.info("round %d: %d survivors, %d of %d attempts", record.round, record.survivors, charged, most)
         for lap in self._exchange.laps:
             _log.info("  %-14s %d of %d in %.1f s", lap.exchange, lap.answered, lap.asked, lap.seconds)
 

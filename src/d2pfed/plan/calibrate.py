@@ -10,6 +10,7 @@ from d2pfed.accounting import upper_bound as coarse
 from d2pfed.errors import ConfigError
 from d2pfed.graph import Neighbourhood
 from d2pfed.plan.agreement import Plan
+from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
@@ -51,8 +52,14 @@ def ideal_multiplier(target: Target) -> float:
     seen = target
     if target.against.view is not View.RELEASED:
         # Whoever knows the cohorts sees a client as often as its cap lets it contribute, and nothing is amplified.
+        rounds = min(target.cap, MOST_ROUNDS)
         seen = replace(
-            target, scheme=Scheme.NONE, rounds=target.cap, spare=0, participations=None, against=RELEASED
+            target,
+            scheme=Scheme.NONE,
+            rounds=rounds,
+            spare=target.cap - rounds,
+            participations=None,
+            against=RELEASED,
         )
 
     def epsilon_at(multiplier: float) -> float:

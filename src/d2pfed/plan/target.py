@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from d2pfed.accounting import CAP_SHARE, RELEASED, Adjacency, Observer, Sampling, Scheme, cap_excess
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
 from d2pfed.graph import Consistency
 from d2pfed.plan.bounds import (
     LEAST_DELTA,
@@ -107,7 +107,7 @@ class Target:
             )
         if self.participations is not None and not 1 <= self.participations <= self.max_attempts:
             raise ConfigError(
-                f"participations must be in [1, rounds + spare = {self.max_attempts}], got {self.participations}"
+                f"participations must be in [1, rounds + spare = {self.max_attempts}], got {shown(self.participations)}"
             )
         if self.scheme is Scheme.ONCE and self.participations not in (None, 1):
             raise ConfigError(f"sampling `once` means one participation, got {self.participations}")

@@ -227,6 +227,8 @@ class Job:
         # Without participants: who took part, and how often, stays with the server.
         releases = [replace(release, participants=()) for release in book.releases() if release.run == run]
         plan = self.plan
+        if not releases:
+            return ()
         return tuple(
             spent(releases, observer, delta=plan.delta, cap=plan.participations) for observer in observers(plan)
         )
