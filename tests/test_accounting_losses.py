@@ -1,5 +1,6 @@
 """Discrete losses dominate the profiles they stand for, also far out in the tail."""
 
+import math
 from itertools import product
 
 import mpmath
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting.conversion import gaussian_delta
-from d2pfed.accounting.losses import dominate, reach
+from d2pfed.accounting.losses import decayed_sums, dominate, reach
 from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta, replaced_delta
 
 
@@ -85,6 +86,16 @@ def test_a_rate_of_one_is_the_plain_gaussian_pair():
     plain = gaussian_delta(epsilons, 0.7)
     assert known_size_delta(epsilons, 0.7, 1.0) == pytest.approx(plain, rel=1e-12)
     assert replaced_delta(epsilons, 0.35, 1.0) == pytest.approx(plain, rel=1e-10)
+
+
+@pytest.mark.parametrize("step", [1e-3, 0.2, 0.3, 3.0, 40.0])
+def test_decayed_sums_equal_their_definition(step):
+    masses = np.abs(np.sin(np.arange(1.0, 600.0))) * np.exp(-0.01 * np.arange(1.0, 600.0))
+    truth = [
+        math.fsum(mass * math.exp(-step * lag) for lag, mass in enumerate(masses[k:].tolist()))
+        for k in range(len(masses))
+    ]
+    np.testing.assert_allclose(decayed_sums(masses, step), truth, rtol=1e-13)
 
 
 def test_the_check_rejects_losses_rounded_to_the_nearest_grid_point():

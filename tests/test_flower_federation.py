@@ -170,7 +170,7 @@ def test_the_ledger_has_the_realised_survivors(story):
     assert [row.release.participants for row in rows if row.kind is RowKind.COMMIT] == [SURVIVORS] * 2
     metrics = [json.loads(line) for line in (story.directory / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["survivors"] for line in metrics] == [4, 4]
-    assert metrics[-1]["epsilon"] == rows[-1].epsilon
+    assert metrics[-1]["epsilon"] == PLAN["epsilon"] >= rows[-1].epsilon
 
 
 def test_each_client_has_its_own_log_and_no_secrets_left(story):

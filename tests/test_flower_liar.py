@@ -347,12 +347,12 @@ def two_runs_on_one_draw(server: LyingServer) -> None:
     """Begin a second run on the draw of a partition before the first has asked for its vectors."""
     other = replace(server, run="another run")
     other.introduce()
-    at_request(server, Kind.MASK_REQUEST, lambda _: other.attempt())
+    at_request(server, MessageKind.MASK_REQUEST, lambda _: other.attempt())
     server.attempt()
 
 
 def test_under_once_a_draw_gets_one_vector_whatever_has_begun_on_it(tmp_path):
-    plan = make_plan(5, rounds=1, scheme=Scheme.ONCE, spare=0)
+    plan = make_plan(5, rounds=1, sampling=Sampling.ONCE, spare=0)
     server = LyingServer(tmp_path, plan, enrol(tmp_path, 5))
     server.introduce()
     with pytest.raises(TooFewClients):
@@ -362,7 +362,7 @@ def test_under_once_a_draw_gets_one_vector_whatever_has_begun_on_it(tmp_path):
 
 
 def test_unless_it_is_checked_again_before_the_vector_a_draw_serves_two_runs(tmp_path, monkeypatch):
-    plan = make_plan(5, rounds=1, scheme=Scheme.ONCE, spare=0)
+    plan = make_plan(5, rounds=1, sampling=Sampling.ONCE, spare=0)
     server = LyingServer(tmp_path, plan, enrol(tmp_path, 5))
     server.introduce()
     monkeypatch.setattr(part.Part, "require_draw_left", lambda *_: None)

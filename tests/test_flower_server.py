@@ -564,6 +564,37 @@ def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
     assert json.loads((tmp_path / "run" / "notes.json").read_text())["block"] == 3
 
 
+def a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch):
+    """The reservation has charged the block's clients, and no note says so: the next attempt leaves them alone."""
+    plan = make_plan(3, rounds=2, population=9, sampling=Sampling.ONCE, dropouts=0.0, spare=1)
+    roster, grid = enrol(tmp_path, 9), make_grid(tmp_path, clients=9)
+
+    def killed(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "gather", killed)
+        with pytest.raises(KeyboardInterrupt):
+            start(make_strategy(plan, tmp_path, roster), grid)
+    start(make_strategy(plan, tmp_path, roster), grid)
+    taken = [client for clients in committed(tmp_path) for client in clients]
+    assert len(set(taken)) == len(taken) == 6
+
+
+def test_a_kill_before_vectors_are_asked_for_costs_a_block_and_not_the_run(tmp_path, monkeypatch):
+    a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
+
+
+def test_a_partition_that_goes_by_its_notes_alone_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        server._Run,
+        "_next",
+        lambda run, number, attempt: run._cohorts.draw(number, attempt, run._notes.block),
+    )
+    with pytest.raises(ConfigError, match="uses each client once"):
+        a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
+
+
 def test_a_roster_that_is_over_or_may_not_last_is_refused_before_anything_begins(tmp_path):
     plan, grid = (
         make_plan(3, rounds=2, population=9, sampling=Sampling.ONCE, dropouts=0.0, spare=1),

@@ -229,6 +229,40 @@ def test_participations_are_counted_over_all_runs_and_attempts(path):
         assert ledger.participations("a", expected) == expected
 
 
+def once(number, attempt, *clients):
+    return replace(
+        release(number, attempt), sampling=CohortSampling(Sampling.ONCE, 1000, 16), participants=clients
+    )
+
+
+def under_once_a_client_has_one_charged_attempt(path):
+    """The run was charged for one attempt of each client's, so a second one would cost what nobody has counted."""
+    plan = replace(plan_of(4), release=replace(once(0, 0), run=""))
+    with new(path) as ledger:
+        ledger.begin("run", "owner", plan)
+        ledger.reserve(once(0, 0, 1, 2, 3))
+        ledger.void("run", 0, 0)
+        ledger.reserve(once(0, 1, 1, 2, 3))  # after a void attempt the same block
+        ledger.commit(once(0, 1, 1, 3))
+        with pytest.raises(LedgerError, match="uses each client once, and client 3 has contributed"):
+            ledger.reserve(once(1, 0, 3, 4))
+        ledger.reserve(once(1, 0))
+        with pytest.raises(LedgerError, match="uses each client once, and client 1 has contributed"):
+            ledger.commit(once(1, 0, 1, 4))
+        ledger.commit(once(1, 0, 4, 5))
+    assert verify(path, additive).charged == {"run": 2}
+
+
+def test_under_once_a_client_has_one_charged_attempt(path):
+    under_once_a_client_has_one_charged_attempt(path)
+
+
+def test_a_ledger_that_takes_a_block_twice_is_caught(path, monkeypatch):
+    monkeypatch.setattr(Book, "_check_block", lambda *_: None)
+    with pytest.raises(Failed, match="DID NOT RAISE"):
+        under_once_a_client_has_one_charged_attempt(path)
+
+
 @pytest.mark.parametrize("answer", [math.nan, -1e-9, -math.inf])
 def test_a_meter_that_answers_nonsense_refuses_the_run(path, answer):
     with new(path, lambda *_: replace(ADMITTED, composed=answer)) as ledger:

@@ -104,6 +104,29 @@ def test_a_ledger_that_answers_with_the_old_row_is_caught(tmp_path, monkeypatch)
         the_same_attempt_again_is_refused(tmp_path)
 
 
+def two_ledgers_never_share_noise(tmp_path):
+    """The same attempt of a run of the same name, in two ledgers and with one root: nothing but noise is summed."""
+    plan, root = plan_of(), Entropy.system()
+    zeros = {client: np.zeros(D, np.float32) for client in CLIENTS}
+    sums = []
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        with book_of(tmp_path / place, plan, "run") as book:
+            sums.append(private_sum(plan, Attempt("run", 0, 0), zeros, book, root))
+    assert (sums[0] != sums[1]).any()
+
+
+def test_two_ledgers_never_share_noise(tmp_path):
+    two_ledgers_never_share_noise(tmp_path)
+
+
+def test_noise_that_depends_on_the_attempts_name_alone_is_caught(tmp_path, monkeypatch):
+    root = Entropy.system()
+    monkeypatch.setattr(Entropy, "system", staticmethod(lambda: root))
+    with pytest.raises(AssertionError):
+        two_ledgers_never_share_noise(tmp_path)
+
+
 # 2 and 3. Participations: counted in each run, which is charged for all that its cap allows
 
 
@@ -147,6 +170,25 @@ def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(Ledger, "participations", lambda _self, _run, clients: dict.fromkeys(clients, 0))
     with pytest.raises(AssertionError):
         a_client_at_its_cap_is_in_no_further_sum(tmp_path)
+
+
+def a_plan_with_a_larger_cap_is_refused(tmp_path):
+    """The noise is the same, and so would be every row: but the run was charged for one participation."""
+    plan = plan_of(cap=1)
+    with book_of(tmp_path, plan, "run") as book:
+        with pytest.raises(LedgerError, match="charged for another plan"):
+            summed(replace(plan, participations=3), book, "run", 0)
+        assert book.releases() == ()
+
+
+def test_a_plan_with_a_larger_cap_is_refused(tmp_path):
+    a_plan_with_a_larger_cap_is_refused(tmp_path)
+
+
+def test_a_ledger_that_takes_any_plan_of_the_same_noise_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "require_plan", lambda *_: None)
+    with pytest.raises(Failed, match="DID NOT RAISE"):
+        a_plan_with_a_larger_cap_is_refused(tmp_path)
 
 
 def test_more_clients_than_planned_are_refused(tmp_path):
@@ -252,7 +294,7 @@ def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_p
         rounds, "_standing", lambda _plan, run, cohort, book: (cohort, dict(book.participations(run, cohort)))
     )
     (tmp_path / "again").mkdir()
-    with pytest.raises(AssertionError):  # without the check the round steps by noise, and says nothing
+    with pytest.raises(LedgerError, match="`once` uses each client once"):  # the ledger has the same rule
         a_partition_goes_on_with_its_next_block(tmp_path / "again", lambda _book: 0)
 
 

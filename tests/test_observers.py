@@ -410,3 +410,11 @@ def test_a_cap_that_may_bind_is_charged_to_delta():
         releases, SERVER, max_participations=1
     )  # what is left holds even where cohorts are known
     assert cap_excess(FIXED, 100, 1) > 1e-5
+
+
+def test_releases_that_are_too_many_for_the_fine_grid_are_accounted_for_on_the_coarse_one():
+    """Both are upper bounds; what is left without either, Renyi curves, needs more than twice the noise."""
+    wide = [row(0, ContinuousGaussian(17.2, 1.0), CohortSampling(Sampling.FIXED, 400, 40))] * 110_000
+    fine = account(wide, RELEASED, delta=1e-3, max_participations=110_000)
+    assert fine.accountant == "pld"
+    assert fine.epsilon == upper_bound(wide, RELEASED, delta=1e-3, max_participations=110_000).epsilon < 25

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.accounting import CohortSampling, Sampling
+from d2pfed.accounting import SERVER, CohortSampling, Sampling
 from d2pfed.errors import ConfigError, shown
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Rounded, Shared, SkellamNoise
@@ -167,6 +167,13 @@ def test_a_damaged_text_is_refused_or_is_a_plan(place, lost, piece):
     else:
         assert len(read) < 1000
         assert "\n" not in read
+
+
+def test_as_many_attempts_as_there_may_be_are_planned_for_against_the_server():
+    """Where everyone is asked in every round the cap is the number of attempts, spare ones included."""
+    everyone = replace(SMALL, population=20, sampling=Sampling.NONE, against=SERVER)
+    plan = calibrate(replace(everyone, rounds=100_000, epsilon=1e4, delta=1e-3))
+    assert (plan.participations, plan.max_attempts) == (110_000, 110_000)
 
 
 def test_long_numbers_are_shown_by_their_size():

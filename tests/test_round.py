@@ -27,6 +27,9 @@ class Diary:
     events: list = field(default_factory=list)
     limit: int = 99
 
+    def require_plan(self, _run, _plan):
+        pass
+
     def participations(self, run, clients):
         return dict.fromkeys(clients, 0)
 
@@ -123,8 +126,8 @@ def test_charges_come_before_what_they_pay_for():
 
 def test_no_vector_is_asked_for_when_the_budget_refuses():
     plan, asked = make_plan(), []
+    attempts = Attempting(plan, same, lambda *found: asked.append(found))
     with pytest.raises(BudgetExceeded):
-        attempts = Attempting(plan, same, lambda *found: asked.append(found))
         aggregate(plan, FIRST, NO_MODEL, attempts, Diary(limit=0))
     assert not asked
 

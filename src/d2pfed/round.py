@@ -367,6 +367,10 @@ class ReleaseLedger(Protocol):
         """Take back an attempt in which nothing can be unmasked any more."""
         ...
 
+    def require_plan(self, run: str, plan: bytes) -> None:
+        """Refuse a plan, by its digest, that is not the one a run was charged for."""
+        ...
+
     def participations(self, run: str, clients: Iterable[int]) -> Mapping[int, int]:
         """Return in how many attempts of a run that were not void each client took part."""
         ...
@@ -431,6 +435,7 @@ def aggregate(
     test_never_less.py::test_a_retry_counts_the_attempt_before_it.
     """
     run, number = first.run, first.round
+    ledger.require_plan(run, plan.digest)
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
     for attempt in (Attempt(run, number, each) for each in range(first.number, plan.attempts_per_round)):
         cohort = attempts.draw(attempt)
@@ -501,6 +506,9 @@ def private_sum(
         )
     if not _FEWEST <= len(vectors) <= plan.cohort_size:
         raise ConfigError(f"a sum is over {_FEWEST} clients to the planned {plan.cohort_size}, got {len(vectors)}")
+    if not entropy.is_replayed:
+        # One root may serve several ledgers, and the same attempt of the same run would have the same noise in each.
+        entropy = entropy.child("sum", Entropy.system().key)
     attempts = _GivenVectors(plan, vectors, entropy)
     mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
     return mean * np.float32(plan.cohort_size)

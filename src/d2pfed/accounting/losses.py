@@ -10,6 +10,7 @@ from d2pfed.accounting.profiles import Profile
 _PROFILE_GUARD = 1e-10  # relative: more than the rounding of a profile that does not round itself up
 _ROUNDING = 2.0**-52
 _DECAY = 16.0  # exponent within one block of a sum
+_SHORTEST_BLOCK = 64  # of fewer points there would be too many
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,8 +81,12 @@ def _join(ahead: _Side, behind: _Side, step: float, factor: float) -> Losses:
 
 def decayed_sums(masses: FloatArray, step: float) -> FloatArray:
     """Return the sums over j >= k of mass_j exp(-(j - k) step), from positive terms alone."""
-    sums, carried = np.empty(len(masses)), 0.0
     block = max(1, int(_DECAY / step))
+    if block < _SHORTEST_BLOCK:  # the recursion itself: its rounding dies out as fast as the masses do
+        from scipy.signal import lfilter  # noqa: PLC0415 - slow to load, and only huge losses need it
+
+        return np.ascontiguousarray(lfilter([1.0], [1.0, -np.exp(-step)], masses[::-1])[::-1])
+    sums, carried = np.empty(len(masses)), 0.0
     for end in range(len(masses), 0, -block):
         start = max(0, end - block)
         decay = np.exp(-step * np.arange(end - start))

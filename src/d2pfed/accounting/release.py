@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
 
 
 class Unit(StrEnum):
@@ -45,7 +45,9 @@ class CohortSampling:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cohort_size <= self.population:
-            raise ConfigError(f"cohort must be in [1, population = {self.population}], got {self.cohort_size}")
+            raise ConfigError(
+                f"cohort_size must be in [1, population = {shown(self.population)}], got {shown(self.cohort_size)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

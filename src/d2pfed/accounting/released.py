@@ -18,7 +18,7 @@ from d2pfed.accounting.methods import (
     method_for,
     renyi_total_epsilon,
 )
-from d2pfed.accounting.pld import Part, loss_costs
+from d2pfed.accounting.pld import COARSE, Part, loss_costs
 from d2pfed.accounting.profiles import Law, SampledGaussian
 from d2pfed.accounting.release import Adjacency, CohortSampling, Noise, Sampling
 
@@ -83,9 +83,10 @@ def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float,
         return gaussian_total_epsilon(total, delta, releases), method
     if method is Method.GAUSSIAN:
         parts = list(sampled_parts(runs, adjacency, releases).items())
-        epsilon = composed(loss_costs(parts, delta, points)).epsilon(delta, kappa)
-        if math.isfinite(epsilon):
-            return epsilon, "pld"
+        for grid in sorted({points, COARSE}, reverse=True):  # where many releases are too wide for a fine one
+            epsilon = composed(loss_costs(parts, delta, grid)).epsilon(delta, kappa)
+            if math.isfinite(epsilon):
+                return epsilon, "pld"
     renyi = renyi_total_epsilon(total, delta - kappa), str(Method.RENYI)
     enveloped = _enveloped_parts(runs, releases)
     if enveloped is None:

@@ -9,7 +9,7 @@ import typer
 
 from d2pfed.accounting import round_up
 from d2pfed.cli import options
-from d2pfed.cli.show import out, print_json
+from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import ALL, RUNS, Given, carried_over
 from d2pfed.flower.home import init_home, read_home
@@ -104,8 +104,8 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
         return
     out().print(
         f"Client {place.client}: {len(given.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
-        f"{place.budget.epsilon:g} at delta {place.budget.delta:.2g} against the server and the colluders "
-        "that each plan allows for, over all runs."
+        f"{round_up(place.budget.epsilon, 6)} at delta {delta_as_given(place.budget.delta)} against the server "
+        "and the colluders that each plan allows for, over all runs."
     )
     for body in history.bodies(Entry.DECLARATION):
         why = f" ({body['why']})" if body.get("why") else ""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting import Release, Sampling, client_epsilon
+from d2pfed.accounting import Release, Sampling, client_epsilon, round_up
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.flower.home import ClientBudget
 from d2pfed.ledger import decode_release, encode_release
@@ -58,8 +58,9 @@ class Account:
         epsilon = given.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
         if epsilon > self.budget.epsilon:
             raise ConfigError(
-                f"with {left} vectors more, as this plan allows, this client would spend epsilon {epsilon:.4g} "
-                f"against the server and {plan.colluders} colluders, its budget is {self.budget.epsilon:g}"
+                f"with {left} vectors more, as this plan allows, this client would spend epsilon "
+                f"{round_up(epsilon, 4)} against the server and {plan.colluders} colluders, its budget is "
+                f"{self.budget.epsilon:g}"
             )
 
     def require_turn(self, plan: Plan, run: str, history: History) -> None:

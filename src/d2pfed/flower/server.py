@@ -139,7 +139,7 @@ class PrivateFedAvg:
             )
             evaluator.validate(run.state.rounds, run.state.average)
             federation = FlowerFederation(strategy, mail, run, layout, configs)
-            summary = run.train(federation, evaluator, _Logged(), rounds)
+            summary = run.train(federation, evaluator, _Logged(self.plan.max_attempts), rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
         return evaluator.result(layout.unflatten(run.last_model()))
@@ -171,6 +171,7 @@ class FlowerFederation:
         configs: tuple[dict[str, object], dict[str, object]],
     ) -> None:
         self._plan = strategy.plan
+        self._ledger = run.ledger
         self._roster = None if strategy.roster is None else strategy.roster.roster
         self._layout = layout
         self._configs = configs
@@ -193,7 +194,7 @@ class FlowerFederation:
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
-        self._drawn = self._cohorts.draw(attempt.round, attempt.number, self._notes.block)
+        self._drawn = self._next(attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._notes.excluded]
         there = self._nodes.seek(wanted, self._deadlines.joining)
@@ -205,6 +206,19 @@ class FlowerFederation:
             )
         self._exchange.laps.clear()
         return cohort
+
+    def _next(self, attempt: Attempt) -> Drawn:
+        """Return the draw of an attempt; of a partition a block that no charged attempt has.
+
+        A server that died between the reservation and the first request for a vector has charged a block, and has
+        not noted it.
+        """
+        drawn = self._cohorts.draw(attempt.round, attempt.number, self._notes.block)
+        if self._plan.sampling.method is Sampling.ONCE and self._ledger is not None:
+            while any(self._ledger.participations(attempt.run, drawn.cohort).values()):
+                self._notes.use_block()
+                drawn = self._cohorts.draw(attempt.round, attempt.number, self._notes.block)
+        return drawn
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
         """Return the session of an attempt, bound to the roster and its draw."""
@@ -282,11 +296,15 @@ class _Evaluator:
         return result
 
 
+@dataclass(frozen=True, slots=True)
 class _Logged:
     """Writes a line per round and per exchange to the log."""
 
+    max_attempts: int
+
     def __call__(self, record: RoundRecord, /) -> bool:
-        _log.info("round %d: %s survivors, %d attempts charged", record.round, record.survivors, record.charged)
+        charged = f"{record.charged} of {self.max_attempts}"
+        _log.info("round %d: %s survivors, %s attempts charged", record.round, record.survivors, charged)
         for lap in record.exchanges:
             _log.info("  %-14s %d of %d in %.1f s", lap.name, lap.answered, lap.asked, lap.seconds)
         return True

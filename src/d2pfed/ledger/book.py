@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting.release import Release
+from d2pfed.accounting.release import Release, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.budget import Begun, Budget, RunPlan, require_no_worse
 from d2pfed.ledger.rows import ROOT, Head, Key, Row, RowKind
@@ -89,6 +89,7 @@ class Book:
                 # The noise is fresh at each call, so the same attempt again would be another release, for nothing.
                 raise LedgerError(f"{key} has a row: take attempt {self.tried[key.run, key.round]}")
             self._check_attempt(key, release)
+            self._check_block(key, release, ())
             return Attempt(kind, self.epoch, release)
         if begun is None or begun.kind is not RowKind.RESERVE or kind not in (RowKind.COMMIT, RowKind.VOID):
             raise LedgerError(f"{key}: {kind} cannot follow {'nothing' if begun is None else begun.kind}")
@@ -97,6 +98,7 @@ class Book:
             raise LedgerError(f"{key}: reserved in epoch {begun.epoch}, which epoch {self.epoch} cannot {kind}")
         if release is not None:
             _check_realised(release, begun.release)
+            self._check_block(key, release, begun.release.participants)
         return replace(begun, kind=kind, release=begun.release if release is None else release)
 
     def _check_open(self, row: Row) -> None:
@@ -153,6 +155,17 @@ class Book:
                 f"{key}: all of the {plan.max_attempts} attempts that the run may take are charged"
             )
         require_no_worse(release, plan.release)
+
+    def _check_block(self, key: Key, release: Release, counted: Sequence[int]) -> None:
+        """Refuse a client's second charged attempt under `once`: the run was charged for one of each client's."""
+        if release.sampling.method is Sampling.ONCE:
+            again = [
+                client
+                for client in set(release.participants).difference(counted)
+                if self.participations[key.run, client]
+            ]
+            if again:
+                raise LedgerError(f"{key}: `once` uses each client once, and client {min(again)} has contributed")
 
 
 def _check_chain(row: Row, seq: int, previous: bytes) -> None:

@@ -154,6 +154,14 @@ class Ledger:
         """Return in how many attempts of a run that may have been opened each client took part."""
         return {client: self._book.participations[run, client] for client in clients}
 
+    def require_plan(self, run: str, plan: bytes) -> None:
+        """Refuse a plan, by its digest, that is not the one a run was charged for: another has another cap."""
+        begun = self._book.runs.get(run)
+        if begun is None:
+            raise LedgerError(f"run {run} has not begun")
+        if begun.plan.plan != plan:
+            raise LedgerError(f"run {run} was charged for another plan: what another allows is not counted")
+
     def next_attempt(self, run: str, number: int) -> int:
         """Return the first attempt at round `number` of a run that no row mentions."""
         return self._book.tried[run, number]

@@ -10,6 +10,7 @@ from d2pfed.accounting import upper_bound as coarse
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan.agreement import Plan
+from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
@@ -51,11 +52,12 @@ def ideal_multiplier(target: PrivacyTarget) -> float:
     seen = target
     if target.against.view is not View.RELEASED:
         # Whoever knows the cohorts sees a client as often as its cap lets it contribute, and nothing is amplified.
+        rounds = min(target.effective_max_participations, MOST_ROUNDS)
         seen = replace(
             target,
             sampling=Sampling.NONE,
-            rounds=target.effective_max_participations,
-            spare=0,
+            rounds=rounds,
+            spare=target.effective_max_participations - rounds,
             max_participations=None,
             against=RELEASED,
         )

@@ -108,8 +108,8 @@ def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
     more = plan.max_attempts - plan.rounds
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
-        f"To keep epsilon {target.epsilon:g} against `{plan.against}` over {plan.rounds} rounds{spare}, the sum of "
-        f"{plan.cohort_size} clients needs noise of {plan.sigma / target.clip:.4g} times the clip{reserve}."
+        f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
+        f"the sum of {plan.cohort_size} clients needs noise of {plan.sigma / target.clip:.4g} times the clip{reserve}."
     )
 
 
@@ -164,7 +164,7 @@ def _warnings(plan: Plan, noise_to_clip: float) -> tuple[str, ...]:
         )
     if plan.delta >= 1 / plan.sampling.population:
         found.append(
-            f"Delta {plan.delta:g} is not below 1 / population = {1 / plan.sampling.population:g}: publishing a random "
-            f"client's data whole would satisfy it."
+            f"Delta {round_up(plan.delta, 6)} is not below 1 / population = {1 / plan.sampling.population:g}: "
+            f"publishing a random client's data whole would satisfy it."
         )
     return tuple(found)

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from d2pfed.accounting import CAP_SHARE, RELEASED, Adjacency, CohortSampling, Observer, Sampling, cap_excess
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan.bounds import (
@@ -111,7 +111,7 @@ class PrivacyTarget:
         if self.max_participations is not None and not 1 <= self.max_participations <= self.max_attempts:
             raise ConfigError(
                 f"max_participations must be in [1, rounds + spare = {self.max_attempts}], "
-                f"got {self.max_participations}"
+                f"got {shown(self.max_participations)}"
             )
         if self.sampling is Sampling.ONCE and self.max_participations not in (None, 1):
             raise ConfigError(f"sampling `once` means one participation, got {self.max_participations}")

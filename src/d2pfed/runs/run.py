@@ -220,6 +220,8 @@ class Run:
             return ()
         # Without participants: who took part, and how often, stays with the server.
         releases = [replace(release, participants=()) for release in ledger.releases() if release.run == self.name]
+        if not releases:
+            return ()
         return tuple(
             account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
             for observer in observers(plan)
