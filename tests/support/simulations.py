@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from d2pfed import round as rounds
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Collected, Session, session_of
+from d2pfed.round import Attempt, Collected, Session
 from d2pfed.simulation import Dropouts, Encoder, Fidelity, collect
 
 
@@ -69,7 +70,7 @@ class Attempting:
         return self.drawn(attempt.number)
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
-        return session_of(self.plan, attempt, cohort)
+        return rounds.session_of(self.plan, attempt, cohort)
 
     def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> Collected:
         return self.collected(session, participations)
