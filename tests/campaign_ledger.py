@@ -17,8 +17,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from d2pfed.accounting import RELEASED
+from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger import Budget, Head, Ledger, Row, RowKind, RunPlan, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row

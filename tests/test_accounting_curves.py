@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import oracle
-from d2pfed.accounting import curves
+from d2pfed.accounting import rdp
+from d2pfed.accounting.amplification import Law, SampledGaussian, known_size_delta
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
-from d2pfed.accounting.conversion import gaussian_delta, gaussian_epsilon, mironov, tight
-from d2pfed.accounting.losses import dominate
-from d2pfed.accounting.profiles import Law, SampledGaussian, known_size_delta
-from d2pfed.accounting.release import DiscreteGaussianSum
-from d2pfed.accounting.sampling import gaussian_moments, without_replacement
+from d2pfed.accounting.events import DiscreteGaussianSum
+from d2pfed.accounting.pld import dominate, gaussian_delta, gaussian_epsilon
+from d2pfed.accounting.rdp import gaussian_moments, mironov, tight, without_replacement
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0])
@@ -44,12 +43,12 @@ def check_integer_sums(curve):
 
 
 def test_sums_around_integers_stay_below_the_bound():
-    check_integer_sums(curves.integer_centred_sum)
+    check_integer_sums(rdp.integer_centred_sum)
 
 
 def test_the_check_rejects_a_bound_without_tau():
     def no_tau(orders, *, sigma, contributors, shift, l1_shift, dimension):
-        return curves.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
+        return rdp.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
 
     with pytest.raises(AssertionError, match="below"):
         check_integer_sums(no_tau)
@@ -65,12 +64,12 @@ def check_real_sums(curve):
 
 
 def test_sums_around_real_centres_stay_below_the_bound():
-    check_real_sums(curves.real_centred_sum)
+    check_real_sums(rdp.real_centred_sum)
 
 
 def test_the_check_rejects_a_bound_without_the_lattice_term():
     def no_lattice(orders, *, sigma, contributors, shift, dimension):
-        return curves.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
+        return rdp.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
 
     with pytest.raises(AssertionError, match="below"):
         check_real_sums(no_lattice)
@@ -97,12 +96,12 @@ def check_skellam(curve):
 
 
 def test_skellam_stays_below_its_bound():
-    check_skellam(curves.skellam)
+    check_skellam(rdp.skellam)
 
 
 def test_the_check_rejects_a_variance_that_is_two_per_cent_too_large():
     def overstated(orders, *, variance, shift, l1_shift):
-        return curves.skellam(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
+        return rdp.skellam(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
 
     with pytest.raises(AssertionError, match="below"):
         check_skellam(overstated)
@@ -114,9 +113,9 @@ def test_the_theta_tail_is_the_series_and_errs_upwards():
             series = 2 * mpmath.nsum(
                 lambda m, w=width: mpmath.exp(-2 * mpmath.pi**2 * w**2 * m**2), [1, mpmath.inf]
             )
-        assert float(series) * (1 - 1e-12) <= curves.theta_tail(width) <= float(series) * (1 + 1e-4)
-    assert curves.theta_tail(0.01) > 1
-    assert curves.two_sided(1.5) == math.inf
+        assert float(series) * (1 - 1e-12) <= rdp.theta_tail(width) <= float(series) * (1 + 1e-4)
+    assert rdp.theta_tail(0.01) > 1
+    assert rdp.two_sided(1.5) == math.inf
 
 
 def test_a_sum_is_within_its_gap_of_one_discrete_gaussian():
@@ -126,8 +125,8 @@ def test_a_sum_is_within_its_gap_of_one_discrete_gaussian():
         single = oracle.discrete_gaussian(sigma * math.sqrt(contributors), 0.37, len(law) // 2)
         seen = (law > 1e-200) & (single > 1e-200)
         measured = np.max(np.abs(np.log(law[seen] / single[seen])))
-        assert measured <= curves.sum_gap(sigma, contributors)
-        tightest = max(tightest, measured / curves.sum_gap(sigma, contributors))
+        assert measured <= rdp.sum_gap(sigma, contributors)
+        tightest = max(tightest, measured / rdp.sum_gap(sigma, contributors))
     assert tightest > 0.2
 
 
@@ -158,7 +157,7 @@ def test_a_rounded_gaussian_is_within_the_smoothing_gap():
 
 def test_the_check_rejects_a_gap_that_forgets_the_mean():
     def quadratic_only(width, smoothing):
-        worst = curves.theta_tail(smoothing)
+        worst = rdp.theta_tail(smoothing)
         return worst * worst / (1 - worst)
 
     with pytest.raises(AssertionError, match="above"):
@@ -206,7 +205,7 @@ def test_the_gaussian_epsilon_ends_on_the_private_side():
 def test_the_tight_conversion_is_sound_for_gaussians_and_never_above_the_published_one():
     orders = np.geomspace(1.01, 1000, 4000)
     for ratio, delta in product((0.05, 0.5, 2.0, 10.0), (1e-9, 1e-5, 1e-2)):
-        curve = curves.gaussian(orders, ratio)
+        curve = rdp.gaussian(orders, ratio)
         exact, close = gaussian_epsilon(delta, ratio), tight(orders, curve, delta).min()
         assert exact <= close * (1 + 1e-9)
         assert close <= mironov(orders, curve, delta).min()
@@ -230,7 +229,7 @@ def test_exact_moments_equal_high_precision_sums():
 
 def test_leaving_out_exact_moments_never_lowers_the_bound():
     for ratio, rate in product((0.2, 0.5, 1.0, 2.0), (1e-3, 0.05, 0.5)):
-        own = curves.gaussian(np.arange(41.0), ratio)
+        own = rdp.gaussian(np.arange(41.0), ratio)
         exact = without_replacement(own, rate, gaussian_moments(ratio, 40))
         assert np.all(exact <= without_replacement(own, rate) * (1 + 1e-12))
         assert np.all(exact[2:] <= own[2:])

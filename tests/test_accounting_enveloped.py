@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import oracle
-from d2pfed.accounting.enveloped import SampledCurve, has_envelope, renyi_delta
-from d2pfed.accounting.losses import dominate
-from d2pfed.accounting.observers import RELEASED, account
-from d2pfed.accounting.release import (
+from d2pfed.accounting.amplification import SampledCurve, has_envelope, renyi_delta
+from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
     ContinuousGaussian,
@@ -22,6 +20,8 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.observers import RELEASED, account
+from d2pfed.accounting.pld import dominate
 
 SKELLAM = SkellamSum(Fraction(40), 1000, Fraction(100), Fraction(22_700), 51_370)
 

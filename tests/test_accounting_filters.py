@@ -7,12 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.filters import Filter, PlanCost, milestones
-from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import (
+from d2pfed.accounting.amplification import Law, SampledGaussian
+from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
     CohortSampling,
@@ -23,7 +19,9 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.tilted import profile_bounds
+from d2pfed.accounting.filters import Filter, PlanCost, Reference, milestones
+from d2pfed.accounting.observers import RELEASED, SERVER, account
+from d2pfed.accounting.pld import gaussian_epsilon, profile_bounds
 from d2pfed.errors import ConfigError
 
 DELTA = 1e-5
@@ -49,7 +47,7 @@ def plan(noise=NOISE, attempts=50, max_participations=50, sampling=FIXED, adjace
 
 def alone(cost, observer=RELEASED, delta=DELTA):
     return account(
-        [cost.release] * cost.attempts, observer, delta=delta, max_participations=cost.effective_max_participations
+        [cost.release] * cost.attempts, observer, delta=delta, max_participations=cost.max_participations
     ).epsilon
 
 

@@ -9,16 +9,13 @@ import pytest
 from scipy.stats import norm
 
 import oracle
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.cost import composed
+from d2pfed.accounting.amplification import Law, SampledGaussian, added_delta, cap_excess, known_size_delta
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.filters import Reference
 from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta
-from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
-from d2pfed.accounting.released import cap_excess
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_costs, profile_bounds
 from d2pfed.accounting.surrogate import surrogate
-from d2pfed.accounting.tilted import profile_bounds
 
 RADIUS = 3  # lattice steps per clip radius
 

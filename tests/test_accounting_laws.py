@@ -13,15 +13,10 @@ import pytest
 
 from d2pfed import accounting
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
+from d2pfed.accounting.amplification import Law, SampledGaussian
 from d2pfed.accounting.binomial import advanced_epsilon, amplified_epsilon, cpsgd_epsilon
-from d2pfed.accounting.charge import binomial_charge, gaussian_charge, renyi_charge
-from d2pfed.accounting.conversion import gaussian_epsilon, mironov, tight
-from d2pfed.accounting.cost import Additive, composed
-from d2pfed.accounting.curves import gaussian
-from d2pfed.accounting.orders import dense, least, real, sparse
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import (
+from d2pfed.accounting.composition import Additive, binomial_charge, composed, gaussian_charge, renyi_charge
+from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
     CohortSampling,
@@ -31,7 +26,18 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.sampling import gaussian_moments, without_replacement
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_costs
+from d2pfed.accounting.rdp import (
+    dense,
+    gaussian,
+    gaussian_moments,
+    least,
+    mironov,
+    real,
+    sparse,
+    tight,
+    without_replacement,
+)
 from d2pfed.errors import ConfigError
 
 FIXED = CohortSampling(Sampling.FIXED, 10_000, 100)
@@ -49,26 +55,26 @@ def epsilon(
     return epsilon_of(z, sampling, rounds, adjacency=adjacency, delta=delta, accountant=accountant, grid=grid)
 
 
-SCHEMES = [
-    (accountant, scheme, adjacency)
-    for accountant, scheme, adjacency in product(
+SAMPLED = [
+    (accountant, method, adjacency)
+    for accountant, method, adjacency in product(
         Accountant, (Sampling.FIXED, Sampling.POISSON, Sampling.NONE), Adjacency
     )
-    if not (scheme is Sampling.POISSON and accountant in {Accountant.WBK, Accountant.WBK_MIRONOV})
-    and not (scheme is Sampling.POISSON and accountant is Accountant.RDP and adjacency is Adjacency.REPLACE_ONE)
+    if not (method is Sampling.POISSON and accountant in {Accountant.WBK, Accountant.WBK_MIRONOV})
+    and not (method is Sampling.POISSON and accountant is Accountant.RDP and adjacency is Adjacency.REPLACE_ONE)
 ]
 
 
-@pytest.mark.parametrize(("accountant", "scheme", "adjacency"), SCHEMES)
-def test_epsilon_moves_the_right_way_with_every_argument(accountant, scheme, adjacency):
+@pytest.mark.parametrize(("accountant", "method", "adjacency"), SAMPLED)
+def test_epsilon_moves_the_right_way_with_every_argument(accountant, method, adjacency):
     def at(z=0.8, cohort_size=100, rounds=50, delta=1e-5):
-        sampling = CohortSampling(scheme, 10_000, cohort_size)
+        sampling = CohortSampling(method, 10_000, cohort_size)
         return epsilon(z, sampling, rounds, adjacency, delta, accountant)
 
     slack = 1 + 2e-3  # two grids may differ by their resolution
     for values, argument in (
         ((0.5, 0.7, 0.9, 1.3, 2.0, 4.0), "z"),
-        ((1000, 300, 100, 30, 10), "cohort"),
+        ((1000, 300, 100, 30, 10), "cohort_size"),
         ((400, 200, 50, 10, 2, 1), "rounds"),
         ((1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3), "delta"),
     ):
@@ -215,7 +221,7 @@ def test_values_that_cannot_be_are_refused():
         participants=(1, 2),
     )
     for wrong, rule in (
-        (lambda: CohortSampling(Sampling.FIXED, 10, 11), "cohort"),
+        (lambda: CohortSampling(Sampling.FIXED, 10, 11), "cohort_size"),
         (lambda: ContinuousGaussian(math.inf, 1.0), "sigma"),
         (lambda: SkellamSum(Fraction(0), 1, Fraction(1), Fraction(1), 1), "variance"),
         (lambda: replace(release, attempt=-1), "attempt"),
@@ -257,5 +263,5 @@ def test_costs_are_composed_in_one_line_of_the_package():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "times":
                 calls.append(path.name)
             if isinstance(node, ast.Attribute) and node.attr in {"compose", "self_compose"}:
-                assert path.name == "cost.py"
-    assert calls == ["cost.py"]
+                assert path.name == "composition.py"
+    assert calls == ["composition.py"]

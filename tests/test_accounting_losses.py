@@ -6,9 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting.conversion import gaussian_delta
-from d2pfed.accounting.losses import dominate, reach
-from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta, replaced_delta
+from d2pfed.accounting.amplification import Law, SampledGaussian, added_delta, known_size_delta, replaced_delta
+from d2pfed.accounting.pld import dominate, gaussian_delta, reach
 
 
 def profile(losses, epsilons):

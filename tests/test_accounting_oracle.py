@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import oracle
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.cost import composed
-from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import (
+from d2pfed.accounting.amplification import Law, SampledGaussian
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
     DiscreteGaussianSum,
@@ -22,6 +19,8 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_costs
 from d2pfed.accounting.surrogate import surrogate
 
 VARIANCES = (1, 2, 4, 16)

@@ -17,13 +17,11 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import qmc
 
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.conversion import gaussian_epsilon, mironov, tight
-from d2pfed.accounting.cost import composed
-from d2pfed.accounting.curves import gaussian
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
+from d2pfed.accounting.amplification import Law, SampledGaussian
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_costs
+from d2pfed.accounting.rdp import gaussian, gaussian_moments, mironov, secret_coins, tight, without_replacement
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns of its own syntax when first imported

@@ -8,16 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting import losses as losses_module
-from d2pfed.accounting import reference as reference_module
-from d2pfed.accounting.filters import Filter, PlanCost
-from d2pfed.accounting.losses import decayed_sums, dominate, reach
+from d2pfed.accounting import filters, pld
+from d2pfed.accounting.amplification import Law, SampledGaussian, cap_excess
+from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.filters import Filter, PlanCost, Reference
 from d2pfed.accounting.observers import RELEASED
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
-from d2pfed.accounting.released import cap_excess
-from d2pfed.accounting.tilted import profile_bounds
+from d2pfed.accounting.pld import decayed_sums, dominate, profile_bounds, reach
 
 DELTA = 1e-5
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 1000)
@@ -113,7 +109,7 @@ def domination_is_checked_at_every_grid_point(monkeypatch):
             values[place] = 10 if count == 0 else count
             return values, values
 
-        monkeypatch.setattr(reference_module, "profile_bounds", bounds)
+        monkeypatch.setattr(filters, "profile_bounds", bounds)
         assert reference._least([("plan", 0)], "own", 1e-6, 1) == 10
 
 
@@ -128,9 +124,9 @@ def masses_are_raised_by_what_rounding_lost(monkeypatch):
         shares = np.maximum(-np.expm1(at[:, None] - found.values[None, :]), 0.0).astype(np.longdouble)
         return found.infinite + shares @ found.masses.astype(np.longdouble)
 
-    monkeypatch.setattr(losses_module, "_PROFILE_GUARD", 0.0)
+    monkeypatch.setattr(pld, "_PROFILE_GUARD", 0.0)
     assert np.all(rebuilt() >= part.forward(at))
-    monkeypatch.setattr(losses_module, "decayed_sums", lambda masses, step: 0.999 * decayed_sums(masses, step))
+    monkeypatch.setattr(pld, "decayed_sums", lambda masses, step: 0.999 * decayed_sums(masses, step))
     assert np.all(rebuilt()[:300] >= 1.0009 * part.forward(at)[:300])
 
 
@@ -163,7 +159,7 @@ PLANTED = [
     ),
     (
         masses_are_raised_by_what_rounding_lost,
-        (losses_module, "dominate"),
+        (pld, "dominate"),
         ("1 + max(ahead.short, behind.short)", "1.0"),
     ),
 ]
@@ -184,7 +180,7 @@ def test_the_check_rejects_a_planted_defect(check, place, change, monkeypatch):
     made = {}
     exec(source.replace(*change), right.__globals__, made)
     monkeypatch.setattr(owner, name, made[name])
-    if owner is losses_module:
+    if owner is pld:
         monkeypatch.setitem(globals(), name, made[name])
     with pytest.raises(AssertionError):
         check(monkeypatch)

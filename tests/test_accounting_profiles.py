@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from d2pfed.accounting import conversion, profiles
-from d2pfed.accounting.conversion import gaussian_delta, gaussian_epsilon, relative_guard
-from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta, replaced_delta
+from d2pfed.accounting import amplification, pld
+from d2pfed.accounting.amplification import Law, SampledGaussian, added_delta, known_size_delta, replaced_delta
+from d2pfed.accounting.pld import gaussian_delta, gaussian_epsilon, relative_guard
 
 LEAST = mpmath.mpf(10) ** -300
 
@@ -70,7 +70,7 @@ def shortfalls(number):
             exact_ratio, exact_rate = mpmath.mpf(ratio), mpmath.mpf(rate)
             for epsilon, found, true in zip(
                 epsilons(ratio, rate, out),
-                (profiles.known_size_delta, profiles.added_delta, profiles.replaced_delta),
+                (amplification.known_size_delta, amplification.added_delta, amplification.replaced_delta),
                 (true_known_size, true_added, true_replaced),
                 strict=True,
             ):
@@ -104,8 +104,8 @@ def test_epsilon_of_a_gaussian_holds_at_its_delta_at_every_ratio():
 
 
 def test_the_checks_reject_a_difference_of_tails(monkeypatch):
-    monkeypatch.setattr(conversion, "gaussian_delta", difference_of_tails)
-    monkeypatch.setattr(profiles, "gaussian_delta", difference_of_tails)
+    monkeypatch.setattr(pld, "gaussian_delta", difference_of_tails)
+    monkeypatch.setattr(amplification, "gaussian_delta", difference_of_tails)
     assert broken(200) > 10
     assert max(shortfalls(50)) > 1
 

@@ -8,13 +8,10 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting import tilted
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.cost import composed
-from d2pfed.accounting.losses import Losses
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.tilted import tilted_epsilon
+from d2pfed.accounting import pld
+from d2pfed.accounting.amplification import Law, SampledGaussian
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.pld import COARSE, Losses, gaussian_epsilon, loss_costs, tilted_epsilon
 from test_accounting_peers import spread
 
 SMALL = Losses(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0.0625]), 0.0)
@@ -103,6 +100,6 @@ def test_a_transform_errs_by_less_than_its_bound(size):
 
 
 def test_the_comparison_rejects_a_transform_that_is_not_tilted(monkeypatch):
-    monkeypatch.setattr(tilted, "_slope", lambda _laws, _log: 1e-3)
+    monkeypatch.setattr(pld, "_slope", lambda _laws, _log: 1e-3)
     with mpmath.workdps(50):
         assert tilted_epsilon([(SMALL, 30)], 1e-20) > 1.1 * exact_epsilon([(SMALL, 30)], 1e-20)

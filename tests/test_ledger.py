@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from campaign_ledger import additive, begun, plan_of, release
 from d2pfed.accounting import RELEASED, SERVER, colluding
+from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
 from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, Ledger, Meter, RowKind, read_budget, read_rows, verify
 from d2pfed.ledger.book import Book

@@ -8,7 +8,18 @@ from itertools import pairwise
 import pytest
 
 from d2pfed.accounting.accountants import Accountant, epsilon_of
-from d2pfed.accounting.conversion import gaussian_epsilon
+from d2pfed.accounting.amplification import cap_excess
+from d2pfed.accounting.events import (
+    Adjacency,
+    BinomialSum,
+    CohortSampling,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Release,
+    Sampling,
+    SkellamSum,
+    Unit,
+)
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -21,18 +32,7 @@ from d2pfed.accounting.observers import (
     realised_epsilon,
     upper_bound,
 )
-from d2pfed.accounting.release import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
-from d2pfed.accounting.released import cap_excess
+from d2pfed.accounting.pld import gaussian_epsilon
 from d2pfed.errors import ConfigError
 
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 100)
@@ -378,7 +378,7 @@ def test_noise_too_narrow_for_any_bound_costs_infinity():
     ("releases", "max_participations", "delta", "rule"),
     [
         ([], 1, 1e-5, "at least one release"),
-        (rows(1), 0, 1e-5, "cap"),
+        (rows(1), 0, 1e-5, "max_participations"),
         (rows(1), 1, 0.0, "delta"),
         ([row(0), row(1, adjacency=Adjacency.ZERO_OUT)], 1, 1e-5, "same unit and adjacency"),
     ],

@@ -5,14 +5,23 @@ from enum import StrEnum
 
 import numpy as np
 
-from d2pfed.accounting.conversion import FloatArray, check_delta, gaussian_epsilon, mironov, tight
-from d2pfed.accounting.cost import Additive, composed
-from d2pfed.accounting.curves import gaussian
-from d2pfed.accounting.orders import dense, least, real
-from d2pfed.accounting.pld import COARSE, FINE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
+from d2pfed.accounting.amplification import Law, SampledGaussian
+from d2pfed.accounting.composition import Additive, composed
+from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.pld import COARSE, FINE, gaussian_epsilon, loss_costs
+from d2pfed.accounting.rdp import (
+    FloatArray,
+    check_delta,
+    dense,
+    gaussian,
+    gaussian_moments,
+    least,
+    mironov,
+    real,
+    secret_coins,
+    tight,
+    without_replacement,
+)
 from d2pfed.errors import ConfigError
 
 

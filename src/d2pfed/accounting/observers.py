@@ -6,32 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from d2pfed.accounting.batches import RunBatch, batches
-from d2pfed.accounting.charge import Charge, costliest, worst
-from d2pfed.accounting.conversion import check_delta
-from d2pfed.accounting.cost import Additive, composed
-from d2pfed.accounting.methods import (
+from d2pfed.accounting.amplification import capped_epsilon, is_amplified
+from d2pfed.accounting.composition import (
+    Additive,
     Amplify,
+    Charge,
     Method,
     Total,
     binomial_total_epsilon,
+    composed,
+    costliest,
     gaussian_total_epsilon,
     method_for,
     renyi_total_epsilon,
+    worst,
 )
-from d2pfed.accounting.orders import sparse
-from d2pfed.accounting.pld import COARSE, FINE
-from d2pfed.accounting.release import (
+from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Noise,
     Release,
+    RunBatch,
     Sampling,
     Unit,
+    batches,
 )
-from d2pfed.accounting.released import capped_epsilon, is_amplified
+from d2pfed.accounting.pld import COARSE, FINE
+from d2pfed.accounting.rdp import check_delta, sparse
 from d2pfed.errors import ConfigError
 
 

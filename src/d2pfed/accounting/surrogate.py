@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting.curves import sum_gap, theta_tail
-from d2pfed.accounting.release import DiscreteGaussianSum
+from d2pfed.accounting.events import DiscreteGaussianSum
+from d2pfed.accounting.rdp import sum_gap, theta_tail
 
 # What all releases together may add to epsilon: too small to see, large enough to smooth by less than one step.
 TOTAL_SLACK = 1e-6

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
+from d2pfed.accounting.events import ContinuousGaussian, Noise
 from d2pfed.accounting.filters import Charged, Filter, PlanCost
-from d2pfed.accounting.release import ContinuousGaussian, Noise
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.text import RELEASE_TYPES
 from d2pfed.numerics import canonical

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from d2pfed.accounting.events import Release
 from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Release
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger.book import Book, replay
 from d2pfed.ledger.budget import Begun, Budget, RunPlan, price

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from d2pfed.accounting import Guarantee, Sampling
-from d2pfed.accounting.released import is_amplified
+from d2pfed.accounting.amplification import is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.plan import Plan, PlanSummary
 from d2pfed.plan.widths import variance

@@ -1,0 +1,366 @@
+"""Amplification by sampling: what releases behind sampled cohorts cost somebody who sees the released models only."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache, partial
+
+import numpy as np
+
+from d2pfed.accounting.composition import (
+    Additive,
+    Amplify,
+    Charge,
+    Method,
+    binomial_total_epsilon,
+    composed,
+    costliest,
+    gaussian_charge,
+    gaussian_total_epsilon,
+    has_gaussian,
+    method_for,
+    renyi_charge,
+    renyi_total_epsilon,
+)
+from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunBatch, Sampling
+from d2pfed.accounting.pld import (
+    NARROW,
+    Part,
+    Profile,
+    gaussian_delta,
+    loss_costs,
+    mills_drop,
+    reach,
+    relative_guard,
+    scaled_density,
+)
+from d2pfed.accounting.rdp import FloatArray, sparse
+
+_FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential in double precision
+
+
+class Law(StrEnum):
+    """Which pair of laws dominates one release."""
+
+    KNOWN_SIZE = "known-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
+    HIDDEN_ZERO_OUT = "hidden-zero-out"  # secret coins, the client's vector against zero
+    HIDDEN_REPLACE = "hidden-replace"  # secret coins, the client's vector against another
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGaussian:
+    """One Gaussian release behind a sampled cohort.
+
+    `ratio` is shift over sigma: of two radii for `KNOWN_SIZE` (unless `rate` is 1), of one radius for the others.
+    """
+
+    law: Law
+    ratio: float
+    rate: float
+    slack: float = 0.0
+
+    @property
+    def forward(self) -> Profile:
+        """The profile of the first world against the second, rounded up."""
+        profile = replaced_delta if self.law is Law.HIDDEN_REPLACE else known_size_delta
+        guard = 1 + relative_guard(self.ratio)
+        return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
+
+    @property
+    def backward(self) -> Profile | None:
+        """The profile of the second world against the first, rounded up; None if it is the same."""
+        if self.law is not Law.HIDDEN_ZERO_OUT:
+            return None
+        guard = 1 + relative_guard(self.ratio)
+        return lambda epsilon: guard * added_delta(epsilon, self.ratio, self.rate)
+
+
+def known_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+    """Return the profile of a Gaussian behind a fixed-size cohort; also of a vector against zero behind a coin.
+
+    Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
+    Proof: theory.md#fixed-size. Checked: test_accounting_oracle.py by exhaustive adaptive optimisation.
+    """
+    # Where epsilon is small so is the base, and must be so to relative accuracy.
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / rate)
+    large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 1.0)))
+    return rate * gaussian_delta(np.where(epsilon < 1, small, large), ratio)
+
+
+def added_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+    """Return the profile of zero against the client's vector behind a secret coin: zero from -ln(1 - rate) on.
+
+    Guarantee: the mirror image of `known_size_delta` at one radius. Proof: theory.md#poisson.
+    """
+    kept = np.exp(-epsilon)
+    left = np.where(
+        kept > 0.5, rate + np.expm1(-epsilon), kept - (1 - rate)
+    )  # 1 - rate is exact where it is needed
+    # It falls to zero within rounding of the last epsilon, so what is left of the rate is rounded up.
+    left = np.maximum(left + 2.0**-50 * np.minimum(rate, kept), 0.0)
+    inside = left > 0
+    base = -np.log(np.where(inside, np.minimum(left / rate, 1.0), 1.0))
+    return np.where(inside, np.exp(epsilon) * left * gaussian_delta(base, ratio), 0.0)
+
+
+def replaced_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+    """Return the profile of the client's vector against its opposite behind a secret coin.
+
+    Guarantee: dominates every pair of vectors of that norm. Proof: theory.md#poisson.
+    Checked: test_accounting_curves.py against quadrature.
+    """
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
+    # The loss is increasing in the output z; where it passes epsilon, exp(ratio z - epsilon / 2) = exp(w) with
+    # sinh(w) = sinh(epsilon / 2) exp(ratio^2 / 2) (1 - rate) / rate.
+    with np.errstate(divide="ignore"):
+        others = np.log((1 - rate) / rate) + epsilon + np.log(-np.expm1(-epsilon))
+        log_sinh = others - epsilon / 2 - math.log(2) + ratio * ratio / 2
+    far = log_sinh > _FAR
+    w = np.where(far, log_sinh + math.log(2), np.arcsinh(np.exp(np.where(far, 0.0, log_sinh))))
+    z = (epsilon / 2 + w) / ratio
+    if ratio <= NARROW:
+        # At z the densities are equal, and tails are densities times Mills ratios.
+        near = scaled_density(z, others) * mills_drop(z - ratio, ratio)
+        far_side = scaled_density(z + ratio, epsilon) * mills_drop(z - ratio, 2 * ratio)
+        return rate * (near + far_side)
+    own = log_ndtr(ratio - z)
+    other = others + log_ndtr(-z)
+    opposite = epsilon + log_ndtr(-ratio - z)
+    left = np.maximum(-np.expm1(np.logaddexp(other, opposite) - own), 0.0)
+    return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
+
+
+_ORDERS = sparse(1 << 20)
+_NODES = 1 << 13
+_TAIL = 1e-60  # beyond this the profile is taken to be constant
+_WIDEST = 600.0  # epsilon whose exponential is still in the range of doubles
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCurve:
+    """One release behind a fixed-size cohort, with noise of which a Renyi curve is known.
+
+    `radii` says how many clip radii neighbours are apart: two behind a cohort.
+    """
+
+    noise: Noise
+    radii: int
+    rate: float
+    slack: float = 0.0
+
+    @property
+    def forward(self) -> Profile:
+        """The profile of the first world against the second.
+
+        Guarantee: dominates every pair of replace-one neighbours. Proof: theory.md#renyi-profile.
+        Checked: test_accounting_enveloped.py.
+        """
+        ratios, values = _envelope(self.noise, self.radii)
+
+        def profile(epsilon: FloatArray) -> FloatArray:
+            base = 1 + np.expm1(np.minimum(epsilon, _WIDEST)) / self.rate
+            return self.rate * np.interp(base, ratios, values)
+
+        return profile
+
+    @property
+    def backward(self) -> None:
+        """Nothing: the reversed order is the same."""
+        return
+
+
+def has_envelope(noise: Noise, radii: int) -> bool:
+    """Return whether the noise's profile falls off in the range of doubles."""
+    return _width(noise, radii) < _WIDEST
+
+
+def renyi_delta(epsilon: FloatArray, noise: Noise, radii: int) -> FloatArray:
+    """Return the least delta that the conversion of the noise's Renyi curve gives at any order, for epsilon >= 0."""
+    curve = np.array(renyi_charge(noise, radii, _ORDERS).values)
+    start = (_ORDERS - 1) * curve + _ORDERS * np.log1p(-1 / _ORDERS) - np.log(_ORDERS - 1)
+    exponents = np.full(np.shape(epsilon), min(0.0, math.log(-math.expm1(-curve[0])) / 2))  # total variation
+    for constant, order in zip(start.tolist(), _ORDERS.tolist(), strict=True):
+        np.minimum(exponents, constant - (order - 1) * epsilon, out=exponents)
+    return np.asarray(np.exp(exponents), dtype=np.float64)
+
+
+def _width(noise: Noise, radii: int) -> float:
+    if renyi_delta(np.array([_WIDEST]), noise, radii)[0] > _TAIL:
+        return _WIDEST
+    return reach(lambda epsilon: renyi_delta(epsilon, noise, radii), _TAIL)
+
+
+@lru_cache(maxsize=64)
+def _envelope(noise: Noise, radii: int) -> tuple[FloatArray, FloatArray]:
+    """Return the profile at ratios alpha >= 1: the greatest convex function below what is known on both sides of 1."""
+    epsilon = np.linspace(0, _width(noise, radii), _NODES)
+    above, ratio = renyi_delta(epsilon, noise, radii), np.exp(epsilon)
+    below = 1 - 1 / ratio + above / ratio  # the reversed order at 1 / alpha
+    ratios = np.concatenate([1 / ratio[:0:-1], ratio])
+    values = np.concatenate([below[:0:-1], above])
+    kept = _hull(ratios.tolist(), values.tolist())
+    return ratio, np.interp(ratio, ratios[kept], values[kept])
+
+
+def _hull(xs: list[float], ys: list[float]) -> list[int]:
+    """Return the points of the lower convex hull of points in increasing order."""
+    kept: list[int] = []
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        while len(kept) > 1:
+            a, b = kept[-2], kept[-1]
+            if (ys[b] - ys[a]) * (x - xs[a]) < (y - ys[a]) * (xs[b] - xs[a]):
+                break
+            kept.pop()
+        kept.append(i)
+    return kept
+
+
+CAP_SHARE = 0.01  # of delta: what a plan lets the cap on participations cost
+_GUARD = 1 + 1e-9  # more than the relative error of a binomial tail in double precision
+
+
+@dataclass(frozen=True, slots=True)
+class _Exposure:
+    """The cost of one release, how its cohort was drawn, and how many of them there are."""
+
+    cost: Additive
+    sampling: CohortSampling | None  # None: nothing is amplified
+    count: int
+
+
+def is_amplified(sampling: CohortSampling) -> bool:
+    """Return whether the cohort hides who took part."""
+    return sampling.method in {Sampling.FIXED, Sampling.POISSON} and sampling.cohort_size < sampling.population
+
+
+def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int) -> float:
+    """Return kappa, what clients that send zeros from their cap on add to delta behind sampled cohorts.
+
+    Each of so many charged attempts of a run has a fresh cohort. With cohorts of fixed size whether another client
+    is at its cap depends on who was drawn in its place; behind secret coins nothing does, and kappa is 0.
+
+    Guarantee: an upper bound. Proof: theory.md#caps.
+    Checked: test_accounting_caps.py::test_statuses_are_known_given_what_is_revealed.
+    """
+    if max_participations >= attempts or sampling.method is not Sampling.FIXED or not is_amplified(sampling):
+        return 0.0
+    from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
+
+    reached = float(bdtrc(max_participations - 1, attempts - 1, sampling.cohort_size / (sampling.population - 1)))
+    return min(1.0, _GUARD * attempts * (sampling.cohort_size / sampling.population) * reached)
+
+
+def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float, points: int) -> tuple[float, str]:
+    """Return epsilon against an observer of all released sums, and the name of the accountant used.
+
+    Each client sends zeros once it has been in as many releases of a run as the run's cap says.
+
+    Guarantee: cohorts drawn afresh and independently for each release, as it states, or a partition whose blocks
+    are used once. Proof: theory.md#fixed-size, theory.md#poisson, theory.md#caps, theory.md#attempts.
+    Checked: test_accounting_oracle.py.
+    """
+    kappa = math.fsum(cap_excess(run.sampling, run.count, run.max_participations) for run in runs)
+    if kappa >= delta:
+        return math.inf, "none"
+    noises = [noise for run in runs for noise, _ in run.noises]
+    releases = sum(run.count for run in runs)
+    method = method_for(noises, releases)
+
+    def total(charge: Charge, amplify: Amplify) -> Additive:
+        parts = Counter(_exposures(runs, adjacency, charge)).items()
+        return composed((_amplify(part, amplify), part.count * times) for part, times in parts)
+
+    if method is Method.BINOMIAL:
+        return binomial_total_epsilon(total, delta - kappa, releases), method
+    if method is Method.GAUSSIAN and not any(is_amplified(run.sampling) for run in runs):
+        return gaussian_total_epsilon(total, delta, releases), method
+    if method is Method.GAUSSIAN:
+        parts = list(sampled_parts(runs, adjacency, releases).items())
+        epsilon = composed(loss_costs(parts, delta, points)).epsilon(delta, kappa)
+        if math.isfinite(epsilon):
+            return epsilon, "pld"
+    renyi = renyi_total_epsilon(total, delta - kappa), str(Method.RENYI)
+    enveloped = _enveloped_parts(runs, releases)
+    if enveloped is None:
+        return renyi
+    return min(renyi, (composed(loss_costs(enveloped, delta, points)).epsilon(delta, kappa), "pld"))
+
+
+def _enveloped_parts(runs: Sequence[RunBatch], releases: int) -> list[tuple[Part, int]] | None:
+    """Return a profile for each release, from Renyi curves where there is no Gaussian; None if one has neither."""
+    parts: list[tuple[Part, int]] = []
+    for run in runs:
+        rate = run.sampling.cohort_size / run.sampling.population
+        for noise, count in run.noises:
+            radii = _radii(run.sampling, Adjacency.REPLACE_ONE)
+            if run.sampling.method is not Sampling.FIXED or not is_amplified(run.sampling):
+                return None
+            if has_gaussian(noise, releases):
+                squared, slack = gaussian_charge(noise, radii, releases).values
+                parts.append((SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), rate, slack), count))
+            elif has_envelope(noise, radii):
+                parts.append((SampledCurve(noise, radii, rate), count))
+            else:
+                return None
+    return parts
+
+
+def sampled_parts(runs: Sequence[RunBatch], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
+    """Return which Gaussians stand for the releases of runs whose noises all have one, and how often.
+
+    The slack of each is that of one among so many releases.
+    """
+    charge = partial(gaussian_charge, releases=releases)
+    parts: Counter[SampledGaussian] = Counter()
+    for part in _exposures(runs, adjacency, charge):
+        parts[_sampled(part, adjacency)] += part.count
+    return parts
+
+
+def _sampled(part: _Exposure, adjacency: Adjacency) -> SampledGaussian:
+    squared, slack = part.cost.values
+    if part.sampling is None:
+        return SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), 1.0, slack)
+    rate = part.sampling.cohort_size / part.sampling.population
+    if part.sampling.method is Sampling.FIXED:
+        return SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), rate, slack)
+    law = Law.HIDDEN_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else Law.HIDDEN_REPLACE
+    return SampledGaussian(law, math.sqrt(squared) / adjacency.radii, rate, slack)
+
+
+def _amplify(part: _Exposure, amplify: Amplify) -> Additive:
+    # Secret coins have no Renyi bound here that holds for both adjacencies, so they are charged unamplified.
+    if part.sampling is None or part.sampling.method is Sampling.POISSON:
+        return part.cost
+    return amplify(part.cost, part.sampling.cohort_size / part.sampling.population)
+
+
+def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, charge: Charge) -> Iterator[_Exposure]:
+    """Yield what each run exposes.
+
+    Each amplified release is behind its own cohort. Elsewhere a client is in no more releases of a run than its
+    cap says, and a partition uses it in one.
+    """
+    prices: dict[tuple[Noise, int], Additive] = {}
+
+    def price(noise: Noise, radii: int) -> Additive:
+        if (noise, radii) not in prices:
+            prices[noise, radii] = charge(noise, radii)
+        return prices[noise, radii]
+
+    for run in runs:
+        if is_amplified(run.sampling):
+            for noise, count in run.noises:
+                yield _Exposure(price(noise, _radii(run.sampling, adjacency)), run.sampling, count)
+            continue
+        most = run.blocks if run.sampling.method is Sampling.ONCE else run.max_participations
+        costs = [(price(noise, adjacency.radii), count) for noise, count in run.noises]
+        yield _Exposure(costliest(costs, most), None, 1)
+
+
+def _radii(sampling: CohortSampling, adjacency: Adjacency) -> int:
+    # Behind a fixed-size cohort a client that is not drawn is replaced by another one: zero-out gains nothing.
+    return Adjacency.REPLACE_ONE.radii if sampling.method is Sampling.FIXED else adjacency.radii
