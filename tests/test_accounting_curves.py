@@ -10,11 +10,11 @@ import pytest
 
 import oracle
 from d2pfed.accounting import rdp
-from d2pfed.accounting.amplification import Law, SampledGaussian, known_size_delta
+from d2pfed.accounting.amplification import PairKind, SampledGaussian, fixed_size_delta
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.events import DiscreteGaussianSum
 from d2pfed.accounting.pld import dominate, gaussian_delta, gaussian_epsilon
-from d2pfed.accounting.rdp import gaussian_moments, mironov, tight, without_replacement
+from d2pfed.accounting.rdp import gaussian_moments, mironov_conversion, tight_conversion, without_replacement_rdp
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0])
@@ -43,12 +43,12 @@ def check_integer_sums(curve):
 
 
 def test_sums_around_integers_stay_below_the_bound():
-    check_integer_sums(rdp.integer_centred_sum)
+    check_integer_sums(rdp.integer_centred_sum_rdp)
 
 
 def test_the_check_rejects_a_bound_without_tau():
     def no_tau(orders, *, sigma, contributors, shift, l1_shift, dimension):
-        return rdp.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
+        return rdp.gaussian_rdp(orders, shift / (sigma * math.sqrt(contributors)))
 
     with pytest.raises(AssertionError, match="below"):
         check_integer_sums(no_tau)
@@ -64,12 +64,12 @@ def check_real_sums(curve):
 
 
 def test_sums_around_real_centres_stay_below_the_bound():
-    check_real_sums(rdp.real_centred_sum)
+    check_real_sums(rdp.real_centred_sum_rdp)
 
 
 def test_the_check_rejects_a_bound_without_the_lattice_term():
     def no_lattice(orders, *, sigma, contributors, shift, dimension):
-        return rdp.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
+        return rdp.gaussian_rdp(orders, shift / (sigma * math.sqrt(contributors)))
 
     with pytest.raises(AssertionError, match="below"):
         check_real_sums(no_lattice)
@@ -96,12 +96,12 @@ def check_skellam(curve):
 
 
 def test_skellam_stays_below_its_bound():
-    check_skellam(rdp.skellam)
+    check_skellam(rdp.skellam_rdp)
 
 
 def test_the_check_rejects_a_variance_that_is_two_per_cent_too_large():
     def overstated(orders, *, variance, shift, l1_shift):
-        return rdp.skellam(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
+        return rdp.skellam_rdp(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
 
     with pytest.raises(AssertionError, match="below"):
         check_skellam(overstated)
@@ -205,11 +205,11 @@ def test_the_gaussian_epsilon_ends_on_the_private_side():
 def test_the_tight_conversion_is_sound_for_gaussians_and_never_above_the_published_one():
     orders = np.geomspace(1.01, 1000, 4000)
     for ratio, delta in product((0.05, 0.5, 2.0, 10.0), (1e-9, 1e-5, 1e-2)):
-        curve = rdp.gaussian(orders, ratio)
-        exact, close = gaussian_epsilon(delta, ratio), tight(orders, curve, delta).min()
+        curve = rdp.gaussian_rdp(orders, ratio)
+        exact, close = gaussian_epsilon(delta, ratio), tight_conversion(orders, curve, delta).min()
         assert exact <= close * (1 + 1e-9)
-        assert close <= mironov(orders, curve, delta).min()
-    assert tight(np.array([2.0]), np.array([1e-13]), 1e-6)[0] == 0
+        assert close <= mironov_conversion(orders, curve, delta).min()
+    assert tight_conversion(np.array([2.0]), np.array([1e-13]), 1e-6)[0] == 0
 
 
 def test_exact_moments_equal_high_precision_sums():
@@ -229,9 +229,9 @@ def test_exact_moments_equal_high_precision_sums():
 
 def test_leaving_out_exact_moments_never_lowers_the_bound():
     for ratio, rate in product((0.2, 0.5, 1.0, 2.0), (1e-3, 0.05, 0.5)):
-        own = rdp.gaussian(np.arange(41.0), ratio)
-        exact = without_replacement(own, rate, gaussian_moments(ratio, 40))
-        assert np.all(exact <= without_replacement(own, rate) * (1 + 1e-12))
+        own = rdp.gaussian_rdp(np.arange(41.0), ratio)
+        exact = without_replacement_rdp(own, rate, gaussian_moments(ratio, 40))
+        assert np.all(exact <= without_replacement_rdp(own, rate) * (1 + 1e-12))
         assert np.all(exact[2:] <= own[2:])
 
 
@@ -243,15 +243,15 @@ def profile(losses, epsilons):
 
 @pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.01), (2.0, 0.3), (0.2, 0.001), (3.0, 1.0)])
 def test_the_grid_is_nowhere_below_the_profile(ratio, rate):
-    part = SampledGaussian(Law.KNOWN_SIZE, ratio, rate)
+    part = SampledGaussian(PairKind.FIXED_SIZE, ratio, rate)
     losses, _ = dominate(part.forward, part.backward, 0.05, 1e-12)
     epsilons = np.linspace(0, 6, 101)
-    true = known_size_delta(epsilons, ratio, rate)
+    true = fixed_size_delta(epsilons, ratio, rate)
     assert np.all(profile(losses, epsilons) >= true * (1 - 1e-9))
     mirrored = 1 - np.exp(-epsilons) + np.exp(-epsilons) * true
     assert np.all(profile(losses, -epsilons) >= mirrored * (1 - 1e-9))
     assert profile(losses, np.array([1.0]))[0] == pytest.approx(
-        float(known_size_delta(np.array(1.0), ratio, rate)), rel=0.05, abs=1e-10
+        float(fixed_size_delta(np.array(1.0), ratio, rate)), rel=0.05, abs=1e-10
     )
 
 
@@ -281,7 +281,7 @@ def test_opposite_points_on_the_sphere_are_worst_behind_a_secret_coin(rate):
 @pytest.mark.parametrize("rate", [0.05, 0.4])
 def test_losses_behind_a_secret_coin_equal_quadrature(rate):
     radius = 1.5
-    for law, second in ((Law.HIDDEN_REPLACE, (-radius, 0)), (Law.HIDDEN_ZERO_OUT, (0, 0))):
+    for law, second in ((PairKind.POISSON_REPLACE_ONE, (-radius, 0)), (PairKind.POISSON_ZERO_OUT, (0, 0))):
         part = SampledGaussian(law, radius, rate)
         orders = dominate(part.forward, part.backward, 1e-3, 1e-12)
         for epsilon in (0.0, 0.1, 0.3):

@@ -13,9 +13,9 @@ import pytest
 
 from d2pfed import accounting
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.amplification import Law, SampledGaussian
-from d2pfed.accounting.binomial import advanced_epsilon, amplified_epsilon, cpsgd_epsilon
-from d2pfed.accounting.composition import Additive, binomial_charge, composed, gaussian_charge, renyi_charge
+from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.binomial import advanced_composition_epsilon, amplified_epsilon, cpsgd_epsilon
+from d2pfed.accounting.composition import AdditiveCost, binomial_cost, composed, gaussian_cost, rdp_cost
 from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
@@ -26,17 +26,17 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_costs
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
 from d2pfed.accounting.rdp import (
-    dense,
-    gaussian,
+    dense_orders,
     gaussian_moments,
-    least,
-    mironov,
-    real,
-    sparse,
-    tight,
-    without_replacement,
+    gaussian_rdp,
+    least_epsilon,
+    mironov_conversion,
+    real_orders,
+    sparse_orders,
+    tight_conversion,
+    without_replacement_rdp,
 )
 from d2pfed.errors import ConfigError
 
@@ -129,55 +129,59 @@ def test_a_partition_costs_one_round_however_many_there_are():
 
 
 def test_the_best_order_is_never_the_last_of_its_grid():
-    for z, rate, rounds, convert in product((0.3, 0.8, 2.0, 6.0), (1e-4, 1e-2, 0.3), (1, 1000), (mironov, tight)):
+    for z, rate, rounds, convert in product(
+        (0.3, 0.8, 2.0, 6.0), (1e-4, 1e-2, 0.3), (1, 1000), (mironov_conversion, tight_conversion)
+    ):
         last = []
 
         def curve(orders, z=z, rate=rate, rounds=rounds, last=last):
             last.append(orders[-1])
-            own = gaussian(np.arange(orders[-1] + 1), 1 / z)
+            own = gaussian_rdp(np.arange(orders[-1] + 1), 1 / z)
             moments = gaussian_moments(1 / z, int(orders[-1]))
-            return rounds * without_replacement(own, rate, moments)[2:]
+            return rounds * without_replacement_rdp(own, rate, moments)[2:]
 
-        _, order = least(curve, dense, 1e-5, convert)
+        _, order = least_epsilon(curve, dense_orders, 1e-5, convert)
         assert order < last[-1]
 
 
 def test_real_orders_reach_further_than_any_gaussian_needs():
     for ratio, delta in product((1e-4, 1e-2, 1.0, 30.0, 300.0), (1e-12, 1e-5, 1e-2)):
-        value, order = least(lambda orders, ratio=ratio: gaussian(orders, ratio), real, delta, tight)
+        value, order = least_epsilon(
+            lambda orders, ratio=ratio: gaussian_rdp(orders, ratio), real_orders, delta, tight_conversion
+        )
         assert value == 0 or 1 + 2e-5 < order < 2**40
         assert gaussian_epsilon(delta, ratio) <= value * (1 + 1e-9)
 
 
 def test_sparse_orders_are_integers_that_start_at_two():
-    orders = sparse(4096)
+    orders = sparse_orders(4096)
     assert orders[0] == 2
     assert orders[-1] == 4096
     assert np.array_equal(orders, np.rint(orders))
 
 
 def test_equal_releases_compose_alike_one_by_one_and_at_once():
-    part = SampledGaussian(Law.KNOWN_SIZE, 1.2, 0.01, slack=1e-7)
-    cost = loss_costs([(part, 8)], 1e-5, COARSE)[0][0]
+    part = SampledGaussian(PairKind.FIXED_SIZE, 1.2, 0.01, slack=1e-7)
+    cost = loss_distributions([(part, 8)], 1e-5, COARSE)[0][0]
     at_once, one_by_one = composed([(cost, 8)]), composed([(cost, 3), (cost, 4), (cost, 1)])
     assert at_once.epsilon(1e-5) == pytest.approx(one_by_one.epsilon(1e-5), rel=1e-4)
     assert at_once.slack == pytest.approx(8e-7)
     assert at_once.count == one_by_one.count == 8
-    assert composed([(Additive((1.0, 2.0)), 3), (Additive((0.5, 0.0)), 2)]).values == (4.0, 6.0)
+    assert composed([(AdditiveCost((1.0, 2.0)), 3), (AdditiveCost((0.5, 0.0)), 2)]).values == (4.0, 6.0)
 
 
 def test_unlike_releases_cost_between_their_extremes():
-    cheap, dear = (SampledGaussian(Law.KNOWN_SIZE, ratio, 0.01) for ratio in (0.8, 1.6))
+    cheap, dear = (SampledGaussian(PairKind.FIXED_SIZE, ratio, 0.01) for ratio in (0.8, 1.6))
 
     def together(parts):
-        return composed(loss_costs(parts, 1e-5, COARSE)).epsilon(1e-5)
+        return composed(loss_distributions(parts, 1e-5, COARSE)).epsilon(1e-5)
 
     assert together([(cheap, 40)]) < together([(cheap, 20), (dear, 20)]) < together([(dear, 40)])
 
 
 def test_a_release_that_hardly_ever_includes_the_client_costs_next_to_nothing():
-    part = SampledGaussian(Law.KNOWN_SIZE, 1.0, 1e-14)
-    assert composed(loss_costs([(part, 10)], 1e-5, COARSE)).epsilon(1e-5) == pytest.approx(0.0, abs=1e-9)
+    part = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 1e-14)
+    assert composed(loss_distributions([(part, 10)], 1e-5, COARSE)).epsilon(1e-5) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +205,12 @@ def test_binomial_helpers_move_the_right_way_and_never_wrap_around():
     assert amplified_epsilon(1.0, 1.0) == pytest.approx(1.0)
     assert amplified_epsilon(1.0, 0.1) < amplified_epsilon(1.0, 0.2) < 1.0
     assert amplified_epsilon(1000.0, 0.5) == pytest.approx(1000 + math.log(0.5))
-    assert advanced_epsilon(0.1, 10, 1e-6) < advanced_epsilon(0.1, 20, 1e-6) < advanced_epsilon(0.1, 20, 1e-9)
-    assert advanced_epsilon(400.0, 1, 1e-6) == advanced_epsilon(0.1, 1, 0.0) == math.inf
+    assert (
+        advanced_composition_epsilon(0.1, 10, 1e-6)
+        < advanced_composition_epsilon(0.1, 20, 1e-6)
+        < advanced_composition_epsilon(0.1, 20, 1e-9)
+    )
+    assert advanced_composition_epsilon(400.0, 1, 1e-6) == advanced_composition_epsilon(0.1, 1, 0.0) == math.inf
     with pytest.raises(ConfigError, match="delta_per_round"):
         cpsgd_epsilon(trials=10**6, levels=3, dimension=10, rate=1, rounds=1, delta=1e-6, delta_per_round=1e-5)
     with pytest.raises(ConfigError, match="trials"):
@@ -235,8 +243,8 @@ def test_values_that_cannot_be_are_refused():
 def test_noise_has_no_cost_in_a_way_of_counting_that_does_not_fit_it():
     skellam = SkellamSum(Fraction(4), 10, Fraction(2), Fraction(4), 4)
     binomial = BinomialSum(10_000, 10, Fraction(2), Fraction(4), Fraction(1), 4)
-    assert gaussian_charge(skellam, 2, 1).values == (math.inf, math.inf)
-    for charge in (lambda: renyi_charge(binomial, 2, dense(8)), lambda: binomial_charge(skellam, 2, 1e-6)):
+    assert gaussian_cost(skellam, 2, 1).values == (math.inf, math.inf)
+    for charge in (lambda: rdp_cost(binomial, 2, dense_orders(8)), lambda: binomial_cost(skellam, 2, 1e-6)):
         with pytest.raises(ConfigError, match="own rule"):
             charge()
 

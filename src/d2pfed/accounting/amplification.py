@@ -10,43 +10,43 @@ from functools import lru_cache, partial
 import numpy as np
 
 from d2pfed.accounting.composition import (
-    Additive,
-    Amplify,
-    Charge,
+    AdditiveCost,
+    Amplification,
     Method,
+    NoiseCost,
     binomial_total_epsilon,
     composed,
-    costliest,
-    gaussian_charge,
+    costliest_choice,
+    gaussian_cost,
     gaussian_total_epsilon,
     has_gaussian,
     method_for,
-    renyi_charge,
-    renyi_total_epsilon,
+    rdp_cost,
+    rdp_total_epsilon,
 )
-from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunBatch, Sampling
+from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunReleases, Sampling
 from d2pfed.accounting.pld import (
     NARROW,
-    Part,
+    DominatingPair,
     Profile,
     gaussian_delta,
-    loss_costs,
+    loss_distributions,
     mills_drop,
-    reach,
     relative_guard,
     scaled_density,
+    tail_epsilon,
 )
-from d2pfed.accounting.rdp import FloatArray, sparse
+from d2pfed.accounting.rdp import FloatArray, sparse_orders
 
 _FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential in double precision
 
 
-class Law(StrEnum):
+class PairKind(StrEnum):
     """Which pair of laws dominates one release."""
 
-    KNOWN_SIZE = "known-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
-    HIDDEN_ZERO_OUT = "hidden-zero-out"  # secret coins, the client's vector against zero
-    HIDDEN_REPLACE = "hidden-replace"  # secret coins, the client's vector against another
+    FIXED_SIZE = "known-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
+    POISSON_ZERO_OUT = "hidden-zero-out"  # secret coins, the client's vector against zero
+    POISSON_REPLACE_ONE = "hidden-replace"  # secret coins, the client's vector against another
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class SampledGaussian:
     `ratio` is shift over sigma: of two radii for `KNOWN_SIZE` (unless `rate` is 1), of one radius for the others.
     """
 
-    law: Law
+    kind: PairKind
     ratio: float
     rate: float
     slack: float = 0.0
@@ -64,20 +64,20 @@ class SampledGaussian:
     @property
     def forward(self) -> Profile:
         """The profile of the first world against the second, rounded up."""
-        profile = replaced_delta if self.law is Law.HIDDEN_REPLACE else known_size_delta
+        profile = poisson_replace_delta if self.kind is PairKind.POISSON_REPLACE_ONE else fixed_size_delta
         guard = 1 + relative_guard(self.ratio)
         return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
 
     @property
     def backward(self) -> Profile | None:
         """The profile of the second world against the first, rounded up; None if it is the same."""
-        if self.law is not Law.HIDDEN_ZERO_OUT:
+        if self.kind is not PairKind.POISSON_ZERO_OUT:
             return None
         guard = 1 + relative_guard(self.ratio)
-        return lambda epsilon: guard * added_delta(epsilon, self.ratio, self.rate)
+        return lambda epsilon: guard * poisson_add_delta(epsilon, self.ratio, self.rate)
 
 
-def known_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
     """Return the profile of a Gaussian behind a fixed-size cohort; also of a vector against zero behind a coin.
 
     Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
@@ -89,10 +89,10 @@ def known_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArr
     return rate * gaussian_delta(np.where(epsilon < 1, small, large), ratio)
 
 
-def added_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
     """Return the profile of zero against the client's vector behind a secret coin: zero from -ln(1 - rate) on.
 
-    Guarantee: the mirror image of `known_size_delta` at one radius. Proof: theory.md#poisson.
+    Guarantee: the mirror image of `fixed_size_delta` at one radius. Proof: theory.md#poisson.
     """
     kept = np.exp(-epsilon)
     left = np.where(
@@ -105,7 +105,7 @@ def added_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
     return np.where(inside, np.exp(epsilon) * left * gaussian_delta(base, ratio), 0.0)
 
 
-def replaced_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
     """Return the profile of the client's vector against its opposite behind a secret coin.
 
     Guarantee: dominates every pair of vectors of that norm. Proof: theory.md#poisson.
@@ -133,14 +133,14 @@ def replaced_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray
     return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
 
 
-_ORDERS = sparse(1 << 20)
+_ORDERS = sparse_orders(1 << 20)
 _NODES = 1 << 13
 _TAIL = 1e-60  # beyond this the profile is taken to be constant
 _WIDEST = 600.0  # epsilon whose exponential is still in the range of doubles
 
 
 @dataclass(frozen=True, slots=True)
-class SampledCurve:
+class SampledRdp:
     """One release behind a fixed-size cohort, with noise of which a Renyi curve is known.
 
     `radii` says how many clip radii neighbours are apart: two behind a cohort.
@@ -172,14 +172,14 @@ class SampledCurve:
         return
 
 
-def has_envelope(noise: Noise, radii: int) -> bool:
+def has_rdp_profile(noise: Noise, radii: int) -> bool:
     """Return whether the noise's profile falls off in the range of doubles."""
     return _width(noise, radii) < _WIDEST
 
 
-def renyi_delta(epsilon: FloatArray, noise: Noise, radii: int) -> FloatArray:
+def rdp_delta(epsilon: FloatArray, noise: Noise, radii: int) -> FloatArray:
     """Return the least delta that the conversion of the noise's Renyi curve gives at any order, for epsilon >= 0."""
-    curve = np.array(renyi_charge(noise, radii, _ORDERS).values)
+    curve = np.array(rdp_cost(noise, radii, _ORDERS).values)
     start = (_ORDERS - 1) * curve + _ORDERS * np.log1p(-1 / _ORDERS) - np.log(_ORDERS - 1)
     exponents = np.full(np.shape(epsilon), min(0.0, math.log(-math.expm1(-curve[0])) / 2))  # total variation
     for constant, order in zip(start.tolist(), _ORDERS.tolist(), strict=True):
@@ -188,16 +188,16 @@ def renyi_delta(epsilon: FloatArray, noise: Noise, radii: int) -> FloatArray:
 
 
 def _width(noise: Noise, radii: int) -> float:
-    if renyi_delta(np.array([_WIDEST]), noise, radii)[0] > _TAIL:
+    if rdp_delta(np.array([_WIDEST]), noise, radii)[0] > _TAIL:
         return _WIDEST
-    return reach(lambda epsilon: renyi_delta(epsilon, noise, radii), _TAIL)
+    return tail_epsilon(lambda epsilon: rdp_delta(epsilon, noise, radii), _TAIL)
 
 
 @lru_cache(maxsize=64)
 def _envelope(noise: Noise, radii: int) -> tuple[FloatArray, FloatArray]:
     """Return the profile at ratios alpha >= 1: the greatest convex function below what is known on both sides of 1."""
     epsilon = np.linspace(0, _width(noise, radii), _NODES)
-    above, ratio = renyi_delta(epsilon, noise, radii), np.exp(epsilon)
+    above, ratio = rdp_delta(epsilon, noise, radii), np.exp(epsilon)
     below = 1 - 1 / ratio + above / ratio  # the reversed order at 1 / alpha
     ratios = np.concatenate([1 / ratio[:0:-1], ratio])
     values = np.concatenate([below[:0:-1], above])
@@ -226,7 +226,7 @@ _GUARD = 1 + 1e-9  # more than the relative error of a binomial tail in double p
 class _Exposure:
     """The cost of one release, how its cohort was drawn, and how many of them there are."""
 
-    cost: Additive
+    cost: AdditiveCost
     sampling: CohortSampling | None  # None: nothing is amplified
     count: int
 
@@ -253,7 +253,9 @@ def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int)
     return min(1.0, _GUARD * attempts * (sampling.cohort_size / sampling.population) * reached)
 
 
-def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float, points: int) -> tuple[float, str]:
+def sampled_runs_epsilon(
+    runs: Sequence[RunReleases], adjacency: Adjacency, delta: float, points: int
+) -> tuple[float, str]:
     """Return epsilon against an observer of all released sums, and the name of the accountant used.
 
     Each client sends zeros once it has been in as many releases of a run as the run's cap says.
@@ -269,7 +271,7 @@ def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float,
     releases = sum(run.count for run in runs)
     method = method_for(noises, releases)
 
-    def total(charge: Charge, amplify: Amplify) -> Additive:
+    def total(charge: NoiseCost, amplify: Amplification) -> AdditiveCost:
         parts = Counter(_exposures(runs, adjacency, charge)).items()
         return composed((_amplify(part, amplify), part.count * times) for part, times in parts)
 
@@ -278,20 +280,20 @@ def capped_epsilon(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float,
     if method is Method.GAUSSIAN and not any(is_amplified(run.sampling) for run in runs):
         return gaussian_total_epsilon(total, delta, releases), method
     if method is Method.GAUSSIAN:
-        parts = list(sampled_parts(runs, adjacency, releases).items())
-        epsilon = composed(loss_costs(parts, delta, points)).epsilon(delta, kappa)
+        parts = list(sampled_gaussians(runs, adjacency, releases).items())
+        epsilon = composed(loss_distributions(parts, delta, points)).epsilon(delta, kappa)
         if math.isfinite(epsilon):
             return epsilon, "pld"
-    renyi = renyi_total_epsilon(total, delta - kappa), str(Method.RENYI)
+    renyi = rdp_total_epsilon(total, delta - kappa), str(Method.RDP)
     enveloped = _enveloped_parts(runs, releases)
     if enveloped is None:
         return renyi
-    return min(renyi, (composed(loss_costs(enveloped, delta, points)).epsilon(delta, kappa), "pld"))
+    return min(renyi, (composed(loss_distributions(enveloped, delta, points)).epsilon(delta, kappa), "pld"))
 
 
-def _enveloped_parts(runs: Sequence[RunBatch], releases: int) -> list[tuple[Part, int]] | None:
+def _enveloped_parts(runs: Sequence[RunReleases], releases: int) -> list[tuple[DominatingPair, int]] | None:
     """Return a profile for each release, from Renyi curves where there is no Gaussian; None if one has neither."""
-    parts: list[tuple[Part, int]] = []
+    parts: list[tuple[DominatingPair, int]] = []
     for run in runs:
         rate = run.sampling.cohort_size / run.sampling.population
         for noise, count in run.noises:
@@ -299,21 +301,23 @@ def _enveloped_parts(runs: Sequence[RunBatch], releases: int) -> list[tuple[Part
             if run.sampling.method is not Sampling.FIXED or not is_amplified(run.sampling):
                 return None
             if has_gaussian(noise, releases):
-                squared, slack = gaussian_charge(noise, radii, releases).values
-                parts.append((SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), rate, slack), count))
-            elif has_envelope(noise, radii):
-                parts.append((SampledCurve(noise, radii, rate), count))
+                squared, slack = gaussian_cost(noise, radii, releases).values
+                parts.append((SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack), count))
+            elif has_rdp_profile(noise, radii):
+                parts.append((SampledRdp(noise, radii, rate), count))
             else:
                 return None
     return parts
 
 
-def sampled_parts(runs: Sequence[RunBatch], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
+def sampled_gaussians(
+    runs: Sequence[RunReleases], adjacency: Adjacency, releases: int
+) -> Counter[SampledGaussian]:
     """Return which Gaussians stand for the releases of runs whose noises all have one, and how often.
 
     The slack of each is that of one among so many releases.
     """
-    charge = partial(gaussian_charge, releases=releases)
+    charge = partial(gaussian_cost, releases=releases)
     parts: Counter[SampledGaussian] = Counter()
     for part in _exposures(runs, adjacency, charge):
         parts[_sampled(part, adjacency)] += part.count
@@ -323,30 +327,30 @@ def sampled_parts(runs: Sequence[RunBatch], adjacency: Adjacency, releases: int)
 def _sampled(part: _Exposure, adjacency: Adjacency) -> SampledGaussian:
     squared, slack = part.cost.values
     if part.sampling is None:
-        return SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), 1.0, slack)
+        return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), 1.0, slack)
     rate = part.sampling.cohort_size / part.sampling.population
     if part.sampling.method is Sampling.FIXED:
-        return SampledGaussian(Law.KNOWN_SIZE, math.sqrt(squared), rate, slack)
-    law = Law.HIDDEN_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else Law.HIDDEN_REPLACE
-    return SampledGaussian(law, math.sqrt(squared) / adjacency.radii, rate, slack)
+        return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)
+    kind = PairKind.POISSON_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else PairKind.POISSON_REPLACE_ONE
+    return SampledGaussian(kind, math.sqrt(squared) / adjacency.radii, rate, slack)
 
 
-def _amplify(part: _Exposure, amplify: Amplify) -> Additive:
+def _amplify(part: _Exposure, amplify: Amplification) -> AdditiveCost:
     # Secret coins have no Renyi bound here that holds for both adjacencies, so they are charged unamplified.
     if part.sampling is None or part.sampling.method is Sampling.POISSON:
         return part.cost
     return amplify(part.cost, part.sampling.cohort_size / part.sampling.population)
 
 
-def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, charge: Charge) -> Iterator[_Exposure]:
+def _exposures(runs: Sequence[RunReleases], adjacency: Adjacency, charge: NoiseCost) -> Iterator[_Exposure]:
     """Yield what each run exposes.
 
     Each amplified release is behind its own cohort. Elsewhere a client is in no more releases of a run than its
     cap says, and a partition uses it in one.
     """
-    prices: dict[tuple[Noise, int], Additive] = {}
+    prices: dict[tuple[Noise, int], AdditiveCost] = {}
 
-    def price(noise: Noise, radii: int) -> Additive:
+    def price(noise: Noise, radii: int) -> AdditiveCost:
         if (noise, radii) not in prices:
             prices[noise, radii] = charge(noise, radii)
         return prices[noise, radii]
@@ -358,7 +362,7 @@ def _exposures(runs: Sequence[RunBatch], adjacency: Adjacency, charge: Charge) -
             continue
         most = run.blocks if run.sampling.method is Sampling.ONCE else run.max_participations
         costs = [(price(noise, adjacency.radii), count) for noise, count in run.noises]
-        yield _Exposure(costliest(costs, most), None, 1)
+        yield _Exposure(costliest_choice(costs, most), None, 1)
 
 
 def _radii(sampling: CohortSampling, adjacency: Adjacency) -> int:

@@ -27,7 +27,15 @@ from d2pfed.accounting.events import (
     SkellamSum,
 )
 from d2pfed.accounting.pld import gaussian_epsilon
-from d2pfed.accounting.rdp import FloatArray, check_delta, dense, least, sparse, tight, without_replacement
+from d2pfed.accounting.rdp import (
+    FloatArray,
+    check_delta,
+    dense_orders,
+    least_epsilon,
+    sparse_orders,
+    tight_conversion,
+    without_replacement_rdp,
+)
 from d2pfed.accounting.surrogate import surrogate
 from d2pfed.errors import ConfigError
 
@@ -54,21 +62,21 @@ def composed(parts: Iterable[tuple[C, int]]) -> C:
 
 
 @dataclass(frozen=True, slots=True)
-class Additive:
+class AdditiveCost:
     """A cost whose coordinates add: Renyi divergences at fixed orders, or (squared ratio, slack) of Gaussians."""
 
     values: tuple[float, ...]
 
-    def times(self, count: int) -> "Additive":
+    def times(self, count: int) -> "AdditiveCost":
         """Return the cost of so many equal releases."""
-        return Additive(tuple(count * value for value in self.values))
+        return AdditiveCost(tuple(count * value for value in self.values))
 
-    def __add__(self, other: "Additive") -> "Additive":
-        return Additive(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
+    def __add__(self, other: "AdditiveCost") -> "AdditiveCost":
+        return AdditiveCost(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
 
 # From a noise, and how many clip radii the neighbours are apart, to its cost.
-Charge = Callable[[Noise, int], Additive]
+NoiseCost = Callable[[Noise, int], AdditiveCost]
 
 
 def has_gaussian(noise: Noise, releases: int) -> bool:
@@ -78,43 +86,45 @@ def has_gaussian(noise: Noise, releases: int) -> bool:
     return isinstance(noise, ContinuousGaussian)
 
 
-def gaussian_charge(noise: Noise, radii: int, releases: int) -> Additive:
+def gaussian_cost(noise: Noise, radii: int, releases: int) -> AdditiveCost:
     """Return (squared ratio of shift to sigma, slack) of the Gaussian that stands for the noise.
 
     Guarantee: dominates the true release in the sense of theory.md#surrogate.
     """
     if isinstance(noise, ContinuousGaussian):
-        return Additive(((radii * noise.radius / noise.sigma) ** 2, 0.0))
+        return AdditiveCost(((radii * noise.radius / noise.sigma) ** 2, 0.0))
     smooth = surrogate(noise, releases) if isinstance(noise, DiscreteGaussianSum) else None
     if smooth is None:
-        return Additive((math.inf, math.inf))
-    return Additive(((radii * float(noise.radius) / smooth.sigma) ** 2, smooth.slack))
+        return AdditiveCost((math.inf, math.inf))
+    return AdditiveCost(((radii * float(noise.radius) / smooth.sigma) ** 2, smooth.slack))
 
 
-def renyi_charge(noise: Noise, radii: int, orders: FloatArray) -> Additive:
+def rdp_cost(noise: Noise, radii: int, orders: FloatArray) -> AdditiveCost:
     """Return the noise's Renyi divergences at integer orders.
 
     Guarantee: upper bounds for neighbours `radii` clip radii apart. Proof: theory.md#sums, theory.md#skellam.
     """
-    return Additive(tuple(_curve(noise, radii, orders).tolist()))
+    return AdditiveCost(tuple(_curve(noise, radii, orders).tolist()))
 
 
 def _curve(noise: Noise, radii: int, orders: FloatArray) -> FloatArray:
     shift = radii * float(noise.radius)
     if isinstance(noise, ContinuousGaussian):
-        return rdp.gaussian(orders, shift / noise.sigma)
+        return rdp.gaussian_rdp(orders, shift / noise.sigma)
     if isinstance(noise, DiscreteGaussianSum):
         sigma, d = float(noise.sigma), noise.dimension
-        return rdp.real_centred_sum(orders, sigma=sigma, contributors=noise.contributors, shift=shift, dimension=d)
+        return rdp.real_centred_sum_rdp(
+            orders, sigma=sigma, contributors=noise.contributors, shift=shift, dimension=d
+        )
     if isinstance(noise, SkellamSum):
         # An integer vector's L1 norm is at most its squared L2 norm, and at most sqrt(d) times its L2 norm.
         l1 = min(radii * float(noise.l1_radius), shift * shift, shift * math.sqrt(noise.dimension))
         total = float(noise.variance) * noise.contributors
-        return rdp.skellam(orders, variance=total, shift=shift, l1_shift=l1)
+        return rdp.skellam_rdp(orders, variance=total, shift=shift, l1_shift=l1)
     raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
 
 
-def binomial_charge(noise: Noise, radii: int, delta: float) -> Additive:
+def binomial_cost(noise: Noise, radii: int, delta: float) -> AdditiveCost:
     """Return (epsilon, delta, epsilon^2, epsilon (e^epsilon - 1)) of binomial noise at a chosen delta.
 
     Guarantee: the sums of such charges enter advanced composition. Proof: theory.md#binomial.
@@ -125,16 +135,16 @@ def binomial_charge(noise: Noise, radii: int, delta: float) -> Additive:
         l1=radii * float(noise.l1_radius), l2=radii * float(noise.radius), linf=radii * float(noise.linf_radius)
     )
     epsilon = binomial_epsilon(noise.trials * noise.contributors, sensitivity, noise.dimension, delta)
-    return approximate(epsilon, delta)
+    return approximate_dp_cost(epsilon, delta)
 
 
-def approximate(epsilon: float, delta: float) -> Additive:
+def approximate_dp_cost(epsilon: float, delta: float) -> AdditiveCost:
     """Return the coordinates in which (epsilon, delta) guarantees add."""
     growth = epsilon * math.expm1(epsilon) if epsilon < 700 else math.inf
-    return Additive((epsilon, delta, epsilon * epsilon, growth))
+    return AdditiveCost((epsilon, delta, epsilon * epsilon, growth))
 
 
-def costliest(costs: Sequence[tuple[Additive, int]], most: int) -> Additive:
+def costliest_choice(costs: Sequence[tuple[AdditiveCost, int]], most: int) -> AdditiveCost:
     """Return a total that no choice of `most` of the costs, each as often as stated, exceeds in any coordinate."""
     if sum(count for _, count in costs) <= most:
         return composed(costs)
@@ -145,19 +155,19 @@ def costliest(costs: Sequence[tuple[Additive, int]], most: int) -> Additive:
     taken = np.clip(most - before, 0, counts[order])
     with np.errstate(invalid="ignore"):
         parts = np.where(taken > 0, np.take_along_axis(values, order, axis=0) * taken, 0.0)
-    return composed((Additive(tuple(part)), 1) for part in parts.tolist())
+    return composed((AdditiveCost(tuple(part)), 1) for part in parts.tolist())
 
 
-def worst(costs: Sequence[Additive]) -> Additive:
+def coordinatewise_max(costs: Sequence[AdditiveCost]) -> AdditiveCost:
     """Return a cost that none of the given ones exceeds in any coordinate."""
-    return costliest([(cost, 1) for cost in costs], 1)
+    return costliest_choice([(cost, 1) for cost in costs], 1)
 
 
 # From a charge to the same charge behind a fixed-size cohort drawn at a rate.
-Amplify = Callable[[Additive, float], Additive]
+Amplification = Callable[[AdditiveCost, float], AdditiveCost]
 
 # From a way to charge one noise, and a way to amplify a charge, to the whole cost.
-Total = Callable[[Charge, Amplify], Additive]
+TotalCost = Callable[[NoiseCost, Amplification], AdditiveCost]
 
 # Shares of delta that binomial releases may use up together; the rest pays for advanced composition.
 _BINOMIAL_SHARES = (0.9, 0.5, 0.1, 0.01, 0.001)
@@ -167,7 +177,7 @@ class Method(StrEnum):
     """How costs are counted."""
 
     GAUSSIAN = "gaussian"
-    RENYI = "rdp"
+    RDP = "rdp"
     BINOMIAL = "binomial"
 
 
@@ -179,34 +189,34 @@ def method_for(noises: Sequence[Noise], releases: int) -> Method:
         raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
     if binomial == {True}:
         return Method.BINOMIAL
-    return Method.GAUSSIAN if all(has_gaussian(noise, releases) for noise in kinds) else Method.RENYI
+    return Method.GAUSSIAN if all(has_gaussian(noise, releases) for noise in kinds) else Method.RDP
 
 
-def gaussian_total_epsilon(total: Total, delta: float, releases: int) -> float:
+def gaussian_total_epsilon(total: TotalCost, delta: float, releases: int) -> float:
     """Return the exact epsilon of unsampled Gaussians, the slack of their surrogates included.
 
     Guarantee: delta(epsilon) <= exp(slack) delta_Gauss(epsilon - 2 slack). Proof: theory.md#surrogate.
     """
-    squared, slack = total(partial(gaussian_charge, releases=releases), lambda charge, _rate: charge).values
+    squared, slack = total(partial(gaussian_cost, releases=releases), lambda charge, _rate: charge).values
     left = delta * math.exp(-slack)
     if left == 0 or not math.isfinite(squared):
         return math.inf
     return gaussian_epsilon(left, math.sqrt(squared)) + 2 * slack
 
 
-def renyi_total_epsilon(total: Total, delta: float, grid: Callable[[int], FloatArray] = dense) -> float:
+def rdp_total_epsilon(total: TotalCost, delta: float, grid: Callable[[int], FloatArray] = dense_orders) -> float:
     """Return epsilon by Renyi curves at the best integer order.
 
     Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#composition, theory.md#conversions.
     """
 
     def curve(orders: FloatArray) -> FloatArray:
-        return np.array(total(partial(renyi_charge, orders=orders), _amplified_curve).values)
+        return np.array(total(partial(rdp_cost, orders=orders), _amplified_curve).values)
 
-    return least(curve, grid, delta, tight)[0]
+    return least_epsilon(curve, grid, delta, tight_conversion)[0]
 
 
-def binomial_total_epsilon(total: Total, delta: float, releases: int) -> float:
+def binomial_total_epsilon(total: TotalCost, delta: float, releases: int) -> float:
     """Return epsilon of (epsilon, delta) releases by advanced or plain composition, whichever is less.
 
     Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#binomial.
@@ -214,40 +224,32 @@ def binomial_total_epsilon(total: Total, delta: float, releases: int) -> float:
     return min(_compose_binomial(total, delta, delta * share / releases) for share in _BINOMIAL_SHARES)
 
 
-def _compose_binomial(total: Total, delta: float, delta_each: float) -> float:
-    plain, used, square, growth = total(partial(binomial_charge, delta=delta_each), _amplified_pair).values
+def _compose_binomial(total: TotalCost, delta: float, delta_each: float) -> float:
+    plain, used, square, growth = total(partial(binomial_cost, delta=delta_each), _amplified_pair).values
     if used >= delta:
         return math.inf
     return min(plain, math.sqrt(2 * square * math.log(1 / (delta - used))) + growth)
 
 
-def _amplified_curve(charge: Additive, rate: float) -> Additive:
+def _amplified_curve(charge: AdditiveCost, rate: float) -> AdditiveCost:
     padded = np.concatenate([[0.0, 0.0], charge.values])
-    return Additive(tuple(without_replacement(padded, rate)[2:].tolist()))
+    return AdditiveCost(tuple(without_replacement_rdp(padded, rate)[2:].tolist()))
 
 
-def _amplified_pair(charge: Additive, rate: float) -> Additive:
+def _amplified_pair(charge: AdditiveCost, rate: float) -> AdditiveCost:
     epsilon, delta = charge.values[:2]
-    return approximate(amplified_epsilon(epsilon, rate), rate * delta)
+    return approximate_dp_cost(amplified_epsilon(epsilon, rate), rate * delta)
 
 
-_ORDERS = sparse(1 << 20)
+_ORDERS = sparse_orders(1 << 20)
 _SMOOTHED = 1 << 12  # a release's own slack is that of one among so many
 _SLACK = 1e-4  # what the surrogates of all Gaussian releases may use up together: 2 * _SLACK is added to epsilon
 _MOST_BINOMIAL = 1 << 10  # binomial releases that one account can hold
 _TENTHS = 10  # parts of epsilon that are divided among the groups
 
 
-class _Group(StrEnum):
-    """Releases that compose among themselves."""
-
-    GAUSSIAN = "gaussian"
-    RENYI = "rdp"
-    BINOMIAL = "binomial"
-
-
 # Shares of delta by the groups that an account comes to hold, fixed before anything is seen. They add up to 1.
-_ALONE = {_Group.GAUSSIAN: 0.8, _Group.RENYI: 0.1, _Group.BINOMIAL: 0.05}
+_ALONE = {Method.GAUSSIAN: 0.8, Method.RDP: 0.1, Method.BINOMIAL: 0.05}
 _MIXED = 0.05
 
 
@@ -260,7 +262,7 @@ def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
     upwards. Proof: theory.md#client. Checked: test_accounting_client.py, test_accounting_filters.py.
     """
     check_delta(delta)
-    groups: dict[_Group, Counter[Noise]] = {}
+    groups: dict[Method, Counter[Noise]] = {}
     for noise, count in noises.items():
         groups.setdefault(_group(noise, radii), Counter())[noise] += count
     if not groups:
@@ -271,7 +273,7 @@ def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
     return _mixed(groups, radii, delta * _MIXED)
 
 
-def _mixed(groups: Mapping[_Group, Counter[Noise]], radii: int, delta: float) -> float:
+def _mixed(groups: Mapping[Method, Counter[Noise]], radii: int, delta: float) -> float:
     """Return the least epsilon that some division of it among the groups covers.
 
     Which division a path ends in is chosen after the fact, so delta is divided among all that there are.
@@ -290,22 +292,22 @@ def _divisions(groups: int) -> Iterator[tuple[int, ...]]:
     return (parts for parts in product(range(1, _TENTHS), repeat=groups) if sum(parts) == _TENTHS)
 
 
-def _group(noise: Noise, radii: int) -> _Group:
+def _group(noise: Noise, radii: int) -> Method:
     if isinstance(noise, BinomialSum):
-        return _Group.BINOMIAL
-    _, slack = gaussian_charge(noise, radii, _SMOOTHED).values
-    return _Group.GAUSSIAN if slack <= _SLACK / _SMOOTHED else _Group.RENYI
+        return Method.BINOMIAL
+    _, slack = gaussian_cost(noise, radii, _SMOOTHED).values
+    return Method.GAUSSIAN if slack <= _SLACK / _SMOOTHED else Method.RDP
 
 
-def _epsilon(group: _Group, noises: Counter[Noise], radii: int, delta: float) -> float:
-    if group is _Group.GAUSSIAN:
+def _epsilon(group: Method, noises: Counter[Noise], radii: int, delta: float) -> float:
+    if group is Method.GAUSSIAN:
         return _gaussian(noises, radii, delta)
-    return _renyi(noises, radii, delta) if group is _Group.RENYI else _binomial(noises, radii, delta)
+    return _renyi(noises, radii, delta) if group is Method.RDP else _binomial(noises, radii, delta)
 
 
 def _gaussian(noises: Counter[Noise], radii: int, delta: float) -> float:
     squared, slack = composed(
-        (gaussian_charge(noise, radii, _SMOOTHED), count) for noise, count in noises.items()
+        (gaussian_cost(noise, radii, _SMOOTHED), count) for noise, count in noises.items()
     ).values
     if slack > _SLACK:
         return math.inf
@@ -315,19 +317,19 @@ def _gaussian(noises: Counter[Noise], radii: int, delta: float) -> float:
 def _renyi(noises: Counter[Noise], radii: int, delta: float) -> float:
     """Return epsilon by the one number rho with D_alpha <= alpha rho: which order is best depends on it alone."""
 
-    def rho(noise: Noise) -> Additive:
-        curve = renyi_charge(noise, radii, _ORDERS).values
-        return Additive((max(value / order for value, order in zip(curve, _ORDERS.tolist(), strict=True)),))
+    def rho(noise: Noise) -> AdditiveCost:
+        curve = rdp_cost(noise, radii, _ORDERS).values
+        return AdditiveCost((max(value / order for value, order in zip(curve, _ORDERS.tolist(), strict=True)),))
 
     (total,) = composed((rho(noise), count) for noise, count in noises.items()).values
-    return float(tight(_ORDERS, total * _ORDERS, delta).min())
+    return float(tight_conversion(_ORDERS, total * _ORDERS, delta).min())
 
 
 def _binomial(noises: Counter[Noise], radii: int, delta: float) -> float:
     half = delta / 2  # plain or advanced composition, whichever turns out to be less
     each = half / 2 / _MOST_BINOMIAL
     plain, used, square, growth = composed(
-        (binomial_charge(noise, radii, each), count) for noise, count in noises.items()
+        (binomial_cost(noise, radii, each), count) for noise, count in noises.items()
     ).values
     if used > half / 2:
         return math.inf

@@ -47,7 +47,9 @@ class CohortSampling:
 
     def __post_init__(self) -> None:
         if not 1 <= self.cohort_size <= self.population:
-            raise ConfigError(f"cohort_size must be in [1, population = {self.population}], got {self.cohort_size}")
+            raise ConfigError(
+                f"cohort_size must be in [1, population = {self.population}], got {self.cohort_size}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _check_positive(**values: float | Fraction) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RunBatch:
+class RunReleases:
     """One run as an account needs it.
 
     Attributes:
@@ -186,7 +188,7 @@ class RunBatch:
         return sum(count for _, count in self.noises)
 
 
-def batches(releases: Sequence[Release], max_participations: int) -> list[RunBatch]:
+def releases_by_run(releases: Sequence[Release], max_participations: int) -> list[RunReleases]:
     """Return the releases by run, in the order in which runs began; each run has one sampling."""
     # Long lists repeat few objects, and an object's identity is found much faster than its value.
     objects = {id(release): release for release in releases}
@@ -199,7 +201,7 @@ def batches(releases: Sequence[Release], max_participations: int) -> list[RunBat
             raise ConfigError(f"all releases of a run must share one sampling, run {release.run!r} has two")
     blocks = _blocks(releases)
     return [
-        RunBatch(samplings[run], tuple(noises[run].items()), max_participations, blocks.get(run, 1))
+        RunReleases(samplings[run], tuple(noises[run].items()), max_participations, blocks.get(run, 1))
         for run in noises
     ]
 

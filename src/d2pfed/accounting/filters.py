@@ -11,11 +11,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from d2pfed.accounting.amplification import SampledGaussian, cap_excess, is_amplified, sampled_parts
+from d2pfed.accounting.amplification import SampledGaussian, cap_excess, is_amplified, sampled_gaussians
 from d2pfed.accounting.composition import composed, filtered_epsilon, has_gaussian
-from d2pfed.accounting.events import BinomialSum, Noise, Release, RunBatch, Sampling
-from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, seen
-from d2pfed.accounting.pld import COARSE, FINE, LossCost, Losses, dominate, mass_outside, profile_bounds, reach
+from d2pfed.accounting.events import BinomialSum, Noise, Release, RunReleases, Sampling
+from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, without_known_noise
+from d2pfed.accounting.pld import (
+    COARSE,
+    FINE,
+    LossPmf,
+    PrivacyLossDistribution,
+    dominate,
+    mass_outside,
+    profile_bounds,
+    tail_epsilon,
+)
 from d2pfed.accounting.rdp import FloatArray, check_delta
 from d2pfed.errors import ConfigError
 
@@ -29,7 +38,7 @@ Counts = Mapping[SampledGaussian, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceRound:
     """The discrete losses of one round, whose products are what a budget is counted in.
 
     The unit is this discrete pair itself, so nothing is lost when profiles are compared with its products.
@@ -40,18 +49,22 @@ class Reference:
     tail: float
 
     @staticmethod
-    def of(part: SampledGaussian, rounds: int, delta: float) -> "Reference":
+    def of(part: SampledGaussian, rounds: int, delta: float) -> "ReferenceRound":
         """Return the unit for budgets of about so many rounds."""
         tail = max(delta * _TAIL / rounds, 1e-300)
-        return Reference(part, reach(part.forward, tail) / _POINTS, tail)
+        return ReferenceRound(part, tail_epsilon(part.forward, tail) / _POINTS, tail)
 
     def epsilon(self, fixed: Counts, units: int, delta: float, slack: float) -> float:
         """Return epsilon of fixed releases and so many units, with the slack of surrogates."""
         counts = dict(fixed)
         counts[self.part] = counts.get(self.part, 0) + units
-        costs = [(LossCost(((*self._losses(part), 1),), 0.0), count) for part, count in counts.items() if count]
+        costs = [
+            (PrivacyLossDistribution(((*self._losses(part), 1),), 0.0), count)
+            for part, count in counts.items()
+            if count
+        ]
         total = composed(costs)
-        return LossCost(total.parts, slack).epsilon(delta)
+        return PrivacyLossDistribution(total.pmfs, slack).epsilon(delta)
 
     def units(self, plan: Counts, slack: float) -> int | None:
         """Return a number of units, about the least, whose product plus `slack` is nowhere below the plan's profile.
@@ -73,7 +86,7 @@ class Reference:
             needed = found
         return needed
 
-    def _least(self, plan: Sequence[tuple[Losses, int]], own: Losses, slack: float, least: int) -> int | None:
+    def _least(self, plan: Sequence[tuple[LossPmf, int]], own: LossPmf, slack: float, least: int) -> int | None:
         first = self._width(plan, slack)
         if first is None:
             return None
@@ -98,7 +111,7 @@ class Reference:
             low, high = (low, middle) if covers(middle) else (middle, high)
         return high
 
-    def _width(self, parts: Sequence[tuple[Losses, int]], slack: float, least: int = 1 << 10) -> int | None:
+    def _width(self, parts: Sequence[tuple[LossPmf, int]], slack: float, least: int = 1 << 10) -> int | None:
         """Return a number of grid points on each side of zero that holds all but a small part of the slack."""
         width = least
         while width <= _WIDEST:
@@ -107,12 +120,12 @@ class Reference:
             width *= 2
         return None
 
-    def _losses(self, part: SampledGaussian) -> tuple[Losses, Losses]:
+    def _losses(self, part: SampledGaussian) -> tuple[LossPmf, LossPmf]:
         return _discrete(part, self.step, self.tail)
 
 
 @lru_cache(maxsize=64)
-def _discrete(part: SampledGaussian, step: float, tail: float) -> tuple[Losses, Losses]:
+def _discrete(part: SampledGaussian, step: float, tail: float) -> tuple[LossPmf, LossPmf]:
     return dominate(part.forward, part.backward, step, tail)
 
 
@@ -146,29 +159,29 @@ class PlanCost:
             )
 
     @property
-    def run(self) -> RunBatch:
+    def run(self) -> RunReleases:
         """The plan as an account counts it."""
-        return RunBatch(self.release.sampling, ((self.release.noise, self.attempts),), self.max_participations)
+        return RunReleases(self.release.sampling, ((self.release.noise, self.attempts),), self.max_participations)
 
 
 @dataclass(frozen=True, slots=True)
-class Charged:
+class FilterDecision:
     """What a filter says of some plans.
 
     Attributes:
         admitted: whether all of them are within the budget, whatever was chosen from outputs.
         units: what each plan was charged, declared ones first, in rounds of the reference; empty where there is no
             reference.
-        of: the budget in the same units; 0 where there is no reference.
-        composed: epsilon of exactly these plans composed, which holds only if no plan and no stop depended on
+        budget_units: the budget in the same units; 0 where there is no reference.
+        composed_epsilon: epsilon of exactly these plans composed, which holds only if no plan and no stop depended on
             outputs (print it with these words, or not at all); for a single plan it holds as it is.
         reason: one line on why the last plan is refused; empty if it is admitted.
     """
 
     admitted: bool
     units: tuple[int, ...]
-    of: int
-    composed: float
+    budget_units: int
+    composed_epsilon: float
     reason: str = ""
 
 
@@ -188,7 +201,7 @@ class Filter:
     observer: Observer
     declared: tuple[PlanCost, ...] = ()
 
-    def charge(self, plans: Sequence[PlanCost]) -> Charged:
+    def charge(self, plans: Sequence[PlanCost]) -> FilterDecision:
         """Return whether the plans, in the order their runs began, are all within the budget.
 
         A ledger asks with all plans that were begun and the next one before it writes that run's first row. Void
@@ -199,7 +212,7 @@ class Filter:
         """
         check_delta(self.delta)
         if not plans:
-            return Charged(admitted=True, units=(), of=0, composed=0.0)
+            return FilterDecision(admitted=True, units=(), budget_units=0, composed_epsilon=0.0)
         fixed = self.declared or (plans[0],)
         check_releases([plan.release for plan in (*fixed, *plans)])
         later = _beyond(plans, fixed)
@@ -209,7 +222,7 @@ class Filter:
             return self._verdict(whole <= self.epsilon, exact)
         return self._filtered(fixed, later, exact)
 
-    def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> Charged:
+    def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> FilterDecision:
         """Return the answer where something was chosen after outputs: one of two rules must admit all of it."""
         if not self._has_units(fixed):
             if any(is_amplified(plan.release.sampling) for plan in fixed) and self.observer.view is View.RELEASED:
@@ -218,17 +231,19 @@ class Filter:
             admitted = self._known(fixed, later, delta) or self._basic(fixed, later, self.delta - delta)
             return self._verdict(admitted, exact)
         if (counted := self._counted(fixed, later)) is not None:
-            return replace(self._verdict(True, exact), units=counted[0], of=counted[1])  # noqa: FBT003 - an answer
+            return replace(self._verdict(True, exact), units=counted[0], budget_units=counted[1])  # noqa: FBT003 - an answer
         return self._verdict(self._basic(fixed, later, _BASIC_SHARE * self.delta), exact)
 
-    def _verdict(self, admitted: bool, exact: float) -> Charged:  # noqa: FBT001 - an answer, not an option
+    def _verdict(self, admitted: bool, exact: float) -> FilterDecision:  # noqa: FBT001 - an answer, not an option
         if admitted:  # the budget holds, and so it does for what the grid of the composition rounded up
-            return Charged(admitted=True, units=(), of=0, composed=min(exact, self.epsilon))
-        return Charged(
+            return FilterDecision(
+                admitted=True, units=(), budget_units=0, composed_epsilon=min(exact, self.epsilon)
+            )
+        return FilterDecision(
             admitted=False,
             units=(),
-            of=0,
-            composed=exact,
+            budget_units=0,
+            composed_epsilon=exact,
             reason=f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} against {self.observer} does "
             "not hold this run as well",
         )
@@ -261,7 +276,7 @@ class Filter:
         """Return what each plan costs in rounds of the first one, and the budget in these; None if it is too much."""
         counts = [_parts(plan) for plan in fixed]
         part = next(iter(counts[0]))
-        reference = Reference.of(part, fixed[0].attempts, self.delta)
+        reference = ReferenceRound.of(part, fixed[0].attempts, self.delta)
         others = sum(counts, Counter())
         del others[part]
         units = [each[part] for each in counts]
@@ -284,7 +299,7 @@ class Filter:
         most = self._most(reference, others, sum(units))
         return (tuple(units), most) if surrogates <= _SURROGATE_SLACK and most else None
 
-    def _most(self, reference: Reference, others: Counter[SampledGaussian], needed: int) -> int:
+    def _most(self, reference: ReferenceRound, others: Counter[SampledGaussian], needed: int) -> int:
         """Return how many units the budget holds beside other declared kinds, to one per cent; 0 if too few."""
         surrogates = math.exp(-_SURROGATE_SLACK)
         delta = ((1 - _BASIC_SHARE) * surrogates - _SLACK_SHARE) * self.delta / surrogates
@@ -306,7 +321,7 @@ class Filter:
         """Return whether a client that is known to take part in all of it stays within the budget."""
         noises: Counter[Noise] = Counter()
         for plan in (*fixed, *later):
-            run = seen(plan.run, self.observer)
+            run = without_known_noise(plan.run, self.observer)
             if run is None:
                 return False
             once = plan.release.sampling.method is Sampling.ONCE
@@ -333,7 +348,7 @@ def milestones(plan: PlanCost, stops: Sequence[int], observer: Observer, delta: 
     if not stops or any(a >= b for a, b in zip([0, *stops], stops, strict=False)) or stops[-1] > plan.attempts:
         raise ConfigError(f"stops must be increasing and in [1, attempts = {plan.attempts}], got {tuple(stops)}")
     rule = Filter(math.inf, delta / len(stops), observer)
-    return tuple(rule.charge([replace(plan, attempts=stop)]).composed for stop in stops)
+    return tuple(rule.charge([replace(plan, attempts=stop)]).composed_epsilon for stop in stops)
 
 
 def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCost]:
@@ -348,7 +363,7 @@ def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCo
 
 
 def _parts(plan: PlanCost) -> Counter[SampledGaussian]:
-    return sampled_parts([plan.run], plan.release.adjacency, _SMOOTHED)
+    return sampled_gaussians([plan.run], plan.release.adjacency, _SMOOTHED)
 
 
 def _kappa(plan: PlanCost) -> float:

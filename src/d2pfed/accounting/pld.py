@@ -98,7 +98,7 @@ _DECAY = 16.0  # exponent within one block of a sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Losses:
+class LossPmf:
     """Mass `masses[i]` at the loss `(first + i) * step`, under the first world's law, and `infinite` beyond.
 
     Guarantee: infinite + sum of mass (1 - exp(epsilon - loss))_+ is nowhere below the profile it was made from. The
@@ -116,7 +116,7 @@ class Losses:
         return self.step * np.arange(self.first, self.first + len(self.masses), dtype=np.float64)
 
 
-def dominate(forward: Profile, backward: Profile | None, step: float, tail: float) -> tuple[Losses, Losses]:
+def dominate(forward: Profile, backward: Profile | None, step: float, tail: float) -> tuple[LossPmf, LossPmf]:
     """Return the losses of both orders on the grid of multiples of `step`.
 
     Guarantee: each is nowhere below its profile, at any epsilon of either sign. Proof: theory.md#numerics.
@@ -140,7 +140,7 @@ class _Side:
 
 
 def _positive(profile: Profile, step: float, tail: float) -> _Side:
-    top = max(1, int(np.ceil(reach(profile, tail) / step)))
+    top = max(1, int(np.ceil(tail_epsilon(profile, tail) / step)))
     delta = profile(step * np.arange(top + 1, dtype=np.float64)) * (1 + _PROFILE_GUARD)
     fall = np.diff(delta)
     masses = np.empty(top)
@@ -155,12 +155,12 @@ def _positive(profile: Profile, step: float, tail: float) -> _Side:
     return _Side(masses, float(delta[-1]), max(0.0, float(missing.max(initial=0.0))) + 4 * top * _ROUNDING)
 
 
-def _join(ahead: _Side, behind: _Side, step: float, factor: float) -> Losses:
+def _join(ahead: _Side, behind: _Side, step: float, factor: float) -> LossPmf:
     positive = ahead.masses * factor
     negative = behind.masses * factor * np.exp(-step * np.arange(1, len(behind.masses) + 1))
     infinite = ahead.infinite * factor
     centre = max(0.0, 1 - infinite - float(positive.sum()) - float(negative.sum())) + 4 * _ROUNDING
-    return Losses(step, -len(behind.masses), np.concatenate([negative[::-1], [centre], positive]), infinite)
+    return LossPmf(step, -len(behind.masses), np.concatenate([negative[::-1], [centre], positive]), infinite)
 
 
 def decayed_sums(masses: FloatArray, step: float) -> FloatArray:
@@ -176,7 +176,7 @@ def decayed_sums(masses: FloatArray, step: float) -> FloatArray:
     return sums
 
 
-def reach(profile: Profile, tail: float) -> float:
+def tail_epsilon(profile: Profile, tail: float) -> float:
     """Return an epsilon at which the profile is at most `tail`, about the least one."""
 
     def at(epsilon: float) -> float:
@@ -194,24 +194,24 @@ def reach(profile: Profile, tail: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LossCost:
+class PrivacyLossDistribution:
     """Privacy losses of both orders, how often each kind occurs, and the slack of the surrogates inside them."""
 
-    parts: tuple[tuple[Losses, Losses, int], ...]
+    pmfs: tuple[tuple[LossPmf, LossPmf, int], ...]
     slack: float
 
     @property
     def count(self) -> int:
         """How many releases there are."""
-        return sum(count for _, _, count in self.parts)
+        return sum(count for _, _, count in self.pmfs)
 
-    def times(self, count: int) -> "LossCost":
+    def times(self, count: int) -> "PrivacyLossDistribution":
         """Return the cost of so many equal releases."""
-        parts = tuple((forward, backward, count * times) for forward, backward, times in self.parts)
-        return LossCost(parts, count * self.slack)
+        pmfs = tuple((forward, backward, count * times) for forward, backward, times in self.pmfs)
+        return PrivacyLossDistribution(pmfs, count * self.slack)
 
-    def __add__(self, other: "LossCost") -> "LossCost":
-        return LossCost(self.parts + other.parts, self.slack + other.slack)
+    def __add__(self, other: "PrivacyLossDistribution") -> "PrivacyLossDistribution":
+        return PrivacyLossDistribution(self.pmfs + other.pmfs, self.slack + other.slack)
 
     def epsilon(self, delta: float, kappa: float = 0.0) -> float:
         """Return epsilon at `delta`, of which `kappa` is used up; rounding of the convolution and slack included.
@@ -221,9 +221,9 @@ class LossCost:
         left = delta * math.exp(-self.slack) - kappa
         if left <= 0:
             return math.inf
-        epsilon = tilted_epsilon([(forward, count) for forward, _, count in self.parts], left)
-        if any(backward is not forward for forward, backward, _ in self.parts):
-            epsilon = max(epsilon, tilted_epsilon([(backward, count) for _, backward, count in self.parts], left))
+        epsilon = tilted_epsilon([(forward, count) for forward, _, count in self.pmfs], left)
+        if any(backward is not forward for forward, backward, _ in self.pmfs):
+            epsilon = max(epsilon, tilted_epsilon([(backward, count) for _, backward, count in self.pmfs], left))
         return epsilon + 2 * self.slack
 
 
@@ -234,7 +234,7 @@ _SMALLEST_TAIL = 1e-300  # below it profiles leave the range of doubles
 _FINEST_STEP = 1e-12
 
 
-class Part(Protocol):
+class DominatingPair(Protocol):
     """One release by its profiles, and the slack of the surrogate behind them."""
 
     @property
@@ -253,72 +253,74 @@ class Part(Protocol):
         ...
 
 
-def loss_costs(parts: Sequence[tuple[Part, int]], delta: float, points: int) -> list[tuple[LossCost, int]]:
-    """Return each part's loss distribution, all on one grid that suits the narrowest as far as it can.
+def loss_distributions(
+    pairs: Sequence[tuple[DominatingPair, int]], delta: float, points: int
+) -> list[tuple[PrivacyLossDistribution, int]]:
+    """Return each pair's loss distribution, all on one grid that suits the narrowest as far as it can.
 
     Guarantee: each dominates its release, in both orders. Proof: theory.md#numerics.
     """
-    tail = max(delta * _TAIL_SHARE / sum(count for _, count in parts), _SMALLEST_TAIL)
-    widths = [reach(part.forward, tail) for part, _ in parts]
+    tail = max(delta * _TAIL_SHARE / sum(count for _, count in pairs), _SMALLEST_TAIL)
+    widths = [tail_epsilon(pair.forward, tail) for pair, _ in pairs]
     step = max(min(widths) / points, max(widths) / (16 * points), _FINEST_STEP)
     costs = []
-    for part, count in parts:
-        forward, backward = dominate(part.forward, part.backward, step, tail)
-        costs.append((LossCost(((forward, backward, 1),), part.slack), count))
+    for pair, count in pairs:
+        forward, backward = dominate(pair.forward, pair.backward, step, tail)
+        costs.append((PrivacyLossDistribution(((forward, backward, 1),), pair.slack), count))
     return costs
 
 
-Parts = Sequence[tuple[Losses, int]]
+CountedPmfs = Sequence[tuple[LossPmf, int]]
 
 _UNIT = 2.0**-53
 _WIDEST = 1 << 22  # points of a transform
 _NEGLIGIBLE = 1e-7  # of delta: what lies above the window may cost
-_HALF_WIDTH = 9.0  # of the window, in standard deviations of the tilted law
+_HALF_WIDTH = 9.0  # of the window, in standard deviations of the tilted pmf
 _STEEPEST = 600.0  # exponent of a weight
 _FLATTEST = 1e-9  # tilt
 
 
-def tilted_epsilon(parts: Parts, delta: float) -> float:
+def tilted_epsilon(pmfs: CountedPmfs, delta: float) -> float:
     """Return the least epsilon, not below 0, at which the composed losses have at most `delta`; infinite if unknown.
 
     Guarantee: never below the epsilon of the profiles that the losses dominate, rounding of the transform
     included. Proof: theory.md#numerics. Checked: test_accounting_tilted.py against exact sums.
     """
-    total = sum(count for _, count in parts)
-    infinite = math.fsum(count * losses.infinite for losses, count in parts)
+    total = sum(count for _, count in pmfs)
+    infinite = math.fsum(count * losses.infinite for losses, count in pmfs)
     # Masses may add up to a little more than 1, which multiplies along the composition.
-    grown = math.fsum(count * math.log(max(1.0, float(losses.masses.sum()))) for losses, count in parts)
+    grown = math.fsum(count * math.log(max(1.0, float(losses.masses.sum()))) for losses, count in pmfs)
     left = delta - infinite * math.exp(grown) * (1 + 4 * total * _UNIT)
     if left <= 0:
         return math.inf
-    laws = [_Law.of(losses, count) for losses, count in parts]
-    slope = _slope(laws, math.log(left))
-    if _tilt(laws, slope).mean < 0:
-        slope = _flat(laws)
-    return _read(laws, slope, left)
+    log_pmfs = [_LogPmf.of(losses, count) for losses, count in pmfs]
+    slope = _slope(log_pmfs, math.log(left))
+    if _tilt(log_pmfs, slope).mean < 0:
+        slope = _flat(log_pmfs)
+    return _read(log_pmfs, slope, left)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Law:
+class _LogPmf:
     """One kind of loss and how often it occurs; sums are taken of logarithms, as tilts may be steep."""
 
-    losses: Losses
+    losses: LossPmf
     count: int
     values: FloatArray
     squares: FloatArray
     logs: FloatArray
 
     @staticmethod
-    def of(losses: Losses, count: int) -> "_Law":
+    def of(losses: LossPmf, count: int) -> "_LogPmf":
         with np.errstate(divide="ignore"):
             logs = np.log(losses.masses)
         seen = np.isfinite(logs)
         values = losses.values[seen]
-        return _Law(losses, count, values, values * values, logs[seen])
+        return _LogPmf(losses, count, values, values * values, logs[seen])
 
-    def mirrored(self) -> "_Law":
-        """Return the law of the opposite losses."""
-        return _Law(self.losses, self.count, -self.values[::-1], self.squares[::-1], self.logs[::-1])
+    def mirrored(self) -> "_LogPmf":
+        """Return the pmf of the opposite losses."""
+        return _LogPmf(self.losses, self.count, -self.values[::-1], self.squares[::-1], self.logs[::-1])
 
     def tilted(self, slope: float) -> "_Moments":
         """Return what the losses of all releases come to under masses proportional to mass exp(slope loss)."""
@@ -340,26 +342,26 @@ class _Moments:
     variance: float
 
 
-def _tilt(laws: Sequence[_Law], slope: float) -> _Moments:
+def _tilt(log_pmfs: Sequence[_LogPmf], slope: float) -> _Moments:
     """Return the moments of the sum of all losses."""
-    each = [law.tilted(slope) for law in laws]
+    each = [pmf.tilted(slope) for pmf in log_pmfs]
     return _Moments(*(math.fsum(getattr(one, name) for one in each) for name in ("log", "mean", "variance")))
 
 
-def _slope(laws: Sequence[_Law], log_delta: float) -> float:
+def _slope(log_pmfs: Sequence[_LogPmf], log_delta: float) -> float:
     """Return the tilt that gives the least epsilon by moments: delta <= c exp(log moment - slope epsilon)."""
 
     def is_below(slope: float) -> bool:
-        moments = _tilt(laws, slope)
+        moments = _tilt(log_pmfs, slope)
         # c = slope^slope / (slope + 1)^(slope + 1); its logarithm less slope times its derivative is -log1p(slope)
         return moments.log - slope * moments.mean - math.log1p(slope) > log_delta
 
     return _root(is_below)
 
 
-def _flat(laws: Sequence[_Law]) -> float:
+def _flat(log_pmfs: Sequence[_LogPmf]) -> float:
     """Return the tilt under which losses are 0 on average."""
-    return _root(lambda slope: _tilt(laws, slope).mean < 0)
+    return _root(lambda slope: _tilt(log_pmfs, slope).mean < 0)
 
 
 def _root(is_below: Callable[[float], bool], precision: float = 0.02) -> float:
@@ -372,20 +374,20 @@ def _root(is_below: Callable[[float], bool], precision: float = 0.02) -> float:
     return high
 
 
-def _read(laws: Sequence[_Law], slope: float, delta: float) -> float:
-    step = laws[0].losses.step
-    moments = _tilt(laws, slope)
+def _read(log_pmfs: Sequence[_LogPmf], slope: float, delta: float) -> float:
+    step = log_pmfs[0].losses.step
+    moments = _tilt(log_pmfs, slope)
     centre = round(moments.mean / step)
     deviation = math.sqrt(moments.variance) + step
     half = _HALF_WIDTH * deviation + min(1 / slope, _HALF_WIDTH * deviation)
     if moments.mean < math.log1p(1 / slope):  # epsilon may be 0, which the window must hold
         half = max(half, moments.mean + step)
-    while (above := _above(laws, slope, centre * step + half)) > math.log(_NEGLIGIBLE) + math.log(delta):
+    while (above := _above(log_pmfs, slope, centre * step + half)) > math.log(_NEGLIGIBLE) + math.log(delta):
         half *= 1.5
     size = 1 << max(6, math.ceil(math.log2(2 * half / step + 2)))
     if size > _WIDEST:
         return math.inf
-    masses, error, relative = _convolve(laws, slope, size)
+    masses, error, relative = _convolve(log_pmfs, slope, size)
     # From here on delta is counted in units of the Chernoff bound, which may be as small as delta itself.
     log_unit = moments.log - slope * centre * step
     wanted, beyond = math.exp(math.log(delta) - log_unit), math.exp(above - log_unit)
@@ -399,68 +401,68 @@ def _read(laws: Sequence[_Law], slope: float, delta: float) -> float:
     return _crossing((centre + offsets[seen]) * step, profile, wanted)
 
 
-def _above(laws: Sequence[_Law], slope: float, loss: float) -> float:
+def _above(log_pmfs: Sequence[_LogPmf], slope: float, loss: float) -> float:
     """Return the logarithm of a Chernoff bound on the mass at and above a loss."""
-    if loss > math.fsum(law.count * float(law.values[-1]) for law in laws):
+    if loss > math.fsum(pmf.count * float(pmf.values[-1]) for pmf in log_pmfs):
         return -math.inf
-    here = _tilt(laws, slope)
+    here = _tilt(log_pmfs, slope)
     best = slope + (loss - here.mean) / here.variance if here.variance > 0 else slope  # for a Gaussian
-    return min(_tilt(laws, steep).log - steep * loss for steep in (1.2 * slope, (slope + best) / 2, best))
+    return min(_tilt(log_pmfs, steep).log - steep * loss for steep in (1.2 * slope, (slope + best) / 2, best))
 
 
-def _convolve(laws: Sequence[_Law], slope: float, size: int) -> tuple[FloatArray, float, float]:
-    """Return the tilted law of the sum modulo `size` steps, its rounding error in L2, and that of the masses put in.
+def _convolve(log_pmfs: Sequence[_LogPmf], slope: float, size: int) -> tuple[FloatArray, float, float]:
+    """Return the tilted pmf of the sum modulo `size` steps, its rounding error in L2, and that of the masses put in.
 
     Proof of both bounds: theory.md#numerics.
     """
     transform, total, relative, growth, errors = np.ones(size, dtype=np.complex128), 0, 0.0, 0.0, 0.0
     per_transform = 8 * _UNIT * math.log2(size)
-    for law in laws:
-        exponents = slope * law.values + law.logs - law.tilted(slope).log / law.count
+    for pmf in log_pmfs:
+        exponents = slope * pmf.values + pmf.logs - pmf.tilted(slope).log / pmf.count
         masses = np.exp(exponents)
-        index = np.rint(law.values / law.losses.step).astype(np.int64) % size
+        index = np.rint(pmf.values / pmf.losses.step).astype(np.int64) % size
         folded = np.bincount(index, weights=masses, minlength=size)
         norm = math.sqrt(float(folded @ folded))
-        largest = np.abs(slope * law.values) + np.abs(law.logs)
-        relative += law.count * 8 * _UNIT * (2 * float(largest[exponents > -745].max()) + 8)
-        growth += law.count * (max(0.0, float(folded.sum()) - 1) + per_transform * math.sqrt(size) * norm)
-        errors += law.count * (per_transform * norm + 1e-280)
-        total += law.count
-        transform *= _power(np.fft.fft(folded), law.count)
+        largest = np.abs(slope * pmf.values) + np.abs(pmf.logs)
+        relative += pmf.count * 8 * _UNIT * (2 * float(largest[exponents > -745].max()) + 8)
+        growth += pmf.count * (max(0.0, float(folded.sum()) - 1) + per_transform * math.sqrt(size) * norm)
+        errors += pmf.count * (per_transform * norm + 1e-280)
+        total += pmf.count
+        transform *= _power(np.fft.fft(folded), pmf.count)
     error = math.exp(growth) * (errors + 4 * _UNIT * total + 2 * per_transform)
     return np.fft.ifft(transform).real, error, math.expm1(relative) + 8 * size * _UNIT
 
 
-def profile_bounds(parts: Parts, width: int) -> tuple[FloatArray, FloatArray]:
+def profile_bounds(pmfs: CountedPmfs, width: int) -> tuple[FloatArray, FloatArray]:
     """Return a lower and an upper bound on the profile of composed losses at the grid losses 0 .. width.
 
     Guarantee: absolute, not relative, so of use only for slacks well above rounding. Proof: theory.md#numerics.
     Checked: test_accounting_tilted.py against exact sums.
     """
-    laws = [_Law.of(losses, count) for losses, count in parts]
-    masses, error, relative = _convolve(laws, 0.0, 2 * width)
-    growth = _tilt(laws, 0.0).log
+    log_pmfs = [_LogPmf.of(losses, count) for losses, count in pmfs]
+    masses, error, relative = _convolve(log_pmfs, 0.0, 2 * width)
+    growth = _tilt(log_pmfs, 0.0).log
     found = np.maximum(np.append(masses[:width], 0.0), 0.0) * math.exp(growth)
-    profile = _profile(found, laws[0].losses.step)
-    wrong = relative + error * math.sqrt(width) + mass_outside(parts, width)
+    profile = _profile(found, log_pmfs[0].losses.step)
+    wrong = relative + error * math.sqrt(width) + mass_outside(pmfs, width)
     return profile - wrong, profile + wrong
 
 
-def mass_outside(parts: Parts, width: int) -> float:
+def mass_outside(pmfs: CountedPmfs, width: int) -> float:
     """Return a bound on the mass that is infinite or more than so many grid points away from 0."""
-    laws = [_Law.of(losses, count) for losses, count in parts]
-    growth = max(0.0, _tilt(laws, 0.0).log)
-    infinite = math.fsum(count * losses.infinite for losses, count in parts) * math.exp(growth)
-    edge = width * laws[0].losses.step
-    return infinite + _tail(laws, edge) + _tail([law.mirrored() for law in laws], edge)
+    log_pmfs = [_LogPmf.of(losses, count) for losses, count in pmfs]
+    growth = max(0.0, _tilt(log_pmfs, 0.0).log)
+    infinite = math.fsum(count * losses.infinite for losses, count in pmfs) * math.exp(growth)
+    edge = width * log_pmfs[0].losses.step
+    return infinite + _tail(log_pmfs, edge) + _tail([pmf.mirrored() for pmf in log_pmfs], edge)
 
 
-def _tail(laws: Sequence[_Law], loss: float) -> float:
+def _tail(log_pmfs: Sequence[_LogPmf], loss: float) -> float:
     """Return the least Chernoff bound on the mass at and above a loss."""
-    if loss <= _tilt(laws, 0.0).mean:
+    if loss <= _tilt(log_pmfs, 0.0).mean:
         return 1.0
-    slope = _root(lambda slope: _tilt(laws, slope).mean < loss, 0.2)
-    return math.exp(min(0.0, _tilt(laws, slope).log - slope * loss))
+    slope = _root(lambda slope: _tilt(log_pmfs, slope).mean < loss, 0.2)
+    return math.exp(min(0.0, _tilt(log_pmfs, slope).log - slope * loss))
 
 
 def _power(base: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:

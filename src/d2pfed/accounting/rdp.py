@@ -22,7 +22,7 @@ def check_delta(delta: float) -> None:
         raise ConfigError(f"delta must be in (0, 1), got {delta}")
 
 
-def mironov(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
+def mironov_conversion(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
     """Return epsilon by Mironov's conversion at each order; the published one, never below `tight`.
 
     Proof: theory.md#conversions.
@@ -30,7 +30,7 @@ def mironov(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
     return renyi + math.log(1 / delta) / (orders - 1)
 
 
-def tight(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
+def tight_conversion(orders: FloatArray, renyi: FloatArray, delta: float) -> FloatArray:
     """Return epsilon at each order by the conversion of Canonne, Kamath and Steinke, or 0 by total variation.
 
     Guarantee: (alpha, renyi)-Renyi privacy implies (epsilon, delta)-privacy. Proof: theory.md#conversions.
@@ -46,30 +46,30 @@ _DENSE_LIMIT = 4096
 _SPARSE_LIMIT = 1 << 40
 
 
-def dense(top: int) -> FloatArray:
+def dense_orders(top: int) -> FloatArray:
     """Return the integer orders 2..top."""
     return np.arange(2, top + 1, dtype=np.float64)
 
 
-def sparse(top: int) -> FloatArray:
+def sparse_orders(top: int) -> FloatArray:
     """Return about 24 integer orders per octave, from 2 to top."""
     count = 24 * max(1, top.bit_length())
     return np.unique(np.rint(np.geomspace(2, top, count)))
 
 
-def real(top: int) -> FloatArray:
+def real_orders(top: int) -> FloatArray:
     """Return real orders from just above 1 to about top, their distance from 1 growing by one per cent a step."""
     return 1 + np.geomspace(1e-5, top, 70 * (17 + top.bit_length()))
 
 
-def least(
+def least_epsilon(
     curve: Callable[[FloatArray], FloatArray], grid: Callable[[int], FloatArray], delta: float, convert: Conversion
 ) -> tuple[float, float]:
     """Return the least epsilon over the grid's orders, and the order that gives it.
 
     The grid grows until the best order is below its last one.
     """
-    top, limit = 64, _DENSE_LIMIT if grid is dense else _SPARSE_LIMIT
+    top, limit = 64, _DENSE_LIMIT if grid is dense_orders else _SPARSE_LIMIT
     while True:
         orders = grid(top)
         epsilon = convert(orders, curve(orders), delta)
@@ -94,7 +94,7 @@ def two_sided(tail: float) -> float:
     return math.log1p(tail) - math.log1p(-tail) if tail < 1 else math.inf
 
 
-def gaussian(orders: FloatArray, ratio: float) -> FloatArray:
+def gaussian_rdp(orders: FloatArray, ratio: float) -> FloatArray:
     """Return alpha ratio^2 / 2: the curve of a Gaussian, or of a discrete one in any dimension at lattice shifts.
 
     Guarantee: exact for the continuous Gaussian and for the discrete one at integer orders, an upper bound for
@@ -112,7 +112,7 @@ def sum_gap(sigma: float, contributors: int) -> float:
     return math.fsum(two_sided(theta_tail(sigma * math.sqrt(k / (k + 1)))) for k in range(1, contributors))
 
 
-def real_centred_sum(
+def real_centred_sum_rdp(
     orders: FloatArray, *, sigma: float, contributors: int, shift: float, dimension: int
 ) -> FloatArray:
     """Return the curve of a sum of discrete Gaussians around real centres that are `shift` apart in L2.
@@ -122,10 +122,10 @@ def real_centred_sum(
     ratio = shift / (sigma * math.sqrt(contributors))
     one = orders / (orders - 1) * two_sided(theta_tail(sigma * math.sqrt(contributors)))
     gap = (2 * orders - 1) / (orders - 1) * sum_gap(sigma, contributors)
-    return gaussian(orders, ratio) + dimension * (one + gap)
+    return gaussian_rdp(orders, ratio) + dimension * (one + gap)
 
 
-def integer_centred_sum(
+def integer_centred_sum_rdp(
     orders: FloatArray, *, sigma: float, contributors: int, shift: float, l1_shift: float, dimension: int
 ) -> FloatArray:
     """Return the curve of a sum of discrete Gaussians around integer centres: the least of three bounds.
@@ -142,7 +142,7 @@ def integer_centred_sum(
     return np.minimum(orders / 2 * ratio**2 + tau * d, orders / 2 * min(linear, triangle))
 
 
-def skellam(orders: FloatArray, *, variance: float, shift: float, l1_shift: float) -> FloatArray:
+def skellam_rdp(orders: FloatArray, *, variance: float, shift: float, l1_shift: float) -> FloatArray:
     """Return the curve of Skellam noise of the given total variance under integer shifts, at integer orders.
 
     Guarantee: Agarwal, Kairouz and Liu 2021. Proof: theory.md#skellam. Checked: test_accounting_curves.py
@@ -185,7 +185,7 @@ def gaussian_moments(ratio: float, top: int) -> FloatArray:
     return found
 
 
-def without_replacement(renyi: FloatArray, rate: float, moments: FloatArray | None = None) -> FloatArray:
+def without_replacement_rdp(renyi: FloatArray, rate: float, moments: FloatArray | None = None) -> FloatArray:
     """Return the curve at orders 0..A of a release behind a fixed-size cohort, from its own curve at orders 0..A.
 
     Entries 0 and 1 are not used and come back as 0. With exact even `moments` this is Theorem 27, without them
@@ -206,7 +206,7 @@ def without_replacement(renyi: FloatArray, rate: float, moments: FloatArray | No
     return np.minimum(_expand(weights), np.where(j < 2, 0.0, renyi))
 
 
-def secret_coins(ratio: float, rate: float, top: int) -> FloatArray:
+def poisson_rdp(ratio: float, rate: float, top: int) -> FloatArray:
     """Return the curve at orders 0..top of a Gaussian behind secret independent coins, the client against zero.
 
     Guarantee: both directions, hidden sizes. Proof: theory.md#renyi-sampling.
