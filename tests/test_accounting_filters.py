@@ -71,7 +71,7 @@ def test_one_plan_is_admitted_at_exactly_its_own_epsilon():
         assert "budget" in refused.reason
 
 
-def test_nothing_begun_costs_nothing():
+def test_no_plan_costs_nothing():
     charged = Filter(1.0, DELTA, RELEASED).charge([])
     assert charged.admitted
     assert charged.composed_epsilon == 0
@@ -99,7 +99,7 @@ def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it(
 
 def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
     reference = ReferenceRound.of(SampledGaussian(PairKind.FIXED_SIZE, 0.7, 0.01), 50, DELTA)
-    own = reference._losses(reference.part)
+    own = reference._losses(reference.pair)
     for other, count in (
         (SampledGaussian(PairKind.FIXED_SIZE, 0.9, 0.007), 30),
         (SampledGaussian(PairKind.POISSON_ZERO_OUT, 0.5, 0.01), 60),
@@ -203,7 +203,7 @@ def test_a_budget_whose_slack_is_below_rounding_has_plain_addition_left():
     assert mixed.units == ()
 
 
-def test_plans_that_make_no_sense_are_refused():
+def test_invalid_plans_are_refused():
     with pytest.raises(ConfigError, match="attempts and max_participations"):
         plan(attempts=0)
     with pytest.raises(ConfigError, match="attempts and max_participations"):

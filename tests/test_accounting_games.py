@@ -189,7 +189,7 @@ def two_stages(menu, ratio):
     return float(np.trapezoid(p * later, z))
 
 
-def test_composing_what_was_spent_is_no_filter_where_plans_are_chosen_from_outputs():
+def test_composing_loss_distributions_is_no_filter_where_plans_are_chosen_from_outputs():
     ratio, delta = math.exp(10.097), 1e-3
     for part in (COIN, PLAIN):
         assert two_stages([part], ratio) == pytest.approx(delta, rel=2e-3)

@@ -297,7 +297,7 @@ def check_coins(claimed):
                 assert value <= 1.06 * epsilon + 0.02
 
 
-def test_claims_behind_secret_coins_hold_in_every_adaptive_game():
+def test_claims_under_poisson_sampling_hold_in_every_adaptive_game():
     def right(noise, sampling, rounds, delta):
         rows = releases(noise, sampling, Adjacency.REPLACE_ONE, rounds)
         return account(rows, RELEASED, delta=delta, max_participations=rounds).epsilon
@@ -305,7 +305,7 @@ def test_claims_behind_secret_coins_hold_in_every_adaptive_game():
     check_coins(right)
 
 
-def test_the_coin_games_reject_the_zero_out_number_for_replace_one():
+def test_the_poisson_games_reject_the_zero_out_epsilon_for_replace_one():
     def zero_out(noise, sampling, rounds, delta):
         return account(
             releases(noise, sampling, Adjacency.ZERO_OUT, rounds), RELEASED, delta=delta, max_participations=rounds

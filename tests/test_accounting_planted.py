@@ -92,7 +92,7 @@ def units_cover_both_orders(_monkeypatch):
     other, slack = SampledGaussian(PairKind.FIXED_SIZE, 0.5, 0.1), 1e-4
     units = reference.units({other: 5}, slack)
     for order in (0, 1):
-        own, true = reference._losses(reference.part)[order], reference._losses(other)[order]
+        own, true = reference._losses(reference.pair)[order], reference._losses(other)[order]
         lower, upper = profile_bounds([(true, 5)], 1 << 14)[0], profile_bounds([(own, units)], 1 << 14)[1]
         assert np.max(lower - upper) <= slack
 

@@ -1,4 +1,4 @@
-"""Epsilon of a plain Gaussian under a named accountant: what a table of numbers needs."""
+"""Epsilon of Gaussian releases under a named accountant, for tables and comparisons."""
 
 import math
 from enum import StrEnum
@@ -60,8 +60,15 @@ def epsilon_of(
 ) -> float:
     """Return epsilon against an observer of the models after `rounds` Gaussian releases.
 
-    `noise_multiplier` is sigma over the sensitivity of the stated adjacency: two radii for replace-one, one for
-    zero-out. Behind a fixed-size cohort the distance is two radii whatever the adjacency.
+    Args:
+        noise_multiplier: sigma over the sensitivity of the stated adjacency: two radii for replace-one, one for
+            zero-out. Behind a fixed-size cohort the distance is two radii whatever the adjacency.
+        sampling: how the cohort of each round is sampled.
+        rounds: the number of releases.
+        adjacency: the neighbouring relation.
+        delta: the probability that the guarantee may fail, over all rounds together.
+        accountant: how epsilon is computed.
+        grid: how finely privacy losses are resolved, for `PLD`.
 
     Guarantee: errs upwards. Proof: theory.md#fixed-size, theory.md#renyi-sampling.
     Checked: test_accounting_golden.py, test_accounting_peers.py.

@@ -1,4 +1,4 @@
-"""Amplification by sampling: what releases behind sampled cohorts cost somebody who sees the released models only."""
+"""Amplification by sampling: what releases behind sampled cohorts cost against an observer of the models only."""
 
 import math
 from collections import Counter
@@ -42,18 +42,25 @@ _FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential 
 
 
 class PairKind(StrEnum):
-    """Which pair of laws dominates one release."""
+    """Which pair of distributions dominates one sampled release."""
 
-    FIXED_SIZE = "known-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
-    POISSON_ZERO_OUT = "hidden-zero-out"  # secret coins, the client's vector against zero
-    POISSON_REPLACE_ONE = "hidden-replace"  # secret coins, the client's vector against another
+    FIXED_SIZE = "fixed-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
+    POISSON_ZERO_OUT = "poisson-zero-out"  # Poisson sampling, sizes secret: the client's vector against zero
+    POISSON_REPLACE_ONE = (
+        "poisson-replace-one"  # Poisson sampling, sizes secret: the client's vector against another
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SampledGaussian:
-    """One Gaussian release behind a sampled cohort.
+    """The dominating pair of one Gaussian release behind a sampled cohort.
 
-    `ratio` is shift over sigma: of two radii for `KNOWN_SIZE` (unless `rate` is 1), of one radius for the others.
+    Attributes:
+        kind: which pair of distributions it is.
+        ratio: shift over sigma, where the shift is two radii for `FIXED_SIZE` (unless `rate` is 1) and one radius
+            for the others.
+        rate: the probability that a client is in the cohort.
+        slack: what it costs to put a Gaussian in the place of the true noise.
     """
 
     kind: PairKind
@@ -63,14 +70,14 @@ class SampledGaussian:
 
     @property
     def forward(self) -> Profile:
-        """The profile of the first world against the second, rounded up."""
+        """The profile of the pair's first distribution against its second, rounded up."""
         profile = poisson_replace_delta if self.kind is PairKind.POISSON_REPLACE_ONE else fixed_size_delta
         guard = 1 + relative_guard(self.ratio)
         return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
 
     @property
     def backward(self) -> Profile | None:
-        """The profile of the second world against the first, rounded up; None if it is the same."""
+        """The profile of the pair's second distribution against its first, rounded up; None if it is the same."""
         if self.kind is not PairKind.POISSON_ZERO_OUT:
             return None
         guard = 1 + relative_guard(self.ratio)
@@ -78,7 +85,7 @@ class SampledGaussian:
 
 
 def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of a Gaussian behind a fixed-size cohort; also of a vector against zero behind a coin.
+    """Return the profile of a Gaussian behind a fixed-size cohort; also of a vector against zero if Poisson-sampled.
 
     Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
     Proof: theory.md#fixed-size. Checked: test_accounting_oracle.py by exhaustive adaptive optimisation.
@@ -90,7 +97,7 @@ def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArr
 
 
 def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of zero against the client's vector behind a secret coin: zero from -ln(1 - rate) on.
+    """Return the profile of zero against the client's vector under Poisson sampling; 0 from -ln(1 - rate) on.
 
     Guarantee: the mirror image of `fixed_size_delta` at one radius. Proof: theory.md#poisson.
     """
@@ -106,10 +113,10 @@ def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatAr
 
 
 def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of the client's vector against its opposite behind a secret coin.
+    """Return the profile of the client's vector against its opposite under Poisson sampling.
 
     Guarantee: dominates every pair of vectors of that norm. Proof: theory.md#poisson.
-    Checked: test_accounting_curves.py against quadrature.
+    Checked: test_accounting_rdp.py against quadrature.
     """
     from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
 
@@ -141,9 +148,13 @@ _WIDEST = 600.0  # epsilon whose exponential is still in the range of doubles
 
 @dataclass(frozen=True, slots=True)
 class SampledRdp:
-    """One release behind a fixed-size cohort, with noise of which a Renyi curve is known.
+    """The dominating pair of one release behind a fixed-size cohort, with noise of which a Renyi curve is known.
 
-    `radii` says how many clip radii neighbours are apart: two behind a cohort.
+    Attributes:
+        noise: the noise in the sum.
+        radii: how many clip radii neighbours are apart: two behind a cohort.
+        rate: the probability that a client is in the cohort.
+        slack: zero, as no Gaussian stands in the place of the noise.
     """
 
     noise: Noise
@@ -153,10 +164,10 @@ class SampledRdp:
 
     @property
     def forward(self) -> Profile:
-        """The profile of the first world against the second.
+        """The profile of the pair's first distribution against its second.
 
         Guarantee: dominates every pair of replace-one neighbours. Proof: theory.md#renyi-profile.
-        Checked: test_accounting_enveloped.py.
+        Checked: test_accounting_amplification.py.
         """
         ratios, values = _envelope(self.noise, self.radii)
 
@@ -168,7 +179,7 @@ class SampledRdp:
 
     @property
     def backward(self) -> None:
-        """Nothing: the reversed order is the same."""
+        """None: the reversed order is the same."""
         return
 
 
@@ -232,7 +243,7 @@ class _Exposure:
 
 
 def is_amplified(sampling: CohortSampling) -> bool:
-    """Return whether the cohort hides who took part."""
+    """Return whether sampling amplifies: whether the cohort is drawn so that it hides who took part."""
     return sampling.method in {Sampling.FIXED, Sampling.POISSON} and sampling.cohort_size < sampling.population
 
 
@@ -240,10 +251,10 @@ def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int)
     """Return kappa, what clients that send zeros from their cap on add to delta behind sampled cohorts.
 
     Each of so many charged attempts of a run has a fresh cohort. With cohorts of fixed size whether another client
-    is at its cap depends on who was drawn in its place; behind secret coins nothing does, and kappa is 0.
+    is at its cap depends on who was drawn in its place; under Poisson sampling nothing does, and kappa is 0.
 
     Guarantee: an upper bound. Proof: theory.md#caps.
-    Checked: test_accounting_caps.py::test_statuses_are_known_given_what_is_revealed.
+    Checked: test_accounting_amplification_caps.py::test_who_is_at_the_cap_follows_from_what_the_proof_reveals.
     """
     if max_participations >= attempts or sampling.method is not Sampling.FIXED or not is_amplified(sampling):
         return 0.0
@@ -271,29 +282,29 @@ def sampled_runs_epsilon(
     releases = sum(run.count for run in runs)
     method = method_for(noises, releases)
 
-    def total(charge: NoiseCost, amplify: Amplification) -> AdditiveCost:
-        parts = Counter(_exposures(runs, adjacency, charge)).items()
-        return composed((_amplify(part, amplify), part.count * times) for part, times in parts)
+    def total(noise_cost: NoiseCost, amplify: Amplification) -> AdditiveCost:
+        exposures = Counter(_exposures(runs, adjacency, noise_cost)).items()
+        return composed((_amplify(each, amplify), each.count * times) for each, times in exposures)
 
     if method is Method.BINOMIAL:
         return binomial_total_epsilon(total, delta - kappa, releases), method
     if method is Method.GAUSSIAN and not any(is_amplified(run.sampling) for run in runs):
         return gaussian_total_epsilon(total, delta, releases), method
     if method is Method.GAUSSIAN:
-        parts = list(sampled_gaussians(runs, adjacency, releases).items())
-        epsilon = composed(loss_distributions(parts, delta, points)).epsilon(delta, kappa)
+        pairs = list(sampled_gaussians(runs, adjacency, releases).items())
+        epsilon = composed(loss_distributions(pairs, delta, points)).epsilon(delta, kappa)
         if math.isfinite(epsilon):
             return epsilon, "pld"
     renyi = rdp_total_epsilon(total, delta - kappa), str(Method.RDP)
-    enveloped = _enveloped_parts(runs, releases)
-    if enveloped is None:
+    profiled = _profiled_pairs(runs, releases)
+    if profiled is None:
         return renyi
-    return min(renyi, (composed(loss_distributions(enveloped, delta, points)).epsilon(delta, kappa), "pld"))
+    return min(renyi, (composed(loss_distributions(profiled, delta, points)).epsilon(delta, kappa), "pld"))
 
 
-def _enveloped_parts(runs: Sequence[RunReleases], releases: int) -> list[tuple[DominatingPair, int]] | None:
+def _profiled_pairs(runs: Sequence[RunReleases], releases: int) -> list[tuple[DominatingPair, int]] | None:
     """Return a profile for each release, from Renyi curves where there is no Gaussian; None if one has neither."""
-    parts: list[tuple[DominatingPair, int]] = []
+    pairs: list[tuple[DominatingPair, int]] = []
     for run in runs:
         rate = run.sampling.cohort_size / run.sampling.population
         for noise, count in run.noises:
@@ -302,12 +313,12 @@ def _enveloped_parts(runs: Sequence[RunReleases], releases: int) -> list[tuple[D
                 return None
             if has_gaussian(noise, releases):
                 squared, slack = gaussian_cost(noise, radii, releases).values
-                parts.append((SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack), count))
+                pairs.append((SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack), count))
             elif has_rdp_profile(noise, radii):
-                parts.append((SampledRdp(noise, radii, rate), count))
+                pairs.append((SampledRdp(noise, radii, rate), count))
             else:
                 return None
-    return parts
+    return pairs
 
 
 def sampled_gaussians(
@@ -317,51 +328,51 @@ def sampled_gaussians(
 
     The slack of each is that of one among so many releases.
     """
-    charge = partial(gaussian_cost, releases=releases)
-    parts: Counter[SampledGaussian] = Counter()
-    for part in _exposures(runs, adjacency, charge):
-        parts[_sampled(part, adjacency)] += part.count
-    return parts
+    noise_cost = partial(gaussian_cost, releases=releases)
+    pairs: Counter[SampledGaussian] = Counter()
+    for exposure in _exposures(runs, adjacency, noise_cost):
+        pairs[_sampled(exposure, adjacency)] += exposure.count
+    return pairs
 
 
-def _sampled(part: _Exposure, adjacency: Adjacency) -> SampledGaussian:
-    squared, slack = part.cost.values
-    if part.sampling is None:
+def _sampled(exposure: _Exposure, adjacency: Adjacency) -> SampledGaussian:
+    squared, slack = exposure.cost.values
+    if exposure.sampling is None:
         return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), 1.0, slack)
-    rate = part.sampling.cohort_size / part.sampling.population
-    if part.sampling.method is Sampling.FIXED:
+    rate = exposure.sampling.cohort_size / exposure.sampling.population
+    if exposure.sampling.method is Sampling.FIXED:
         return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)
     kind = PairKind.POISSON_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else PairKind.POISSON_REPLACE_ONE
     return SampledGaussian(kind, math.sqrt(squared) / adjacency.radii, rate, slack)
 
 
-def _amplify(part: _Exposure, amplify: Amplification) -> AdditiveCost:
-    # Secret coins have no Renyi bound here that holds for both adjacencies, so they are charged unamplified.
-    if part.sampling is None or part.sampling.method is Sampling.POISSON:
-        return part.cost
-    return amplify(part.cost, part.sampling.cohort_size / part.sampling.population)
+def _amplify(exposure: _Exposure, amplify: Amplification) -> AdditiveCost:
+    # Poisson sampling has no Renyi bound here that holds for both adjacencies, so it is charged unamplified.
+    if exposure.sampling is None or exposure.sampling.method is Sampling.POISSON:
+        return exposure.cost
+    return amplify(exposure.cost, exposure.sampling.cohort_size / exposure.sampling.population)
 
 
-def _exposures(runs: Sequence[RunReleases], adjacency: Adjacency, charge: NoiseCost) -> Iterator[_Exposure]:
+def _exposures(runs: Sequence[RunReleases], adjacency: Adjacency, noise_cost: NoiseCost) -> Iterator[_Exposure]:
     """Yield what each run exposes.
 
     Each amplified release is behind its own cohort. Elsewhere a client is in no more releases of a run than its
     cap says, and a partition uses it in one.
     """
-    prices: dict[tuple[Noise, int], AdditiveCost] = {}
+    costs_of: dict[tuple[Noise, int], AdditiveCost] = {}
 
-    def price(noise: Noise, radii: int) -> AdditiveCost:
-        if (noise, radii) not in prices:
-            prices[noise, radii] = charge(noise, radii)
-        return prices[noise, radii]
+    def cost_of(noise: Noise, radii: int) -> AdditiveCost:
+        if (noise, radii) not in costs_of:
+            costs_of[noise, radii] = noise_cost(noise, radii)
+        return costs_of[noise, radii]
 
     for run in runs:
         if is_amplified(run.sampling):
             for noise, count in run.noises:
-                yield _Exposure(price(noise, _radii(run.sampling, adjacency)), run.sampling, count)
+                yield _Exposure(cost_of(noise, _radii(run.sampling, adjacency)), run.sampling, count)
             continue
         most = run.blocks if run.sampling.method is Sampling.ONCE else run.max_participations
-        costs = [(price(noise, adjacency.radii), count) for noise, count in run.noises]
+        costs = [(cost_of(noise, adjacency.radii), count) for noise, count in run.noises]
         yield _Exposure(costliest_choice(costs, most), None, 1)
 
 

@@ -22,7 +22,7 @@ def binomial_epsilon(trials: int, sensitivity: Sensitivity, dimension: int, delt
     """Return epsilon of one release with `trials` fair coins per coordinate; infinite outside the theorem.
 
     Guarantee: Theorem 1 of Agarwal et al. 2018. Proof: theory.md#binomial.
-    Checked: test_accounting_curves.py against exact binomials.
+    Checked: test_accounting_rdp.py against exact binomials.
     """
     variance = trials / 4
     if variance < max(23 * math.log(10 * dimension / delta), 2 * sensitivity.linf):

@@ -1,6 +1,6 @@
 """Privacy costs of single releases, the one line that composes them, and from a composed cost to epsilon.
 
-There are three ways to count: Gaussian, Renyi and binomial; which one applies depends on the noise alone.
+There are three methods: Gaussian, Renyi and binomial; which one applies depends on the noise alone.
 """
 
 import math
@@ -15,7 +15,6 @@ from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
-from d2pfed.accounting import rdp
 from d2pfed.accounting.binomial import Sensitivity, amplified_epsilon, binomial_epsilon
 from d2pfed.accounting.events import (
     Adjacency,
@@ -31,7 +30,10 @@ from d2pfed.accounting.rdp import (
     FloatArray,
     check_delta,
     dense_orders,
+    gaussian_rdp,
     least_epsilon,
+    real_centred_sum_rdp,
+    skellam_rdp,
     sparse_orders,
     tight_conversion,
     without_replacement_rdp,
@@ -53,12 +55,12 @@ class Cost(Protocol):
 C = TypeVar("C", bound=Cost)
 
 
-def composed(parts: Iterable[tuple[C, int]]) -> C:
-    """Return the cost of all parts together, each as often as stated: the only composition in the package.
+def composed(costs: Iterable[tuple[C, int]]) -> C:
+    """Return the cost of all releases together, each as often as stated: the only composition in the package.
 
     Guarantee: holds when each release was chosen after seeing the earlier ones. Proof: theory.md#composition.
     """
-    return reduce(add, (cost.times(count) for cost, count in parts))
+    return reduce(add, (cost.times(count) for cost, count in costs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class AdditiveCost:
         return AdditiveCost(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
 
 
-# From a noise, and how many clip radii the neighbours are apart, to its cost.
+# From a noise, and how many clip radii the neighbours are apart, to the cost of one release.
 NoiseCost = Callable[[Noise, int], AdditiveCost]
 
 
@@ -110,24 +112,22 @@ def rdp_cost(noise: Noise, radii: int, orders: FloatArray) -> AdditiveCost:
 def _curve(noise: Noise, radii: int, orders: FloatArray) -> FloatArray:
     shift = radii * float(noise.radius)
     if isinstance(noise, ContinuousGaussian):
-        return rdp.gaussian_rdp(orders, shift / noise.sigma)
+        return gaussian_rdp(orders, shift / noise.sigma)
     if isinstance(noise, DiscreteGaussianSum):
         sigma, d = float(noise.sigma), noise.dimension
-        return rdp.real_centred_sum_rdp(
-            orders, sigma=sigma, contributors=noise.contributors, shift=shift, dimension=d
-        )
+        return real_centred_sum_rdp(orders, sigma=sigma, contributors=noise.contributors, shift=shift, dimension=d)
     if isinstance(noise, SkellamSum):
         # An integer vector's L1 norm is at most its squared L2 norm, and at most sqrt(d) times its L2 norm.
         l1 = min(radii * float(noise.l1_radius), shift * shift, shift * math.sqrt(noise.dimension))
         total = float(noise.variance) * noise.contributors
-        return rdp.skellam_rdp(orders, variance=total, shift=shift, l1_shift=l1)
+        return skellam_rdp(orders, variance=total, shift=shift, l1_shift=l1)
     raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
 
 
 def binomial_cost(noise: Noise, radii: int, delta: float) -> AdditiveCost:
     """Return (epsilon, delta, epsilon^2, epsilon (e^epsilon - 1)) of binomial noise at a chosen delta.
 
-    Guarantee: the sums of such charges enter advanced composition. Proof: theory.md#binomial.
+    Guarantee: the sums of such costs enter advanced composition. Proof: theory.md#binomial.
     """
     if not isinstance(noise, BinomialSum):
         raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
@@ -163,10 +163,10 @@ def coordinatewise_max(costs: Sequence[AdditiveCost]) -> AdditiveCost:
     return costliest_choice([(cost, 1) for cost in costs], 1)
 
 
-# From a charge to the same charge behind a fixed-size cohort drawn at a rate.
+# From the cost of a release to its cost behind a fixed-size cohort drawn at a rate.
 Amplification = Callable[[AdditiveCost, float], AdditiveCost]
 
-# From a way to charge one noise, and a way to amplify a charge, to the whole cost.
+# From the cost of a noise, and the amplification of a cost, to the composed cost.
 TotalCost = Callable[[NoiseCost, Amplification], AdditiveCost]
 
 # Shares of delta that binomial releases may use up together; the rest pays for advanced composition.
@@ -174,7 +174,7 @@ _BINOMIAL_SHARES = (0.9, 0.5, 0.1, 0.01, 0.001)
 
 
 class Method(StrEnum):
-    """How costs are counted."""
+    """How costs are composed."""
 
     GAUSSIAN = "gaussian"
     RDP = "rdp"
@@ -197,7 +197,7 @@ def gaussian_total_epsilon(total: TotalCost, delta: float, releases: int) -> flo
 
     Guarantee: delta(epsilon) <= exp(slack) delta_Gauss(epsilon - 2 slack). Proof: theory.md#surrogate.
     """
-    squared, slack = total(partial(gaussian_cost, releases=releases), lambda charge, _rate: charge).values
+    squared, slack = total(partial(gaussian_cost, releases=releases), lambda cost, _rate: cost).values
     left = delta * math.exp(-slack)
     if left == 0 or not math.isfinite(squared):
         return math.inf
@@ -231,13 +231,13 @@ def _compose_binomial(total: TotalCost, delta: float, delta_each: float) -> floa
     return min(plain, math.sqrt(2 * square * math.log(1 / (delta - used))) + growth)
 
 
-def _amplified_curve(charge: AdditiveCost, rate: float) -> AdditiveCost:
-    padded = np.concatenate([[0.0, 0.0], charge.values])
+def _amplified_curve(cost: AdditiveCost, rate: float) -> AdditiveCost:
+    padded = np.concatenate([[0.0, 0.0], cost.values])
     return AdditiveCost(tuple(without_replacement_rdp(padded, rate)[2:].tolist()))
 
 
-def _amplified_pair(charge: AdditiveCost, rate: float) -> AdditiveCost:
-    epsilon, delta = charge.values[:2]
+def _amplified_pair(cost: AdditiveCost, rate: float) -> AdditiveCost:
+    epsilon, delta = cost.values[:2]
     return approximate_dp_cost(amplified_epsilon(epsilon, rate), rate * delta)
 
 
@@ -258,7 +258,7 @@ def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
 
     Each release may have been chosen after seeing the ones before; nothing is amplified.
 
-    Guarantee: a filter: whoever stops before this passes a fixed epsilon has that epsilon as its promise. Errs
+    Guarantee: a filter: a client that stops before this passes a fixed epsilon is protected by that epsilon. Errs
     upwards. Proof: theory.md#client. Checked: test_accounting_client.py, test_accounting_filters.py.
     """
     check_delta(delta)
@@ -340,8 +340,8 @@ def client_epsilon(releases: Sequence[Release], delta: float) -> float:
     """Return epsilon of one client that took part in all of these releases, for replace-one neighbours.
 
     The releases may be of any runs, plans and mechanisms, and each may have been chosen after seeing the ones
-    before: a client that takes part only while this stays below its budget has that budget as its promise. Noise
-    that the server adds itself protects from nobody who sees what the server sees: infinite.
+    before: a client that takes part only while this stays below its budget is protected by that budget. Noise
+    that the server adds itself does not protect against the server: infinite.
 
     Guarantee: a filter; errs upwards. Proof: theory.md#client. Checked: test_accounting_client.py.
     """

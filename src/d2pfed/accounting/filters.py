@@ -1,4 +1,4 @@
-"""Privacy filters over plans: what a shared ledger may still admit, whoever chose the plans from earlier outputs.
+"""Privacy filters over plans: what a shared ledger may still admit when plans are chosen from earlier outputs.
 
 A plan is charged wholly when its run begins. Rounds of one kind can be the unit of a budget.
 """
@@ -32,7 +32,7 @@ _POINTS = 1 << 12  # positive grid points of the reference's losses
 _TAIL = 1e-9  # of delta: mass of one round that is moved to infinity
 _WIDEST = 1 << 18  # grid points
 _MOST_UNITS = 1 << 17  # that one plan may cost
-_SMALLEST_SLACK = 1e-12  # below it domination cannot be told from rounding
+_SMALLEST_SLACK = 1e-12  # below it domination cannot be distinguished from rounding
 
 Counts = Mapping[SampledGaussian, int]
 
@@ -44,23 +44,23 @@ class ReferenceRound:
     The unit is this discrete pair itself, so nothing is lost when profiles are compared with its products.
     """
 
-    part: SampledGaussian
+    pair: SampledGaussian
     step: float
     tail: float
 
     @staticmethod
-    def of(part: SampledGaussian, rounds: int, delta: float) -> "ReferenceRound":
+    def of(pair: SampledGaussian, rounds: int, delta: float) -> "ReferenceRound":
         """Return the unit for budgets of about so many rounds."""
         tail = max(delta * _TAIL / rounds, 1e-300)
-        return ReferenceRound(part, tail_epsilon(part.forward, tail) / _POINTS, tail)
+        return ReferenceRound(pair, tail_epsilon(pair.forward, tail) / _POINTS, tail)
 
     def epsilon(self, fixed: Counts, units: int, delta: float, slack: float) -> float:
         """Return epsilon of fixed releases and so many units, with the slack of surrogates."""
         counts = dict(fixed)
-        counts[self.part] = counts.get(self.part, 0) + units
+        counts[self.pair] = counts.get(self.pair, 0) + units
         costs = [
-            (PrivacyLossDistribution(((*self._losses(part), 1),), 0.0), count)
-            for part, count in counts.items()
+            (PrivacyLossDistribution(((*self._losses(pair), 1),), 0.0), count)
+            for pair, count in counts.items()
             if count
         ]
         total = composed(costs)
@@ -77,10 +77,10 @@ class ReferenceRound:
         if usable < _SMALLEST_SLACK:
             return None
         needed = 1
-        own = self._losses(self.part)
+        own = self._losses(self.pair)
         for order in (0, 1):
-            parts = [(self._losses(part)[order], count) for part, count in plan.items()]
-            found = self._least(parts, own[order], usable, needed)
+            pmfs = [(self._losses(pair)[order], count) for pair, count in plan.items()]
+            found = self._least(pmfs, own[order], usable, needed)
             if found is None:
                 return None
             needed = found
@@ -111,22 +111,22 @@ class ReferenceRound:
             low, high = (low, middle) if covers(middle) else (middle, high)
         return high
 
-    def _width(self, parts: Sequence[tuple[LossPmf, int]], slack: float, least: int = 1 << 10) -> int | None:
+    def _width(self, pmfs: Sequence[tuple[LossPmf, int]], slack: float, least: int = 1 << 10) -> int | None:
         """Return a number of grid points on each side of zero that holds all but a small part of the slack."""
         width = least
         while width <= _WIDEST:
-            if mass_outside(parts, width) <= slack / 100:
+            if mass_outside(pmfs, width) <= slack / 100:
                 return width
             width *= 2
         return None
 
-    def _losses(self, part: SampledGaussian) -> tuple[LossPmf, LossPmf]:
-        return _discrete(part, self.step, self.tail)
+    def _losses(self, pair: SampledGaussian) -> tuple[LossPmf, LossPmf]:
+        return _discrete(pair, self.step, self.tail)
 
 
 @lru_cache(maxsize=64)
-def _discrete(part: SampledGaussian, step: float, tail: float) -> tuple[LossPmf, LossPmf]:
-    return dominate(part.forward, part.backward, step, tail)
+def _discrete(pair: SampledGaussian, step: float, tail: float) -> tuple[LossPmf, LossPmf]:
+    return dominate(pair.forward, pair.backward, step, tail)
 
 
 # Shares of delta, fixed before anything is seen, once there is more than what was declared.
@@ -134,7 +134,7 @@ _SLACK_SHARE = 0.05  # for caps, and for plans that the reference covers but for
 _BASIC_SHARE = 0.05  # for plans that are added up one by one
 _SURROGATE_SLACK = 1e-5  # of all surrogates together
 _SMOOTHED = 1 << 16  # a release's own slack is that of one among so many
-_MOST_TIMES = 16  # what is charged: how far the budget is followed for the eye
+_MOST_TIMES = 16  # the budget in units is searched up to this multiple of what is charged
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class PlanCost:
 
 @dataclass(frozen=True, slots=True)
 class FilterDecision:
-    """What a filter says of some plans.
+    """What a privacy filter decides about some plans.
 
     Attributes:
         admitted: whether all of them are within the budget, whatever was chosen from outputs.
@@ -187,7 +187,7 @@ class FilterDecision:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A budget that holds whatever plans are chosen from earlier outputs.
+    """A privacy filter: a budget that holds whatever plans are chosen from earlier outputs.
 
     Attributes:
         epsilon, delta: the budget.
@@ -275,11 +275,11 @@ class Filter:
     def _counted(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost]) -> tuple[tuple[int, ...], int] | None:
         """Return what each plan costs in rounds of the first one, and the budget in these; None if it is too much."""
         counts = [_parts(plan) for plan in fixed]
-        part = next(iter(counts[0]))
-        reference = ReferenceRound.of(part, fixed[0].attempts, self.delta)
+        pair = next(iter(counts[0]))
+        reference = ReferenceRound.of(pair, fixed[0].attempts, self.delta)
         others = sum(counts, Counter())
-        del others[part]
-        units = [each[part] for each in counts]
+        del others[pair]
+        units = [each[pair] for each in counts]
         allowed = _SLACK_SHARE * self.delta - math.fsum(_kappa(plan) for plan in fixed)
         surrogates = math.fsum(key.slack * count for each in counts for key, count in each.items())
         for plan in later:
@@ -288,14 +288,14 @@ class Filter:
             if own is None or allowed < 0:
                 return None
             surrogates += math.fsum(key.slack * count for key, count in own.items())
-            if set(own) == {part}:
-                units.append(own[part])
+            if set(own) == {pair}:
+                units.append(own[pair])
                 continue
             allowed /= 2
-            price = reference.units(own, allowed)
-            if price is None:
+            needed = reference.units(own, allowed)
+            if needed is None:
                 return None
-            units.append(price)
+            units.append(needed)
         most = self._most(reference, others, sum(units))
         return (tuple(units), most) if surrogates <= _SURROGATE_SLACK and most else None
 
@@ -352,7 +352,7 @@ def milestones(plan: PlanCost, stops: Sequence[int], observer: Observer, delta: 
 
 
 def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCost]:
-    """Return the plans that were not fixed beforehand, in their order, so that no price changes afterwards."""
+    """Return the plans that were not fixed beforehand, in their order, so that no cost changes afterwards."""
     left, later = Counter(fixed), []
     for plan in plans:
         if left[plan] > 0:

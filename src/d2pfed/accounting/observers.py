@@ -1,4 +1,4 @@
-"""Who learns what from a run, and what that spends: one epsilon per observer."""
+"""One epsilon per observer: what each observer sees of the releases, and what they cost against it."""
 
 import math
 from collections import defaultdict
@@ -75,7 +75,18 @@ def colluding(colluders: int) -> Observer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
-    """One epsilon and all that it depends on."""
+    """One epsilon and all that it depends on.
+
+    Attributes:
+        epsilon, delta: the guarantee; epsilon is infinite where there is none.
+        observer: against whom it holds.
+        unit: the unit of privacy.
+        adjacency: the neighbouring relation.
+        sampling: how cohorts were sampled, and whether that amplified, in words.
+        max_participations: the cap on one client's participations in a run that was assumed.
+        accountant: how the cost was composed.
+        reason: why epsilon is infinite; else empty.
+    """
 
     epsilon: float
     delta: float
@@ -83,9 +94,9 @@ class Guarantee:
     unit: Unit
     adjacency: Adjacency
     sampling: str
-    max_participations: int  # the cap on one client's participations in a run that was assumed
+    max_participations: int
     accountant: str
-    reason: str = ""  # why epsilon is infinite
+    reason: str = ""
 
 
 def account(
@@ -93,11 +104,14 @@ def account(
 ) -> Guarantee:
     """Return what the releases cost against the observer, on the fine grid.
 
-    Every charged attempt is a release of its own, behind its own cohort; `cap` is the number of unmasked uploads
-    in one run that every client itself enforces.
+    Args:
+        releases: every charged attempt is a release of its own, behind its own cohort.
+        observer: against whom.
+        delta: the probability that the guarantee may fail, over all releases together.
+        max_participations: the number of unmasked uploads in one run that every client itself enforces.
 
     Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
-    Proof: theory.md#observers. Checked: test_observers.py, test_accounting_oracle.py.
+    Proof: theory.md#observers. Checked: test_accounting_observers.py, test_accounting_oracle.py.
     """
     return _account(tuple(releases), observer, delta, max_participations, FINE)
 
@@ -114,7 +128,7 @@ def realised_epsilon(
 ) -> float | None:
     """Return epsilon of the client whose actual participations cost most; None where they are not recorded.
 
-    For the server's own eyes: it tells about cohorts, and amplification rests on nobody learning any.
+    For the server only: it reveals something about cohorts, and amplification requires that nobody learns any.
     """
     check_delta(delta)
     check_releases(releases)
@@ -122,8 +136,8 @@ def realised_epsilon(
     noises = [noise for noise in left if noise is not None]
     if not all(release.participants for release in releases) or len(noises) < len(left):
         return None
-    kinds = list(dict.fromkeys(noises))
-    index = {noise: position for position, noise in enumerate(kinds)}
+    distinct = list(dict.fromkeys(noises))
+    index = {noise: position for position, noise in enumerate(distinct)}
     participations: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for release, noise in zip(releases, noises, strict=True):
         for client in release.participants:
@@ -133,12 +147,12 @@ def realised_epsilon(
         clients[client].append(tuple(sorted(positions)))
     patterns = {tuple(sorted(runs)) for runs in clients.values()}
 
-    def total(charge: NoiseCost, _amplify: Amplification) -> AdditiveCost:
-        prices = [charge(noise, releases[0].adjacency.radii) for noise in kinds]
+    def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
+        costs = [noise_cost(noise, releases[0].adjacency.radii) for noise in distinct]
         return coordinatewise_max(
             [
                 composed(
-                    (costliest_choice([(prices[position], 1) for position in run], max_participations), 1)
+                    (costliest_choice([(costs[position], 1) for position in run], max_participations), 1)
                     for run in pattern
                 )
                 for pattern in patterns
@@ -146,7 +160,7 @@ def realised_epsilon(
         )
 
     most = max(sum(min(max_participations, len(run)) for run in pattern) for pattern in patterns)
-    return _unamplified_epsilon(total, kinds, delta, most)[0]
+    return _unamplified_epsilon(total, distinct, delta, most)[0]
 
 
 def _account(
@@ -198,11 +212,11 @@ def _unamplified_runs_epsilon(
     """Return epsilon for a client that is known to take part in the costliest releases of each run, up to its cap."""
     noises = list({noise for run in runs for noise, _ in run.noises})
 
-    def total(charge: NoiseCost, _amplify: Amplification) -> AdditiveCost:
-        prices = {noise: charge(noise, adjacency.radii) for noise in noises}
+    def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
+        costs = {noise: noise_cost(noise, adjacency.radii) for noise in noises}
         return composed(
             (
-                costliest_choice([(prices[noise], count) for noise, count in run.noises], run.max_participations),
+                costliest_choice([(costs[noise], count) for noise, count in run.noises], run.max_participations),
                 1,
             )
             for run in runs
@@ -230,7 +244,7 @@ def without_known_noise(run: RunReleases, observer: Observer) -> RunReleases | N
 def _unknown_noise(noise: Noise, observer: Observer) -> Noise | None:
     """Return the noise that the observer does not know; None if there is none."""
     if isinstance(noise, ContinuousGaussian):
-        # The server adds this noise itself, so whoever sees what the server sees knows it.
+        # The server adds this noise itself, so every observer with the server's view knows it.
         return noise if observer.view in {View.RELEASED, View.CLIENT} else None
     if observer.view is View.ALONE:
         # A single contributor may be another client: the designated, or a seed that all share.

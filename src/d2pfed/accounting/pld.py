@@ -30,7 +30,7 @@ NARROW = 1.0  # ratios up to this need differences of tails that do not cancel
 def relative_guard(ratio: float) -> float:
     """Return by which share a profile of Gaussians so many standard deviations apart may be wrong, at most.
 
-    Guarantee: of values above 1e-300. Proof: theory.md#gaussian. Checked: test_accounting_profiles.py.
+    Guarantee: of values above 1e-300. Proof: theory.md#gaussian. Checked: test_accounting_pld_profiles.py.
     """
     return _RELATIVE_GUARD * (1 + ratio / _LARGE_RATIO)
 
@@ -99,7 +99,13 @@ _DECAY = 16.0  # exponent within one block of a sum
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossPmf:
-    """Mass `masses[i]` at the loss `(first + i) * step`, under the first world's law, and `infinite` beyond.
+    """A discrete privacy loss of one order of a pair: the masses under the pair's first distribution.
+
+    Attributes:
+        step: the distance of grid points.
+        first: the index of the first grid point: `masses[i]` is the mass at the loss `(first + i) * step`.
+        masses: the masses at the finite losses.
+        infinite: the mass at an infinite loss.
 
     Guarantee: infinite + sum of mass (1 - exp(epsilon - loss))_+ is nowhere below the profile it was made from. The
     masses may add up to a little more than 1.
@@ -120,7 +126,7 @@ def dominate(forward: Profile, backward: Profile | None, step: float, tail: floa
     """Return the losses of both orders on the grid of multiples of `step`.
 
     Guarantee: each is nowhere below its profile, at any epsilon of either sign. Proof: theory.md#numerics.
-    Checked: test_accounting_losses.py.
+    Checked: test_accounting_pld.py.
     """
     ahead = _positive(forward, step, tail)
     behind = ahead if backward is None else _positive(backward, step, tail)
@@ -150,8 +156,8 @@ def _positive(profile: Profile, step: float, tail: float) -> _Side:
     # Second differences cancel; sums of positive terms do not, and tell by how much they were wrong.
     kept = decayed_sums(masses, step) * np.exp(-step)
     rebuilt = delta[-1] + np.expm1(step) * np.cumsum(kept[::-1])[::-1]
-    seen = delta[:-1] > 0
-    missing = (delta[:-1] - rebuilt)[seen] / np.maximum(rebuilt[seen], 1e-320)
+    positive = delta[:-1] > 0
+    missing = (delta[:-1] - rebuilt)[positive] / np.maximum(rebuilt[positive], 1e-320)
     return _Side(masses, float(delta[-1]), max(0.0, float(missing.max(initial=0.0))) + 4 * top * _ROUNDING)
 
 
@@ -195,7 +201,12 @@ def tail_epsilon(profile: Profile, tail: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrivacyLossDistribution:
-    """Privacy losses of both orders, how often each kind occurs, and the slack of the surrogates inside them."""
+    """A composed privacy loss distribution, kept as its factors until epsilon is asked for.
+
+    Attributes:
+        pmfs: the losses of both orders of each release, and how often it occurs.
+        slack: the slack of all surrogates inside them.
+    """
 
     pmfs: tuple[tuple[LossPmf, LossPmf, int], ...]
     slack: float
@@ -235,16 +246,16 @@ _FINEST_STEP = 1e-12
 
 
 class DominatingPair(Protocol):
-    """One release by its profiles, and the slack of the surrogate behind them."""
+    """A pair of distributions that dominates one release: its profiles, and the slack of the surrogate behind them."""
 
     @property
     def forward(self) -> Profile:
-        """The profile of the first world against the second."""
+        """The profile of the first distribution against the second."""
         ...
 
     @property
     def backward(self) -> Profile | None:
-        """The profile of the second world against the first; None if it is the same."""
+        """The profile of the second distribution against the first; None if it is the same."""
         ...
 
     @property
@@ -284,7 +295,7 @@ def tilted_epsilon(pmfs: CountedPmfs, delta: float) -> float:
     """Return the least epsilon, not below 0, at which the composed losses have at most `delta`; infinite if unknown.
 
     Guarantee: never below the epsilon of the profiles that the losses dominate, rounding of the transform
-    included. Proof: theory.md#numerics. Checked: test_accounting_tilted.py against exact sums.
+    included. Proof: theory.md#numerics. Checked: test_accounting_pld_composition.py against exact sums.
     """
     total = sum(count for _, count in pmfs)
     infinite = math.fsum(count * losses.infinite for losses, count in pmfs)
@@ -314,9 +325,9 @@ class _LogPmf:
     def of(losses: LossPmf, count: int) -> "_LogPmf":
         with np.errstate(divide="ignore"):
             logs = np.log(losses.masses)
-        seen = np.isfinite(logs)
-        values = losses.values[seen]
-        return _LogPmf(losses, count, values, values * values, logs[seen])
+        finite = np.isfinite(logs)
+        values = losses.values[finite]
+        return _LogPmf(losses, count, values, values * values, logs[finite])
 
     def mirrored(self) -> "_LogPmf":
         """Return the pmf of the opposite losses."""
@@ -392,13 +403,13 @@ def _read(log_pmfs: Sequence[_LogPmf], slope: float, delta: float) -> float:
     log_unit = moments.log - slope * centre * step
     wanted, beyond = math.exp(math.log(delta) - log_unit), math.exp(above - log_unit)
     offsets = np.arange(-(size // 2), size // 2)
-    seen = np.abs(slope * step * offsets) < _STEEPEST  # weights beyond are not in the range of doubles
-    weights = np.exp(-slope * step * offsets[seen])
-    found = np.maximum(np.roll(masses, size // 2 - centre)[seen], 0.0) * weights
+    inside = np.abs(slope * step * offsets) < _STEEPEST  # weights beyond are not in the range of doubles
+    weights = np.exp(-slope * step * offsets[inside])
+    found = np.maximum(np.roll(masses, size // 2 - centre)[inside], 0.0) * weights
     profile = (1 + relative) * _profile(found, step) + math.exp(-_STEEPEST)
     ahead = step * np.arange(size)  # how far above epsilon a loss lies; what rounding can do is bounded in L2
     profile += error * weights * np.linalg.norm(np.expm1(-ahead) * np.exp(-slope * ahead)) + beyond
-    return _crossing((centre + offsets[seen]) * step, profile, wanted)
+    return _crossing((centre + offsets[inside]) * step, profile, wanted)
 
 
 def _above(log_pmfs: Sequence[_LogPmf], slope: float, loss: float) -> float:
@@ -437,7 +448,7 @@ def profile_bounds(pmfs: CountedPmfs, width: int) -> tuple[FloatArray, FloatArra
     """Return a lower and an upper bound on the profile of composed losses at the grid losses 0 .. width.
 
     Guarantee: absolute, not relative, so of use only for slacks well above rounding. Proof: theory.md#numerics.
-    Checked: test_accounting_tilted.py against exact sums.
+    Checked: test_accounting_pld_composition.py against exact sums.
     """
     log_pmfs = [_LogPmf.of(losses, count) for losses, count in pmfs]
     masses, error, relative = _convolve(log_pmfs, 0.0, 2 * width)

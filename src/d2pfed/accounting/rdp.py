@@ -125,27 +125,10 @@ def real_centred_sum_rdp(
     return gaussian_rdp(orders, ratio) + dimension * (one + gap)
 
 
-def integer_centred_sum_rdp(
-    orders: FloatArray, *, sigma: float, contributors: int, shift: float, l1_shift: float, dimension: int
-) -> FloatArray:
-    """Return the curve of a sum of discrete Gaussians around integer centres: the least of three bounds.
-
-    Guarantee: Kairouz, Liu and Steinke 2021, with tau = 10 sum exp(-2 pi^2 sigma^2 k / (k + 1)).
-    Proof: theory.md#sums. Checked: test_accounting_curves.py against exact divergences.
-    """
-    k = np.arange(1, contributors, dtype=np.float64)
-    tau = 10 * float(np.sum(np.exp(-2 * math.pi**2 * sigma**2 * k / (k + 1))))
-    total, d = sigma * math.sqrt(contributors), dimension
-    ratio = shift / total
-    linear = ratio**2 + 2 * l1_shift * tau / total + tau**2 * d
-    triangle = (ratio + tau * math.sqrt(d)) ** 2
-    return np.minimum(orders / 2 * ratio**2 + tau * d, orders / 2 * min(linear, triangle))
-
-
 def skellam_rdp(orders: FloatArray, *, variance: float, shift: float, l1_shift: float) -> FloatArray:
     """Return the curve of Skellam noise of the given total variance under integer shifts, at integer orders.
 
-    Guarantee: Agarwal, Kairouz and Liu 2021. Proof: theory.md#skellam. Checked: test_accounting_curves.py
+    Guarantee: Agarwal, Kairouz and Liu 2021. Proof: theory.md#skellam. Checked: test_accounting_rdp.py
     against exact divergences.
     """
     square = shift * shift
@@ -207,9 +190,9 @@ def without_replacement_rdp(renyi: FloatArray, rate: float, moments: FloatArray 
 
 
 def poisson_rdp(ratio: float, rate: float, top: int) -> FloatArray:
-    """Return the curve at orders 0..top of a Gaussian behind secret independent coins, the client against zero.
+    """Return the curve at orders 0..top of a Gaussian under Poisson sampling, the client's vector against zero.
 
-    Guarantee: both directions, hidden sizes. Proof: theory.md#renyi-sampling.
+    Guarantee: both orders of the pair, secret sizes. Proof: theory.md#renyi-sampling.
     """
     from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load
 

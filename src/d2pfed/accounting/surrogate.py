@@ -1,4 +1,4 @@
-"""A continuous Gaussian that stands for a sum of discrete ones, and the price of the exchange."""
+"""A continuous Gaussian that stands for a sum of discrete ones, and what the exchange costs."""
 
 import math
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def smoothing_gap(width: float, smoothing: float) -> float:
     `smoothing` around it. Infinite where the bound says nothing.
 
     Guarantee: holds in both directions for any real centre. Proof: theory.md#smoothing.
-    Checked: test_accounting_curves.py by exact sums.
+    Checked: test_accounting_rdp.py by exact sums.
     """
     if not 0 < smoothing < width:
         return math.inf

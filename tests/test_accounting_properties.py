@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from fractions import Fraction
+from importlib import import_module
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -98,14 +99,14 @@ def test_the_coarse_grid_is_above_the_fine_one_and_close():
         assert fine * (1 - 1e-5) <= coarse <= fine * 1.02 + 1e-6
 
 
-def test_secret_coins_are_resolved_alike_by_both_grids():
+def test_both_grids_agree_under_poisson_sampling():
     for z, rate, adjacency in product((0.7, 4.0, 60.0), (1e-5, 1e-3), Adjacency):
         sampling = CohortSampling(Sampling.POISSON, 10**6, round(rate * 10**6))
         fine, coarse = (epsilon(z, sampling, 300, adjacency, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
         assert fine * (1 - 1e-3) <= coarse <= 1.1 * fine + 1e-6
 
 
-def test_secret_coins_with_next_to_no_loss_cost_next_to_nothing():
+def test_poisson_sampling_with_very_large_noise_costs_nearly_nothing():
     assert epsilon(1e6, CohortSampling(Sampling.POISSON, 100_000, 100), 5000, delta=0.1) == pytest.approx(
         0, abs=1e-4
     )
@@ -217,7 +218,7 @@ def test_binomial_helpers_move_the_right_way_and_never_wrap_around():
         BinomialSum(0, 1, Fraction(1), Fraction(1), Fraction(1), 1)
 
 
-def test_values_that_cannot_be_are_refused():
+def test_invalid_values_are_refused():
     release = Release(
         run="run",
         round=0,
@@ -240,7 +241,7 @@ def test_values_that_cannot_be_are_refused():
             wrong()
 
 
-def test_noise_has_no_cost_in_a_way_of_counting_that_does_not_fit_it():
+def test_noise_has_no_cost_under_a_method_that_does_not_apply():
     skellam = SkellamSum(Fraction(4), 10, Fraction(2), Fraction(4), 4)
     binomial = BinomialSum(10_000, 10, Fraction(2), Fraction(4), Fraction(1), 4)
     assert gaussian_cost(skellam, 2, 1).values == (math.inf, math.inf)
@@ -261,6 +262,8 @@ def test_every_proof_and_every_check_that_is_named_exists():
     tests = "".join(path.read_text() for path in root.glob("test_*.py"))
     for name in re.findall(r"`(?:test_\w+\.py::)?(test_\w+)`", theory):
         assert f"def {name}(" in tests, name
+    for module, name in re.findall(r"`([a-z]+)\.(?!py`)(\w+)`", theory):
+        assert hasattr(import_module(f"d2pfed.accounting.{module}"), name), (module, name)
 
 
 def test_costs_are_composed_in_one_line_of_the_package():

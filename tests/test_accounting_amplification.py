@@ -88,7 +88,7 @@ def test_noise_of_two_kinds_behind_cohorts_composes_by_profiles():
     assert released(narrow, rounds=3).epsilon < math.inf
 
 
-def test_noise_that_tells_everything_has_no_envelope():
+def test_noise_that_hides_nothing_has_no_profile():
     assert has_rdp_profile(SKELLAM, 2)
     dust = replace(SKELLAM, variance=Fraction(1, 10**6))
     assert not has_rdp_profile(dust, 2)

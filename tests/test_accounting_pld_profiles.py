@@ -133,7 +133,7 @@ def test_profiles_are_tight_where_they_do_not_fall_to_zero():
     assert poisson_add_delta(np.array([50.0]), 10.0, 1.0) == pytest.approx(gaussian_delta([50.0], 10.0), rel=1e-10)
 
 
-def test_a_part_rounds_its_profiles_up():
+def test_a_dominating_pair_rounds_its_profiles_up():
     at = np.array([1e-6, 1e-5])
     for law in PairKind:
         part = SampledGaussian(law, 1e-5, 0.3)
