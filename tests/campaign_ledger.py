@@ -17,8 +17,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from d2pfed.accounting import RELEASED
-from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger import Budget, Head, Ledger, Row, RowKind, RunPlan, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row
@@ -75,10 +75,12 @@ def plan_of(attempts: int, contributors: int = QUORUM) -> RunPlan:
     )
 
 
-def additive(budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+def additive(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
     """A meter whose sums are exact for powers of two: each attempt that a run may take costs 1 / contributors."""
     total = sum(Fraction(plan.max_attempts, plan.release.noise.contributors) for plan in plans)
-    return Charged(admitted=total <= budget.epsilon, units=(), of=0, composed=float(total))
+    return FilterDecision(
+        admitted=total <= budget.epsilon, units=(), budget_units=0, composed_epsilon=float(total)
+    )
 
 
 def begun(path: Path, budget: Budget, attempts: int | None = None) -> Ledger:

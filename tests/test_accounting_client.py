@@ -8,9 +8,7 @@ from itertools import pairwise
 import pytest
 
 from d2pfed.accounting import client_epsilon
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.observers import SERVER, account
-from d2pfed.accounting.release import (
+from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
     CohortSampling,
@@ -21,6 +19,8 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.observers import SERVER, account
+from d2pfed.accounting.pld import gaussian_epsilon
 from d2pfed.errors import ConfigError
 
 GAUSSIAN = DiscreteGaussianSum(Fraction(2), 100, Fraction(8), 51_370)

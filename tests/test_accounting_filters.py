@@ -7,12 +7,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.filters import Filter, PlanCost, milestones
-from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import (
+from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
     CohortSampling,
@@ -23,7 +19,9 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.tilted import profile_bounds
+from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
+from d2pfed.accounting.observers import RELEASED, SERVER, account
+from d2pfed.accounting.pld import gaussian_epsilon, profile_bounds
 from d2pfed.errors import ConfigError
 
 DELTA = 1e-5
@@ -49,7 +47,7 @@ def plan(noise=NOISE, attempts=50, max_participations=50, sampling=FIXED, adjace
 
 def alone(cost, observer=RELEASED, delta=DELTA):
     return account(
-        [cost.release] * cost.attempts, observer, delta=delta, max_participations=cost.effective_max_participations
+        [cost.release] * cost.attempts, observer, delta=delta, max_participations=cost.max_participations
     ).epsilon
 
 
@@ -67,16 +65,16 @@ def test_one_plan_is_admitted_at_exactly_its_own_epsilon():
         own = alone(cost, observer)
         charged = Filter(own, DELTA, observer).charge([cost])
         assert charged.admitted
-        assert charged.composed <= own
+        assert charged.composed_epsilon <= own
         refused = Filter(own * (1 - 1e-3), DELTA, observer).charge([cost])
         assert not refused.admitted
         assert "budget" in refused.reason
 
 
-def test_nothing_begun_costs_nothing():
+def test_no_plan_costs_nothing():
     charged = Filter(1.0, DELTA, RELEASED).charge([])
     assert charged.admitted
-    assert charged.composed == 0
+    assert charged.composed_epsilon == 0
 
 
 def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
@@ -84,15 +82,15 @@ def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
     charged = Filter(1.03 * twice, DELTA, RELEASED).charge([FIRST, FIRST])
     assert charged.admitted
     assert charged.units == (50, 50)
-    assert charged.of >= 100
+    assert charged.budget_units >= 100
     assert not Filter(twice * (1 - 1e-3), DELTA, RELEASED).charge([FIRST, FIRST]).admitted
 
 
 def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it():
     charged = Filter(2.0, DELTA, RELEASED).charge([FIRST, OTHER])
     assert charged.admitted
-    exact = charged.composed
-    assert sum(charged.units) <= charged.of
+    exact = charged.composed_epsilon
+    assert sum(charged.units) <= charged.budget_units
     assert alone(FIRST) < exact < 2.0
     enough = charged.units[1]
     # In its units the plan is dominated, so as many rounds of the first kind cost at least as much.
@@ -100,12 +98,12 @@ def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it(
 
 
 def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
-    reference = Reference.of(SampledGaussian(Law.KNOWN_SIZE, 0.7, 0.01), 50, DELTA)
-    own = reference._losses(reference.part)
+    reference = ReferenceRound.of(SampledGaussian(PairKind.FIXED_SIZE, 0.7, 0.01), 50, DELTA)
+    own = reference._losses(reference.pair)
     for other, count in (
-        (SampledGaussian(Law.KNOWN_SIZE, 0.9, 0.007), 30),
-        (SampledGaussian(Law.HIDDEN_ZERO_OUT, 0.5, 0.01), 60),
-        (SampledGaussian(Law.KNOWN_SIZE, 0.05, 1.0), 1),
+        (SampledGaussian(PairKind.FIXED_SIZE, 0.9, 0.007), 30),
+        (SampledGaussian(PairKind.POISSON_ZERO_OUT, 0.5, 0.01), 60),
+        (SampledGaussian(PairKind.FIXED_SIZE, 0.05, 1.0), 1),
     ):
         slack = 2e-7
         units = reference.units({other: count}, slack)
@@ -174,7 +172,7 @@ def test_noise_of_several_kinds_fits_one_ledger():
         for later in (plan(SKELLAM, max_participations=2), plan(BINOMIAL, 2, 2)):
             charged = Filter(200.0, DELTA, observer).charge([plan(max_participations=2), later])
             assert charged.admitted
-            assert charged.composed < 200
+            assert charged.composed_epsilon < 200
     first = plan(SKELLAM, 5, 5)
     assert Filter(50.0, DELTA, RELEASED).charge([first, first]).admitted
     assert not Filter(alone(first), DELTA, RELEASED).charge([first, first]).admitted
@@ -205,10 +203,10 @@ def test_a_budget_whose_slack_is_below_rounding_has_plain_addition_left():
     assert mixed.units == ()
 
 
-def test_plans_that_make_no_sense_are_refused():
-    with pytest.raises(ConfigError, match="attempts and cap"):
+def test_invalid_plans_are_refused():
+    with pytest.raises(ConfigError, match="attempts and max_participations"):
         plan(attempts=0)
-    with pytest.raises(ConfigError, match="attempts and cap"):
+    with pytest.raises(ConfigError, match="attempts and max_participations"):
         plan(max_participations=0)
     with pytest.raises(ConfigError, match="adjacency"):
         Filter(9.0, DELTA, SERVER).charge([FIRST, plan(adjacency=Adjacency.ZERO_OUT)])

@@ -9,16 +9,19 @@ import pytest
 from scipy.stats import norm
 
 import oracle
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.cost import composed
+from d2pfed.accounting.amplification import (
+    PairKind,
+    SampledGaussian,
+    cap_excess,
+    fixed_size_delta,
+    poisson_add_delta,
+)
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.filters import ReferenceRound
 from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta
-from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
-from d2pfed.accounting.released import cap_excess
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions, profile_bounds
 from d2pfed.accounting.surrogate import surrogate
-from d2pfed.accounting.tilted import profile_bounds
 
 RADIUS = 3  # lattice steps per clip radius
 
@@ -49,8 +52,8 @@ def gaussian(width):
 def claimed(sizes, width, attempts, delta):
     """Epsilon of so many attempts, each behind its own cohort, with nobody at a cap."""
     smooth = surrogate(gaussian(width), attempts)
-    part = SampledGaussian(Law.KNOWN_SIZE, 2 * RADIUS / smooth.sigma, sizes[1] / sizes[0], smooth.slack)
-    return composed(loss_costs([(part, attempts)], delta, COARSE)).epsilon(delta)
+    part = SampledGaussian(PairKind.FIXED_SIZE, 2 * RADIUS / smooth.sigma, sizes[1] / sizes[0], smooth.slack)
+    return composed(loss_distributions([(part, attempts)], delta, COARSE)).epsilon(delta)
 
 
 def data_sets(population, attempts, count):
@@ -163,7 +166,10 @@ def test_milestones_at_their_shares_of_delta_hold_and_at_full_delta_do_not():
 
 
 # First a Gaussian of ratio 3 behind a secret coin of 0.1; then, by its output, the same again or a plain Gaussian.
-COIN, PLAIN = SampledGaussian(Law.HIDDEN_ZERO_OUT, 3.0, 0.1), SampledGaussian(Law.KNOWN_SIZE, 1.386, 1.0)
+COIN, PLAIN = (
+    SampledGaussian(PairKind.POISSON_ZERO_OUT, 3.0, 0.1),
+    SampledGaussian(PairKind.FIXED_SIZE, 1.386, 1.0),
+)
 
 
 def profile(part, ratios):
@@ -183,7 +189,7 @@ def two_stages(menu, ratio):
     return float(np.trapezoid(p * later, z))
 
 
-def test_composing_what_was_spent_is_no_filter_where_plans_are_chosen_from_outputs():
+def test_composing_loss_distributions_is_no_filter_where_plans_are_chosen_from_outputs():
     ratio, delta = math.exp(10.097), 1e-3
     for part in (COIN, PLAIN):
         assert two_stages([part], ratio) == pytest.approx(delta, rel=2e-3)
@@ -191,7 +197,7 @@ def test_composing_what_was_spent_is_no_filter_where_plans_are_chosen_from_outpu
 
 
 def test_what_is_charged_in_units_of_the_reference_holds_for_every_menu():
-    reference = Reference.of(COIN, 2, 1e-3)
+    reference = ReferenceRound.of(COIN, 2, 1e-3)
     slack = 1e-5
     units = reference.units({PLAIN: 1}, slack)
     ratios = np.exp(np.linspace(-3, 10, 27))
@@ -216,5 +222,5 @@ def test_the_profiles_of_the_menu_are_those_of_the_laws():
     for epsilon in (0.01, 0.05, 1.0):
         removed = np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), z)
         added = np.trapezoid(np.maximum(q - math.exp(epsilon) * p, 0), z)
-        assert known_size_delta(np.array(epsilon), 3.0, 0.1) == pytest.approx(removed, rel=1e-3)
-        assert added_delta(np.array(epsilon), 3.0, 0.1) == pytest.approx(added, rel=1e-3)
+        assert fixed_size_delta(np.array(epsilon), 3.0, 0.1) == pytest.approx(removed, rel=1e-3)
+        assert poisson_add_delta(np.array(epsilon), 3.0, 0.1) == pytest.approx(added, rel=1e-3)

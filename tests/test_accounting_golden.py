@@ -4,8 +4,8 @@ import pytest
 
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.pld import gaussian_epsilon
 
 DIGITS = CohortSampling(Sampling.FIXED, 100_000, 100)
 IMAGES = CohortSampling(Sampling.FIXED, 2_000, 10)
@@ -63,7 +63,7 @@ def test_the_tight_conversion_on_the_same_curve(z, epsilon):
         (1.5, 2000, 0.1291),
     ],
 )
-def test_what_is_true_behind_a_fixed_size_cohort(z, rounds, epsilon):
+def test_the_pld_accountant_gives_the_known_epsilon_for_fixed_size_cohorts(z, rounds, epsilon):
     fine, coarse = (fixed(z, rounds, Accountant.PLD, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
     assert fine == pytest.approx(epsilon, abs=1.5e-4)
     assert fine <= coarse <= 1.01 * fine
@@ -100,7 +100,7 @@ def test_the_table_of_noise_multipliers(target, z_by_rounds):
         assert below < target < above
 
 
-def test_secret_sizes_need_less_noise_for_who_sees_models_alone():
+def test_secret_sizes_need_less_noise_against_an_observer_of_models_only():
     def secret(z, adjacency):
         return epsilon_of(z, SECRET, 100, adjacency=adjacency, delta=1e-5, accountant=Accountant.PLD)
 

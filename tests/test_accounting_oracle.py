@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import oracle
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.cost import composed
-from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import (
+from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
     DiscreteGaussianSum,
@@ -22,6 +19,8 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
 from d2pfed.accounting.surrogate import surrogate
 
 VARIANCES = (1, 2, 4, 16)
@@ -224,7 +223,7 @@ def by_pair(law, radii, adjacency, sizes, width, rounds, delta):
     population, cohort = sizes
     smooth = surrogate(noise_in_games(width, cohort), rounds)
     part = SampledGaussian(law, radii * RADIUS / smooth.sigma, cohort / population, smooth.slack)
-    return composed(loss_costs([(part, rounds)], delta, COARSE)).epsilon(delta)
+    return composed(loss_distributions([(part, rounds)], delta, COARSE)).epsilon(delta)
 
 
 def test_amplified_claims_hold_in_every_adaptive_game(truths):
@@ -239,25 +238,25 @@ def test_the_claim_is_close_to_the_truth_for_one_round(truths):
 
 def test_the_games_reject_one_radius_behind_a_fixed_size_cohort(truths):
     with pytest.raises(AssertionError, match="below"):
-        check_games(truths, lambda *case: by_pair(Law.KNOWN_SIZE, 1, *case))
+        check_games(truths, lambda *case: by_pair(PairKind.FIXED_SIZE, 1, *case))
 
 
 def test_zero_out_does_not_halve_the_distance_behind_a_fixed_size_cohort(truths):
     only = {key: value for key, value in truths.items() if key[0] is Adjacency.ZERO_OUT}
     with pytest.raises(AssertionError, match="below"):
-        check_games(only, lambda *case: by_pair(Law.KNOWN_SIZE, 1, *case))
+        check_games(only, lambda *case: by_pair(PairKind.FIXED_SIZE, 1, *case))
 
 
 def test_the_games_reject_the_hidden_size_number_for_a_fixed_size_cohort(truths):
     with pytest.raises(AssertionError, match="below"):
-        check_games(truths, lambda *case: by_pair(Law.HIDDEN_REPLACE, 1, *case))
+        check_games(truths, lambda *case: by_pair(PairKind.POISSON_REPLACE_ONE, 1, *case))
 
 
 def test_the_games_reject_one_sided_composition(truths):
     one_round = {key: value for key, value in truths.items() if key[3] == 1}
-    check_games(one_round, lambda *case: by_pair(Law.HIDDEN_ZERO_OUT, 2, *case))
+    check_games(one_round, lambda *case: by_pair(PairKind.POISSON_ZERO_OUT, 2, *case))
     with pytest.raises(AssertionError, match="below"):
-        check_games(truths, lambda *case: by_pair(Law.HIDDEN_ZERO_OUT, 2, *case))
+        check_games(truths, lambda *case: by_pair(PairKind.POISSON_ZERO_OUT, 2, *case))
 
 
 def test_the_games_reject_delta_spent_anew_in_each_round(truths):
@@ -298,7 +297,7 @@ def check_coins(claimed):
                 assert value <= 1.06 * epsilon + 0.02
 
 
-def test_claims_behind_secret_coins_hold_in_every_adaptive_game():
+def test_claims_under_poisson_sampling_hold_in_every_adaptive_game():
     def right(noise, sampling, rounds, delta):
         rows = releases(noise, sampling, Adjacency.REPLACE_ONE, rounds)
         return account(rows, RELEASED, delta=delta, max_participations=rounds).epsilon
@@ -306,7 +305,7 @@ def test_claims_behind_secret_coins_hold_in_every_adaptive_game():
     check_coins(right)
 
 
-def test_the_coin_games_reject_the_zero_out_number_for_replace_one():
+def test_the_poisson_games_reject_the_zero_out_epsilon_for_replace_one():
     def zero_out(noise, sampling, rounds, delta):
         return account(
             releases(noise, sampling, Adjacency.ZERO_OUT, rounds), RELEASED, delta=delta, max_participations=rounds

@@ -17,13 +17,18 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import qmc
 
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.conversion import gaussian_epsilon, mironov, tight
-from d2pfed.accounting.cost import composed
-from d2pfed.accounting.curves import gaussian
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
+from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.rdp import (
+    gaussian_moments,
+    gaussian_rdp,
+    mironov_conversion,
+    poisson_rdp,
+    tight_conversion,
+    without_replacement_rdp,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns of its own syntax when first imported
@@ -50,8 +55,8 @@ def draws(seed, count):
 
 
 def ours_without_replacement(z, rate, top):
-    own = gaussian(np.arange(top + 1.0), 1 / z)
-    return without_replacement(own, rate, gaussian_moments(1 / z, top))
+    own = gaussian_rdp(np.arange(top + 1.0), 1 / z)
+    return without_replacement_rdp(own, rate, gaussian_moments(1 / z, top))
 
 
 def peer_curve(event, relation):
@@ -73,11 +78,11 @@ def test_renyi_curves_equal_those_of_dp_accounting_at_ten_thousand_points():
         points += len(ORDERS)
     for z, rate in draws(2, 140):
         theirs = peer_curve(PoissonSampledDpEvent(rate, GaussianDpEvent(z)), NeighboringRelation.ADD_OR_REMOVE_ONE)
-        assert secret_coins(1 / z, rate, ORDERS[-1])[ORDERS] == pytest.approx(theirs, rel=1e-6, abs=1e-13)
+        assert poisson_rdp(1 / z, rate, ORDERS[-1])[ORDERS] == pytest.approx(theirs, rel=1e-6, abs=1e-13)
         points += len(ORDERS)
     for z, _ in draws(3, 80):
         theirs = peer_curve(GaussianDpEvent(z), NeighboringRelation.REPLACE_ONE)
-        assert gaussian(np.array(ORDERS, dtype=float), 1 / z) == pytest.approx(theirs, rel=1e-12)
+        assert gaussian_rdp(np.array(ORDERS, dtype=float), 1 / z) == pytest.approx(theirs, rel=1e-12)
         points += len(ORDERS)
     assert points >= 10_000
 
@@ -90,9 +95,9 @@ def test_the_tight_conversion_equals_that_of_dp_accounting():
         )
         for delta in (1e-3, 1e-6, 1e-9):
             orders, curve = np.array(ORDERS, dtype=float), np.array(accountant._rdp)
-            ours = tight(orders, curve, delta).min()
+            ours = tight_conversion(orders, curve, delta).min()
             assert ours == pytest.approx(accountant.get_epsilon(delta), rel=1e-9)
-            assert ours <= mironov(orders, curve, delta).min()
+            assert ours <= mironov_conversion(orders, curve, delta).min()
 
 
 def peer_epsilon(z, rate, rounds, delta, relation):
@@ -104,10 +109,12 @@ def peer_epsilon(z, rate, rounds, delta, relation):
 
 
 def ours_by_losses(law, z, rate, rounds, delta):
-    return composed(loss_costs([(SampledGaussian(law, 1 / z, rate), rounds)], delta, COARSE // 2)).epsilon(delta)
+    return composed(loss_distributions([(SampledGaussian(law, 1 / z, rate), rounds)], delta, COARSE // 2)).epsilon(
+        delta
+    )
 
 
-LAWS = (Law.HIDDEN_ZERO_OUT, Law.HIDDEN_REPLACE, Law.KNOWN_SIZE)
+LAWS = (PairKind.POISSON_ZERO_OUT, PairKind.POISSON_REPLACE_ONE, PairKind.FIXED_SIZE)
 
 
 def test_loss_distributions_agree_with_dp_accounting_at_two_hundred_points():
@@ -129,14 +136,14 @@ def test_loss_distributions_agree_with_dp_accounting_at_two_hundred_points():
 def test_a_rate_of_one_is_the_plain_gaussian():
     for z, rounds, delta in islice(spread(6, (0.5, 20), (1, 300), (1e-9, 1e-3)), 60):
         exact = gaussian_epsilon(delta, math.sqrt(int(rounds)) / z)
-        ours = ours_by_losses(Law.KNOWN_SIZE, z, 1.0, int(rounds), delta)
+        ours = ours_by_losses(PairKind.FIXED_SIZE, z, 1.0, int(rounds), delta)
         assert exact <= ours <= 1.01 * exact + 1e-6
 
 
 def test_the_peer_comparison_rejects_a_ratio_that_is_off_by_five_per_cent():
     z, rate, rounds, delta = 0.8, 0.01, 50, 1e-5
     theirs = peer_epsilon(z, rate, rounds, delta, NeighboringRelation.ADD_OR_REMOVE_ONE)
-    ours = ours_by_losses(Law.HIDDEN_ZERO_OUT, 1.05 * z, rate, rounds, delta)
+    ours = ours_by_losses(PairKind.POISSON_ZERO_OUT, 1.05 * z, rate, rounds, delta)
     assert ours != pytest.approx(theirs, rel=0.02, abs=2e-3)
 
 

@@ -8,16 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting import losses as losses_module
-from d2pfed.accounting import reference as reference_module
-from d2pfed.accounting.filters import Filter, PlanCost
-from d2pfed.accounting.losses import decayed_sums, dominate, reach
+from d2pfed.accounting import filters, pld
+from d2pfed.accounting.amplification import PairKind, SampledGaussian, cap_excess
+from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound
 from d2pfed.accounting.observers import RELEASED
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
-from d2pfed.accounting.released import cap_excess
-from d2pfed.accounting.tilted import profile_bounds
+from d2pfed.accounting.pld import decayed_sums, dominate, profile_bounds, tail_epsilon
 
 DELTA = 1e-5
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 1000)
@@ -49,7 +45,7 @@ def caps_of_the_fixed_part_use_up_the_slack(monkeypatch):
 def later_plans_share_the_slack(monkeypatch):
     monkeypatch.setattr(Filter, "_most", lambda _self, _reference, _others, needed: needed)
     given = []
-    monkeypatch.setattr(Reference, "units", lambda _self, _plan, slack: given.append(slack) or 1)
+    monkeypatch.setattr(ReferenceRound, "units", lambda _self, _plan, slack: given.append(slack) or 1)
     later = [plan(contributors=400 + more) for more in range(1, 6)]
     assert BUDGET._counted([plan()], later) is not None
     assert len(given) == 5
@@ -67,7 +63,7 @@ def slack_and_addition_have_their_shares_of_delta(monkeypatch):
         added.append(delta)
         return False
 
-    monkeypatch.setattr(Reference, "epsilon", epsilon)
+    monkeypatch.setattr(ReferenceRound, "epsilon", epsilon)
     monkeypatch.setattr(Filter, "_basic", basic)
     assert not BUDGET._filtered([plan()], [plan()], 0.0).admitted
     [(delta, surrogates)], [basic_delta] = asked, added
@@ -92,19 +88,19 @@ def stages_that_are_added_up_share_delta(monkeypatch):
 
 def units_cover_both_orders(_monkeypatch):
     """Zero against a vector, behind a coin, has bounded losses: that order takes more units than the other."""
-    reference = Reference.of(SampledGaussian(Law.HIDDEN_ZERO_OUT, 1.5, 0.1), 20, 1e-3)
-    other, slack = SampledGaussian(Law.KNOWN_SIZE, 0.5, 0.1), 1e-4
+    reference = ReferenceRound.of(SampledGaussian(PairKind.POISSON_ZERO_OUT, 1.5, 0.1), 20, 1e-3)
+    other, slack = SampledGaussian(PairKind.FIXED_SIZE, 0.5, 0.1), 1e-4
     units = reference.units({other: 5}, slack)
     for order in (0, 1):
-        own, true = reference._losses(reference.part)[order], reference._losses(other)[order]
+        own, true = reference._losses(reference.pair)[order], reference._losses(other)[order]
         lower, upper = profile_bounds([(true, 5)], 1 << 14)[0], profile_bounds([(own, units)], 1 << 14)[1]
         assert np.max(lower - upper) <= slack
 
 
 def domination_is_checked_at_every_grid_point(monkeypatch):
     """The plan stands out at one loss alone, wherever that is, until there are ten units."""
-    reference = Reference(SampledGaussian(Law.KNOWN_SIZE, 1.0, 0.1), 0.01, 1e-9)
-    monkeypatch.setattr(Reference, "_width", lambda _self, _parts, _slack, _least=0: 1 << 10)
+    reference = ReferenceRound(SampledGaussian(PairKind.FIXED_SIZE, 1.0, 0.1), 0.01, 1e-9)
+    monkeypatch.setattr(ReferenceRound, "_width", lambda _self, _parts, _slack, _least=0: 1 << 10)
     for place in (0, 1, 63, 64, 65, 500, 1 << 10):
 
         def bounds(parts, width, place=place):
@@ -113,14 +109,14 @@ def domination_is_checked_at_every_grid_point(monkeypatch):
             values[place] = 10 if count == 0 else count
             return values, values
 
-        monkeypatch.setattr(reference_module, "profile_bounds", bounds)
+        monkeypatch.setattr(filters, "profile_bounds", bounds)
         assert reference._least([("plan", 0)], "own", 1e-6, 1) == 10
 
 
 def masses_are_raised_by_what_rounding_lost(monkeypatch):
     """A part in 10^14 for these masses, once the profile's own guard is gone; and a thousandth, if sums lost that."""
-    part = SampledGaussian(Law.KNOWN_SIZE, 1e-2, 0.3)
-    step = reach(part.forward, 1e-30) / 400
+    part = SampledGaussian(PairKind.FIXED_SIZE, 1e-2, 0.3)
+    step = tail_epsilon(part.forward, 1e-30) / 400
     at = step * np.arange(0, 400, 3)
 
     def rebuilt():
@@ -128,9 +124,9 @@ def masses_are_raised_by_what_rounding_lost(monkeypatch):
         shares = np.maximum(-np.expm1(at[:, None] - found.values[None, :]), 0.0).astype(np.longdouble)
         return found.infinite + shares @ found.masses.astype(np.longdouble)
 
-    monkeypatch.setattr(losses_module, "_PROFILE_GUARD", 0.0)
+    monkeypatch.setattr(pld, "_PROFILE_GUARD", 0.0)
     assert np.all(rebuilt() >= part.forward(at))
-    monkeypatch.setattr(losses_module, "decayed_sums", lambda masses, step: 0.999 * decayed_sums(masses, step))
+    monkeypatch.setattr(pld, "decayed_sums", lambda masses, step: 0.999 * decayed_sums(masses, step))
     assert np.all(rebuilt()[:300] >= 1.0009 * part.forward(at)[:300])
 
 
@@ -155,15 +151,15 @@ PLANTED = [
         ("if surrogates <= _SURROGATE_SLACK and most else", "if most else"),
     ),
     (stages_that_are_added_up_share_delta, (Filter, "_basic"), ("delta=rule.delta / 2", "delta=rule.delta")),
-    (units_cover_both_orders, (Reference, "units"), ("for order in (0, 1):", "for order in (0,):")),
+    (units_cover_both_orders, (ReferenceRound, "units"), ("for order in (0, 1):", "for order in (0,):")),
     (
         domination_is_checked_at_every_grid_point,
-        (Reference, "_least"),
+        (ReferenceRound, "_least"),
         ("uppers[width] <= lower + slack", "(uppers[width] <= lower + slack)[::64]"),
     ),
     (
         masses_are_raised_by_what_rounding_lost,
-        (losses_module, "dominate"),
+        (pld, "dominate"),
         ("1 + max(ahead.short, behind.short)", "1.0"),
     ),
 ]
@@ -184,7 +180,7 @@ def test_the_check_rejects_a_planted_defect(check, place, change, monkeypatch):
     made = {}
     exec(source.replace(*change), right.__globals__, made)
     monkeypatch.setattr(owner, name, made[name])
-    if owner is losses_module:
+    if owner is pld:
         monkeypatch.setitem(globals(), name, made[name])
     with pytest.raises(AssertionError):
         check(monkeypatch)

@@ -68,7 +68,7 @@ def test_the_type_checker_fails_on_a_planted_line(copy):
     ("module", "line", "contract"),
     [
         ("numerics/ring.py", "from d2pfed.noise.codec import Codec", "Imports go down the layers"),
-        ("accounting/release.py", "from d2pfed.noise.sampler import Binomial", "Imports go down the layers"),
+        ("accounting/events.py", "from d2pfed.noise.sampler import Binomial", "Imports go down the layers"),
         ("numerics/ring.py", "import cryptography", "Ciphers live in randomness and secagg.crypto"),
         ("noise/codec.py", "import torch", "Torch lives in learning"),
         ("round.py", "import flwr", "Flower and Ray stay in their engines"),

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from campaign_ledger import additive, begun, plan_of, release
 from d2pfed.accounting import RELEASED, SERVER, colluding
-from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, Ledger, Meter, RowKind, read_budget, read_rows, verify
 from d2pfed.ledger.book import Book
@@ -23,15 +23,17 @@ from d2pfed.ledger.store import Store
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
 BUDGET = Budget(1.0, 1e-5)
-ADMITTED = Charged(admitted=True, units=(), of=0, composed=0.5)
+ADMITTED = FilterDecision(admitted=True, units=(), budget_units=0, composed_epsilon=0.5)
 
 
 def costly(times: float):
     """Return a meter by which everything costs so many times what `additive` says."""
 
     def meter(budget, plans):
-        composed = times * additive(budget, plans).composed
-        return Charged(admitted=composed <= budget.epsilon, units=(), of=0, composed=composed)
+        composed = times * additive(budget, plans).composed_epsilon
+        return FilterDecision(
+            admitted=composed <= budget.epsilon, units=(), budget_units=0, composed_epsilon=composed
+        )
 
     return meter
 
@@ -265,7 +267,7 @@ def test_a_ledger_that_takes_a_block_twice_is_caught(path, monkeypatch):
 
 @pytest.mark.parametrize("answer", [math.nan, -1e-9, -math.inf])
 def test_a_meter_that_answers_nonsense_refuses_the_run(path, answer):
-    with new(path, lambda *_: replace(ADMITTED, composed=answer)) as ledger:
+    with new(path, lambda *_: replace(ADMITTED, composed_epsilon=answer)) as ledger:
         with pytest.raises(LedgerError, match="the meter must return"):
             ledger.begin("run", "owner", plan_of(1))
         assert ledger.charged("run") == 0

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from d2pfed.accounting import RELEASED, SERVER, colluding
-from d2pfed.accounting.release import (
+from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
     CohortSampling,

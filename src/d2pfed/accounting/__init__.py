@@ -1,8 +1,22 @@
 """Privacy accounting: pure functions from what was released to what it cost."""
 
 from d2pfed.accounting.accountants import Accountant, epsilon_of
+from d2pfed.accounting.amplification import CAP_SHARE, cap_excess, is_amplified
 from d2pfed.accounting.binomial import cpsgd_epsilon
-from d2pfed.accounting.client import client_epsilon
+from d2pfed.accounting.composition import client_epsilon
+from d2pfed.accounting.events import (
+    Adjacency,
+    BinomialSum,
+    CohortSampling,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Noise,
+    Release,
+    Sampling,
+    SkellamSum,
+    Unit,
+)
+from d2pfed.accounting.formatting import round_up
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -16,20 +30,6 @@ from d2pfed.accounting.observers import (
     realised_epsilon,
     upper_bound,
 )
-from d2pfed.accounting.release import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Noise,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
-from d2pfed.accounting.released import CAP_SHARE, cap_excess, is_amplified
-from d2pfed.accounting.rounding import round_up
 
 __all__ = [
     "Accountant",

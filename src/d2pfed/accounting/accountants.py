@@ -1,18 +1,27 @@
-"""Epsilon of a plain Gaussian under a named accountant: what a table of numbers needs."""
+"""Epsilon of Gaussian releases under a named accountant, for tables and comparisons."""
 
 import math
 from enum import StrEnum
 
 import numpy as np
 
-from d2pfed.accounting.conversion import FloatArray, check_delta, gaussian_epsilon, mironov, tight
-from d2pfed.accounting.cost import Additive, composed
-from d2pfed.accounting.curves import gaussian
-from d2pfed.accounting.orders import dense, least, real
-from d2pfed.accounting.pld import COARSE, FINE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.sampling import gaussian_moments, secret_coins, without_replacement
+from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.composition import AdditiveCost, composed
+from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
+from d2pfed.accounting.pld import COARSE, FINE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.rdp import (
+    FloatArray,
+    check_delta,
+    dense_orders,
+    gaussian_moments,
+    gaussian_rdp,
+    least_epsilon,
+    mironov_conversion,
+    poisson_rdp,
+    real_orders,
+    tight_conversion,
+    without_replacement_rdp,
+)
 from d2pfed.errors import ConfigError
 
 
@@ -51,8 +60,15 @@ def epsilon_of(
 ) -> float:
     """Return epsilon against an observer of the models after `rounds` Gaussian releases.
 
-    `noise_multiplier` is sigma over the sensitivity of the stated adjacency: two radii for replace-one, one for
-    zero-out. Behind a fixed-size cohort the distance is two radii whatever the adjacency.
+    Args:
+        noise_multiplier: sigma over the sensitivity of the stated adjacency: two radii for replace-one, one for
+            zero-out. Behind a fixed-size cohort the distance is two radii whatever the adjacency.
+        sampling: how the cohort of each round is sampled.
+        rounds: the number of releases.
+        adjacency: the neighbouring relation.
+        delta: the probability that the guarantee may fail, over all rounds together.
+        accountant: how epsilon is computed.
+        grid: how finely privacy losses are resolved, for `PLD`.
 
     Guarantee: errs upwards. Proof: theory.md#fixed-size, theory.md#renyi-sampling.
     Checked: test_accounting_golden.py, test_accounting_peers.py.
@@ -62,46 +78,52 @@ def epsilon_of(
         raise ConfigError(f"noise_multiplier must be positive and finite, got {noise_multiplier}")
     if rounds < 1:
         raise ConfigError(f"rounds must be at least 1, got {rounds}")
-    part = _law(noise_multiplier, sampling, adjacency)
+    pair = _pair(noise_multiplier, sampling, adjacency)
     count = 1 if sampling.method is Sampling.ONCE else rounds
     if accountant is Accountant.PLD:
-        return _by_losses(part, count, delta, grid)
-    if accountant is Accountant.RDP and part.rate == 1:
-        return least(lambda orders: _compose(gaussian(orders, part.ratio), count), real, delta, tight)[0]
-    if accountant is not Accountant.RDP and part.law is not Law.KNOWN_SIZE:
+        return _by_losses(pair, count, delta, grid)
+    if accountant is Accountant.RDP and pair.rate == 1:
+        return least_epsilon(
+            lambda orders: _compose(gaussian_rdp(orders, pair.ratio), count), real_orders, delta, tight_conversion
+        )[0]
+    if accountant is not Accountant.RDP and pair.kind is not PairKind.FIXED_SIZE:
         raise ConfigError(f"accountant {accountant} needs a fixed-size cohort, got {sampling.method}")
-    convert = mironov if accountant is Accountant.WBK_MIRONOV else tight
-    return least(lambda orders: _compose(_sampled_curve(part, orders), count), dense, delta, convert)[0]
+    convert = mironov_conversion if accountant is Accountant.WBK_MIRONOV else tight_conversion
+    return least_epsilon(
+        lambda orders: _compose(_sampled_curve(pair, orders), count), dense_orders, delta, convert
+    )[0]
 
 
-def _law(noise_multiplier: float, sampling: CohortSampling, adjacency: Adjacency) -> SampledGaussian:
+def _pair(noise_multiplier: float, sampling: CohortSampling, adjacency: Adjacency) -> SampledGaussian:
     rate = sampling.cohort_size / sampling.population
     one_radius = 1 / (noise_multiplier * adjacency.radii)
     if sampling.method is Sampling.FIXED and rate < 1:
-        return SampledGaussian(Law.KNOWN_SIZE, 2 * one_radius, rate)
+        return SampledGaussian(PairKind.FIXED_SIZE, 2 * one_radius, rate)
     if sampling.method is Sampling.POISSON and rate < 1:
-        law = Law.HIDDEN_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else Law.HIDDEN_REPLACE
-        return SampledGaussian(law, one_radius, rate)
-    return SampledGaussian(Law.KNOWN_SIZE, 1 / noise_multiplier, 1.0)
+        kind = PairKind.POISSON_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else PairKind.POISSON_REPLACE_ONE
+        return SampledGaussian(kind, one_radius, rate)
+    return SampledGaussian(PairKind.FIXED_SIZE, 1 / noise_multiplier, 1.0)
 
 
-def _by_losses(part: SampledGaussian, count: int, delta: float, grid: Grid) -> float:
-    if part.rate == 1:
-        return gaussian_epsilon(delta, math.sqrt(_compose(np.array([part.ratio**2]), count)[0]))
-    return composed(loss_costs([(part, count)], delta, grid.points)).epsilon(delta)
+def _by_losses(pair: SampledGaussian, count: int, delta: float, grid: Grid) -> float:
+    if pair.rate == 1:
+        return gaussian_epsilon(delta, math.sqrt(_compose(np.array([pair.ratio**2]), count)[0]))
+    return composed(loss_distributions([(pair, count)], delta, grid.points)).epsilon(delta)
 
 
-def _sampled_curve(part: SampledGaussian, orders: FloatArray) -> FloatArray:
+def _sampled_curve(pair: SampledGaussian, orders: FloatArray) -> FloatArray:
     top = int(orders[-1])
-    if part.law is Law.HIDDEN_REPLACE:
+    if pair.kind is PairKind.POISSON_REPLACE_ONE:
         raise ConfigError("accountant rdp has no bound for secret cohort sizes under replace-one: use pld")
-    if part.law is Law.HIDDEN_ZERO_OUT:
-        return secret_coins(part.ratio, part.rate, top)[2:]
-    own = gaussian(np.arange(top + 1, dtype=np.float64), part.ratio)
+    if pair.kind is PairKind.POISSON_ZERO_OUT:
+        return poisson_rdp(pair.ratio, pair.rate, top)[2:]
+    own = gaussian_rdp(np.arange(top + 1, dtype=np.float64), pair.ratio)
     return (
-        own[2:] if part.rate == 1 else without_replacement(own, part.rate, gaussian_moments(part.ratio, top))[2:]
+        own[2:]
+        if pair.rate == 1
+        else without_replacement_rdp(own, pair.rate, gaussian_moments(pair.ratio, top))[2:]
     )
 
 
 def _compose(values: FloatArray, count: int) -> FloatArray:
-    return np.array(composed([(Additive(tuple(values.tolist())), count)]).values)
+    return np.array(composed([(AdditiveCost(tuple(values.tolist())), count)]).values)

@@ -22,7 +22,7 @@ def binomial_epsilon(trials: int, sensitivity: Sensitivity, dimension: int, delt
     """Return epsilon of one release with `trials` fair coins per coordinate; infinite outside the theorem.
 
     Guarantee: Theorem 1 of Agarwal et al. 2018. Proof: theory.md#binomial.
-    Checked: test_accounting_curves.py against exact binomials.
+    Checked: test_accounting_rdp.py against exact binomials.
     """
     variance = trials / 4
     if variance < max(23 * math.log(10 * dimension / delta), 2 * sensitivity.linf):
@@ -39,7 +39,7 @@ def amplified_epsilon(epsilon: float, rate: float) -> float:
     return math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon + math.log(rate)
 
 
-def advanced_epsilon(epsilon: float, rounds: int, slack: float) -> float:
+def advanced_composition_epsilon(epsilon: float, rounds: int, slack: float) -> float:
     """Return epsilon of `rounds` releases by advanced composition, which adds `slack` to their deltas."""
     if epsilon > 300 or slack <= 0:
         return math.inf
@@ -78,4 +78,4 @@ def cpsgd_epsilon(
         levels=levels, bound=1.0, clip=clip_over_bound, dimension=dimension, delta=delta_per_round
     )
     one = amplified_epsilon(binomial_epsilon(trials, sensitivity, dimension, delta_per_round), rate)
-    return advanced_epsilon(one, rounds, delta - (rounds - 1) * 3 * rate * delta_per_round)
+    return advanced_composition_epsilon(one, rounds, delta - (rounds - 1) * 3 * rate * delta_per_round)

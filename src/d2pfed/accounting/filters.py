@@ -1,28 +1,140 @@
-"""What a shared ledger may still admit: whole plans, charged when their runs begin, whoever chose them."""
+"""Privacy filters over plans: what a shared ledger may still admit when plans are chosen from earlier outputs.
+
+A plan is charged wholly when its run begins. Rounds of one kind can be the unit of a budget.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from d2pfed.accounting.batches import RunBatch
-from d2pfed.accounting.charge import has_gaussian
-from d2pfed.accounting.conversion import check_delta
-from d2pfed.accounting.grouped import filtered_epsilon
-from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, seen
-from d2pfed.accounting.pld import COARSE, FINE
-from d2pfed.accounting.profiles import SampledGaussian
-from d2pfed.accounting.reference import Reference
-from d2pfed.accounting.release import BinomialSum, Noise, Release, Sampling
-from d2pfed.accounting.released import cap_excess, is_amplified, sampled_parts
+import numpy as np
+
+from d2pfed.accounting.amplification import SampledGaussian, cap_excess, is_amplified, sampled_gaussians
+from d2pfed.accounting.composition import composed, filtered_epsilon, has_gaussian
+from d2pfed.accounting.events import BinomialSum, Noise, Release, RunReleases, Sampling
+from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, without_known_noise
+from d2pfed.accounting.pld import (
+    COARSE,
+    FINE,
+    LossPmf,
+    PrivacyLossDistribution,
+    dominate,
+    mass_outside,
+    profile_bounds,
+    tail_epsilon,
+)
+from d2pfed.accounting.rdp import FloatArray, check_delta
 from d2pfed.errors import ConfigError
+
+_POINTS = 1 << 12  # positive grid points of the reference's losses
+_TAIL = 1e-9  # of delta: mass of one round that is moved to infinity
+_WIDEST = 1 << 18  # grid points
+_MOST_UNITS = 1 << 17  # that one plan may cost
+_SMALLEST_SLACK = 1e-12  # below it domination cannot be distinguished from rounding
+
+Counts = Mapping[SampledGaussian, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRound:
+    """The discrete losses of one round, whose products are what a budget is counted in.
+
+    The unit is this discrete pair itself, so nothing is lost when profiles are compared with its products.
+    """
+
+    pair: SampledGaussian
+    step: float
+    tail: float
+
+    @staticmethod
+    def of(pair: SampledGaussian, rounds: int, delta: float) -> "ReferenceRound":
+        """Return the unit for budgets of about so many rounds."""
+        tail = max(delta * _TAIL / rounds, 1e-300)
+        return ReferenceRound(pair, tail_epsilon(pair.forward, tail) / _POINTS, tail)
+
+    def epsilon(self, fixed: Counts, units: int, delta: float, slack: float) -> float:
+        """Return epsilon of fixed releases and so many units, with the slack of surrogates."""
+        counts = dict(fixed)
+        counts[self.pair] = counts.get(self.pair, 0) + units
+        costs = [
+            (PrivacyLossDistribution(((*self._losses(pair), 1),), 0.0), count)
+            for pair, count in counts.items()
+            if count
+        ]
+        total = composed(costs)
+        return PrivacyLossDistribution(total.pmfs, slack).epsilon(delta)
+
+    def units(self, plan: Counts, slack: float) -> int | None:
+        """Return a number of units, about the least, whose product plus `slack` is nowhere below the plan's profile.
+
+        None if no reasonable number is enough, or if the slack is too small to tell.
+
+        Guarantee: both orders, every epsilon. Proof: theory.md#filters. Checked: test_accounting_filters.py.
+        """
+        usable = slack - 1e-14 * (_MOST_UNITS + sum(plan.values()))
+        if usable < _SMALLEST_SLACK:
+            return None
+        needed = 1
+        own = self._losses(self.pair)
+        for order in (0, 1):
+            pmfs = [(self._losses(pair)[order], count) for pair, count in plan.items()]
+            found = self._least(pmfs, own[order], usable, needed)
+            if found is None:
+                return None
+            needed = found
+        return needed
+
+    def _least(self, plan: Sequence[tuple[LossPmf, int]], own: LossPmf, slack: float, least: int) -> int | None:
+        first = self._width(plan, slack)
+        if first is None:
+            return None
+        uppers: dict[int, FloatArray] = {}
+
+        def covers(units: int) -> bool:
+            width = self._width([(own, units)], slack, first)
+            if width is None:
+                return False
+            if width not in uppers:
+                uppers[width] = profile_bounds(plan, width)[1]
+            lower = np.maximum(profile_bounds([(own, units)], width)[0], 0.0)
+            return bool(np.all(uppers[width] <= lower + slack))
+
+        low, high = least - 1, least
+        while not covers(high):
+            low, high = high, 2 * high
+            if high > _MOST_UNITS:
+                return None
+        while high - low > max(1, low // 200):
+            middle = (low + high) // 2
+            low, high = (low, middle) if covers(middle) else (middle, high)
+        return high
+
+    def _width(self, pmfs: Sequence[tuple[LossPmf, int]], slack: float, least: int = 1 << 10) -> int | None:
+        """Return a number of grid points on each side of zero that holds all but a small part of the slack."""
+        width = least
+        while width <= _WIDEST:
+            if mass_outside(pmfs, width) <= slack / 100:
+                return width
+            width *= 2
+        return None
+
+    def _losses(self, pair: SampledGaussian) -> tuple[LossPmf, LossPmf]:
+        return _discrete(pair, self.step, self.tail)
+
+
+@lru_cache(maxsize=64)
+def _discrete(pair: SampledGaussian, step: float, tail: float) -> tuple[LossPmf, LossPmf]:
+    return dominate(pair.forward, pair.backward, step, tail)
+
 
 # Shares of delta, fixed before anything is seen, once there is more than what was declared.
 _SLACK_SHARE = 0.05  # for caps, and for plans that the reference covers but for a little
 _BASIC_SHARE = 0.05  # for plans that are added up one by one
 _SURROGATE_SLACK = 1e-5  # of all surrogates together
 _SMOOTHED = 1 << 16  # a release's own slack is that of one among so many
-_MOST_TIMES = 16  # what is charged: how far the budget is followed for the eye
+_MOST_TIMES = 16  # the budget in units is searched up to this multiple of what is charged
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +159,35 @@ class PlanCost:
             )
 
     @property
-    def run(self) -> RunBatch:
+    def run(self) -> RunReleases:
         """The plan as an account counts it."""
-        return RunBatch(self.release.sampling, ((self.release.noise, self.attempts),), self.max_participations)
+        return RunReleases(self.release.sampling, ((self.release.noise, self.attempts),), self.max_participations)
 
 
 @dataclass(frozen=True, slots=True)
-class Charged:
-    """What a filter says of some plans.
+class FilterDecision:
+    """What a privacy filter decides about some plans.
 
     Attributes:
         admitted: whether all of them are within the budget, whatever was chosen from outputs.
         units: what each plan was charged, declared ones first, in rounds of the reference; empty where there is no
             reference.
-        of: the budget in the same units; 0 where there is no reference.
-        composed: epsilon of exactly these plans composed, which holds only if no plan and no stop depended on
+        budget_units: the budget in the same units; 0 where there is no reference.
+        composed_epsilon: epsilon of exactly these plans composed, which holds only if no plan and no stop depended on
             outputs (print it with these words, or not at all); for a single plan it holds as it is.
         reason: one line on why the last plan is refused; empty if it is admitted.
     """
 
     admitted: bool
     units: tuple[int, ...]
-    of: int
-    composed: float
+    budget_units: int
+    composed_epsilon: float
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A budget that holds whatever plans are chosen from earlier outputs.
+    """A privacy filter: a budget that holds whatever plans are chosen from earlier outputs.
 
     Attributes:
         epsilon, delta: the budget.
@@ -89,7 +201,7 @@ class Filter:
     observer: Observer
     declared: tuple[PlanCost, ...] = ()
 
-    def charge(self, plans: Sequence[PlanCost]) -> Charged:
+    def charge(self, plans: Sequence[PlanCost]) -> FilterDecision:
         """Return whether the plans, in the order their runs began, are all within the budget.
 
         A ledger asks with all plans that were begun and the next one before it writes that run's first row. Void
@@ -100,7 +212,7 @@ class Filter:
         """
         check_delta(self.delta)
         if not plans:
-            return Charged(admitted=True, units=(), of=0, composed=0.0)
+            return FilterDecision(admitted=True, units=(), budget_units=0, composed_epsilon=0.0)
         fixed = self.declared or (plans[0],)
         check_releases([plan.release for plan in (*fixed, *plans)])
         later = _beyond(plans, fixed)
@@ -110,7 +222,7 @@ class Filter:
             return self._verdict(whole <= self.epsilon, exact)
         return self._filtered(fixed, later, exact)
 
-    def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> Charged:
+    def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> FilterDecision:
         """Return the answer where something was chosen after outputs: one of two rules must admit all of it."""
         if not self._has_units(fixed):
             if any(is_amplified(plan.release.sampling) for plan in fixed) and self.observer.view is View.RELEASED:
@@ -119,17 +231,19 @@ class Filter:
             admitted = self._known(fixed, later, delta) or self._basic(fixed, later, self.delta - delta)
             return self._verdict(admitted, exact)
         if (counted := self._counted(fixed, later)) is not None:
-            return replace(self._verdict(True, exact), units=counted[0], of=counted[1])  # noqa: FBT003 - an answer
+            return replace(self._verdict(True, exact), units=counted[0], budget_units=counted[1])  # noqa: FBT003 - an answer
         return self._verdict(self._basic(fixed, later, _BASIC_SHARE * self.delta), exact)
 
-    def _verdict(self, admitted: bool, exact: float) -> Charged:  # noqa: FBT001 - an answer, not an option
+    def _verdict(self, admitted: bool, exact: float) -> FilterDecision:  # noqa: FBT001 - an answer, not an option
         if admitted:  # the budget holds, and so it does for what the grid of the composition rounded up
-            return Charged(admitted=True, units=(), of=0, composed=min(exact, self.epsilon))
-        return Charged(
+            return FilterDecision(
+                admitted=True, units=(), budget_units=0, composed_epsilon=min(exact, self.epsilon)
+            )
+        return FilterDecision(
             admitted=False,
             units=(),
-            of=0,
-            composed=exact,
+            budget_units=0,
+            composed_epsilon=exact,
             reason=f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} against {self.observer} does "
             "not hold this run as well",
         )
@@ -161,11 +275,11 @@ class Filter:
     def _counted(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost]) -> tuple[tuple[int, ...], int] | None:
         """Return what each plan costs in rounds of the first one, and the budget in these; None if it is too much."""
         counts = [_parts(plan) for plan in fixed]
-        part = next(iter(counts[0]))
-        reference = Reference.of(part, fixed[0].attempts, self.delta)
+        pair = next(iter(counts[0]))
+        reference = ReferenceRound.of(pair, fixed[0].attempts, self.delta)
         others = sum(counts, Counter())
-        del others[part]
-        units = [each[part] for each in counts]
+        del others[pair]
+        units = [each[pair] for each in counts]
         allowed = _SLACK_SHARE * self.delta - math.fsum(_kappa(plan) for plan in fixed)
         surrogates = math.fsum(key.slack * count for each in counts for key, count in each.items())
         for plan in later:
@@ -174,18 +288,18 @@ class Filter:
             if own is None or allowed < 0:
                 return None
             surrogates += math.fsum(key.slack * count for key, count in own.items())
-            if set(own) == {part}:
-                units.append(own[part])
+            if set(own) == {pair}:
+                units.append(own[pair])
                 continue
             allowed /= 2
-            price = reference.units(own, allowed)
-            if price is None:
+            needed = reference.units(own, allowed)
+            if needed is None:
                 return None
-            units.append(price)
+            units.append(needed)
         most = self._most(reference, others, sum(units))
         return (tuple(units), most) if surrogates <= _SURROGATE_SLACK and most else None
 
-    def _most(self, reference: Reference, others: Counter[SampledGaussian], needed: int) -> int:
+    def _most(self, reference: ReferenceRound, others: Counter[SampledGaussian], needed: int) -> int:
         """Return how many units the budget holds beside other declared kinds, to one per cent; 0 if too few."""
         surrogates = math.exp(-_SURROGATE_SLACK)
         delta = ((1 - _BASIC_SHARE) * surrogates - _SLACK_SHARE) * self.delta / surrogates
@@ -207,7 +321,7 @@ class Filter:
         """Return whether a client that is known to take part in all of it stays within the budget."""
         noises: Counter[Noise] = Counter()
         for plan in (*fixed, *later):
-            run = seen(plan.run, self.observer)
+            run = without_known_noise(plan.run, self.observer)
             if run is None:
                 return False
             once = plan.release.sampling.method is Sampling.ONCE
@@ -234,11 +348,11 @@ def milestones(plan: PlanCost, stops: Sequence[int], observer: Observer, delta: 
     if not stops or any(a >= b for a, b in zip([0, *stops], stops, strict=False)) or stops[-1] > plan.attempts:
         raise ConfigError(f"stops must be increasing and in [1, attempts = {plan.attempts}], got {tuple(stops)}")
     rule = Filter(math.inf, delta / len(stops), observer)
-    return tuple(rule.charge([replace(plan, attempts=stop)]).composed for stop in stops)
+    return tuple(rule.charge([replace(plan, attempts=stop)]).composed_epsilon for stop in stops)
 
 
 def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCost]:
-    """Return the plans that were not fixed beforehand, in their order, so that no price changes afterwards."""
+    """Return the plans that were not fixed beforehand, in their order, so that no cost changes afterwards."""
     left, later = Counter(fixed), []
     for plan in plans:
         if left[plan] > 0:
@@ -249,7 +363,7 @@ def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCo
 
 
 def _parts(plan: PlanCost) -> Counter[SampledGaussian]:
-    return sampled_parts([plan.run], plan.release.adjacency, _SMOOTHED)
+    return sampled_gaussians([plan.run], plan.release.adjacency, _SMOOTHED)
 
 
 def _kappa(plan: PlanCost) -> float:

@@ -1,4 +1,4 @@
-"""Who learns what from a run, and what that spends: one epsilon per observer."""
+"""One epsilon per observer: what each observer sees of the releases, and what they cost against it."""
 
 import math
 from collections import defaultdict
@@ -6,32 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from d2pfed.accounting.batches import RunBatch, batches
-from d2pfed.accounting.charge import Charge, costliest, worst
-from d2pfed.accounting.conversion import check_delta
-from d2pfed.accounting.cost import Additive, composed
-from d2pfed.accounting.methods import (
-    Amplify,
+from d2pfed.accounting.amplification import is_amplified, sampled_runs_epsilon
+from d2pfed.accounting.composition import (
+    AdditiveCost,
+    Amplification,
     Method,
-    Total,
+    NoiseCost,
+    TotalCost,
     binomial_total_epsilon,
+    composed,
+    coordinatewise_max,
+    costliest_choice,
     gaussian_total_epsilon,
     method_for,
-    renyi_total_epsilon,
+    rdp_total_epsilon,
 )
-from d2pfed.accounting.orders import sparse
-from d2pfed.accounting.pld import COARSE, FINE
-from d2pfed.accounting.release import (
+from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Noise,
     Release,
+    RunReleases,
     Sampling,
     Unit,
+    releases_by_run,
 )
-from d2pfed.accounting.released import capped_epsilon, is_amplified
+from d2pfed.accounting.pld import COARSE, FINE
+from d2pfed.accounting.rdp import check_delta, sparse_orders
 from d2pfed.errors import ConfigError
 
 
@@ -72,7 +75,18 @@ def colluding(colluders: int) -> Observer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantee:
-    """One epsilon and all that it depends on."""
+    """One epsilon and all that it depends on.
+
+    Attributes:
+        epsilon, delta: the guarantee; epsilon is infinite where there is none.
+        observer: against whom it holds.
+        unit: the unit of privacy.
+        adjacency: the neighbouring relation.
+        sampling: how cohorts were sampled, and whether that amplified, in words.
+        max_participations: the cap on one client's participations in a run that was assumed.
+        accountant: how the cost was composed.
+        reason: why epsilon is infinite; else empty.
+    """
 
     epsilon: float
     delta: float
@@ -80,9 +94,9 @@ class Guarantee:
     unit: Unit
     adjacency: Adjacency
     sampling: str
-    max_participations: int  # the cap on one client's participations in a run that was assumed
+    max_participations: int
     accountant: str
-    reason: str = ""  # why epsilon is infinite
+    reason: str = ""
 
 
 def account(
@@ -90,20 +104,23 @@ def account(
 ) -> Guarantee:
     """Return what the releases cost against the observer, on the fine grid.
 
-    Every charged attempt is a release of its own, behind its own cohort; `cap` is the number of unmasked uploads
-    in one run that every client itself enforces.
+    Args:
+        releases: every charged attempt is a release of its own, behind its own cohort.
+        observer: against whom.
+        delta: the probability that the guarantee may fail, over all releases together.
+        max_participations: the number of unmasked uploads in one run that every client itself enforces.
 
     Guarantee: (epsilon, delta)-privacy of each unit under the stated adjacency; errs upwards only.
-    Proof: theory.md#observers. Checked: test_observers.py, test_accounting_oracle.py.
+    Proof: theory.md#observers. Checked: test_accounting_observers.py, test_accounting_oracle.py.
     """
-    return _spent(tuple(releases), observer, delta, max_participations, FINE)
+    return _account(tuple(releases), observer, delta, max_participations, FINE)
 
 
 def upper_bound(
     releases: Sequence[Release], observer: Observer, *, delta: float, max_participations: int
 ) -> Guarantee:
     """Return the same as `account` on a coarse grid: several times faster, at most a few parts in 10^3 above it."""
-    return _spent(tuple(releases), observer, delta, max_participations, COARSE)
+    return _account(tuple(releases), observer, delta, max_participations, COARSE)
 
 
 def realised_epsilon(
@@ -111,16 +128,16 @@ def realised_epsilon(
 ) -> float | None:
     """Return epsilon of the client whose actual participations cost most; None where they are not recorded.
 
-    For the server's own eyes: it tells about cohorts, and amplification rests on nobody learning any.
+    For the server only: it reveals something about cohorts, and amplification requires that nobody learns any.
     """
     check_delta(delta)
     check_releases(releases)
-    left = [_left(release.noise, observer) for release in releases]
+    left = [_unknown_noise(release.noise, observer) for release in releases]
     noises = [noise for noise in left if noise is not None]
     if not all(release.participants for release in releases) or len(noises) < len(left):
         return None
-    kinds = list(dict.fromkeys(noises))
-    index = {noise: position for position, noise in enumerate(kinds)}
+    distinct = list(dict.fromkeys(noises))
+    index = {noise: position for position, noise in enumerate(distinct)}
     participations: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for release, noise in zip(releases, noises, strict=True):
         for client in release.participants:
@@ -130,12 +147,12 @@ def realised_epsilon(
         clients[client].append(tuple(sorted(positions)))
     patterns = {tuple(sorted(runs)) for runs in clients.values()}
 
-    def total(charge: Charge, _amplify: Amplify) -> Additive:
-        prices = [charge(noise, releases[0].adjacency.radii) for noise in kinds]
-        return worst(
+    def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
+        costs = [noise_cost(noise, releases[0].adjacency.radii) for noise in distinct]
+        return coordinatewise_max(
             [
                 composed(
-                    (costliest([(prices[position], 1) for position in run], max_participations), 1)
+                    (costliest_choice([(costs[position], 1) for position in run], max_participations), 1)
                     for run in pattern
                 )
                 for pattern in patterns
@@ -143,17 +160,17 @@ def realised_epsilon(
         )
 
     most = max(sum(min(max_participations, len(run)) for run in pattern) for pattern in patterns)
-    return _unamplified_epsilon(total, kinds, delta, most)[0]
+    return _unamplified_epsilon(total, distinct, delta, most)[0]
 
 
-def _spent(
+def _account(
     releases: tuple[Release, ...], observer: Observer, delta: float, max_participations: int, points: int
 ) -> Guarantee:
     check_delta(delta)
     if max_participations < 1:
         raise ConfigError(f"max_participations must be at least 1, got {max_participations}")
     check_releases(releases)
-    runs = batches(releases, max_participations)
+    runs = releases_by_run(releases, max_participations)
     result = Guarantee(
         epsilon=math.inf,
         delta=delta,
@@ -173,31 +190,33 @@ def _spent(
 
 
 def runs_epsilon(
-    runs: Sequence[RunBatch], adjacency: Adjacency, observer: Observer, delta: float, points: int
+    runs: Sequence[RunReleases], adjacency: Adjacency, observer: Observer, delta: float, points: int
 ) -> tuple[float, str, bool] | None:
     """Return epsilon, the accountant, and whether amplification helped; None if the observer knows all of a noise."""
-    known = [seen(run, observer) for run in runs]
+    known = [without_known_noise(run, observer) for run in runs]
     exposed = [run for run in known if run is not None]
     if len(exposed) < len(known):
         return None
-    plain = _exposed(exposed, adjacency, delta)
+    plain = _unamplified_runs_epsilon(exposed, adjacency, delta)
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
-        amplified = capped_epsilon(runs, adjacency, delta, points)
+        amplified = sampled_runs_epsilon(runs, adjacency, delta, points)
         if amplified < plain:
             return (*amplified, True)
     return (*plain, False)
 
 
-def _exposed(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float) -> tuple[float, str]:
+def _unamplified_runs_epsilon(
+    runs: Sequence[RunReleases], adjacency: Adjacency, delta: float
+) -> tuple[float, str]:
     """Return epsilon for a client that is known to take part in the costliest releases of each run, up to its cap."""
     noises = list({noise for run in runs for noise, _ in run.noises})
 
-    def total(charge: Charge, _amplify: Amplify) -> Additive:
-        prices = {noise: charge(noise, adjacency.radii) for noise in noises}
+    def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
+        costs = {noise: noise_cost(noise, adjacency.radii) for noise in noises}
         return composed(
             (
-                costliest([(prices[noise], count) for noise, count in run.noises], run.max_participations),
+                costliest_choice([(costs[noise], count) for noise, count in run.noises], run.max_participations),
                 1,
             )
             for run in runs
@@ -206,26 +225,26 @@ def _exposed(runs: Sequence[RunBatch], adjacency: Adjacency, delta: float) -> tu
     return _unamplified_epsilon(total, noises, delta, sum(min(run.max_participations, run.count) for run in runs))
 
 
-def _unamplified_epsilon(total: Total, noises: Sequence[Noise], delta: float, count: int) -> tuple[float, str]:
+def _unamplified_epsilon(total: TotalCost, noises: Sequence[Noise], delta: float, count: int) -> tuple[float, str]:
     method = method_for(noises, count)
     if method is Method.BINOMIAL:
         return binomial_total_epsilon(total, delta, count), method
     if method is Method.GAUSSIAN:
         return gaussian_total_epsilon(total, delta, count), method
-    return renyi_total_epsilon(total, delta, sparse), method
+    return rdp_total_epsilon(total, delta, sparse_orders), method
 
 
-def seen(run: RunBatch, observer: Observer) -> RunBatch | None:
+def without_known_noise(run: RunReleases, observer: Observer) -> RunReleases | None:
     """Return the run with the noise that the observer does not know; None if some release has none."""
-    left = [(_left(noise, observer), count) for noise, count in run.noises]
+    left = [(_unknown_noise(noise, observer), count) for noise, count in run.noises]
     noises = [(noise, count) for noise, count in left if noise is not None]
     return replace(run, noises=tuple(noises)) if len(noises) == len(left) else None
 
 
-def _left(noise: Noise, observer: Observer) -> Noise | None:
+def _unknown_noise(noise: Noise, observer: Observer) -> Noise | None:
     """Return the noise that the observer does not know; None if there is none."""
     if isinstance(noise, ContinuousGaussian):
-        # The server adds this noise itself, so whoever sees what the server sees knows it.
+        # The server adds this noise itself, so every observer with the server's view knows it.
         return noise if observer.view in {View.RELEASED, View.CLIENT} else None
     if observer.view is View.ALONE:
         # A single contributor may be another client: the designated, or a seed that all share.
@@ -254,7 +273,7 @@ def _hides_the_size(noise: Noise) -> bool:
     return isinstance(noise, ContinuousGaussian)
 
 
-def _describe(runs: Sequence[RunBatch], observer: Observer) -> str:
+def _describe(runs: Sequence[RunReleases], observer: Observer) -> str:
     return "; ".join(_describe_one(sampling, observer) for sampling in dict.fromkeys(run.sampling for run in runs))
 
 

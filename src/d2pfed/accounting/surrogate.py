@@ -1,10 +1,10 @@
-"""A continuous Gaussian that stands for a sum of discrete ones, and the price of the exchange."""
+"""A continuous Gaussian that stands for a sum of discrete ones, and what the exchange costs."""
 
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting.curves import sum_gap, theta_tail
-from d2pfed.accounting.release import DiscreteGaussianSum
+from d2pfed.accounting.events import DiscreteGaussianSum
+from d2pfed.accounting.rdp import sum_gap, theta_tail
 
 # What all releases together may add to epsilon: too small to see, large enough to smooth by less than one step.
 TOTAL_SLACK = 1e-6
@@ -28,7 +28,7 @@ def smoothing_gap(width: float, smoothing: float) -> float:
     `smoothing` around it. Infinite where the bound says nothing.
 
     Guarantee: holds in both directions for any real centre. Proof: theory.md#smoothing.
-    Checked: test_accounting_curves.py by exact sums.
+    Checked: test_accounting_rdp.py by exact sums.
     """
     if not 0 < smoothing < width:
         return math.inf

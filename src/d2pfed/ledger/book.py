@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting.release import Release, Sampling
+from d2pfed.accounting.events import Release, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.budget import Begun, Budget, RunPlan, require_no_worse
 from d2pfed.ledger.rows import ROOT, Head, Key, Row, RowKind

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
-from d2pfed.accounting.filters import Charged, Filter, PlanCost
-from d2pfed.accounting.release import ContinuousGaussian, Noise
+from d2pfed.accounting.events import ContinuousGaussian, Noise
+from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.text import RELEASE_TYPES
 from d2pfed.numerics import canonical
@@ -62,7 +62,7 @@ class RunPlan:
         charged = price(self.budget, (self,))
         if not charged.admitted:
             raise BudgetExceeded(
-                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed}, and it guarantees "
+                f"a run of {self.max_attempts} attempts spends epsilon {charged.composed_epsilon}, and it guarantees "
                 f"{self.epsilon}"
             )
 
@@ -106,7 +106,7 @@ class Budget:
         return _decoded(text, Budget)
 
 
-def price(budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+def price(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
     """Return whether whole runs, in the order in which they began, are within a budget, and what they cost.
 
     Guarantee: the budget holds whatever runs and stops were chosen from earlier outputs. Proof: theory.md#filters.

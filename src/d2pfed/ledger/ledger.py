@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from d2pfed.accounting.filters import Charged
-from d2pfed.accounting.release import Release
+from d2pfed.accounting.events import Release
+from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger.book import Book, replay
 from d2pfed.ledger.budget import Begun, Budget, RunPlan, price
@@ -18,20 +18,20 @@ from d2pfed.ledger.store import Store, require_file
 from d2pfed.ledger.text import encode_release
 
 # Whether whole runs, in the order in which they began, are within a budget, and what they cost; errs upwards.
-Meter = Callable[[Budget, Sequence[RunPlan]], Charged]
+Meter = Callable[[Budget, Sequence[RunPlan]], FilterDecision]
 
 ROUNDING = (
     1e-6  # relative: meters are pure functions, and only the rounding of another machine's libraries differs
 )
 
 
-def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> Charged:
+def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
     """Return what the runs cost; refuses a meter that answers with nan or a negative number."""
     if not plans:
-        return Charged(admitted=True, units=(), of=0, composed=0.0)
+        return FilterDecision(admitted=True, units=(), budget_units=0, composed_epsilon=0.0)
     charged = meter(budget, plans)
-    if math.isnan(charged.composed) or charged.composed < 0:
-        raise LedgerError(f"the meter must return an epsilon of at least 0, got {charged.composed}")
+    if math.isnan(charged.composed_epsilon) or charged.composed_epsilon < 0:
+        raise LedgerError(f"the meter must return an epsilon of at least 0, got {charged.composed_epsilon}")
     return charged
 
 
@@ -117,7 +117,7 @@ class Ledger:
         charged = measure(self._meter, self.budget, (*self._book.plans(), plan))
         if not charged.admitted:
             raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
-        self._append(RowKind.BEGIN, None, begun.encode(), charged.composed)
+        self._append(RowKind.BEGIN, None, begun.encode(), charged.composed_epsilon)
 
     def reserve(self, release: Release) -> Row:
         """Record an attempt at its worst, before the first masked vector is asked for.
@@ -223,8 +223,8 @@ def _require_same(found: Begun, begun: Begun) -> None:
         raise LedgerError(f"run {found.run} was begun with another plan: choose another name")
 
 
-def _refusal(charged: Charged, budget: Budget) -> str:
-    return charged.reason or f"epsilon would be {charged.composed}, the budget is {budget.epsilon}"
+def _refusal(charged: FilterDecision, budget: Budget) -> str:
+    return charged.reason or f"epsilon would be {charged.composed_epsilon}, the budget is {budget.epsilon}"
 
 
 def _existing(path: Path) -> Path:
@@ -237,7 +237,7 @@ def _opened(path: Path, meter: Meter, lock: Lock) -> Ledger:
         undo.callback(lock.close)
         undo.callback((store := Store.open(path)).close)
         book = replay(store.rows())
-        epsilon = measure(meter, book.budget, book.plans()).composed
+        epsilon = measure(meter, book.budget, book.plans()).composed_epsilon
         if epsilon < book.epsilon * (1 - ROUNDING):
             raise LedgerError(
                 f"the meter says {epsilon}, recorded is {book.epsilon}: it is not this budget's meter"

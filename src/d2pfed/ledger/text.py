@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting.release import (
+from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
     CohortSampling,

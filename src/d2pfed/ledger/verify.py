@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from d2pfed.accounting.filters import Charged
+from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.book import Book, replay
 from d2pfed.ledger.budget import Begun, Budget, price
@@ -59,9 +59,10 @@ def verify(path: Path, meter: Meter = price) -> Verification:
         # Attempts price nothing, and the rules have held their rows to the epsilon before.
         if row.kind in (RowKind.OPEN, RowKind.BEGIN):
             charged = measure(meter, book.budget, book.plans())
-            if abs(row.epsilon - charged.composed) > ROUNDING * charged.composed:
+            if abs(row.epsilon - charged.composed_epsilon) > ROUNDING * charged.composed_epsilon:
                 raise LedgerError(
-                    f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost {charged.composed}"
+                    f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost "
+                    f"{charged.composed_epsilon}"
                 )
             if not charged.admitted:
                 raise LedgerError(f"row {row.seq}: the runs begun so far are over the budget")
@@ -73,7 +74,7 @@ def _rows(path: Path) -> tuple[Row, ...]:
         return store.rows()
 
 
-def _summary(book: Book, charged: Charged) -> Verification:
+def _summary(book: Book, charged: FilterDecision) -> Verification:
     kinds = [attempt.kind for attempt in book.attempts.values()]
     return Verification(
         budget=book.budget,
@@ -84,7 +85,7 @@ def _summary(book: Book, charged: Charged) -> Verification:
         unfinished=kinds.count(RowKind.RESERVE),
         runs=tuple(book.runs.values()),
         charged={run: book.charged[run] for run in book.runs},
-        spent=charged.composed,
+        spent=charged.composed_epsilon,
         units=sum(charged.units),
-        of=charged.of,
+        of=charged.budget_units,
     )

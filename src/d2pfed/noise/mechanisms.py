@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
-from d2pfed.accounting.release import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
+from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.errors import ConfigError, shown
 from d2pfed.noise.codec import Centres, Codec, conditional_round, rounded_radius
 from d2pfed.noise.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam

@@ -7,9 +7,14 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting.conversion import gaussian_delta
-from d2pfed.accounting.losses import decayed_sums, dominate, reach
-from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta, replaced_delta
+from d2pfed.accounting.amplification import (
+    PairKind,
+    SampledGaussian,
+    fixed_size_delta,
+    poisson_add_delta,
+    poisson_replace_delta,
+)
+from d2pfed.accounting.pld import decayed_sums, dominate, gaussian_delta, tail_epsilon
 
 
 def profile(losses, epsilons):
@@ -18,12 +23,12 @@ def profile(losses, epsilons):
     return losses.infinite + shares @ losses.masses
 
 
-@pytest.mark.parametrize("law", Law)
+@pytest.mark.parametrize("law", PairKind)
 @pytest.mark.parametrize(("ratio", "rate"), [(0.05, 0.3), (1.0, 0.01), (2.0, 0.3), (0.2, 1e-4), (3.0, 0.9)])
 def test_losses_are_nowhere_below_their_profile_however_small_it_is(law, ratio, rate):
     part = SampledGaussian(law, ratio, rate)
     backward = part.forward if part.backward is None else part.backward
-    orders = dominate(part.forward, part.backward, reach(part.forward, 1e-60) / 500, 1e-60)
+    orders = dominate(part.forward, part.backward, tail_epsilon(part.forward, 1e-60) / 500, 1e-60)
     for losses, ahead, behind in ((orders[0], part.forward, backward), (orders[1], backward, part.forward)):
         epsilons = np.linspace(0, float(losses.values[-1]), 333)
         assert np.all(profile(losses, epsilons) >= ahead(epsilons))
@@ -33,7 +38,7 @@ def test_losses_are_nowhere_below_their_profile_however_small_it_is(law, ratio, 
 
 
 def test_losses_are_close_to_their_profile():
-    part = SampledGaussian(Law.KNOWN_SIZE, 1.0, 0.01)
+    part = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 0.01)
     losses, _ = dominate(part.forward, part.backward, 1e-3, 1e-60)
     for epsilon in (0.01, 0.3, 2.0, 8.0):
         exact = float(part.forward(np.array([epsilon]))[0])
@@ -58,34 +63,34 @@ def exact_profile(law, ratio, rate, epsilon):
 
 
 @pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.01), (0.3, 0.2)])
-def test_profiles_behind_secret_coins_equal_forty_digit_integrals(ratio, rate):
+def test_profiles_under_poisson_sampling_equal_forty_digit_integrals(ratio, rate):
     with mpmath.workdps(40):
         for epsilon in (1e-3, 0.005, 0.1, 1.0, 3.0):
             at = np.array([epsilon])
             removed = exact_profile("removed", ratio, rate, epsilon)
-            assert known_size_delta(at, ratio, rate)[0] == pytest.approx(removed, rel=1e-9)
+            assert fixed_size_delta(at, ratio, rate)[0] == pytest.approx(removed, rel=1e-9)
             replaced = exact_profile("replaced", ratio, rate, epsilon)
-            assert replaced_delta(at, ratio, rate)[0] == pytest.approx(replaced, rel=1e-9)
+            assert poisson_replace_delta(at, ratio, rate)[0] == pytest.approx(replaced, rel=1e-9)
         for epsilon in (1e-3, 0.005):
             added = exact_profile("added", ratio, rate, epsilon)
-            assert added_delta(np.array([epsilon]), ratio, rate)[0] == pytest.approx(added, rel=1e-9)
-    assert added_delta(np.array([-np.log1p(-rate) * 1.001]), ratio, rate)[0] == 0
+            assert poisson_add_delta(np.array([epsilon]), ratio, rate)[0] == pytest.approx(added, rel=1e-9)
+    assert poisson_add_delta(np.array([-np.log1p(-rate) * 1.001]), ratio, rate)[0] == 0
 
 
-def test_a_profile_has_no_reach_where_it_is_small_from_the_start():
-    part = SampledGaussian(Law.KNOWN_SIZE, 1.0, 1e-9)
-    assert reach(part.forward, 1e-8) == 0
+def test_the_tail_of_a_profile_that_is_small_from_the_start_begins_at_epsilon_zero():
+    part = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 1e-9)
+    assert tail_epsilon(part.forward, 1e-8) == 0
     for tail, rate in product((1e-3, 1e-9, 1e-200), (0.5, 0.01)):
-        end = reach(SampledGaussian(Law.KNOWN_SIZE, 1.0, rate).forward, tail)
-        at, before = known_size_delta(np.array([end, 0.98 * end]), 1.0, rate)
+        end = tail_epsilon(SampledGaussian(PairKind.FIXED_SIZE, 1.0, rate).forward, tail)
+        at, before = fixed_size_delta(np.array([end, 0.98 * end]), 1.0, rate)
         assert at <= tail < before
 
 
 def test_a_rate_of_one_is_the_plain_gaussian_pair():
     epsilons = np.linspace(0, 5, 50)
     plain = gaussian_delta(epsilons, 0.7)
-    assert known_size_delta(epsilons, 0.7, 1.0) == pytest.approx(plain, rel=1e-12)
-    assert replaced_delta(epsilons, 0.35, 1.0) == pytest.approx(plain, rel=1e-10)
+    assert fixed_size_delta(epsilons, 0.7, 1.0) == pytest.approx(plain, rel=1e-12)
+    assert poisson_replace_delta(epsilons, 0.35, 1.0) == pytest.approx(plain, rel=1e-10)
 
 
 @pytest.mark.parametrize("step", [1e-3, 0.2, 0.3, 3.0, 40.0])
@@ -99,7 +104,7 @@ def test_decayed_sums_equal_their_definition(step):
 
 
 def test_the_check_rejects_losses_rounded_to_the_nearest_grid_point():
-    part, step = SampledGaussian(Law.KNOWN_SIZE, 1.0, 0.3), 0.2
+    part, step = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 0.3), 0.2
     losses, _ = dominate(part.forward, part.backward, step / 40, 1e-12)
     nearest = np.rint(losses.values / step).astype(int)
     rounded = np.bincount(nearest - nearest[0], weights=losses.masses)

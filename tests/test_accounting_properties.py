@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from fractions import Fraction
+from importlib import import_module
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -13,15 +14,10 @@ import pytest
 
 from d2pfed import accounting
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.binomial import advanced_epsilon, amplified_epsilon, cpsgd_epsilon
-from d2pfed.accounting.charge import binomial_charge, gaussian_charge, renyi_charge
-from d2pfed.accounting.conversion import gaussian_epsilon, mironov, tight
-from d2pfed.accounting.cost import Additive, composed
-from d2pfed.accounting.curves import gaussian
-from d2pfed.accounting.orders import dense, least, real, sparse
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.release import (
+from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.binomial import advanced_composition_epsilon, amplified_epsilon, cpsgd_epsilon
+from d2pfed.accounting.composition import AdditiveCost, binomial_cost, composed, gaussian_cost, rdp_cost
+from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
     CohortSampling,
@@ -31,7 +27,18 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.sampling import gaussian_moments, without_replacement
+from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.rdp import (
+    dense_orders,
+    gaussian_moments,
+    gaussian_rdp,
+    least_epsilon,
+    mironov_conversion,
+    real_orders,
+    sparse_orders,
+    tight_conversion,
+    without_replacement_rdp,
+)
 from d2pfed.errors import ConfigError
 
 FIXED = CohortSampling(Sampling.FIXED, 10_000, 100)
@@ -49,26 +56,26 @@ def epsilon(
     return epsilon_of(z, sampling, rounds, adjacency=adjacency, delta=delta, accountant=accountant, grid=grid)
 
 
-SCHEMES = [
-    (accountant, scheme, adjacency)
-    for accountant, scheme, adjacency in product(
+SAMPLED = [
+    (accountant, method, adjacency)
+    for accountant, method, adjacency in product(
         Accountant, (Sampling.FIXED, Sampling.POISSON, Sampling.NONE), Adjacency
     )
-    if not (scheme is Sampling.POISSON and accountant in {Accountant.WBK, Accountant.WBK_MIRONOV})
-    and not (scheme is Sampling.POISSON and accountant is Accountant.RDP and adjacency is Adjacency.REPLACE_ONE)
+    if not (method is Sampling.POISSON and accountant in {Accountant.WBK, Accountant.WBK_MIRONOV})
+    and not (method is Sampling.POISSON and accountant is Accountant.RDP and adjacency is Adjacency.REPLACE_ONE)
 ]
 
 
-@pytest.mark.parametrize(("accountant", "scheme", "adjacency"), SCHEMES)
-def test_epsilon_moves_the_right_way_with_every_argument(accountant, scheme, adjacency):
+@pytest.mark.parametrize(("accountant", "method", "adjacency"), SAMPLED)
+def test_epsilon_moves_the_right_way_with_every_argument(accountant, method, adjacency):
     def at(z=0.8, cohort_size=100, rounds=50, delta=1e-5):
-        sampling = CohortSampling(scheme, 10_000, cohort_size)
+        sampling = CohortSampling(method, 10_000, cohort_size)
         return epsilon(z, sampling, rounds, adjacency, delta, accountant)
 
     slack = 1 + 2e-3  # two grids may differ by their resolution
     for values, argument in (
         ((0.5, 0.7, 0.9, 1.3, 2.0, 4.0), "z"),
-        ((1000, 300, 100, 30, 10), "cohort"),
+        ((1000, 300, 100, 30, 10), "cohort_size"),
         ((400, 200, 50, 10, 2, 1), "rounds"),
         ((1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3), "delta"),
     ):
@@ -92,14 +99,14 @@ def test_the_coarse_grid_is_above_the_fine_one_and_close():
         assert fine * (1 - 1e-5) <= coarse <= fine * 1.02 + 1e-6
 
 
-def test_secret_coins_are_resolved_alike_by_both_grids():
+def test_both_grids_agree_under_poisson_sampling():
     for z, rate, adjacency in product((0.7, 4.0, 60.0), (1e-5, 1e-3), Adjacency):
         sampling = CohortSampling(Sampling.POISSON, 10**6, round(rate * 10**6))
         fine, coarse = (epsilon(z, sampling, 300, adjacency, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
         assert fine * (1 - 1e-3) <= coarse <= 1.1 * fine + 1e-6
 
 
-def test_secret_coins_with_next_to_no_loss_cost_next_to_nothing():
+def test_poisson_sampling_with_very_large_noise_costs_nearly_nothing():
     assert epsilon(1e6, CohortSampling(Sampling.POISSON, 100_000, 100), 5000, delta=0.1) == pytest.approx(
         0, abs=1e-4
     )
@@ -123,55 +130,59 @@ def test_a_partition_costs_one_round_however_many_there_are():
 
 
 def test_the_best_order_is_never_the_last_of_its_grid():
-    for z, rate, rounds, convert in product((0.3, 0.8, 2.0, 6.0), (1e-4, 1e-2, 0.3), (1, 1000), (mironov, tight)):
+    for z, rate, rounds, convert in product(
+        (0.3, 0.8, 2.0, 6.0), (1e-4, 1e-2, 0.3), (1, 1000), (mironov_conversion, tight_conversion)
+    ):
         last = []
 
         def curve(orders, z=z, rate=rate, rounds=rounds, last=last):
             last.append(orders[-1])
-            own = gaussian(np.arange(orders[-1] + 1), 1 / z)
+            own = gaussian_rdp(np.arange(orders[-1] + 1), 1 / z)
             moments = gaussian_moments(1 / z, int(orders[-1]))
-            return rounds * without_replacement(own, rate, moments)[2:]
+            return rounds * without_replacement_rdp(own, rate, moments)[2:]
 
-        _, order = least(curve, dense, 1e-5, convert)
+        _, order = least_epsilon(curve, dense_orders, 1e-5, convert)
         assert order < last[-1]
 
 
 def test_real_orders_reach_further_than_any_gaussian_needs():
     for ratio, delta in product((1e-4, 1e-2, 1.0, 30.0, 300.0), (1e-12, 1e-5, 1e-2)):
-        value, order = least(lambda orders, ratio=ratio: gaussian(orders, ratio), real, delta, tight)
+        value, order = least_epsilon(
+            lambda orders, ratio=ratio: gaussian_rdp(orders, ratio), real_orders, delta, tight_conversion
+        )
         assert value == 0 or 1 + 2e-5 < order < 2**40
         assert gaussian_epsilon(delta, ratio) <= value * (1 + 1e-9)
 
 
 def test_sparse_orders_are_integers_that_start_at_two():
-    orders = sparse(4096)
+    orders = sparse_orders(4096)
     assert orders[0] == 2
     assert orders[-1] == 4096
     assert np.array_equal(orders, np.rint(orders))
 
 
 def test_equal_releases_compose_alike_one_by_one_and_at_once():
-    part = SampledGaussian(Law.KNOWN_SIZE, 1.2, 0.01, slack=1e-7)
-    cost = loss_costs([(part, 8)], 1e-5, COARSE)[0][0]
+    part = SampledGaussian(PairKind.FIXED_SIZE, 1.2, 0.01, slack=1e-7)
+    cost = loss_distributions([(part, 8)], 1e-5, COARSE)[0][0]
     at_once, one_by_one = composed([(cost, 8)]), composed([(cost, 3), (cost, 4), (cost, 1)])
     assert at_once.epsilon(1e-5) == pytest.approx(one_by_one.epsilon(1e-5), rel=1e-4)
     assert at_once.slack == pytest.approx(8e-7)
     assert at_once.count == one_by_one.count == 8
-    assert composed([(Additive((1.0, 2.0)), 3), (Additive((0.5, 0.0)), 2)]).values == (4.0, 6.0)
+    assert composed([(AdditiveCost((1.0, 2.0)), 3), (AdditiveCost((0.5, 0.0)), 2)]).values == (4.0, 6.0)
 
 
 def test_unlike_releases_cost_between_their_extremes():
-    cheap, dear = (SampledGaussian(Law.KNOWN_SIZE, ratio, 0.01) for ratio in (0.8, 1.6))
+    cheap, dear = (SampledGaussian(PairKind.FIXED_SIZE, ratio, 0.01) for ratio in (0.8, 1.6))
 
     def together(parts):
-        return composed(loss_costs(parts, 1e-5, COARSE)).epsilon(1e-5)
+        return composed(loss_distributions(parts, 1e-5, COARSE)).epsilon(1e-5)
 
     assert together([(cheap, 40)]) < together([(cheap, 20), (dear, 20)]) < together([(dear, 40)])
 
 
 def test_a_release_that_hardly_ever_includes_the_client_costs_next_to_nothing():
-    part = SampledGaussian(Law.KNOWN_SIZE, 1.0, 1e-14)
-    assert composed(loss_costs([(part, 10)], 1e-5, COARSE)).epsilon(1e-5) == pytest.approx(0.0, abs=1e-9)
+    part = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 1e-14)
+    assert composed(loss_distributions([(part, 10)], 1e-5, COARSE)).epsilon(1e-5) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -195,15 +206,19 @@ def test_binomial_helpers_move_the_right_way_and_never_wrap_around():
     assert amplified_epsilon(1.0, 1.0) == pytest.approx(1.0)
     assert amplified_epsilon(1.0, 0.1) < amplified_epsilon(1.0, 0.2) < 1.0
     assert amplified_epsilon(1000.0, 0.5) == pytest.approx(1000 + math.log(0.5))
-    assert advanced_epsilon(0.1, 10, 1e-6) < advanced_epsilon(0.1, 20, 1e-6) < advanced_epsilon(0.1, 20, 1e-9)
-    assert advanced_epsilon(400.0, 1, 1e-6) == advanced_epsilon(0.1, 1, 0.0) == math.inf
+    assert (
+        advanced_composition_epsilon(0.1, 10, 1e-6)
+        < advanced_composition_epsilon(0.1, 20, 1e-6)
+        < advanced_composition_epsilon(0.1, 20, 1e-9)
+    )
+    assert advanced_composition_epsilon(400.0, 1, 1e-6) == advanced_composition_epsilon(0.1, 1, 0.0) == math.inf
     with pytest.raises(ConfigError, match="delta_per_round"):
         cpsgd_epsilon(trials=10**6, levels=3, dimension=10, rate=1, rounds=1, delta=1e-6, delta_per_round=1e-5)
     with pytest.raises(ConfigError, match="trials"):
         BinomialSum(0, 1, Fraction(1), Fraction(1), Fraction(1), 1)
 
 
-def test_values_that_cannot_be_are_refused():
+def test_invalid_values_are_refused():
     release = Release(
         run="run",
         round=0,
@@ -215,7 +230,7 @@ def test_values_that_cannot_be_are_refused():
         participants=(1, 2),
     )
     for wrong, rule in (
-        (lambda: CohortSampling(Sampling.FIXED, 10, 11), "cohort"),
+        (lambda: CohortSampling(Sampling.FIXED, 10, 11), "cohort_size"),
         (lambda: ContinuousGaussian(math.inf, 1.0), "sigma"),
         (lambda: SkellamSum(Fraction(0), 1, Fraction(1), Fraction(1), 1), "variance"),
         (lambda: replace(release, attempt=-1), "attempt"),
@@ -226,11 +241,11 @@ def test_values_that_cannot_be_are_refused():
             wrong()
 
 
-def test_noise_has_no_cost_in_a_way_of_counting_that_does_not_fit_it():
+def test_noise_has_no_cost_under_a_method_that_does_not_apply():
     skellam = SkellamSum(Fraction(4), 10, Fraction(2), Fraction(4), 4)
     binomial = BinomialSum(10_000, 10, Fraction(2), Fraction(4), Fraction(1), 4)
-    assert gaussian_charge(skellam, 2, 1).values == (math.inf, math.inf)
-    for charge in (lambda: renyi_charge(binomial, 2, dense(8)), lambda: binomial_charge(skellam, 2, 1e-6)):
+    assert gaussian_cost(skellam, 2, 1).values == (math.inf, math.inf)
+    for charge in (lambda: rdp_cost(binomial, 2, dense_orders(8)), lambda: binomial_cost(skellam, 2, 1e-6)):
         with pytest.raises(ConfigError, match="own rule"):
             charge()
 
@@ -247,6 +262,8 @@ def test_every_proof_and_every_check_that_is_named_exists():
     tests = "".join(path.read_text() for path in root.glob("test_*.py"))
     for name in re.findall(r"`(?:test_\w+\.py::)?(test_\w+)`", theory):
         assert f"def {name}(" in tests, name
+    for module, name in re.findall(r"`([a-z]+)\.(?!py`)(\w+)`", theory):
+        assert hasattr(import_module(f"d2pfed.accounting.{module}"), name), (module, name)
 
 
 def test_costs_are_composed_in_one_line_of_the_package():
@@ -257,5 +274,5 @@ def test_costs_are_composed_in_one_line_of_the_package():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "times":
                 calls.append(path.name)
             if isinstance(node, ast.Attribute) and node.attr in {"compose", "self_compose"}:
-                assert path.name == "cost.py"
-    assert calls == ["cost.py"]
+                assert path.name == "composition.py"
+    assert calls == ["composition.py"]

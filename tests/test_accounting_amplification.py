@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import oracle
-from d2pfed.accounting.enveloped import SampledCurve, has_envelope, renyi_delta
-from d2pfed.accounting.losses import dominate
-from d2pfed.accounting.observers import RELEASED, account
-from d2pfed.accounting.release import (
+from d2pfed.accounting.amplification import SampledRdp, has_rdp_profile, rdp_delta
+from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
     ContinuousGaussian,
@@ -22,6 +20,8 @@ from d2pfed.accounting.release import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.observers import RELEASED, account
+from d2pfed.accounting.pld import dominate
 
 SKELLAM = SkellamSum(Fraction(40), 1000, Fraction(100), Fraction(22_700), 51_370)
 
@@ -57,21 +57,21 @@ def check_against_exact_laws(profile_of):
 
 
 def test_profiles_are_never_below_the_exact_ones():
-    check_against_exact_laws(lambda noise: SampledCurve(noise, 2, 1.0).forward)
+    check_against_exact_laws(lambda noise: SampledRdp(noise, 2, 1.0).forward)
 
 
 def test_the_check_rejects_the_profile_of_one_radius():
     with pytest.raises(AssertionError):
-        check_against_exact_laws(lambda noise: SampledCurve(noise, 1, 1.0).forward)
+        check_against_exact_laws(lambda noise: SampledRdp(noise, 1, 1.0).forward)
 
 
 def test_the_envelope_is_convex_symmetric_and_at_most_the_conversion():
     epsilon = np.linspace(0, 6, 400)
-    values = SampledCurve(SKELLAM, 2, 1.0).forward(epsilon)
-    assert np.all(values <= renyi_delta(epsilon, SKELLAM, 2) * (1 + 1e-3))
+    values = SampledRdp(SKELLAM, 2, 1.0).forward(epsilon)
+    assert np.all(values <= rdp_delta(epsilon, SKELLAM, 2) * (1 + 1e-3))
     assert np.all(np.diff(np.diff(values) / np.diff(np.exp(epsilon))) >= -1e-12)
-    assert values[0] < 0.9 * renyi_delta(epsilon, SKELLAM, 2)[0]
-    losses, _ = dominate(SampledCurve(SKELLAM, 2, 0.01).forward, None, 1e-3, 1e-12)
+    assert values[0] < 0.9 * rdp_delta(epsilon, SKELLAM, 2)[0]
+    losses, _ = dominate(SampledRdp(SKELLAM, 2, 0.01).forward, None, 1e-3, 1e-12)
     assert losses.masses.sum() + losses.infinite == pytest.approx(1, abs=1e-9)
 
 
@@ -88,8 +88,8 @@ def test_noise_of_two_kinds_behind_cohorts_composes_by_profiles():
     assert released(narrow, rounds=3).epsilon < math.inf
 
 
-def test_noise_that_tells_everything_has_no_envelope():
-    assert has_envelope(SKELLAM, 2)
+def test_noise_that_hides_nothing_has_no_profile():
+    assert has_rdp_profile(SKELLAM, 2)
     dust = replace(SKELLAM, variance=Fraction(1, 10**6))
-    assert not has_envelope(dust, 2)
+    assert not has_rdp_profile(dust, 2)
     assert released(dust, rounds=2).epsilon > 100

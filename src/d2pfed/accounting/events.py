@@ -1,6 +1,8 @@
-"""What leaves the system in one round, as values: unit, adjacency, sampling, noise, release."""
+"""What was released: the unit of privacy, adjacency, sampling, noise, and the releases of a run counted together."""
 
 import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -9,20 +11,20 @@ from d2pfed.errors import ConfigError, shown
 
 
 class Unit(StrEnum):
-    """What a guarantee protects: everything that one of these contributed."""
+    """The unit of privacy: a guarantee protects everything that one of these contributed."""
 
     CLIENT = "client"
 
 
 class Adjacency(StrEnum):
-    """Which two worlds a guarantee compares; in both, the client takes part and adds its noise."""
+    """The neighbouring relation of a guarantee; on both sides the client takes part and adds its noise."""
 
     REPLACE_ONE = "replace-one"  # its vector is any other allowed vector: distance 2 radii
     ZERO_OUT = "zero-out"  # its vector is zero: distance 1 radius
 
     @property
     def radii(self) -> int:
-        """How many clip radii apart the two worlds' vectors can be when the client is known to take part."""
+        """How many clip radii apart the neighbours' vectors can be when the client is known to take part."""
         return 2 if self is Adjacency.REPLACE_ONE else 1
 
 
@@ -30,14 +32,20 @@ class Sampling(StrEnum):
     """How a round's cohort is chosen."""
 
     FIXED = "fixed"  # a fresh uniform subset of known size in each round
-    POISSON = "poisson"  # each client by its own coin; no size is ever published
+    POISSON = "poisson"  # each client independently with the same probability; no size is ever published
     ONCE = "once"  # a random partition: each client takes part in one round only; nothing is amplified
     NONE = "none"  # the cohort is known or was not drawn at random; nothing is amplified
 
 
 @dataclass(frozen=True, slots=True)
 class CohortSampling:
-    """A scheme, the public size of the population, and the size of a cohort (the expected one for `POISSON`)."""
+    """How the cohorts of a run are sampled.
+
+    Attributes:
+        method: the sampling method.
+        population: the public number of clients.
+        cohort_size: the number of clients in a cohort; the expected one for `POISSON`.
+    """
 
     method: Sampling
     population: int
@@ -54,8 +62,11 @@ class CohortSampling:
 class DiscreteGaussianSum:
     """The sum of `contributors` independent discrete Gaussians on the integers, around any real centre.
 
-    `sigma` is each contributor's width and `radius` bounds a client's L2 norm, both in lattice steps. A single
-    contributor is the whole noise of `shared` and `designated`.
+    Attributes:
+        sigma: the width of each contributor's noise, in lattice steps.
+        contributors: how many noises are in the sum; a single one is the whole noise of `shared` and `designated`.
+        radius: a bound on the L2 norm of a client's vector, in lattice steps.
+        dimension: the number of coordinates.
     """
 
     sigma: Fraction
@@ -75,7 +86,14 @@ class DiscreteGaussianSum:
 
 @dataclass(frozen=True, slots=True)
 class SkellamSum:
-    """The sum of `contributors` Skellam variables of the given variance, around an integer centre."""
+    """The sum of `contributors` Skellam variables, around an integer centre.
+
+    Attributes:
+        variance: the variance of each contributor's noise.
+        contributors: how many noises are in the sum.
+        radius, l1_radius: bounds on the L2 and L1 norm of a client's vector, in lattice steps.
+        dimension: the number of coordinates.
+    """
 
     variance: Fraction
     contributors: int
@@ -112,7 +130,12 @@ class ContinuousGaussian:
 class BinomialSum:
     """The sum of `contributors` centred binomials of `trials` fair coins each, around an integer centre.
 
-    The radii bound a client's L2, L1 and largest coordinate, all in lattice steps.
+    Attributes:
+        trials: the number of fair coins per contributor and coordinate.
+        contributors: how many noises are in the sum.
+        radius, l1_radius, linf_radius: bounds on the L2, L1 and largest-coordinate norm of a client's vector, in
+            lattice steps.
+        dimension: the number of coordinates.
     """
 
     trials: int
@@ -137,16 +160,26 @@ Noise = DiscreteGaussianSum | SkellamSum | ContinuousGaussian | BinomialSum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """One unmasked sum: all that its privacy cost depends on, as it really happened."""
+    """One unmasked sum: the event that is accounted for, with all that its privacy cost depends on.
 
-    run: str  # the run that released it; empty in a plan, which names none
+    Attributes:
+        run: the run that released it; empty in a plan, which names none.
+        round, attempt: which round of the run, and which attempt of that round.
+        unit: the unit of privacy.
+        adjacency: the neighbouring relation.
+        sampling: how its cohort was sampled.
+        noise: the noise in the sum.
+        participants: the clients whose vectors are in the sum, increasing; empty in a plan, where nobody is known.
+    """
+
+    run: str
     round: int
     attempt: int
     unit: Unit
     adjacency: Adjacency
     sampling: CohortSampling
     noise: Noise
-    participants: tuple[int, ...]  # clients whose vector is in the sum; empty in a plan, where nobody is known
+    participants: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if self.round < 0 or self.attempt < 0:
@@ -161,3 +194,52 @@ def _check_positive(**values: float | Fraction) -> None:
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ConfigError(f"{name} must be positive and finite, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunReleases:
+    """The releases of one run, equal ones counted together.
+
+    Attributes:
+        sampling: how its cohorts were drawn.
+        noises: each noise and how often it was released.
+        max_participations: how often one client contributes before it sends zeros.
+        blocks: of a partition, in how many releases a client is known to be: 1, unless participants show that a
+            block was used again.
+    """
+
+    sampling: CohortSampling
+    noises: tuple[tuple[Noise, int], ...]
+    max_participations: int
+    blocks: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many releases there were."""
+        return sum(count for _, count in self.noises)
+
+
+def releases_by_run(releases: Sequence[Release], max_participations: int) -> list[RunReleases]:
+    """Return the releases by run, in the order in which runs began; each run has one sampling."""
+    # Long lists repeat few objects, and an object's identity is found much faster than its value.
+    objects = {id(release): release for release in releases}
+    noises: defaultdict[str, Counter[Noise]] = defaultdict(Counter)
+    samplings: dict[str, CohortSampling] = {}
+    for key, count in Counter(map(id, releases)).items():
+        release = objects[key]
+        noises[release.run][release.noise] += count
+        if samplings.setdefault(release.run, release.sampling) != release.sampling:
+            raise ConfigError(f"all releases of a run must share one sampling, run {release.run!r} has two")
+    blocks = _blocks(releases)
+    return [
+        RunReleases(samplings[run], tuple(noises[run].items()), max_participations, blocks.get(run, 1))
+        for run in noises
+    ]
+
+
+def _blocks(releases: Sequence[Release]) -> dict[str, int]:
+    participations: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for release in releases:
+        if release.sampling.method is Sampling.ONCE and release.participants:
+            participations[release.run].update(release.participants)
+    return {run: max(counts.values()) for run, counts in participations.items()}

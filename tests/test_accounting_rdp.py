@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import oracle
-from d2pfed.accounting import curves
+from d2pfed.accounting import rdp
+from d2pfed.accounting.amplification import PairKind, SampledGaussian, fixed_size_delta
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
-from d2pfed.accounting.conversion import gaussian_delta, gaussian_epsilon, mironov, tight
-from d2pfed.accounting.losses import dominate
-from d2pfed.accounting.profiles import Law, SampledGaussian, known_size_delta
-from d2pfed.accounting.release import DiscreteGaussianSum
-from d2pfed.accounting.sampling import gaussian_moments, without_replacement
+from d2pfed.accounting.events import DiscreteGaussianSum
+from d2pfed.accounting.pld import dominate, gaussian_delta, gaussian_epsilon
+from d2pfed.accounting.rdp import gaussian_moments, mironov_conversion, tight_conversion, without_replacement_rdp
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0])
@@ -35,26 +34,6 @@ def sum_pair(sigma, contributors, first, second):
     return p[seen], q[seen]
 
 
-def check_integer_sums(curve):
-    for sigma, contributors, shift in product((0.25, 0.4, 0.5, 0.75, 1.0), (2, 3, 5), (1, 2, 5)):
-        p, q = sum_pair(sigma, contributors, shift, 0)
-        claimed = curve(ORDERS, sigma=sigma, contributors=contributors, shift=shift, l1_shift=shift, dimension=1)
-        exact = np.array([max(oracle.renyi(p, q, order), oracle.renyi(q, p, order)) for order in ORDERS])
-        assert np.all(claimed >= exact * (1 - 1e-9)), f"below at sigma {sigma}, {contributors}, shift {shift}"
-
-
-def test_sums_around_integers_stay_below_the_bound():
-    check_integer_sums(curves.integer_centred_sum)
-
-
-def test_the_check_rejects_a_bound_without_tau():
-    def no_tau(orders, *, sigma, contributors, shift, l1_shift, dimension):
-        return curves.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
-
-    with pytest.raises(AssertionError, match="below"):
-        check_integer_sums(no_tau)
-
-
 def check_real_sums(curve):
     for sigma, contributors in product((0.4, 0.5, 0.7, 1.0, 2.0), (1, 2, 3, 5)):
         for first, second in ((0.0, 0.5), (0.25, -0.25), (0.3, 1.9), (-0.5, 2.5)):
@@ -65,12 +44,12 @@ def check_real_sums(curve):
 
 
 def test_sums_around_real_centres_stay_below_the_bound():
-    check_real_sums(curves.real_centred_sum)
+    check_real_sums(rdp.real_centred_sum_rdp)
 
 
 def test_the_check_rejects_a_bound_without_the_lattice_term():
     def no_lattice(orders, *, sigma, contributors, shift, dimension):
-        return curves.gaussian(orders, shift / (sigma * math.sqrt(contributors)))
+        return rdp.gaussian_rdp(orders, shift / (sigma * math.sqrt(contributors)))
 
     with pytest.raises(AssertionError, match="below"):
         check_real_sums(no_lattice)
@@ -97,12 +76,12 @@ def check_skellam(curve):
 
 
 def test_skellam_stays_below_its_bound():
-    check_skellam(curves.skellam)
+    check_skellam(rdp.skellam_rdp)
 
 
 def test_the_check_rejects_a_variance_that_is_two_per_cent_too_large():
     def overstated(orders, *, variance, shift, l1_shift):
-        return curves.skellam(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
+        return rdp.skellam_rdp(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
 
     with pytest.raises(AssertionError, match="below"):
         check_skellam(overstated)
@@ -114,9 +93,9 @@ def test_the_theta_tail_is_the_series_and_errs_upwards():
             series = 2 * mpmath.nsum(
                 lambda m, w=width: mpmath.exp(-2 * mpmath.pi**2 * w**2 * m**2), [1, mpmath.inf]
             )
-        assert float(series) * (1 - 1e-12) <= curves.theta_tail(width) <= float(series) * (1 + 1e-4)
-    assert curves.theta_tail(0.01) > 1
-    assert curves.two_sided(1.5) == math.inf
+        assert float(series) * (1 - 1e-12) <= rdp.theta_tail(width) <= float(series) * (1 + 1e-4)
+    assert rdp.theta_tail(0.01) > 1
+    assert rdp.two_sided(1.5) == math.inf
 
 
 def test_a_sum_is_within_its_gap_of_one_discrete_gaussian():
@@ -126,8 +105,8 @@ def test_a_sum_is_within_its_gap_of_one_discrete_gaussian():
         single = oracle.discrete_gaussian(sigma * math.sqrt(contributors), 0.37, len(law) // 2)
         seen = (law > 1e-200) & (single > 1e-200)
         measured = np.max(np.abs(np.log(law[seen] / single[seen])))
-        assert measured <= curves.sum_gap(sigma, contributors)
-        tightest = max(tightest, measured / curves.sum_gap(sigma, contributors))
+        assert measured <= rdp.sum_gap(sigma, contributors)
+        tightest = max(tightest, measured / rdp.sum_gap(sigma, contributors))
     assert tightest > 0.2
 
 
@@ -158,21 +137,21 @@ def test_a_rounded_gaussian_is_within_the_smoothing_gap():
 
 def test_the_check_rejects_a_gap_that_forgets_the_mean():
     def quadratic_only(width, smoothing):
-        worst = curves.theta_tail(smoothing)
+        worst = rdp.theta_tail(smoothing)
         return worst * worst / (1 - worst)
 
     with pytest.raises(AssertionError, match="above"):
         check_smoothing(quadratic_only)
 
 
-def test_the_stand_in_loses_less_than_half_a_per_cent_of_sigma():
+def test_the_surrogate_loses_less_than_half_a_per_cent_of_sigma():
     noise = DiscreteGaussianSum(Fraction(2), 100, Fraction(10), 65_536)
     smooth = surrogate(noise, 100)
     assert 0.995 * 20 <= smooth.sigma < 20
     assert 100 * smooth.slack <= TOTAL_SLACK * (1 + 1e-9)
 
 
-def test_the_stand_in_works_for_one_contributor_and_is_refused_for_narrow_noise():
+def test_the_surrogate_works_for_one_contributor_and_is_refused_for_narrow_noise():
     alone = surrogate(DiscreteGaussianSum(Fraction(20), 1, Fraction(10), 65_536), 2000)
     assert alone.sigma > 0.995 * 20
     assert surrogate(DiscreteGaussianSum(Fraction(1, 2), 1, Fraction(10), 1), 1) is None
@@ -180,7 +159,7 @@ def test_the_stand_in_works_for_one_contributor_and_is_refused_for_narrow_noise(
     assert smoothing_gap(1.0, 0.05) == math.inf
 
 
-def test_more_releases_or_dimensions_never_widen_the_stand_in():
+def test_more_releases_or_dimensions_never_widen_the_surrogate():
     def sigma(dimension, releases):
         return surrogate(DiscreteGaussianSum(Fraction(2), 10, Fraction(1), dimension), releases).sigma
 
@@ -206,11 +185,11 @@ def test_the_gaussian_epsilon_ends_on_the_private_side():
 def test_the_tight_conversion_is_sound_for_gaussians_and_never_above_the_published_one():
     orders = np.geomspace(1.01, 1000, 4000)
     for ratio, delta in product((0.05, 0.5, 2.0, 10.0), (1e-9, 1e-5, 1e-2)):
-        curve = curves.gaussian(orders, ratio)
-        exact, close = gaussian_epsilon(delta, ratio), tight(orders, curve, delta).min()
+        curve = rdp.gaussian_rdp(orders, ratio)
+        exact, close = gaussian_epsilon(delta, ratio), tight_conversion(orders, curve, delta).min()
         assert exact <= close * (1 + 1e-9)
-        assert close <= mironov(orders, curve, delta).min()
-    assert tight(np.array([2.0]), np.array([1e-13]), 1e-6)[0] == 0
+        assert close <= mironov_conversion(orders, curve, delta).min()
+    assert tight_conversion(np.array([2.0]), np.array([1e-13]), 1e-6)[0] == 0
 
 
 def test_exact_moments_equal_high_precision_sums():
@@ -230,9 +209,9 @@ def test_exact_moments_equal_high_precision_sums():
 
 def test_leaving_out_exact_moments_never_lowers_the_bound():
     for ratio, rate in product((0.2, 0.5, 1.0, 2.0), (1e-3, 0.05, 0.5)):
-        own = curves.gaussian(np.arange(41.0), ratio)
-        exact = without_replacement(own, rate, gaussian_moments(ratio, 40))
-        assert np.all(exact <= without_replacement(own, rate) * (1 + 1e-12))
+        own = rdp.gaussian_rdp(np.arange(41.0), ratio)
+        exact = without_replacement_rdp(own, rate, gaussian_moments(ratio, 40))
+        assert np.all(exact <= without_replacement_rdp(own, rate) * (1 + 1e-12))
         assert np.all(exact[2:] <= own[2:])
 
 
@@ -244,15 +223,15 @@ def profile(losses, epsilons):
 
 @pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.01), (2.0, 0.3), (0.2, 0.001), (3.0, 1.0)])
 def test_the_grid_is_nowhere_below_the_profile(ratio, rate):
-    part = SampledGaussian(Law.KNOWN_SIZE, ratio, rate)
+    part = SampledGaussian(PairKind.FIXED_SIZE, ratio, rate)
     losses, _ = dominate(part.forward, part.backward, 0.05, 1e-12)
     epsilons = np.linspace(0, 6, 101)
-    true = known_size_delta(epsilons, ratio, rate)
+    true = fixed_size_delta(epsilons, ratio, rate)
     assert np.all(profile(losses, epsilons) >= true * (1 - 1e-9))
     mirrored = 1 - np.exp(-epsilons) + np.exp(-epsilons) * true
     assert np.all(profile(losses, -epsilons) >= mirrored * (1 - 1e-9))
     assert profile(losses, np.array([1.0]))[0] == pytest.approx(
-        float(known_size_delta(np.array(1.0), ratio, rate)), rel=0.05, abs=1e-10
+        float(fixed_size_delta(np.array(1.0), ratio, rate)), rel=0.05, abs=1e-10
     )
 
 
@@ -269,7 +248,7 @@ def coin_delta(first, second, rate, epsilon):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.4])
-def test_opposite_points_on_the_sphere_are_worst_behind_a_secret_coin(rate):
+def test_opposite_vectors_are_the_worst_pair_under_poisson_sampling(rate):
     radius = 1.5
     for epsilon in (0.0, 0.2, -0.1):
         worst = coin_delta((radius, 0), (-radius, 0), rate, epsilon)
@@ -280,9 +259,9 @@ def test_opposite_points_on_the_sphere_are_worst_behind_a_secret_coin(rate):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.4])
-def test_losses_behind_a_secret_coin_equal_quadrature(rate):
+def test_losses_under_poisson_sampling_equal_quadrature(rate):
     radius = 1.5
-    for law, second in ((Law.HIDDEN_REPLACE, (-radius, 0)), (Law.HIDDEN_ZERO_OUT, (0, 0))):
+    for law, second in ((PairKind.POISSON_REPLACE_ONE, (-radius, 0)), (PairKind.POISSON_ZERO_OUT, (0, 0))):
         part = SampledGaussian(law, radius, rate)
         orders = dominate(part.forward, part.backward, 1e-3, 1e-12)
         for epsilon in (0.0, 0.1, 0.3):

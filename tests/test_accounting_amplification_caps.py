@@ -49,12 +49,12 @@ def claim_holds(case, revealed):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_statuses_are_known_given_what_is_revealed(case):
+def test_who_is_at_the_cap_follows_from_what_the_proof_reveals(case):
     assert claim_holds(case, bound_attempts)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_revealed_costs_exactly_kappa(case):
+def test_what_the_proof_reveals_costs_exactly_kappa(case):
     population, cohort, attempts, cap = case
     sizes = [len(bound_attempts(drawn, cap)) for drawn in draws(population, cohort, attempts)]
     rate = Fraction(cohort, population)

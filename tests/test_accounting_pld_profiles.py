@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from d2pfed.accounting import conversion, profiles
-from d2pfed.accounting.conversion import gaussian_delta, gaussian_epsilon, relative_guard
-from d2pfed.accounting.profiles import Law, SampledGaussian, added_delta, known_size_delta, replaced_delta
+from d2pfed.accounting import amplification, pld
+from d2pfed.accounting.amplification import (
+    PairKind,
+    SampledGaussian,
+    fixed_size_delta,
+    poisson_add_delta,
+    poisson_replace_delta,
+)
+from d2pfed.accounting.pld import gaussian_delta, gaussian_epsilon, relative_guard
 
 LEAST = mpmath.mpf(10) ** -300
 
@@ -70,7 +76,11 @@ def shortfalls(number):
             exact_ratio, exact_rate = mpmath.mpf(ratio), mpmath.mpf(rate)
             for epsilon, found, true in zip(
                 epsilons(ratio, rate, out),
-                (profiles.known_size_delta, profiles.added_delta, profiles.replaced_delta),
+                (
+                    amplification.fixed_size_delta,
+                    amplification.poisson_add_delta,
+                    amplification.poisson_replace_delta,
+                ),
                 (true_known_size, true_added, true_replaced),
                 strict=True,
             ):
@@ -104,8 +114,8 @@ def test_epsilon_of_a_gaussian_holds_at_its_delta_at_every_ratio():
 
 
 def test_the_checks_reject_a_difference_of_tails(monkeypatch):
-    monkeypatch.setattr(conversion, "gaussian_delta", difference_of_tails)
-    monkeypatch.setattr(profiles, "gaussian_delta", difference_of_tails)
+    monkeypatch.setattr(pld, "gaussian_delta", difference_of_tails)
+    monkeypatch.setattr(amplification, "gaussian_delta", difference_of_tails)
     assert broken(200) > 10
     assert max(shortfalls(50)) > 1
 
@@ -114,22 +124,24 @@ def test_profiles_are_tight_where_they_do_not_fall_to_zero():
     for ratio in (1e-6, 1e-3, 0.999, 1.001, 20.0):
         at = np.array([0.1 * ratio, ratio])
         with mpmath.workdps(60):
-            for found, true in ((known_size_delta, true_known_size), (replaced_delta, true_replaced)):
+            for found, true in ((fixed_size_delta, true_known_size), (poisson_replace_delta, true_replaced)):
                 exact = [float(true(mpmath.mpf(e), mpmath.mpf(ratio), mpmath.mpf(0.3))) for e in at]
                 assert found(at, ratio, 0.3) == pytest.approx(exact, rel=1e-11)
             exact = float(true_added(mpmath.mpf(0.1 * ratio), mpmath.mpf(ratio), mpmath.mpf(0.9)))
             if ratio <= 1:
-                assert float(added_delta(at[:1], ratio, 0.9)[0]) == pytest.approx(exact, rel=1e-11)
-    assert added_delta(np.array([50.0]), 10.0, 1.0) == pytest.approx(gaussian_delta([50.0], 10.0), rel=1e-10)
+                assert float(poisson_add_delta(at[:1], ratio, 0.9)[0]) == pytest.approx(exact, rel=1e-11)
+    assert poisson_add_delta(np.array([50.0]), 10.0, 1.0) == pytest.approx(gaussian_delta([50.0], 10.0), rel=1e-10)
 
 
-def test_a_part_rounds_its_profiles_up():
+def test_a_dominating_pair_rounds_its_profiles_up():
     at = np.array([1e-6, 1e-5])
-    for law in Law:
+    for law in PairKind:
         part = SampledGaussian(law, 1e-5, 0.3)
-        plain = replaced_delta if law is Law.HIDDEN_REPLACE else known_size_delta
+        plain = poisson_replace_delta if law is PairKind.POISSON_REPLACE_ONE else fixed_size_delta
         assert np.all(part.forward(at) > plain(at, 1e-5, 0.3) * (1 + 0.9e-10))
-    assert np.all(SampledGaussian(Law.HIDDEN_ZERO_OUT, 1e-5, 0.3).backward(at) > added_delta(at, 1e-5, 0.3))
+    assert np.all(
+        SampledGaussian(PairKind.POISSON_ZERO_OUT, 1e-5, 0.3).backward(at) > poisson_add_delta(at, 1e-5, 0.3)
+    )
 
 
 def test_a_delta_below_the_range_of_doubles_has_a_chernoff_bound():

@@ -8,7 +8,18 @@ from itertools import pairwise
 import pytest
 
 from d2pfed.accounting.accountants import Accountant, epsilon_of
-from d2pfed.accounting.conversion import gaussian_epsilon
+from d2pfed.accounting.amplification import cap_excess
+from d2pfed.accounting.events import (
+    Adjacency,
+    BinomialSum,
+    CohortSampling,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Release,
+    Sampling,
+    SkellamSum,
+    Unit,
+)
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -21,18 +32,7 @@ from d2pfed.accounting.observers import (
     realised_epsilon,
     upper_bound,
 )
-from d2pfed.accounting.release import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
-from d2pfed.accounting.released import cap_excess
+from d2pfed.accounting.pld import gaussian_epsilon
 from d2pfed.errors import ConfigError
 
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 100)
@@ -78,7 +78,7 @@ def epsilon(releases, observer, max_participations=3, delta=1e-5):
 
 
 @pytest.mark.parametrize("noise", EVERY_NOISE)
-def test_who_sees_more_never_has_the_smaller_epsilon(noise):
+def test_an_observer_that_sees_more_never_has_a_smaller_epsilon(noise):
     found = [
         epsilon(rows(30, noise), observer) for observer in (RELEASED, SERVER, colluding(1), colluding(10), ALONE)
     ]
@@ -87,7 +87,7 @@ def test_who_sees_more_never_has_the_smaller_epsilon(noise):
 
 
 @pytest.mark.parametrize("observer", EVERY_OBSERVER)
-def test_a_number_says_what_it_is_about(observer):
+def test_a_guarantee_states_observer_unit_adjacency_delta_and_sampling(observer):
     result = account(rows(5), observer, delta=1e-6, max_participations=5)
     assert (result.observer, result.delta, result.max_participations) == (observer, 1e-6, 5)
     assert (result.unit, result.adjacency) == (Unit.CLIENT, Adjacency.REPLACE_ONE)
@@ -182,7 +182,7 @@ def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
             epsilon(rows(5, noise, POISSON), RELEASED)
 
 
-def test_narrow_noise_behind_secret_coins_is_charged_without_amplification():
+def test_narrow_noise_under_poisson_sampling_is_charged_without_amplification():
     narrow = DiscreteGaussianSum(Fraction(2, 5), 1, Fraction(1, 10), 1)
     assert epsilon(rows(3, narrow, POISSON), RELEASED, max_participations=3) == epsilon(
         rows(3, narrow, NONE), RELEASED, max_participations=3
@@ -204,7 +204,7 @@ def test_a_second_run_is_a_second_partition():
     assert twice == pytest.approx(epsilon(rows(2, INDEPENDENT, NONE), RELEASED, max_participations=10), rel=1e-4)
 
 
-def test_runs_are_told_apart_by_name_however_their_rows_are_interleaved():
+def test_runs_are_distinguished_by_name_in_any_order_of_releases():
     first, second = (
         rows(4, INDEPENDENT, ONCE),
         [replace(each, run="another") for each in rows(4, INDEPENDENT, ONCE)],
@@ -219,7 +219,7 @@ def test_runs_are_told_apart_by_name_however_their_rows_are_interleaved():
         )
 
 
-def test_a_cap_is_one_of_each_run():
+def test_the_cap_holds_for_each_run_separately():
     first, second = rows(20), [replace(each, run="another") for each in rows(20)]
     assert epsilon(first + second, SERVER, max_participations=3) == pytest.approx(
         epsilon(rows(6), SERVER, max_participations=6), rel=1e-5
@@ -298,7 +298,7 @@ def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
     assert realised_epsilon([row(0, TRUSTED, participants=(1,))], SERVER, delta=1e-5, max_participations=5) is None
 
 
-def test_what_is_spent_says_nothing_of_who_took_part():
+def test_a_guarantee_does_not_depend_on_who_took_part():
     """A number that depends on the cohorts beside an amplified one would undo the amplification."""
     happened = [row(number, participants=(1, 2, number + 5)) for number in range(3)]
     others = [row(number, participants=(number, 9)) for number in range(3)]
@@ -320,7 +320,7 @@ def test_survivors_that_differ_between_rounds_compose_round_by_round():
         assert most < some < fewest
 
 
-def test_the_quick_bound_is_above_the_fine_one_and_close():
+def test_the_upper_bound_is_above_the_account_and_close():
     for noise in EVERY_NOISE:
         fine, quick = (
             f(rows(100, noise), RELEASED, delta=1e-5, max_participations=100) for f in (account, upper_bound)
@@ -378,12 +378,12 @@ def test_noise_too_narrow_for_any_bound_costs_infinity():
     ("releases", "max_participations", "delta", "rule"),
     [
         ([], 1, 1e-5, "at least one release"),
-        (rows(1), 0, 1e-5, "cap"),
+        (rows(1), 0, 1e-5, "max_participations"),
         (rows(1), 1, 0.0, "delta"),
         ([row(0), row(1, adjacency=Adjacency.ZERO_OUT)], 1, 1e-5, "same unit and adjacency"),
     ],
 )
-def test_accounts_that_make_no_sense_are_refused(releases, max_participations, delta, rule):
+def test_invalid_accounts_are_refused(releases, max_participations, delta, rule):
     with pytest.raises(ConfigError, match=rule):
         account(releases, SERVER, delta=delta, max_participations=max_participations)
 

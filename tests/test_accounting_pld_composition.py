@@ -8,16 +8,13 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting import tilted
-from d2pfed.accounting.conversion import gaussian_epsilon
-from d2pfed.accounting.cost import composed
-from d2pfed.accounting.losses import Losses
-from d2pfed.accounting.pld import COARSE, loss_costs
-from d2pfed.accounting.profiles import Law, SampledGaussian
-from d2pfed.accounting.tilted import tilted_epsilon
+from d2pfed.accounting import pld
+from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.composition import composed
+from d2pfed.accounting.pld import COARSE, LossPmf, gaussian_epsilon, loss_distributions, tilted_epsilon
 from test_accounting_peers import spread
 
-SMALL = Losses(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0.0625]), 0.0)
+SMALL = LossPmf(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0.0625]), 0.0)
 
 
 def exact_law(parts):
@@ -53,7 +50,7 @@ def exact_epsilon(parts, delta):
 
 @pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-8, 1e-20, 1e-33])
 def test_epsilon_of_a_sum_is_that_of_exact_arithmetic(delta):
-    other = Losses(0.25, -1, np.array([0.5, 0.0, 0.375, 0.125]), 0.0)
+    other = LossPmf(0.25, -1, np.array([0.5, 0.0, 0.375, 0.125]), 0.0)
     with mpmath.workdps(50):
         for parts in ([(SMALL, 1)], [(SMALL, 30)], [(SMALL, 12), (other, 9)]):
             exact = exact_epsilon(parts, delta)
@@ -61,9 +58,9 @@ def test_epsilon_of_a_sum_is_that_of_exact_arithmetic(delta):
 
 
 def test_mass_at_infinity_is_taken_off_delta():
-    heavy = Losses(SMALL.step, SMALL.first, SMALL.masses * (1 - 1e-6), 1e-6)
+    heavy = LossPmf(SMALL.step, SMALL.first, SMALL.masses * (1 - 1e-6), 1e-6)
     assert tilted_epsilon([(heavy, 30)], 1e-5) == math.inf
-    less = Losses(SMALL.step, SMALL.first, SMALL.masses * (1 - 1e-8), 1e-8)
+    less = LossPmf(SMALL.step, SMALL.first, SMALL.masses * (1 - 1e-8), 1e-8)
     assert tilted_epsilon([(less, 30)], 1e-5) == pytest.approx(
         tilted_epsilon([(SMALL, 30)], 1e-5 - 3e-7), rel=1e-3
     )
@@ -72,16 +69,16 @@ def test_mass_at_infinity_is_taken_off_delta():
 def test_the_gaussian_is_met_from_above_down_to_the_smallest_deltas():
     for delta, ratio, rounds in product((1e-5, 1e-30, 1e-100, 1e-280), (0.05, 0.7), (1, 100)):
         exact = gaussian_epsilon(delta, math.sqrt(rounds) * ratio)
-        part = SampledGaussian(Law.KNOWN_SIZE, ratio, 1.0)
-        found = composed(loss_costs([(part, rounds)], delta, COARSE)).epsilon(delta)
+        part = SampledGaussian(PairKind.FIXED_SIZE, ratio, 1.0)
+        found = composed(loss_distributions([(part, rounds)], delta, COARSE)).epsilon(delta)
         assert exact <= found <= 1.01 * exact
 
 
 def test_random_points_are_finite_and_grow_as_delta_falls():
     for z, rate, rounds in islice(spread(8, (0.4, 20), (1e-4, 0.5), (1, 3000)), 25):
-        part = SampledGaussian(Law.KNOWN_SIZE, 1 / z, rate)
+        part = SampledGaussian(PairKind.FIXED_SIZE, 1 / z, rate)
         found = [
-            composed(loss_costs([(part, int(rounds))], delta, COARSE)).epsilon(delta)
+            composed(loss_distributions([(part, int(rounds))], delta, COARSE)).epsilon(delta)
             for delta in (1e-4, 1e-8, 1e-12, 1e-20)
         ]
         assert all(math.isfinite(value) for value in found)
@@ -103,6 +100,6 @@ def test_a_transform_errs_by_less_than_its_bound(size):
 
 
 def test_the_comparison_rejects_a_transform_that_is_not_tilted(monkeypatch):
-    monkeypatch.setattr(tilted, "_slope", lambda _laws, _log: 1e-3)
+    monkeypatch.setattr(pld, "_slope", lambda _laws, _log: 1e-3)
     with mpmath.workdps(50):
         assert tilted_epsilon([(SMALL, 30)], 1e-20) > 1.1 * exact_epsilon([(SMALL, 30)], 1e-20)

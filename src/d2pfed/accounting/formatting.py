@@ -1,4 +1,4 @@
-"""How bounds are printed: rounded up, never to nearest."""
+"""Text of a bound for people to read: rounded up, never to nearest."""
 
 import math
 from decimal import ROUND_CEILING, Context, Decimal
@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 def round_up(value: float, digits: int) -> str:
     """Return a bound in at most so many significant digits, none of which is too small.
 
-    Guarantee: read as a number, the text is at least `value`. Checked: test_accounting_rounding.py.
+    Guarantee: read as a number, the text is at least `value`. Checked: test_accounting_formatting.py.
     """
     if not math.isfinite(value):
         return "infinite" if value > 0 else "not a number"

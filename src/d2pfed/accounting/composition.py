@@ -1,0 +1,351 @@
+"""Privacy costs of single releases, the one line that composes them, and from a composed cost to epsilon.
+
+There are three methods: Gaussian, Renyi and binomial; which one applies depends on the noise alone.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial, reduce
+from itertools import product
+from operator import add
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+
+from d2pfed.accounting.binomial import Sensitivity, amplified_epsilon, binomial_epsilon
+from d2pfed.accounting.events import (
+    Adjacency,
+    BinomialSum,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Noise,
+    Release,
+    SkellamSum,
+)
+from d2pfed.accounting.pld import gaussian_epsilon
+from d2pfed.accounting.rdp import (
+    FloatArray,
+    check_delta,
+    dense_orders,
+    gaussian_rdp,
+    least_epsilon,
+    real_centred_sum_rdp,
+    skellam_rdp,
+    sparse_orders,
+    tight_conversion,
+    without_replacement_rdp,
+)
+from d2pfed.accounting.surrogate import surrogate
+from d2pfed.errors import ConfigError
+
+
+class Cost(Protocol):
+    """What can be repeated and put together under adaptive composition."""
+
+    def times(self, count: int) -> Self:
+        """Return the cost of so many equal releases."""
+        ...
+
+    def __add__(self, other: Self) -> Self: ...
+
+
+C = TypeVar("C", bound=Cost)
+
+
+def composed(costs: Iterable[tuple[C, int]]) -> C:
+    """Return the cost of all releases together, each as often as stated: the only composition in the package.
+
+    Guarantee: holds when each release was chosen after seeing the earlier ones. Proof: theory.md#composition.
+    """
+    return reduce(add, (cost.times(count) for cost, count in costs))
+
+
+@dataclass(frozen=True, slots=True)
+class AdditiveCost:
+    """A cost whose coordinates add: Renyi divergences at fixed orders, or (squared ratio, slack) of Gaussians."""
+
+    values: tuple[float, ...]
+
+    def times(self, count: int) -> "AdditiveCost":
+        """Return the cost of so many equal releases."""
+        return AdditiveCost(tuple(count * value for value in self.values))
+
+    def __add__(self, other: "AdditiveCost") -> "AdditiveCost":
+        return AdditiveCost(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
+
+
+# From a noise, and how many clip radii the neighbours are apart, to the cost of one release.
+NoiseCost = Callable[[Noise, int], AdditiveCost]
+
+
+def has_gaussian(noise: Noise, releases: int) -> bool:
+    """Return whether a continuous Gaussian can stand for the noise over so many releases."""
+    if isinstance(noise, DiscreteGaussianSum):
+        return surrogate(noise, releases) is not None
+    return isinstance(noise, ContinuousGaussian)
+
+
+def gaussian_cost(noise: Noise, radii: int, releases: int) -> AdditiveCost:
+    """Return (squared ratio of shift to sigma, slack) of the Gaussian that stands for the noise.
+
+    Guarantee: dominates the true release in the sense of theory.md#surrogate.
+    """
+    if isinstance(noise, ContinuousGaussian):
+        return AdditiveCost(((radii * noise.radius / noise.sigma) ** 2, 0.0))
+    smooth = surrogate(noise, releases) if isinstance(noise, DiscreteGaussianSum) else None
+    if smooth is None:
+        return AdditiveCost((math.inf, math.inf))
+    return AdditiveCost(((radii * float(noise.radius) / smooth.sigma) ** 2, smooth.slack))
+
+
+def rdp_cost(noise: Noise, radii: int, orders: FloatArray) -> AdditiveCost:
+    """Return the noise's Renyi divergences at integer orders.
+
+    Guarantee: upper bounds for neighbours `radii` clip radii apart. Proof: theory.md#sums, theory.md#skellam.
+    """
+    return AdditiveCost(tuple(_curve(noise, radii, orders).tolist()))
+
+
+def _curve(noise: Noise, radii: int, orders: FloatArray) -> FloatArray:
+    shift = radii * float(noise.radius)
+    if isinstance(noise, ContinuousGaussian):
+        return gaussian_rdp(orders, shift / noise.sigma)
+    if isinstance(noise, DiscreteGaussianSum):
+        sigma, d = float(noise.sigma), noise.dimension
+        return real_centred_sum_rdp(orders, sigma=sigma, contributors=noise.contributors, shift=shift, dimension=d)
+    if isinstance(noise, SkellamSum):
+        # An integer vector's L1 norm is at most its squared L2 norm, and at most sqrt(d) times its L2 norm.
+        l1 = min(radii * float(noise.l1_radius), shift * shift, shift * math.sqrt(noise.dimension))
+        total = float(noise.variance) * noise.contributors
+        return skellam_rdp(orders, variance=total, shift=shift, l1_shift=l1)
+    raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
+
+
+def binomial_cost(noise: Noise, radii: int, delta: float) -> AdditiveCost:
+    """Return (epsilon, delta, epsilon^2, epsilon (e^epsilon - 1)) of binomial noise at a chosen delta.
+
+    Guarantee: the sums of such costs enter advanced composition. Proof: theory.md#binomial.
+    """
+    if not isinstance(noise, BinomialSum):
+        raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
+    sensitivity = Sensitivity(
+        l1=radii * float(noise.l1_radius), l2=radii * float(noise.radius), linf=radii * float(noise.linf_radius)
+    )
+    epsilon = binomial_epsilon(noise.trials * noise.contributors, sensitivity, noise.dimension, delta)
+    return approximate_dp_cost(epsilon, delta)
+
+
+def approximate_dp_cost(epsilon: float, delta: float) -> AdditiveCost:
+    """Return the coordinates in which (epsilon, delta) guarantees add."""
+    growth = epsilon * math.expm1(epsilon) if epsilon < 700 else math.inf
+    return AdditiveCost((epsilon, delta, epsilon * epsilon, growth))
+
+
+def costliest_choice(costs: Sequence[tuple[AdditiveCost, int]], most: int) -> AdditiveCost:
+    """Return a total that no choice of `most` of the costs, each as often as stated, exceeds in any coordinate."""
+    if sum(count for _, count in costs) <= most:
+        return composed(costs)
+    values = np.array([cost.values for cost, _ in costs])
+    counts = np.array([count for _, count in costs])
+    order = np.argsort(-values, axis=0, kind="stable")  # in each coordinate by itself
+    before = np.cumsum(counts[order], axis=0) - counts[order]
+    taken = np.clip(most - before, 0, counts[order])
+    with np.errstate(invalid="ignore"):
+        parts = np.where(taken > 0, np.take_along_axis(values, order, axis=0) * taken, 0.0)
+    return composed((AdditiveCost(tuple(part)), 1) for part in parts.tolist())
+
+
+def coordinatewise_max(costs: Sequence[AdditiveCost]) -> AdditiveCost:
+    """Return a cost that none of the given ones exceeds in any coordinate."""
+    return costliest_choice([(cost, 1) for cost in costs], 1)
+
+
+# From the cost of a release to its cost behind a fixed-size cohort drawn at a rate.
+Amplification = Callable[[AdditiveCost, float], AdditiveCost]
+
+# From the cost of a noise, and the amplification of a cost, to the composed cost.
+TotalCost = Callable[[NoiseCost, Amplification], AdditiveCost]
+
+# Shares of delta that binomial releases may use up together; the rest pays for advanced composition.
+_BINOMIAL_SHARES = (0.9, 0.5, 0.1, 0.01, 0.001)
+
+
+class Method(StrEnum):
+    """How costs are composed."""
+
+    GAUSSIAN = "gaussian"
+    RDP = "rdp"
+    BINOMIAL = "binomial"
+
+
+def method_for(noises: Sequence[Noise], releases: int) -> Method:
+    """Return the tightest method that all of the noises allow; raise where there is none."""
+    kinds = set(noises)
+    binomial = {isinstance(noise, BinomialSum) for noise in kinds}
+    if len(binomial) > 1:
+        raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
+    if binomial == {True}:
+        return Method.BINOMIAL
+    return Method.GAUSSIAN if all(has_gaussian(noise, releases) for noise in kinds) else Method.RDP
+
+
+def gaussian_total_epsilon(total: TotalCost, delta: float, releases: int) -> float:
+    """Return the exact epsilon of unsampled Gaussians, the slack of their surrogates included.
+
+    Guarantee: delta(epsilon) <= exp(slack) delta_Gauss(epsilon - 2 slack). Proof: theory.md#surrogate.
+    """
+    squared, slack = total(partial(gaussian_cost, releases=releases), lambda cost, _rate: cost).values
+    left = delta * math.exp(-slack)
+    if left == 0 or not math.isfinite(squared):
+        return math.inf
+    return gaussian_epsilon(left, math.sqrt(squared)) + 2 * slack
+
+
+def rdp_total_epsilon(total: TotalCost, delta: float, grid: Callable[[int], FloatArray] = dense_orders) -> float:
+    """Return epsilon by Renyi curves at the best integer order.
+
+    Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#composition, theory.md#conversions.
+    """
+
+    def curve(orders: FloatArray) -> FloatArray:
+        return np.array(total(partial(rdp_cost, orders=orders), _amplified_curve).values)
+
+    return least_epsilon(curve, grid, delta, tight_conversion)[0]
+
+
+def binomial_total_epsilon(total: TotalCost, delta: float, releases: int) -> float:
+    """Return epsilon of (epsilon, delta) releases by advanced or plain composition, whichever is less.
+
+    Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#binomial.
+    """
+    return min(_compose_binomial(total, delta, delta * share / releases) for share in _BINOMIAL_SHARES)
+
+
+def _compose_binomial(total: TotalCost, delta: float, delta_each: float) -> float:
+    plain, used, square, growth = total(partial(binomial_cost, delta=delta_each), _amplified_pair).values
+    if used >= delta:
+        return math.inf
+    return min(plain, math.sqrt(2 * square * math.log(1 / (delta - used))) + growth)
+
+
+def _amplified_curve(cost: AdditiveCost, rate: float) -> AdditiveCost:
+    padded = np.concatenate([[0.0, 0.0], cost.values])
+    return AdditiveCost(tuple(without_replacement_rdp(padded, rate)[2:].tolist()))
+
+
+def _amplified_pair(cost: AdditiveCost, rate: float) -> AdditiveCost:
+    epsilon, delta = cost.values[:2]
+    return approximate_dp_cost(amplified_epsilon(epsilon, rate), rate * delta)
+
+
+_ORDERS = sparse_orders(1 << 20)
+_SMOOTHED = 1 << 12  # a release's own slack is that of one among so many
+_SLACK = 1e-4  # what the surrogates of all Gaussian releases may use up together: 2 * _SLACK is added to epsilon
+_MOST_BINOMIAL = 1 << 10  # binomial releases that one account can hold
+_TENTHS = 10  # parts of epsilon that are divided among the groups
+
+
+# Shares of delta by the groups that an account comes to hold, fixed before anything is seen. They add up to 1.
+_ALONE = {Method.GAUSSIAN: 0.8, Method.RDP: 0.1, Method.BINOMIAL: 0.05}
+_MIXED = 0.05
+
+
+def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
+    """Return epsilon of one client that is known to take part in releases with all of these noises.
+
+    Each release may have been chosen after seeing the ones before; nothing is amplified.
+
+    Guarantee: a filter: a client that stops before this passes a fixed epsilon is protected by that epsilon. Errs
+    upwards. Proof: theory.md#client. Checked: test_accounting_client.py, test_accounting_filters.py.
+    """
+    check_delta(delta)
+    groups: dict[Method, Counter[Noise]] = {}
+    for noise, count in noises.items():
+        groups.setdefault(_group(noise, radii), Counter())[noise] += count
+    if not groups:
+        return 0.0
+    if len(groups) == 1:
+        ((group, own),) = groups.items()
+        return _epsilon(group, own, radii, delta * _ALONE[group])
+    return _mixed(groups, radii, delta * _MIXED)
+
+
+def _mixed(groups: Mapping[Method, Counter[Noise]], radii: int, delta: float) -> float:
+    """Return the least epsilon that some division of it among the groups covers.
+
+    Which division a path ends in is chosen after the fact, so delta is divided among all that there are.
+    """
+    every = sum(1 for count in (2, 3) for _ in _divisions(count) for _ in range(3 if count == 2 else 1))
+    each = delta / (every * len(groups))
+    wanted = [_epsilon(group, noises, radii, each) for group, noises in groups.items()]
+    return min(
+        max(epsilon * _TENTHS / part for epsilon, part in zip(wanted, parts, strict=True))
+        for parts in _divisions(len(groups))
+    )
+
+
+def _divisions(groups: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to divide the tenths of epsilon among so many groups."""
+    return (parts for parts in product(range(1, _TENTHS), repeat=groups) if sum(parts) == _TENTHS)
+
+
+def _group(noise: Noise, radii: int) -> Method:
+    if isinstance(noise, BinomialSum):
+        return Method.BINOMIAL
+    _, slack = gaussian_cost(noise, radii, _SMOOTHED).values
+    return Method.GAUSSIAN if slack <= _SLACK / _SMOOTHED else Method.RDP
+
+
+def _epsilon(group: Method, noises: Counter[Noise], radii: int, delta: float) -> float:
+    if group is Method.GAUSSIAN:
+        return _gaussian(noises, radii, delta)
+    return _renyi(noises, radii, delta) if group is Method.RDP else _binomial(noises, radii, delta)
+
+
+def _gaussian(noises: Counter[Noise], radii: int, delta: float) -> float:
+    squared, slack = composed(
+        (gaussian_cost(noise, radii, _SMOOTHED), count) for noise, count in noises.items()
+    ).values
+    if slack > _SLACK:
+        return math.inf
+    return gaussian_epsilon(delta * math.exp(-_SLACK), math.sqrt(squared)) + 2 * _SLACK
+
+
+def _renyi(noises: Counter[Noise], radii: int, delta: float) -> float:
+    """Return epsilon by the one number rho with D_alpha <= alpha rho: which order is best depends on it alone."""
+
+    def rho(noise: Noise) -> AdditiveCost:
+        curve = rdp_cost(noise, radii, _ORDERS).values
+        return AdditiveCost((max(value / order for value, order in zip(curve, _ORDERS.tolist(), strict=True)),))
+
+    (total,) = composed((rho(noise), count) for noise, count in noises.items()).values
+    return float(tight_conversion(_ORDERS, total * _ORDERS, delta).min())
+
+
+def _binomial(noises: Counter[Noise], radii: int, delta: float) -> float:
+    half = delta / 2  # plain or advanced composition, whichever turns out to be less
+    each = half / 2 / _MOST_BINOMIAL
+    plain, used, square, growth = composed(
+        (binomial_cost(noise, radii, each), count) for noise, count in noises.items()
+    ).values
+    if used > half / 2:
+        return math.inf
+    return min(plain, math.sqrt(2 * square * math.log(2 / half)) + growth)
+
+
+def client_epsilon(releases: Sequence[Release], delta: float) -> float:
+    """Return epsilon of one client that took part in all of these releases, for replace-one neighbours.
+
+    The releases may be of any runs, plans and mechanisms, and each may have been chosen after seeing the ones
+    before: a client that takes part only while this stays below its budget is protected by that budget. Noise
+    that the server adds itself does not protect against the server: infinite.
+
+    Guarantee: a filter; errs upwards. Proof: theory.md#client. Checked: test_accounting_client.py.
+    """
+    noises = Counter(release.noise for release in releases)
+    if any(isinstance(noise, ContinuousGaussian) for noise in noises):
+        return math.inf
+    return filtered_epsilon(noises, Adjacency.REPLACE_ONE.radii, delta)
