@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from d2pfed.learning import LocalTrainer, LocalTraining, build_model, load_task
+from benchmarks.explicit import local_training, privacy_target
+from d2pfed.learning import LocalTrainer, build_model, load_task
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan import calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.simulation import Crew, Dropouts, Fidelity, Hire, InProcess, Simulation
 
@@ -27,11 +28,11 @@ def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineSpeed]
     """Yield the speed of each engine on a cohort of digits; the same entropy gives all of them the same sum."""
     task = load_task("infimnist", population=10 * clients)
     model = build_model("mlp", task, seed=0)
-    learner = LocalTrainer(model, task.clients, LocalTraining(lr=0.2, epochs=3, batch_size=10))
-    wish = PrivacyTarget(
+    learner = LocalTrainer(model, task.clients, local_training(lr=0.2, epochs=3, batch_size=10))
+    target = privacy_target(
         dimension=model.dimension, population=10 * clients, cohort_size=clients, rounds=_ROUNDS, dropouts=0.1
     )
-    plan = calibrate(wish)
+    plan = calibrate(target)
     params = model.initial()
 
     def once(crew: Crew, number: int) -> float:

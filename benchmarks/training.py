@@ -9,12 +9,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.explicit import local_training, privacy_target
 from benchmarks.training_peers import PEERS, Cost, Peer, Work, one_hidden_layer, stored_clients, train_in_a_loop
-from d2pfed.learning import LocalTrainer, LocalTraining, build_model, fitting, load_task
+from d2pfed.learning import LocalTrainer, build_model, fitting, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Plan, PrivacyTarget, calibrate
+from d2pfed.plan import Plan, calibrate
 from d2pfed.round import Attempt, aggregate, run_plan
 from d2pfed.simulation import Dropouts, Fidelity, Simulation
 from d2pfed.training import Cohorts
@@ -24,8 +25,8 @@ _ROUNDS = 50  # that the plans are made for; more than are measured
 _EPSILON = 1.0
 _COHORT = 100
 _EPSILON_OF_ALL = 30.0  # where the whole population takes part in every round
-_LOCAL = LocalTraining(lr=0.2, epochs=3, batch_size=10)
-_ONE_EPOCH = LocalTraining(lr=0.2, epochs=1, batch_size=10)
+_LOCAL = local_training(lr=0.2, epochs=3, batch_size=10)
+_ONE_EPOCH = local_training(lr=0.2, epochs=1, batch_size=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Federation:
     @contextmanager
     def open(learner: LocalTrainer, cohort: int, epsilon: float) -> Iterator["Federation"]:
         """Plan for the learner's clients, with a ledger that is thrown away."""
-        target = PrivacyTarget(
+        target = privacy_target(
             dimension=learner.model.dimension,
             population=learner.clients.population,
             cohort_size=cohort,

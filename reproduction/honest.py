@@ -21,6 +21,7 @@ from d2pfed.runs.report import Story, read_story
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
+from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.honest_drawing import Picture
 
 EPSILON = 8.0
@@ -155,7 +156,7 @@ def _settings(scale: Scale) -> tuple[Setting, ...]:
     )
     found = []
     for name, length, cohort, rounds in wishes:
-        target = PrivacyTarget(
+        target = privacy_target(
             dimension=length,
             population=scale.population,
             cohort_size=cohort,
@@ -163,7 +164,6 @@ def _settings(scale: Scale) -> tuple[Setting, ...]:
             epsilon=EPSILON,
             delta=DELTA,
             rotation=RotationName.PHASE,  # hardly any padding, so fewer bytes
-            spare=0,  # as in the paper: one attempt a round
         )
         found.append(Setting(name=name, target=target, plan=calibrate(target)))
     return tuple(found)
@@ -189,17 +189,20 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
             dropouts=Dropouts(),
             fidelity=Fidelity.SUM,
             seed=SEED,
+            stop_is_blind=False,
         )
 
     # One step over all of a client's images (at most 23), so long that all are clipped: only its direction counts.
-    step = LocalTraining(lr=1.0, batch_size=25)
-    server = ServerOptimizer(lr=0.5, momentum=0.5, lr_decay=0.97)  # chosen by validation accuracy, like the rounds
+    step = local_training(lr=1.0, batch_size=25)
+    server = server_optimizer(
+        lr=0.5, momentum=0.5, lr_decay=0.97
+    )  # chosen by validation accuracy, like the rounds
     name = f"linear on {scale.filters} filters"
     first, last = settings[0], settings[-1]
     trials = [Trial(setting=last, what=run(last, name, step, server), parts=ours, rounds=scale.rounds)]
     if scale.network_rounds:
-        paper = LocalTraining(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
-        what = run(first, "cnn", paper, ServerOptimizer())
+        paper = local_training(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
+        what = run(first, "cnn", paper, server_optimizer())
         trials.append(Trial(setting=first, what=what, parts=network, rounds=scale.network_rounds))
     return trials
 

@@ -25,10 +25,11 @@ from d2pfed.plan import Plan
 from d2pfed.round import Outcome
 from d2pfed.runs.directory import Checkpoint, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, Learn
-from d2pfed.simulation.trusted import gaussian_mean, plain_mean
+from d2pfed.simulation.trusted import plain_mean
 from d2pfed.training import Cohorts, train
 from reproduction.exhibit import Place
 from reproduction.systems import System
+from reproduction.trusted import gaussian_mean
 
 SEED = 1  # of every run: the figures repeat, and all systems of one meet the same cohorts
 
@@ -119,6 +120,7 @@ def _settings(system: System) -> Settings:
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=SEED,
+        stop_is_blind=False,
     )
 
 

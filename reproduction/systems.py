@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, account
 from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task, parse_partition
-from d2pfed.learning.architectures import on_raw_pixels
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import BinomialNoise, Mechanism, Shared
 from d2pfed.numerics.ring import Ring
@@ -16,13 +15,15 @@ from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate, describe,
 from d2pfed.secagg.graph import Consistency, Risk, complete
 from d2pfed.training import ServerOptimizer
 from reproduction.exhibit import Place, Size
+from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.published import Experiment, binomial_epsilon, d2pfed_epsilon
+from reproduction.raw_pixels import on_raw_pixels
 from reproduction.setting import DELTA
 
-PAPER_LOCAL = LocalTraining(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
-OUR_LOCAL = LocalTraining(lr=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
-OUR_STEP = ServerOptimizer(lr=0.8, momentum=0.5, averaging=0.8)
-PAPER_STEP = ServerOptimizer()
+PAPER_LOCAL = local_training(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
+OUR_LOCAL = local_training(lr=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
+OUR_STEP = server_optimizer(lr=0.8, momentum=0.5, averaging=0.8)
+PAPER_STEP = server_optimizer()
 _OUR_CLIP = 1.0
 _CLIPPED_COORDINATES = 1e-5  # chance that g_max changes any coordinate of a round
 
@@ -227,7 +228,7 @@ def _wish(
     bits: int | None = None,
 ) -> PrivacyTarget:
     experiment = scene.experiment
-    return PrivacyTarget(
+    return privacy_target(
         dimension=scene.model.dimension,
         population=experiment.population,
         cohort_size=experiment.cohort_size,
@@ -237,7 +238,6 @@ def _wish(
         mechanism=mechanism,
         clip=clip,
         bits=bits,
-        spare=0,  # as in the paper: one attempt a round
     )
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import campaign_training
+from benchmarks.explicit import local_training
 from benchmarks.training import Federation, compare_with_peers, compare_without_privacy, measure
 from benchmarks.training_peers import Cost, Peer, Work, train_in_a_loop
-from d2pfed.learning import LocalTrainer, LocalTraining, build_model, load_task
+from d2pfed.learning import LocalTrainer, build_model, load_task
 from d2pfed.simulation import Fidelity
 
-LOCAL = LocalTraining(lr=0.5, epochs=1, batch_size=2000)  # one batch: every order of the examples is the same
+LOCAL = local_training(lr=0.5, epochs=1, batch_size=2000)  # one batch: every order of the examples is the same
 
 
 @pytest.fixture(scope="module")
