@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 
+from benchmarks.engines_row import EngineRow
 from benchmarks.explicit import local_training, privacy_target
+from benchmarks.peers import attempt
 from d2pfed.learning import LocalTrainer, build_model, load_task
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import calibrate
@@ -14,17 +16,7 @@ from d2pfed.simulation import Crew, Dropouts, Fidelity, Hire, InProcess, Simulat
 _ROUNDS = 3  # the first one, in which workers load and kernels compile, does not count
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSpeed:
-    """What an engine needs for a round once it runs, and to start."""
-
-    engine: str
-    clients: int
-    start_seconds: float
-    round_seconds: float
-
-
-def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineSpeed]:
+def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineRow]:
     """Yield the speed of each engine on a cohort of digits; the same entropy gives all of them the same sum."""
     task = load_task("infimnist", population=10 * clients)
     model = build_model("mlp", task, seed=0)
@@ -50,9 +42,15 @@ def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineSpeed]
         simulation.collect(session, Fidelity.SUM).unmask()
         return time.perf_counter() - begun
 
-    for name, hire in ({"process": InProcess} | hires).items():
+    def measure(name: str, hire: Hire) -> EngineRow:
         begun = time.perf_counter()
         with hire(learner) as crew:
             once(crew, 0)
             start = time.perf_counter() - begun
-            yield EngineSpeed(name, clients, start, min(once(crew, number) for number in range(1, _ROUNDS)))
+            best = min(once(crew, number) for number in range(1, _ROUNDS))
+        return EngineRow(engine=name, clients=clients, start_seconds=start, round_seconds=best)
+
+    yield measure("process", InProcess)
+    for name, hire in hires.items():
+        row, error = attempt(("ray",), partial(measure, name, hire))
+        yield row or EngineRow(engine=name, clients=clients, start_seconds=None, round_seconds=None, error=error)
