@@ -20,9 +20,9 @@ from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, RotationName, calibrat
 from d2pfed.runs.report import Story, read_story
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
-from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
 from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.honest_drawing import Picture
+from reproduction.result import Cell, Context, Result, Size, Table
 
 EPSILON = 8.0
 DELTA = 1e-5  # the paper's; stricter than 2,000^-1.1
@@ -42,7 +42,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large the exhibit is."""
+    """How large the result is."""
 
     population: int = 2_000
     side: int = 24  # of the images, in pixels
@@ -71,40 +71,40 @@ SCALES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to train, and its price."""
+    """One way to train, and its summary."""
 
     name: str
     target: PrivacyTarget
     plan: Plan = field(repr=False)
 
     @property
-    def price(self) -> PlanSummary:
-        """What the plan costs."""
+    def summary(self) -> PlanSummary:
+        """What the plan costs and guarantees."""
         return describe(self.target, self.plan)
 
     def row(self, story: Story | None) -> tuple[Cell, ...]:
-        """Return the setting's line of the table; without a story it was computed only."""
-        price = self.price
-        epsilons = {spent.observer: spent.epsilon for spent in price.guarantees}
+        """Return the setting's line of the table; without a run it was computed only."""
+        summary = self.summary
+        epsilons = {spent.observer: spent.epsilon for spent in summary.guarantees}
         return (
             *(self.name, self.plan.cohort_size, self.plan.rounds, self.target.dimension),
-            *(round(price.sigma / self.target.clip, 4), round(price.noise_to_clip, 3)),
-            *(round(epsilons[RELEASED], 3), round(epsilons[SERVER], 3), price.bits, price.upload_bytes),
+            *(round(summary.sigma / self.target.clip, 4), round(summary.noise_to_clip, 3)),
+            *(round(epsilons[RELEASED], 3), round(epsilons[SERVER], 3), summary.bits, summary.upload_bytes),
             *((len(story.rounds), story.rounds[-1].accuracy, story.test_accuracy) if story else (0, None, None)),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A setting that is carried out, with what it takes."""
+    """A setting that is run, with what that takes."""
 
     setting: Setting
     what: Settings
     parts: Callable[[], tuple[Task, Model]]  # made only if there are rounds left to run
     rounds: int  # how many of the planned ones
 
-    def carry_out(self, folder: Path, tell: Callable[[Progress], None]) -> Story:
-        """Run it, or what is left of it; a run that has been carried out is read."""
+    def run(self, folder: Path, tell: Callable[[Progress], None]) -> Story:
+        """Run it, or what is left of it; a finished run is read."""
         path = folder / f"honest-{digest(canonical.encode(self.what)).hex()[:8]}"
         if not (path / "summary.json").exists():  # it is written last
             job = Job(self.what, *self.parts(), self.setting.plan)
@@ -119,14 +119,14 @@ class Trial:
         return listen
 
 
-def make(place: Place) -> Exhibit:
-    """Return the exhibit over CIFAR-10's 2,000 clients; its test images are opened once, for our final model."""
-    return show(place, SCALES[place.size], lambda: load_task("cifar10", data_dir=place.data))
+def make(context: Context) -> Result:
+    """Return the result over CIFAR-10's 2,000 clients; its test images are opened once, for our final model."""
+    return show(context, SCALES[context.size], lambda: load_task("cifar10", data_dir=context.data))
 
 
-def show(place: Place, scale: Scale, load: Callable[[], Task]) -> Exhibit:
-    """Return the exhibit over any task of colour images with `scale.population` clients."""
-    place.listen("planning", 0.0)
+def show(context: Context, scale: Scale, load: Callable[[], Task]) -> Result:
+    """Return the result over any task of colour images with `scale.population` clients."""
+    context.report("planning", 0.0)
     settings = _settings(scale)
     trials = _trials(scale, settings, load)
     total = sum(trial.rounds for trial in trials)
@@ -134,28 +134,28 @@ def show(place: Place, scale: Scale, load: Callable[[], Task]) -> Exhibit:
     done = 0
     for trial in trials:
         name = trial.setting.name
-        place.listen(f"{name}: features and first round", done / total)
+        context.report(f"{name}: features and first round", done / total)
 
         def tell(progress: Progress, name: str = name, before: int = done) -> None:
-            place.listen(f"{name}: accuracy {progress.accuracy:.3f}", (before + progress.round) / total)
+            context.report(f"{name}: accuracy {progress.accuracy:.3f}", (before + progress.round) / total)
 
-        stories[name] = trial.carry_out(place.folder / "runs", tell)
+        stories[name] = trial.run(context.folder / "runs", tell)
         done += trial.rounds
-    return _exhibit(scale, settings, trials, stories)
+    return _result(scale, settings, trials, stories)
 
 
 def _settings(scale: Scale) -> tuple[Setting, ...]:
     """Return the paper's setting, two steps away from it, and ours."""
     everyone = scale.population
     dimension = (width_of(scale.filters) + 1) * CLASSES
-    wishes = (
+    targets = (
         ("the paper's network and cohorts", NETWORK_DIMENSION, PAPER_COHORT, PAPER_ROUNDS),
         ("its network, everyone in every round", NETWORK_DIMENSION, everyone, PAPER_ROUNDS),
         (f"its network, everyone in {scale.rounds} rounds", NETWORK_DIMENSION, everyone, scale.rounds),
         (f"ours: linear, everyone in {scale.rounds} rounds", dimension, everyone, scale.rounds),
     )
     found = []
-    for name, length, cohort, rounds in wishes:
+    for name, length, cohort, rounds in targets:
         target = privacy_target(
             dimension=length,
             population=scale.population,
@@ -207,11 +207,11 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
     return trials
 
 
-def _exhibit(
+def _result(
     scale: Scale, settings: Sequence[Setting], trials: Sequence[Trial], stories: dict[str, Story]
-) -> Exhibit:
+) -> Result:
     ours = stories[settings[-1].name]
-    return Exhibit(
+    return Result(
         name="cifar10-honest",
         title=f"CIFAR-10 at a true epsilon of {EPSILON:g} ({scale.population:,} clients, delta {DELTA:g}, replace-one)",
         table=Table(COLUMNS, tuple(setting.row(stories.get(setting.name)) for setting in settings)),
@@ -227,7 +227,7 @@ def _exhibit(
         },
         reduced=scale.reduced,
         draw=Picture(
-            bars=tuple((setting.name, setting.price.noise_to_clip) for setting in settings),
+            bars=tuple((setting.name, setting.summary.noise_to_clip) for setting in settings),
             courses=tuple((name, tuple(p.accuracy for p in story.rounds)) for name, story in stories.items()),
             test=ours.test_accuracy,
             published=PUBLISHED,
@@ -237,16 +237,16 @@ def _exhibit(
 
 def _words(scale: Scale, settings: Sequence[Setting], stories: dict[str, Story]) -> tuple[str, ...]:
     paper, ours = settings[0], settings[-1]
-    price = paper.price
-    against = {spent.observer: spent.epsilon for spent in price.guarantees}
+    summary = paper.summary
+    against = {spent.observer: spent.epsilon for spent in summary.guarantees}
     drowned = (
         f"With {paper.plan.cohort_size} clients of {scale.population:,} in each of {PAPER_ROUNDS} rounds, a true "
-        f"epsilon of {EPSILON:g} puts noise into the mean that is {price.noise_to_clip:.3g} times as long as any "
+        f"epsilon of {EPSILON:g} puts noise into the mean that is {summary.noise_to_clip:.3g} times as long as any "
         f"update may be, and the server, which knows the cohorts, still learns up to epsilon {against[SERVER]:.3g}."
     )
     heard = (
         f"Everyone in every round, {ours.plan.rounds} rounds and {ours.target.dimension:,} parameters bring that to "
-        f"{ours.price.noise_to_clip:.2g}; nothing is amplified, so the server is promised the same as who reads the "
+        f"{ours.summary.noise_to_clip:.2g}; nothing is amplified, so the server is promised the same as who reads the "
         f"model. The features are random filters with the statistics of made-up images: no outside data."
     )
     words = [drowned, heard]

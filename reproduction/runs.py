@@ -1,4 +1,4 @@
-"""Carrying systems out, each once: a run is kept in its folder, carried on when stopped, and read when finished."""
+"""Running systems, each once: a run is kept in its folder, resumed when stopped, and read when finished."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from d2pfed.runs.directory import Checkpoint, RunDirectory
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, Learn
 from d2pfed.simulation.trusted import plain_mean
 from d2pfed.training import Cohorts, train
-from reproduction.exhibit import Place
+from reproduction.result import Context
 from reproduction.systems import System
 from reproduction.trusted import gaussian_mean
 
@@ -37,7 +37,7 @@ Tell = Callable[[int], None]  # is told how many rounds are done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class RunHistory:
     """What a run came to, round by round and at its end; accuracies in percent."""
 
     system: System
@@ -65,13 +65,13 @@ class Curve:
 
     @property
     def record(self) -> dict[str, object]:
-        """What was run, for the exhibit's JSON."""
-        system, experiment = self.system, self.system.scene.experiment
+        """What was run, for the result's JSON."""
+        system, experiment = self.system, self.system.workload.experiment
         return {
             "run": self.folder,
             "seed": SEED,
-            "data": system.scene.task.description,
-            "partition": system.scene.partition,
+            "data": system.workload.task.description,
+            "partition": system.workload.partition,
             "model": experiment.model,
             "rounds": len(self.validation),
             "plan": json.loads(canonical.encode(system.work)) if isinstance(system.work, Plan) else None,
@@ -80,28 +80,28 @@ class Curve:
         }
 
 
-def carry_out(systems: Sequence[System], place: Place) -> list[Curve]:
-    """Run the systems one after the other, telling the place how far they are, and return their curves."""
-    total = sum(system.scene.experiment.rounds for system in systems)
-    curves: list[Curve] = []
+def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]:
+    """Run the systems one after the other, reporting how far they are, and return their curves."""
+    total = sum(system.workload.experiment.rounds for system in systems)
+    curves: list[RunHistory] = []
     before = 0
     for system in systems:
 
         def tell(done: int, label: str = system.label, before: int = before) -> None:
-            place.listen(f"{label}: round {done}", (before + done) / total)
+            context.report(f"{label}: round {done}", (before + done) / total)
 
-        curves.append(_carry_out(system, place.folder / "runs", tell))
-        before += system.scene.experiment.rounds
-        place.listen(system.label, before / total)
+        curves.append(_run_system(system, context.folder / "runs", tell))
+        before += system.workload.experiment.rounds
+        context.report(system.label, before / total)
     return curves
 
 
-def _carry_out(system: System, folder: Path, tell: Tell) -> Curve:
+def _run_system(system: System, folder: Path, tell: Tell) -> RunHistory:
     settings = _settings(system)
     path = folder / _folder_name(system, settings)
     if not _is_finished(path):
         if isinstance(system.work, Plan):
-            job = Job(settings, system.scene.task, system.scene.model, system.work)
+            job = Job(settings, system.workload.task, system.workload.model, system.work)
             job.execute(path, None, _listener(tell), lambda learn: InProcess(_finite(learn)))
         else:
             _run_trusted(system, path, canonical.encode(settings), tell)
@@ -109,11 +109,11 @@ def _carry_out(system: System, folder: Path, tell: Tell) -> Curve:
 
 
 def _settings(system: System) -> Settings:
-    scene = system.scene
+    workload = system.workload
     return Settings(
-        task=scene.experiment.task,
-        data=f"{scene.task.description} Partition: {scene.partition}.",
-        model=scene.experiment.model,
+        task=workload.experiment.task,
+        data=f"{workload.task.description} Partition: {workload.partition}.",
+        model=workload.experiment.model,
         target=system.target,
         local=system.local,
         step=system.step,
@@ -127,7 +127,7 @@ def _settings(system: System) -> Settings:
 def _folder_name(system: System, settings: Settings) -> str:
     """Return a name that changes with all that decides a run, so that no figure shows another one's run."""
     work = canonical.encode(system.work) if system.work is not None else "none"
-    experiment = system.scene.experiment.name.lower()
+    experiment = system.workload.experiment.name.lower()
     return f"{experiment}-{system.name}-{digest(canonical.encode(settings), work).hex()[:8]}"
 
 
@@ -151,25 +151,27 @@ def _finite(learn: Learn) -> Learn:
 
 def _run_trusted(system: System, path: Path, settings: str, tell: Tell) -> None:
     """Run FedAvg, or a trusted server's Gaussian: the same loop, without ledger and without secure aggregation."""
-    scene, entropy = system.scene, Entropy.replay(str(SEED).encode())
+    workload, entropy = system.workload, Entropy.replay(str(SEED).encode())
     with RunDirectory.open(path, settings) as directory:
         checkpoint = directory.load()
-        state = checkpoint.state if checkpoint else system.step.start(scene.model.initial())
+        state = checkpoint.state if checkpoint else system.step.start(workload.model.initial())
         directory.keep_metrics(state.rounds)
-        for record in train(state, system.step, scene.experiment.rounds, _aggregate(system, path.name, entropy)):
+        for record in train(
+            state, system.step, workload.experiment.rounds, _aggregate(system, path.name, entropy)
+        ):
             state = record.state
-            accuracy = evaluate(scene.model, state.average, scene.task.validation).accuracy
+            accuracy = evaluate(workload.model, state.average, workload.task.validation).accuracy
             directory.append({"round": record.round, "accuracy": accuracy, "charged": record.round})
             directory.save(Checkpoint(state, ""))
             tell(record.round)
-        test = evaluate(scene.model, state.average, scene.task.test()).accuracy
+        test = evaluate(workload.model, state.average, workload.task.test()).accuracy
         directory.replace("summary.json", json.dumps({"test_accuracy": test, "promised": []}).encode())
 
 
 def _aggregate(system: System, run: str, entropy: Entropy) -> Callable[[int, FloatVector], Outcome]:
-    scene, noise = system.scene, system.work
-    cohorts = Cohorts(scene.experiment.sampling, entropy.child("cohorts"))
-    learner = _finite(LocalTrainer(scene.model, scene.task.clients, system.local))
+    workload, noise = system.workload, system.work
+    cohorts = Cohorts(workload.experiment.sampling, entropy.child("cohorts"))
+    learner = _finite(LocalTrainer(workload.model, workload.task.clients, system.local))
 
     def once(number: int, params: FloatVector) -> Outcome:
         cohort = cohorts.draw(number, 0, number)
@@ -211,7 +213,7 @@ def _release(system: System, noise: ContinuousGaussian) -> Release:
         attempt=0,
         unit=Unit.CLIENT,
         adjacency=Adjacency.REPLACE_ONE,
-        sampling=system.scene.experiment.sampling,
+        sampling=system.workload.experiment.sampling,
         noise=noise,
         participants=(),
     )
@@ -223,11 +225,11 @@ def _is_finished(path: Path) -> bool:
     return False
 
 
-def _read(system: System, path: Path) -> Curve:
+def _read(system: System, path: Path) -> RunHistory:
     summary = json.loads((path / "summary.json").read_text())
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     server = [item for item in summary["promised"] if item["observer"]["view"] == "server"]
-    return Curve(
+    return RunHistory(
         system=system,
         validation=tuple(100 * line["accuracy"] for line in lines),
         released=_epsilons(system, [line["charged"] for line in lines]),
