@@ -1,37 +1,77 @@
-"""`scripts/bench`: speed against peers and limits, measured in one run."""
+"""`scripts/bench`: speed beside peers and the machine's limits, measured in one run."""
 
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
-from benchmarks.arithmetic import DIMENSIONS, THREADS, arithmetic
+from benchmarks import record, tables
+from benchmarks.arithmetic import DIMENSIONS, THREADS, SpeedRow, arithmetic
 from benchmarks.encode import encode_memory, prepare_encode
 from benchmarks.growth import plot_growth
-from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH
-from benchmarks.secagg import bench_secagg
+from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST
+from benchmarks.secagg import SecAggRow, bench_secagg
+from benchmarks.training_row import TrainingRow
 from d2pfed.cli import run
-from d2pfed.cli.options import AsJson, on_ray
+from d2pfed.cli.options import AsJson
 from d2pfed.cli.show import err, out, print_json
 
 bench = typer.Typer(
-    help="Measure speed against peers and limits in one run.",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
+    help="Measure speed beside peers and the machine's limits.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost grows (PNG or SVG).")]
+Row = TypeVar("Row", SecAggRow, TrainingRow)
+
+_MODEST_DIMENSIONS = DIMENSIONS[:2]
+_MODEST_CLIENTS = 200
+_MODEST_REPEATS = 5
 
 
-class Rounds(StrEnum):
+class Sizes(StrEnum):
     """Which rounds of secure aggregation are measured."""
 
-    BESIDE = "beside"  # those to compare with Flower's
-    ALONE = "alone"  # the large ones
+    COMPARED = "compared"  # those to compare with Flower's
+    LARGE = "large"
     GROWTH = "growth"  # a series in clients and in dimension
+    MODEST = "modest"  # seconds each, as in `all`
+
+
+_SCALES = {Sizes.COMPARED: BESIDE_FLOWER, Sizes.LARGE: ALONE, Sizes.GROWTH: GROWTH, Sizes.MODEST: MODEST}
+
+
+@bench.command("all")
+def all_command(
+    path: Annotated[
+        Path,
+        typer.Option("--out", show_default=False, help="The JSON file that is written. [default: bench.json]"),
+    ] = Path("bench.json"),
+    json: AsJson = False,
+) -> None:
+    """Run every benchmark at a modest size.
+
+    Writes one JSON file with date, machine, versions and rows, and prints the tables.
+    """
+    about, measured = record.surroundings(), dict[str, object]()
+    shown: list[Table] = []
+    for name, measure in _MODEST_RUNS.items():
+        err().print(f"{name} ...")
+        rows, table = measure()
+        measured[name] = {"rows": rows}
+        record.write(path, about, measured)
+        shown.append(table)
+    if json:
+        print_json(about | {"benchmarks": measured})
+        return
+    for table in shown:
+        out().print(table)
+    out().print(f"Wrote {path}.", soft_wrap=True)
 
 
 @bench.command("arithmetic")
@@ -40,130 +80,83 @@ def arithmetic_command(
     plot: PlotFile = None,
     json: AsJson = False,
 ) -> None:
-    """Time samplers, rotations, packing and a client's whole encoding, on one and two threads."""
+    """Time samplers, rotations, packing, encoding.
+
+    On one thread and on two, beside OpenDP, scipy and the speed of memory.
+    """
     dimensions = tuple(dimension or DIMENSIONS)
     rows = arithmetic(dimensions, THREADS, prepare_encode)
     memory = {size: encode_memory(size) for size in dimensions}
     if plot is not None:
-        seconds = {
-            what: sorted(
-                {(row.dimension, row.dimension / row.rate) for row in rows if (row.what, row.threads) == (what, 1)}
-            )
-            for what in dict.fromkeys(row.what for row in rows)
-        }
-        plot_growth(seconds, "coordinates", "seconds", plot)
+        _plot_arithmetic(rows, plot)
     if json:
-        print_json(
-            {
-                "rows": [asdict(row) | {"ratio": row.ratio, "met": row.met} for row in rows],
-                "encode_memory_in_updates": memory,
-            }
-        )
+        print_json({"rows": [tables.as_dict(row) for row in rows], "encode_memory_in_updates": memory})
         return
-    table = Table(title="Millions of coordinates a second")
-    for name in ("what", "coordinates", "threads", "rate", "peer", "its rate", "ratio", "goal", "met"):
-        table.add_column(name, justify="left" if name in ("what", "peer") else "right")
-    for row in rows:
-        numbers = (row.peer_rate and row.peer_rate / 1e6, row.ratio, row.goal)
-        shown = ["" if number is None else f"{number:.3g}" for number in numbers]
-        met = "" if row.met is None else "yes" if row.met else "no"
-        size = f"{row.dimension:,}"
-        table.add_row(
-            row.what, size, str(row.threads), f"{row.rate / 1e6:.4g}", row.peer, *shown[:2], shown[2], met
-        )
-    out().print(table)
+    out().print(tables.speed_table(rows))
     for length, ratio in memory.items():
         out().print(f"Encoding {length:,} coordinates takes {ratio:.2f} times the memory of the update.")
 
 
 @bench.command("secagg")
 def secagg_command(
-    rounds: Annotated[Rounds, typer.Option(help="beside, alone or growth.")] = Rounds.BESIDE,
+    sizes: Annotated[
+        Sizes, typer.Option(show_default=False, help="Which rounds are run. [default: compared]")
+    ] = Sizes.COMPARED,
     plot: PlotFile = None,
     json: AsJson = False,
 ) -> None:
-    """Run whole rounds of secure aggregation, the clients in another process, beside Flower's where installed."""
-    scales = {Rounds.BESIDE: BESIDE_FLOWER, Rounds.ALONE: ALONE, Rounds.GROWTH: GROWTH}[rounds]
-    rows = []
-    for row in bench_secagg(scales):
-        rows.append(row)
-        err().print(
-            f"{row.implementation}: {row.clients} clients, {row.dimension:,} coordinates, {row.round_seconds:.1f} s"
-        )
+    """Time whole rounds of secure aggregation.
+
+    The clients run in another process; Flower's rounds are run beside ours.
+    """
+    rows = _watched(bench_secagg(_SCALES[sizes]), _secagg_progress)
     if plot is not None:
-        by_clients = [(row.clients, row.round_seconds) for row in rows if row.dimension == 10_000]
-        by_length = [(row.dimension, row.round_seconds) for row in rows if row.clients == 50]
-        known = {"in clients (10,000 coordinates)": by_clients, "in coordinates (50 clients)": by_length}
-        plot_growth({name: points for name, points in known.items() if points}, "size", "seconds a round", plot)
+        known = [row for row in rows if row.round_seconds is not None]
+        by_clients = [(row.clients, row.round_seconds or 0.0) for row in known if row.dimension == 10_000]
+        by_length = [(row.dimension, row.round_seconds or 0.0) for row in known if row.clients == 50]
+        series = {"in clients (10,000 coordinates)": by_clients, "in coordinates (50 clients)": by_length}
+        plot_growth({name: points for name, points in series.items() if points}, "size", "seconds a round", plot)
     if json:
-        print_json({"rows": [asdict(row) for row in rows]})
+        print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
-    table = Table(title="One round of secure aggregation; processor seconds, but for the whole round")
-    for name in (
-        "who",
-        "clients",
-        "coordinates",
-        "bits",
-        "neighbours",
-        "lost",
-        "client",
-        "server",
-        "round",
-        "upload",
-        "MiB",
-    ):
-        table.add_column(name, justify="left" if name == "who" else "right")
-    for row in rows:
-        sizes = (row.clients, row.dimension, row.bits, row.neighbours, row.dropouts)
-        times = (row.client_seconds, row.server_seconds, row.round_seconds)
-        table.add_row(
-            row.implementation,
-            *(f"{size:,}" for size in sizes),
-            *(f"{seconds:.3g}" for seconds in times),
-            f"{row.upload_bytes:,}",
-            f"{row.server_peak_mib:.0f}",
-        )
-    out().print(table)
+    out().print(tables.secagg_table(rows))
 
 
 @bench.command("engines")
 def engines_command(
-    clients: Annotated[int, typer.Option(help="Clients in the cohort.")] = 1000,
-    workers: Annotated[int, typer.Option(help="Ray workers.")] = 2,
+    clients: Annotated[
+        int, typer.Option(show_default=False, help="Clients in the cohort. [default: 1000]")
+    ] = 1000,
+    workers: Annotated[int, typer.Option(show_default=False, help="Ray workers. [default: 2]")] = 2,
     address: Annotated[str | None, typer.Option(help="A Ray cluster's address. [default: this machine]")] = None,
     json: AsJson = False,
 ) -> None:
-    """Time a simulated round in this process and on Ray workers."""
+    """Time a simulated round by each backend: worker processes, this process, Ray."""
     from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
 
-    rows = list(bench_engines(clients, {f"ray, {workers} workers": on_ray(workers, address)}))
+    rows = list(bench_engines(clients, workers, address))
     if json:
-        print_json({"rows": [asdict(row) for row in rows]})
+        print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
-    table = Table(title=f"One simulated round of {clients:,} clients; seconds")
-    for name in ("engine", "start and first round", "round"):
-        table.add_column(name, justify="left" if name == "engine" else "right")
-    for row in rows:
-        table.add_row(row.engine, f"{row.start_seconds:.2f}", f"{row.round_seconds:.2f}")
-    out().print(table)
+    out().print(tables.engine_table(rows))
 
 
 @bench.command("training")
 def training_command(
-    repeats: Annotated[int, typer.Option(min=1, max=40, help="Rounds to take the best of.")] = 10,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=40, show_default=False, help="Rounds to take the best of. [default: 10]")
+    ] = 10,
     plot: PlotFile = None,
     json: AsJson = False,
 ) -> None:
-    """Time whole private rounds beside the same training without privacy, a plain loop, Flower and pfl."""
+    """Time whole rounds of private training.
+
+    Beside the same training without privacy, a plain torch loop, Flower's simulation and pfl.
+    """
     # Torch takes seconds to load, and the other benchmarks do without it.
     from benchmarks.training import bench_training, measure_growth  # noqa: PLC0415
 
-    rows = []
-    for row in bench_training(repeats):
-        rows.append(row)
-        err().print(
-            f"{row.what}: {row.seconds:.3f} s a round; {row.peer}: {row.peer_seconds or float('nan'):.3f} s"
-        )
+    rows = _watched(bench_training(repeats), _training_progress)
     if plot is not None:
         grown = list(measure_growth(repeats, (25, 50, 100, 200, 400), (16, 64, 256, 1024)))
         by_clients = [(row.clients, row.seconds) for row in grown if row.what == "growth in clients"]
@@ -175,33 +168,70 @@ def training_command(
         plot_growth(series, "size", "seconds a round", plot)
         rows += grown
     if json:
-        shown = [
-            asdict(row) | {"rounds_per_second": row.rounds_per_second, "ratio": row.ratio, "met": row.met}
-            for row in rows
-        ]
-        print_json({"rows": shown})
+        print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
-    table = Table(title="One round of training, seconds by the clock")
-    for name in (
-        "what",
-        "clients",
-        "examples",
-        "epochs",
-        "parameters",
-        "seconds",
-        "peer",
-        "its",
-        "ratio",
-        "goal",
-        "met",
-    ):
-        table.add_column(name, justify="left" if name in ("what", "peer") else "right")
+    out().print(tables.training_table(rows))
+
+
+def _all_arithmetic() -> tuple[list[dict[str, object]], Table]:
+    rows = arithmetic(_MODEST_DIMENSIONS, THREADS, prepare_encode)
+    return [tables.as_dict(row) for row in rows], tables.speed_table(rows)
+
+
+def _all_secagg() -> tuple[list[dict[str, object]], Table]:
+    rows = _watched(bench_secagg(MODEST), _secagg_progress)
+    return [tables.as_dict(row) for row in rows], tables.secagg_table(rows)
+
+
+def _all_engines() -> tuple[list[dict[str, object]], Table]:
+    from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
+
+    rows = list(bench_engines(_MODEST_CLIENTS, 2, None))
+    return [tables.as_dict(row) for row in rows], tables.engine_table(rows)
+
+
+def _all_training() -> tuple[list[dict[str, object]], Table]:
+    from benchmarks.training import bench_training  # noqa: PLC0415 - torch takes seconds to load
+
+    rows = _watched(bench_training(_MODEST_REPEATS), _training_progress)
+    return [tables.as_dict(row) for row in rows], tables.training_table(rows)
+
+
+_MODEST_RUNS = {
+    "arithmetic": _all_arithmetic,
+    "secagg": _all_secagg,
+    "engines": _all_engines,
+    "training": _all_training,
+}
+
+
+def _watched(rows: Iterable[Row], progress: Callable[[Row], str]) -> list[Row]:
+    """Return all rows, with a line about each on standard error as soon as it is measured."""
+    seen: list[Row] = []
     for row in rows:
-        sizes = [f"{size:,}" for size in (row.clients, row.examples, row.epochs, row.dimension)]
-        numbers = ["" if number is None else f"{number:.3g}" for number in (row.peer_seconds, row.ratio, row.goal)]
-        met = "" if row.met is None else "yes" if row.met else "no"
-        table.add_row(row.what, *sizes, f"{row.seconds:.3g}", row.peer, *numbers, met)
-    out().print(table)
+        seen.append(row)
+        err().print(progress(row), soft_wrap=True, markup=False)
+    return seen
+
+
+def _secagg_progress(row: SecAggRow) -> str:
+    result = row.error if row.round_seconds is None else f"{row.round_seconds:.1f} s"
+    return f"{row.implementation}: {row.clients} clients, {row.dimension:,} coordinates, {result}"
+
+
+def _training_progress(row: TrainingRow) -> str:
+    peer = row.peer_error if row.peer_seconds is None else f"{row.peer_seconds:.3f} s"
+    return f"{row.what}: {row.seconds:.3f} s a round; {row.peer}: {peer}"
+
+
+def _plot_arithmetic(rows: Sequence[SpeedRow], path: Path) -> None:
+    names = dict.fromkeys(row.what for row in rows)
+    single = [row for row in rows if row.threads == 1]
+    seconds = {
+        name: sorted({(row.dimension, row.dimension / row.rate) for row in single if row.what == name})
+        for name in names
+    }
+    plot_growth(seconds, "coordinates", "seconds", path)
 
 
 if __name__ == "__main__":

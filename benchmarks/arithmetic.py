@@ -1,13 +1,14 @@
 """Speed of samplers, rotations, packing and encoding, beside peers and the limits of the machine."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from importlib.util import find_spec
+from functools import partial
 
 import numpy as np
 import scipy.fft
 
+from benchmarks.peers import attempt
 from benchmarks.timing import Speed, Work, measure
 from d2pfed.noise.sampler import CentredDiscreteGaussian, DiscreteGaussian, discrete_gaussian
 from d2pfed.numerics.randomness import Entropy
@@ -26,7 +27,7 @@ _ENCODE_RATE = 40e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SpeedRow:
     """Rates in coordinates per second; `goal` is the least ratio to the peer, where one is set."""
 
     what: str
@@ -37,6 +38,7 @@ class Row:
     peer: str
     peer_rate: float | None
     goal: float | None
+    peer_error: str = ""  # one line, where the peer is absent or has failed
 
     @property
     def ratio(self) -> float | None:
@@ -51,21 +53,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a work is compared with, and the least ratio that is wished, if any; no work means it is absent."""
+    """What a work is compared with, the least ratio that is wished, if any, and the modules that it needs."""
 
     name: str
-    work: Work | None
+    work: Work
     goal: Callable[[int], float | None]
+    needs: tuple[str, ...] = ()
 
 
 def arithmetic(
     dimensions: Iterable[int] = DIMENSIONS,
     threads: Iterable[int] = THREADS,
     encode: Callable[[int], Callable[[], object]] | None = None,
-) -> list[Row]:
+) -> list[SpeedRow]:
     """Measure everything in one run; `encode(dimension)` returns a function that encodes one client's vector."""
     counts = tuple(threads)
-    rows: list[Row] = []
+    rows: list[SpeedRow] = []
     for dimension in dimensions:
         for work, peers in _comparisons():
             rows += _compare(work, peers, dimension, counts)
@@ -75,18 +78,19 @@ def arithmetic(
     return rows
 
 
-def _compare(work: Work, peers: tuple[Peer, ...], dimension: int, threads: tuple[int, ...]) -> Iterator[Row]:
+def _compare(work: Work, peers: tuple[Peer, ...], dimension: int, threads: tuple[int, ...]) -> Iterator[SpeedRow]:
     """Compare with each peer on one thread, and with itself on more."""
     alone = measure(work, dimension, 1)
     for peer in peers:
-        rate = None if peer.work is None else measure(peer.work, dimension, 1).rate
-        yield _row(work, dimension, 1, alone, (peer.name, rate, peer.goal(dimension)))
+        speed, error = attempt(peer.needs, partial(measure, peer.work, dimension, 1))
+        row = _row(work, dimension, 1, alone, (peer.name, speed.rate if speed else None, peer.goal(dimension)))
+        yield replace(row, peer_error=error)
     for count in threads:
         if count > 1:
             yield _row(work, dimension, count, measure(work, dimension, count), ("one thread", alone.rate, None))
 
 
-def _compare_encode(work: Work, dimension: int, threads: tuple[int, ...]) -> Iterator[Row]:
+def _compare_encode(work: Work, dimension: int, threads: tuple[int, ...]) -> Iterator[SpeedRow]:
     """Compare with the rate that is wished, and two threads with one: twice as fast within a quarter."""
     alone = measure(work, dimension, 1)
     is_goal = dimension == _ENCODE_DIMENSION
@@ -99,8 +103,8 @@ def _compare_encode(work: Work, dimension: int, threads: tuple[int, ...]) -> Ite
 
 def _row(
     work: Work, dimension: int, threads: int, speed: Speed, peer: tuple[str, float | None, float | None]
-) -> Row:
-    return Row(
+) -> SpeedRow:
+    return SpeedRow(
         what=work.name,
         dimension=dimension,
         threads=threads,
@@ -114,12 +118,12 @@ def _row(
 
 def _comparisons() -> Iterator[tuple[Work, tuple[Peer, ...]]]:
     aes = Work("AES-CTR, 8 bytes each", _prepare_keystream)
-    opendp = Work("OpenDP", _prepare_opendp, largest=2000) if find_spec("opendp") else None
+    opendp = Work("OpenDP", _prepare_opendp, largest=2000)
     yield (
         Work("discrete Gaussian, sigma 2", _prepare_gaussian),
         (
             _peer(aes, 1 / 4),
-            Peer("OpenDP" if opendp else "OpenDP (not installed)", opendp, lambda _: 1000.0),
+            Peer(opendp.name, opendp, lambda _: 1000.0, ("opendp",)),
             _peer(Work("exact sampler in Python's fractions", _prepare_reference, largest=1000), None),
         ),
     )

@@ -1,57 +1,64 @@
-"""One simulated round by the in-process engine and by Ray workers: the same clients, trained, encoded and added up."""
+"""One simulated round by each backend: the same clients, trained, encoded and added up."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 
-from d2pfed.learning import LocalTrainer, LocalTraining, build_model, load_task
+from benchmarks.engines_row import EngineRow
+from benchmarks.explicit import local_training, privacy_target
+from benchmarks.peers import attempt
+from d2pfed.learning import LocalTrainer, build_model, load_task
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan import calibrate
 from d2pfed.round import Attempt, session_of
-from d2pfed.simulation import Crew, Dropouts, Fidelity, Hire, InProcess, Simulation
+from d2pfed.simulation import Backend, Dropouts, Fidelity, InProcess, collect
+from d2pfed.simulation.process_backend import ProcessBackend
 
 _ROUNDS = 3  # the first one, in which workers load and kernels compile, does not count
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSpeed:
-    """What an engine needs for a round once it runs, and to start."""
-
-    engine: str
-    clients: int
-    start_seconds: float
-    round_seconds: float
-
-
-def bench_engines(clients: int, hires: dict[str, Hire]) -> Iterator[EngineSpeed]:
-    """Yield the speed of each engine on a cohort of digits; the same entropy gives all of them the same sum."""
+def bench_engines(clients: int, ray_workers: int, address: str | None) -> Iterator[EngineRow]:
+    """Yield the speed of each backend on a cohort of digits; the same entropy gives all of them the same sum."""
     task = load_task("infimnist", population=10 * clients)
     model = build_model("mlp", task, seed=0)
-    learner = LocalTrainer(model, task.clients, LocalTraining(lr=0.2, epochs=3, batch_size=10))
-    wish = PrivacyTarget(
+    trainer = LocalTrainer(model, task.clients, local_training(lr=0.2, epochs=3, batch_size=10))
+    target = privacy_target(
         dimension=model.dimension, population=10 * clients, cohort_size=clients, rounds=_ROUNDS, dropouts=0.1
     )
-    plan = calibrate(wish)
+    plan = calibrate(target)
     params = model.initial()
 
-    def once(crew: Crew, number: int) -> float:
+    def once(backend: Backend, number: int) -> float:
         begun = time.perf_counter()
-        simulation = Simulation(
+        session = session_of(plan, Attempt("bench", number, 0), tuple(range(clients)))
+        collected = collect(
+            session,
+            params,
+            {},
             plan=plan,
-            model=params.tobytes(),
-            updates=crew.updates(params, number),
-            encode=crew.encode(params, number),
+            backend=backend,
             dropouts=Dropouts(),
             entropy=Entropy.replay(b"bench engines"),
-            participations={},
+            fidelity=Fidelity.SUM,
         )
-        session = session_of(plan, Attempt("bench", number, 0), tuple(range(clients)))
-        simulation.collect(session, Fidelity.SUM).unmask()
+        collected.unmask()
         return time.perf_counter() - begun
 
-    for name, hire in ({"process": InProcess} | hires).items():
+    def measure(name: str, start: Callable[[], Backend]) -> EngineRow:
         begun = time.perf_counter()
-        with hire(learner) as crew:
-            once(crew, 0)
-            start = time.perf_counter() - begun
-            yield EngineSpeed(name, clients, start, min(once(crew, number) for number in range(1, _ROUNDS)))
+        with closing(start()) as backend:
+            once(backend, 0)
+            started = time.perf_counter() - begun
+            best = min(once(backend, number) for number in range(1, _ROUNDS))
+        return EngineRow(engine=name, clients=clients, start_seconds=started, round_seconds=best)
+
+    def ray() -> Backend:
+        from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - its absence is a row of the table
+
+        return RayBackend(trainer, ray_workers, address)
+
+    yield measure("processes", lambda: ProcessBackend(trainer))
+    yield measure("in process", lambda: InProcess(trainer))
+    row, error = attempt(("ray",), partial(measure, f"ray, {ray_workers} workers", ray))
+    yield row or EngineRow(engine="ray", clients=clients, start_seconds=None, round_seconds=None, error=error)

@@ -66,7 +66,7 @@ def measure_flower(clients: int, dimension: int, lost: frozenset[int]) -> Flower
     with server_clock.running():
         total = _unmask(publics, masked, opened, lost)
     if not np.array_equal(total[0], [len(survivors) * round(_DEFAULTS["target_range"] / _DEFAULTS["max_weight"])]):
-        raise ConfigError("the sum of weights is wrong: a benchmark of nothing")
+        raise ConfigError("the sum of weights is wrong, so its cost means nothing")
     sent = sum(_size(answer[survivors[0]]) for answer in (shared, masked, opened)) + _size(publics["0"])
     return FlowerCost(client_clock.seconds / clients, server_clock.seconds, time.perf_counter() - begun, sent)
 
@@ -104,7 +104,7 @@ def estimate_flower(clients: int, dimension: int, dropouts: int) -> FlowerCost:
         with join_clock.running():
             secret = server.combine_shares(dealt)
         if secret != state.rd_seed:
-            raise ConfigError("a secret was joined wrongly: a benchmark of nothing")
+            raise ConfigError("a secret was joined wrongly, so its cost means nothing")
         with mask_clock.running():
             mask = server.pseudo_rand_gen(secret, _MODULUS, server.get_parameters_shape(vector))
             server.parameters_subtraction(vector, mask)

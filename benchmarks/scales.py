@@ -79,6 +79,10 @@ ALONE = (
     Scale(clients=20, dimension=1 << 24, bits=16, dropouts=2),
     *COMPLETE,
 )
+MODEST = (
+    Scale(clients=32, dimension=32_768, bits=16, dropouts=3),
+    Scale(clients=32, dimension=32_768, bits=16, dropouts=3, consistency=Consistency.SIGNED),
+)  # of `scripts/bench all`
 ESTIMATED_FLOWER = COMPLETE[:1]  # Flower's functions take hours here: one client and three secrets, scaled
 GROWTH = (
     *(

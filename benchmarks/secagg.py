@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from itertools import chain
 from multiprocessing.connection import Connection
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmarks.crowd import CHECKED, REAL, Answers, Crowd, enrolled
 from benchmarks.flower_secagg import FlowerCost, estimate_flower, measure_flower
-from benchmarks.scales import BESIDE_FLOWER, ESTIMATED_FLOWER, Scale
+from benchmarks.peers import attempt
+from benchmarks.scales import BESIDE_FLOWER, ESTIMATED_FLOWER, MODEST, Scale
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
@@ -34,8 +35,8 @@ END = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One measured round; seconds are those of the processor, except for the whole round's."""
+class SecAggRow:
+    """One measured round; seconds are those of the processor, except for the whole round's; None: not measured."""
 
     implementation: str
     clients: int
@@ -43,23 +44,28 @@ class Row:
     bits: int
     neighbours: int
     dropouts: int
-    client_seconds: float
-    server_seconds: float
-    round_seconds: float
-    upload_bytes: int
-    server_peak_mib: float
+    client_seconds: float | None
+    server_seconds: float | None
+    round_seconds: float | None
+    upload_bytes: int | None
+    server_peak_mib: float | None
+    error: str = ""  # one line, where a peer is absent or has failed
 
 
-def bench_secagg(scales: Iterable[Scale]) -> Iterator[Row]:
-    """Measure our rounds, each beside Flower's where it is installed and the scale is one to compare at."""
-    has_flower = find_spec("flwr") is not None
+def bench_secagg(scales: Iterable[Scale]) -> Iterator[SecAggRow]:
+    """Measure our rounds, each beside Flower's where the scale is one to compare at."""
     for scale in scales:
         yield measure_crowd(scale) if scale.is_crowd else measure(scale)
-        if has_flower and scale in BESIDE_FLOWER:
-            yield _row("flower", scale, measure_flower(scale.clients, scale.dimension, scale.lost))
-        if has_flower and scale in ESTIMATED_FLOWER:
-            cost = estimate_flower(scale.clients, scale.dimension, scale.dropouts)
-            yield _row("flower, scaled from one client and three secrets", scale, cost)
+        if scale in (*BESIDE_FLOWER, *MODEST):
+            yield _flower("flower", scale, partial(measure_flower, scale.clients, scale.dimension, scale.lost))
+        if scale in ESTIMATED_FLOWER:
+            estimate = partial(estimate_flower, scale.clients, scale.dimension, scale.dropouts)
+            yield _flower("flower, scaled from one client and three secrets", scale, estimate)
+
+
+def _flower(name: str, scale: Scale, measure_it: Callable[[], FlowerCost]) -> SecAggRow:
+    cost, error = attempt(("flwr",), measure_it)
+    return _row(name, scale, cost, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +78,25 @@ class _Cost:
     upload_bytes: int
 
 
-def _row(implementation: str, scale: Scale, cost: _Cost | FlowerCost) -> Row:
+def _row(implementation: str, scale: Scale, cost: _Cost | FlowerCost | None, error: str = "") -> SecAggRow:
     is_ours = isinstance(cost, _Cost)
-    return Row(
+    return SecAggRow(
         implementation=implementation,
         clients=scale.clients,
         dimension=scale.dimension,
         bits=scale.bits if is_ours else 64,
         neighbours=scale.session().degree if is_ours else scale.clients - 1,
         dropouts=scale.dropouts,
-        client_seconds=cost.client_seconds,
-        server_seconds=cost.server_seconds,
-        round_seconds=cost.round_seconds,
-        upload_bytes=cost.upload_bytes,
-        server_peak_mib=_peak_mib(),
+        client_seconds=None if cost is None else cost.client_seconds,
+        server_seconds=None if cost is None else cost.server_seconds,
+        round_seconds=None if cost is None else cost.round_seconds,
+        upload_bytes=None if cost is None else cost.upload_bytes,
+        server_peak_mib=None if cost is None else _peak_mib(),
+        error=error,
     )
 
 
-def measure(scale: Scale) -> Row:
+def measure(scale: Scale) -> SecAggRow:
     """Run one round and check its sum; the peak is that of this process so far."""
     spawning = multiprocessing.get_context("spawn")
     here, there = spawning.Pipe()
@@ -105,7 +112,7 @@ def measure(scale: Scale) -> Row:
     clients.join()
     expected = sum(survivors) % scale.session().ring.modulus
     if len(survivors) != scale.clients - scale.dropouts or bool((total != expected).any()):
-        raise ConfigError(f"the sum of {scale} is wrong: a benchmark of nothing")
+        raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
     each = client_seconds / scale.clients
     return _row("d2pfed", scale, _Cost(each, server_seconds, round_seconds, transport.largest_upload))
 
@@ -142,7 +149,7 @@ def _counted(watch: _Watch, who: str) -> Iterator[None]:
     setattr(watch, who, getattr(watch, who) + time.process_time() - begun)
 
 
-def measure_crowd(scale: Scale) -> Row:
+def measure_crowd(scale: Scale) -> SecAggRow:
     """Measure the server and one real client in a round whose other clients are played by one helper.
 
     The sum is checked where the helper has put its masks, in the first coordinates.
@@ -173,7 +180,7 @@ def measure_crowd(scale: Scale) -> Row:
     with _counted(watch, "server"):
         total = unmasking.close().vector
     if len(confirming.survivors) != scale.clients - scale.dropouts or bool((total[:CHECKED] != 7).any()):
-        raise ConfigError(f"the sum of {scale} is wrong: a benchmark of nothing")
+        raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
     name = f"d2pfed, {scale.consistency.value}, one client and the server measured"
     return _row(name, scale, _Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
 

@@ -4,19 +4,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.training_peers import PEERS, Cost, Peer, Work, one_hidden_layer, stored_clients, train_in_a_loop
-from d2pfed.learning import LocalTrainer, LocalTraining, build_model, fitting, load_task
+from benchmarks.explicit import local_training, privacy_target
+from benchmarks.peers import attempt
+from benchmarks.training_peers import (
+    PEERS,
+    Cost,
+    Peer,
+    TrainingWork,
+    one_hidden_layer,
+    stored_clients,
+    train_in_a_loop,
+)
+from benchmarks.training_row import TrainingRow
+from d2pfed.learning import LocalTrainer, build_model, fitting, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Plan, PrivacyTarget, calibrate
+from d2pfed.plan import Plan, calibrate
 from d2pfed.round import Attempt, aggregate, run_plan
-from d2pfed.simulation import Dropouts, Fidelity, Simulation
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, SimulatedFederation
 from d2pfed.training import Cohorts
 
 _LEAST_SHARE = 1 / 1.3  # of the speed without privacy: an overhead of at most 30 %
@@ -24,40 +36,8 @@ _ROUNDS = 50  # that the plans are made for; more than are measured
 _EPSILON = 1.0
 _COHORT = 100
 _EPSILON_OF_ALL = 30.0  # where the whole population takes part in every round
-_LOCAL = LocalTraining(lr=0.2, epochs=3, batch_size=10)
-_ONE_EPOCH = LocalTraining(lr=0.2, epochs=1, batch_size=10)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """The best of several rounds, and a peer's in the same run; `goal` is the least ratio, where one is set."""
-
-    what: str
-    clients: int
-    examples: int  # of one client
-    epochs: int
-    dimension: int
-    seconds: float
-    processor_seconds: float | None  # of all threads of this process
-    peer: str
-    peer_seconds: float | None
-    peer_processor_seconds: float | None
-    goal: float | None
-
-    @property
-    def rounds_per_second(self) -> float:
-        """Return the rate."""
-        return 1 / self.seconds
-
-    @property
-    def ratio(self) -> float | None:
-        """Return how many times as fast as the peer it is, or None without a peer."""
-        return None if self.peer_seconds is None else self.peer_seconds / self.seconds
-
-    @property
-    def met(self) -> bool | None:
-        """Return whether the goal is met, or None if there is none to meet."""
-        return None if self.ratio is None or self.goal is None else self.ratio >= self.goal
+_LOCAL = local_training(lr=0.2, epochs=3, batch_size=10)
+_ONE_EPOCH = local_training(lr=0.2, epochs=1, batch_size=10)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +53,7 @@ class Federation:
     @contextmanager
     def open(learner: LocalTrainer, cohort: int, epsilon: float) -> Iterator["Federation"]:
         """Plan for the learner's clients, with a ledger that is thrown away."""
-        target = PrivacyTarget(
+        target = privacy_target(
             dimension=learner.model.dimension,
             population=learner.clients.population,
             cohort_size=cohort,
@@ -93,25 +73,17 @@ class Federation:
 
     def private(self, number: int, fidelity: Fidelity) -> FloatVector:
         """Return the private mean of a round: trained, encoded, charged, summed and decoded."""
-        params = self.learner.model.initial()
-        simulation = Simulation(
+        federation = SimulatedFederation(
             plan=self.plan,
-            model=params.tobytes(),
-            updates=lambda clients: self.learner(params, clients, number),
+            backend=InProcess(self.learner),
+            cohorts=Cohorts(self.plan.sampling, self.entropy.child("cohorts")),
             dropouts=Dropouts(),
+            fidelity=fidelity,
             entropy=self.entropy.child("clients"),
-            participations={},
+            ledger=self.book,
         )
-        first = Attempt(fidelity.value, number, 0)
-        return aggregate(
-            self.plan,
-            first,
-            lambda _attempt: self.cohort(number),
-            lambda session, participations: replace(simulation, participations=participations).collect(
-                session, fidelity
-            ),
-            self.book,
-        ).mean
+        params = self.learner.model.initial()
+        return aggregate(self.plan, Attempt(fidelity.value, number, 0), params, federation, self.book).mean
 
     def plain(self, number: int) -> FloatVector:
         """Return the mean of the same updates, without privacy."""
@@ -126,13 +98,13 @@ class Federation:
         return Cohorts(self.plan.sampling, self.entropy.child("cohorts")).draw(number, 0, number)
 
 
-def bench_training(repeats: int) -> Iterator[Row]:
+def bench_training(repeats: int) -> Iterator[TrainingRow]:
     """Measure the default job, then one epoch of 100 examples a client beside the peers that are installed."""
     yield from compare_without_privacy(default_learner(), _COHORT, repeats)
     yield from compare_with_peers(_COHORT, repeats, PEERS)
 
 
-def compare_without_privacy(learner: LocalTrainer, cohort: int, repeats: int) -> Iterator[Row]:
+def compare_without_privacy(learner: LocalTrainer, cohort: int, repeats: int) -> Iterator[TrainingRow]:
     """Measure both fidelities beside the plain mean of the same updates, in turns."""
     with Federation.open(learner, cohort, _EPSILON) as federation:
         costs = measure(
@@ -150,11 +122,11 @@ def compare_without_privacy(learner: LocalTrainer, cohort: int, repeats: int) ->
             yield _row(f"private, {fidelity}", federation, costs[fidelity], peer)
 
 
-def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iterator[Row]:
+def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iterator[TrainingRow]:
     """Measure one epoch of 100 examples a client, at hand in memory for everyone, beside loop, Flower and pfl."""
     task = load_task("infimnist")
     model, clients = build_model("mlp", task, seed=0), stored_clients(task, cohort)
-    work = Work(model.module, tuple(map(clients.examples, range(cohort))), _ONE_EPOCH, repeats)
+    work = TrainingWork(model.module, tuple(map(clients.examples, range(cohort))), _ONE_EPOCH, repeats)
     with Federation.open(LocalTrainer(model, clients, _ONE_EPOCH), cohort, _EPSILON_OF_ALL) as federation:
         costs = measure(
             {
@@ -168,14 +140,13 @@ def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iter
         for what, cost in costs.items():
             yield _row(what, federation, cost, ("a plain torch loop", loop, None))
         for peer in peers:
-            theirs = peer.measure(work) if peer.is_installed else None
-            name = peer.name if peer.is_installed else f"{peer.name} (not installed)"
+            theirs, error = attempt(peer.needs, partial(peer.measure, work))
             for what, cost in costs.items():  # peers are not private, so the goal is like against like
                 goal = peer.goal if what == "without privacy" else None
-                yield _row(what, federation, cost, (name, theirs, goal))
+                yield replace(_row(what, federation, cost, (peer.name, theirs, goal)), peer_error=error)
 
 
-def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ...]) -> Iterator[Row]:
+def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ...]) -> Iterator[TrainingRow]:
     """Measure private rounds of the default job by cohort, and by dimension with one hidden layer and 20 clients."""
     learner = default_learner()
     for cohort in cohorts:
@@ -203,15 +174,17 @@ def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[
     return {name: Cost(*(min(column) for column in zip(*costs[1:], strict=True))) for name, costs in seen.items()}
 
 
-def _alone(what: str, learner: LocalTrainer, cohort: int, repeats: int) -> Row:
+def _alone(what: str, learner: LocalTrainer, cohort: int, repeats: int) -> TrainingRow:
     with Federation.open(learner, cohort, _EPSILON) as federation:
         cost = measure({"": lambda number: federation.private(number, Fidelity.SUM)}, repeats)[""]
         return _row(what, federation, cost, ("", None, None))
 
 
-def _row(what: str, federation: Federation, cost: Cost, peer: tuple[str, Cost | None, float | None]) -> Row:
+def _row(
+    what: str, federation: Federation, cost: Cost, peer: tuple[str, Cost | None, float | None]
+) -> TrainingRow:
     learner, (name, theirs, goal) = federation.learner, peer
-    return Row(
+    return TrainingRow(
         what=what,
         clients=federation.plan.cohort_size,
         examples=len(learner.clients.examples(0)),

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.peers import PeerCrash, one_line
 from d2pfed.learning import Examples, LocalTraining, Model, StoredClients, Task
 
 
@@ -29,7 +30,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class TrainingWork:
     """A module, what each client holds, how it trains (plain SGD), and how many rounds are timed."""
 
     module: nn.Module
@@ -45,12 +46,10 @@ class Peer:
     name: str
     needs: tuple[str, ...]
     goal: float
-    measure: Callable[[Work], Cost]
+    measure: Callable[[TrainingWork], Cost]
 
-    @property
-    def is_installed(self) -> bool:
-        """Say whether it can be measured here."""
-        return all(find_spec(name) is not None for name in self.needs)
+
+RunPeer = Callable[[TrainingWork], list[float]]  # returns when each round ended; sent to another process by name
 
 
 def stored_clients(task: Task, count: int) -> StoredClients:
@@ -65,7 +64,7 @@ def one_hidden_layer(width: int) -> Model:
     return Model(nn.Sequential(nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10)))
 
 
-def train_in_a_loop(work: Work) -> dict[str, torch.Tensor]:
+def train_in_a_loop(work: TrainingWork) -> dict[str, torch.Tensor]:
     """Return the mean of the clients' models, each trained after the other."""
     total = {name: torch.zeros_like(value) for name, value in work.module.state_dict().items()}
     for examples in work.table:
@@ -87,23 +86,40 @@ def train_alone(module: nn.Module, examples: Examples, local: LocalTraining) -> 
     return dict(own.state_dict())
 
 
-def _apart(target: Callable[[Work, Connection], None], work: Work) -> Cost:
-    """Run a peer in a process of its own, which logs to standard error, and take its best round but the first."""
+def measure_in_process(peer: RunPeer, work: TrainingWork) -> Cost:
+    """Run a peer in a process of its own, which logs to standard error, and take its best round but the first.
+
+    Raises:
+        PeerCrash: The peer raised an error, which the text names, or its process ended without an answer.
+    """
     spawning = multiprocessing.get_context("spawn")
     here, there = spawning.Pipe()
     # pfl sets itself up in a process of this name only.
-    process = spawning.Process(target=target, args=(work, there), name="MainProcess")
+    process = spawning.Process(target=_serve, args=(peer, work, there), name="MainProcess")
     process.start()
     there.close()
     try:
-        ends: list[float] = here.recv()
-    finally:
+        ends: list[float] | str = here.recv()
+    except EOFError:
         process.join()
+        raise PeerCrash(f"its process ended with exit code {process.exitcode} and no answer") from None
+    process.join()
+    if isinstance(ends, str):
+        raise PeerCrash(ends)
+    if len(ends) < 3:
+        raise PeerCrash(f"it finished {len(ends)} rounds, too few to time one")
     return Cost(float(np.diff(ends)[1:].min()), None)
 
 
-def _run_flower(work: Work, answer: Connection) -> None:
+def _serve(peer: RunPeer, work: TrainingWork, answer: Connection) -> None:
     os.dup2(2, 1)
+    try:
+        answer.send(peer(work))
+    except Exception as error:  # noqa: BLE001 - the other process reports it
+        answer.send(one_line(error))
+
+
+def _run_flower(work: TrainingWork) -> list[float]:
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     app, strategy = import_module("flwr.app"), import_module("flwr.serverapp.strategy")
     clients, server = import_module("flwr.clientapp").ClientApp(), import_module("flwr.serverapp").ServerApp()
@@ -136,11 +152,10 @@ def _run_flower(work: Work, answer: Connection) -> None:
         server.main()(main)
         resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
         import_module("flwr.simulation").run_simulation(server, clients, len(work.table), backend_config=resources)
-    answer.send(ends)
+    return ends
 
 
-def _run_pfl(work: Work, answer: Connection) -> None:
-    os.dup2(2, 1)
+def _run_pfl(work: TrainingWork) -> list[float]:
     data, model = import_module("pfl.data"), import_module("pfl.model.pytorch")
     parameters, base = import_module("pfl.hyperparam"), import_module("pfl.algorithm.base")
     ends: list[float] = []
@@ -172,7 +187,7 @@ def _run_pfl(work: Work, answer: Connection) -> None:
         ),
         callbacks=[Watch()],
     )
-    answer.send(ends)
+    return ends
 
 
 class _WithLoss(nn.Module):
@@ -192,6 +207,6 @@ class _WithLoss(nn.Module):
 
 
 PEERS = (
-    Peer("Flower's simulation", ("flwr", "ray"), 15.0, lambda work: _apart(_run_flower, work)),
-    Peer("pfl", ("pfl",), 4.0, lambda work: _apart(_run_pfl, work)),
+    Peer("Flower's simulation", ("flwr", "ray"), 15.0, partial(measure_in_process, _run_flower)),
+    Peer("pfl", ("pfl",), 4.0, partial(measure_in_process, _run_pfl)),
 )

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from d2pfed.runs.report.plots import Ink
-from reproduction.exhibit import Exhibit, Place, Table
+from reproduction.result import Context, Result, Table
 
 DRAWN_LEVELS = 11  # the paper draws a grid of 0.2 in the unit disc
 DRAWN_SQUARE = Fraction(34, 25)  # the radius of its outer circle, squared
@@ -46,12 +46,12 @@ def reachable(levels: int) -> list[tuple[int, int]]:
     return [(x, y) for x in ends for y in ends if _cost(abs(x)) + _cost(abs(y)) < edge**2]
 
 
-def make(place: Place) -> Exhibit:
+def make(context: Context) -> Result:
     """Draw the quantised disc, and the radius against the dimension for k = sqrt(d) + 1."""
-    place.listen("the quantised ball", 0.0)
+    context.report("the quantised ball", 0.0)
     sides = [(root * root, root + 1) for root in ROOTS]
     rows = [_row(dimension, levels) for dimension, levels in [(2, DRAWN_LEVELS), *sides]]
-    return Exhibit(
+    return Result(
         name="fig2",
         title="The quantised ball",
         table=Table(

@@ -1,24 +1,24 @@
-"""The exhibits by name; what makes one is loaded when it is asked for, since torch takes seconds."""
+"""The results by name; what makes one is loaded when it is asked for, since torch takes seconds."""
 
 from dataclasses import dataclass
 from importlib import import_module
 
 from d2pfed.errors import ConfigError
-from reproduction.exhibit import Exhibit, Make, Place
+from reproduction.result import Context, Make, Result
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where an exhibit is made, and how long that takes: `weight` is its share of the work of all, when quick."""
+    """Where a result is made, and how long that takes: `weight` is its share of the work of all, when quick."""
 
     module: str
     function: str
     weight: float
 
-    def make(self, place: Place) -> Exhibit:
-        """Make the exhibit."""
+    def make(self, context: Context) -> Result:
+        """Make the result."""
         make: Make = getattr(import_module(f"reproduction.{self.module}"), self.function)
-        return make(place)
+        return make(context)
 
 
 CATALOGUE: dict[str, Entry] = {
@@ -36,10 +36,10 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
-def chosen(name: str) -> dict[str, Entry]:
+def select(name: str) -> dict[str, Entry]:
     """Return the entry of that name, or those of all."""
     if name == "all":
         return CATALOGUE
     if name not in CATALOGUE:
-        raise ConfigError(f"an exhibit must be all, page or one of {', '.join(CATALOGUE)}, got {name}")
+        raise ConfigError(f"name must be all, page or one of {', '.join(CATALOGUE)}, got {name}")
     return {name: CATALOGUE[name]}

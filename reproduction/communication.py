@@ -17,7 +17,7 @@ from d2pfed.round import gather
 from d2pfed.secagg import Client, Consistency, Contribute, Delivery, Session
 from d2pfed.secagg.graph import Risk, choose
 from d2pfed.secagg.wire import ClientId
-from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
+from reproduction.result import Cell, Context, Result, Size, Table
 from reproduction.setting import CIFAR10, INFIMNIST, Setting
 
 OVERFLOW = 1e-3  # the chance that any coordinate of a round's sum wraps
@@ -149,20 +149,20 @@ def measure(session: Session) -> int:
     return max(sent.values())
 
 
-def make(place: Place) -> Exhibit:
+def make(context: Context) -> Result:
     """Compare uploads in both of the paper's settings."""
-    return compare((INFIMNIST, CIFAR10), place)
+    return compare((INFIMNIST, CIFAR10), context)
 
 
-def compare(settings: tuple[Setting, ...], place: Place) -> Exhibit:
+def compare(settings: tuple[Setting, ...], context: Context) -> Result:
     """Compare the upload of each system by the paper, as needed and as measured."""
     pairs = [(setting, upload) for setting in settings for upload in uploads(setting)]
     rows = []
     for number, (setting, upload) in enumerate(pairs):
-        place.listen(f"uploads, {setting.name}: {upload.system}", number / len(pairs))
-        measured = measure(session_of(setting, upload)) if _is_measured(upload, place.size) else None
+        context.report(f"uploads, {setting.name}: {upload.system}", number / len(pairs))
+        measured = measure(session_of(setting, upload)) if _is_measured(upload, context.size) else None
         rows.append(_row(setting, upload, measured))
-    return Exhibit(
+    return Result(
         name="table-comm",
         title="What a client uploads in a round",
         table=Table(
@@ -182,7 +182,7 @@ def compare(settings: tuple[Setting, ...], place: Place) -> Exhibit:
         ),
         words=_words(),
         ran={"overflow": OVERFLOW, "seed": SEED.decode(), "dropouts allowed": "a tenth of the cohort"},
-        reduced="measured for our own uploads only" if place.size is Size.QUICK else "",
+        reduced="measured for our own uploads only" if context.size is Size.QUICK else "",
     )
 
 

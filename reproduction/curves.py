@@ -35,7 +35,7 @@ Dash = Literal[
 ]  # a solid line: the true epsilon; dashes: as published; with dots: no epsilon at all
 
 
-class Across(StrEnum):
+class XScale(StrEnum):
     """How the horizontal axis runs."""
 
     LINEAR = "linear"
@@ -43,7 +43,7 @@ class Across(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Line:
     """A line of accuracies; without xs, one height across the plot."""
 
     label: str  # in the legend
@@ -69,10 +69,10 @@ class Panel:
     """One set of axes."""
 
     title: str
-    across: str
-    traces: tuple[Trace, ...]
+    xlabel: str
+    lines: tuple[Line, ...]
     marks: tuple[PaperMark, ...] = ()
-    scale: Across = Across.LINEAR
+    scale: XScale = XScale.LINEAR
 
 
 def draw_panels(figure: Figure, panels: Sequence[Panel]) -> None:
@@ -86,14 +86,14 @@ def draw_panels(figure: Figure, panels: Sequence[Panel]) -> None:
 def legend(figure: Figure, panels: Sequence[Panel]) -> None:
     """Name every kind of line once, above the panels."""
     entries: dict[str, Line2D] = {}
-    traces = [trace for panel in panels for trace in panel.traces]
-    for trace in traces:
-        entries.setdefault(trace.label, Line2D([], [], color=trace.hue, linestyle=trace.dash, linewidth=1.8))
+    lines = [line for panel in panels for line in panel.lines]
+    for line in lines:
+        entries.setdefault(line.label, Line2D([], [], color=line.hue, linestyle=line.dash, linewidth=1.8))
     if any(panel.marks for panel in panels):
         entries["the paper's end point"] = _sign("*", _PAPER_SIZE)
-    if any(trace.test is not None for trace in traces):
+    if any(line.test is not None for line in lines):
         entries["test accuracy at the end"] = _sign("o", _TEST_SIZE)
-    if any(trace.server is not None for trace in traces):
+    if any(line.server is not None for line in lines):
         entries["the same, against the server"] = _sign("D", _SERVER_SIZE)
     figure.legend(
         list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False, fontsize=7.5
@@ -107,27 +107,27 @@ def _sign(marker: str, size: float) -> Line2D:
 
 def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draw one panel."""
-    if panel.scale is Across.EPSILON:
+    if panel.scale is XScale.EPSILON:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
-    for trace in panel.traces:
-        _draw_trace(axes, trace, _LEAST_EPSILON if panel.scale is Across.EPSILON else -math.inf)
+    for line in panel.lines:
+        _draw_line(axes, line, _LEAST_EPSILON if panel.scale is XScale.EPSILON else -math.inf)
     for mark in panel.marks:
         axes.plot(mark.x, mark.y, "*", color=mark.hue, markersize=_PAPER_SIZE, markeredgecolor="white", zorder=5)
-    if panel.scale is Across.EPSILON:
+    if panel.scale is XScale.EPSILON:
         axes.set_xlim(_LEAST_EPSILON, min(axes.get_xlim()[1], _LARGEST_EPSILON))
-    elif all(x == int(x) for trace in panel.traces for x in trace.xs):
+    elif all(x == int(x) for line in panel.lines for x in line.xs):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))  # there is no half a round
     axes.set_ylim(0, 100)
     axes.set_title(panel.title, loc="left", fontsize=9.5, color=Ink.TEXT)
-    axes.set_xlabel(panel.across, color=Ink.TEXT)
+    axes.set_xlabel(panel.xlabel, color=Ink.TEXT)
     axes.set_ylabel("accuracy, %", color=Ink.TEXT)
-    dress(axes)
+    style_axes(axes)
 
 
-def dress(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
     """Give axes their quiet grid and edges."""
     axes.grid(color=Ink.GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -137,17 +137,17 @@ def dress(axes: Axes) -> None:
         spine.set_color(Ink.GRID)
 
 
-def _draw_trace(axes: Axes, trace: Trace, least: float) -> None:
-    if not trace.xs:
-        axes.axhline(trace.ys[-1], color=trace.hue, linestyle=trace.dash, linewidth=1.4)
+def _draw_line(axes: Axes, line: Line, least: float) -> None:
+    if not line.xs:
+        axes.axhline(line.ys[-1], color=line.hue, linestyle=line.dash, linewidth=1.4)
         return
-    kept = [(x, y) for x, y in zip(trace.xs, trace.ys, strict=True) if x >= least] or [(least, trace.ys[-1])]
+    kept = [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if x >= least] or [(least, line.ys[-1])]
     xs, ys = zip(*kept, strict=True)
-    axes.plot(xs, ys, color=trace.hue, linestyle=trace.dash, linewidth=1.6)
-    height = trace.ys[-1] if trace.test is None else trace.test
-    if trace.test is not None:
-        axes.plot(xs[-1], height, "o", color=trace.hue, markersize=_TEST_SIZE, markeredgecolor="white", zorder=4)
-    if trace.server is not None:
+    axes.plot(xs, ys, color=line.hue, linestyle=line.dash, linewidth=1.6)
+    height = line.ys[-1] if line.test is None else line.test
+    if line.test is not None:
+        axes.plot(xs[-1], height, "o", color=line.hue, markersize=_TEST_SIZE, markeredgecolor="white", zorder=4)
+    if line.server is not None:
         axes.plot(
-            trace.server, height, "D", color=trace.hue, markersize=_SERVER_SIZE, markerfacecolor="white", zorder=4
+            line.server, height, "D", color=line.hue, markersize=_SERVER_SIZE, markerfacecolor="white", zorder=4
         )

@@ -13,7 +13,7 @@ from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import IntVector
 from d2pfed.numerics.rotation import Hadamard
-from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
+from reproduction.result import Cell, Context, Result, Size, Table
 from reproduction.setting import CIFAR10, INFIMNIST, Setting
 from reproduction.synthetic import Floats, directions
 
@@ -112,20 +112,20 @@ def cases(size: Size) -> dict[str, Case]:
     }
 
 
-def make(place: Place) -> Exhibit:
+def make(context: Context) -> Result:
     """Compare bounds and simulation in all settings."""
-    return compare(cases(place.size), place)
+    return compare(cases(context.size), context)
 
 
-def compare(compared: dict[str, Case], place: Place) -> Exhibit:
+def compare(compared: dict[str, Case], context: Context) -> Result:
     """Compare the theorem's bound, the corrected one and the simulated error of named cases."""
     rows = []
     for number, (name, case) in enumerate(compared.items()):
-        place.listen(f"the error of the mean, {name}", number / len(compared))
+        context.report(f"the error of the mean, {name}", number / len(compared))
         rows.append(_row(name, case))
     columns = ("setting", "dimension", "cohort", "levels", "sigma", "clip")
     bounds = ("paper, sigma real", "paper, sigma in steps", "corrected", "simulated", "standard error")
-    return Exhibit(
+    return Result(
         name="table-mse",
         title="The error of the mean",
         table=Table((*columns, *bounds, "simulated, separate draws"), tuple(rows)),
@@ -135,7 +135,7 @@ def compare(compared: dict[str, Case], place: Place) -> Exhibit:
             "rounds": {name: case.rounds for name, case in compared.items()},
             "updates": "random directions of the clip's length",
         },
-        reduced="a quarter or less of the simulated rounds" if place.size is Size.QUICK else "",
+        reduced="a quarter or less of the simulated rounds" if context.size is Size.QUICK else "",
     )
 
 

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 
 from d2pfed.plan import MechanismName, Plan
 from d2pfed.runs.report.plots import Ink
-from reproduction.curves import Across, Hue, Panel, Trace, draw_axes, dress, legend
-from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
+from reproduction.curves import Hue, Line, Panel, XScale, draw_axes, legend, style_axes
+from reproduction.presentation import records, significant
 from reproduction.published import INFIMNIST, MARGIN
-from reproduction.readings import records, significant
-from reproduction.runs import Curve, carry_out
-from reproduction.systems import Scene, System, calmed, central, planned, reductions, relative_error
+from reproduction.result import Cell, Context, Result, Size, Table
+from reproduction.runs import RunHistory, run_systems
+from reproduction.systems import System, Workload, central, planned, reductions, relative_error, with_smaller_lr
 
 _EPSILONS = (0.05, 1.0, 4.0)
 _QUICK_EPSILONS = (0.05, 1.0)
@@ -44,31 +44,35 @@ class Point:
 
     kind: str
     epsilon: float
-    curve: Curve
+    curve: RunHistory
     error: float  # root mean square error of the mean over a trusted server's, at the bits that were run
     least_bits: int  # the fewest at which rounding adds no more than 2 % to the error
 
 
-def make(place: Place) -> Exhibit:
+def make(context: Context) -> Result:
     """Return the frontier of all mechanisms on INFIMNIST."""
-    full = place.size is Size.FULL
+    full = context.size is Size.FULL
     kinds, epsilons = (tuple(MechanismName), _EPSILONS) if full else (_QUICK_KINDS, _QUICK_EPSILONS)
-    return frontier(Scene.load(INFIMNIST, place), place, kinds, epsilons)
+    return frontier(Workload.load(INFIMNIST, context), context, kinds, epsilons)
 
 
-def frontier(scene: Scene, place: Place, kinds: Sequence[MechanismName], epsilons: Sequence[float]) -> Exhibit:
+def frontier(
+    workload: Workload, context: Context, kinds: Sequence[MechanismName], epsilons: Sequence[float]
+) -> Result:
     """Run each mechanism, cpSGD among them, and a trusted server at each epsilon."""
-    wished = [(epsilon, kind) for epsilon in epsilons for kind in (*kinds, None)]
-    systems = [_system(scene, kind, epsilon) for epsilon, kind in wished]
+    wanted = [(epsilon, kind) for epsilon in epsilons for kind in (*kinds, None)]
+    systems = [_system(workload, kind, epsilon) for epsilon, kind in wanted]
     # Where a mechanism's noise is great a smaller step may serve better: the better of two counts, by validation.
-    second = [calmed(system, relative_error(system)) for system in systems if relative_error(system) > _GREAT]
-    curves = carry_out([*systems, *second], place)
-    points = [
-        Point(curve.system.label, epsilon, curve, *_price(scene, kind, epsilon, curve.system))
-        for (epsilon, kind), curve in zip(wished, _better(curves, len(systems)), strict=True)
+    second = [
+        with_smaller_lr(system, relative_error(system)) for system in systems if relative_error(system) > _GREAT
     ]
-    reduced = reductions(place, INFIMNIST)
-    return Exhibit(
+    curves = run_systems([*systems, *second], context)
+    points = [
+        Point(curve.system.label, epsilon, curve, *_error_and_bits(workload, kind, epsilon, curve.system))
+        for (epsilon, kind), curve in zip(wanted, _better(curves, len(systems)), strict=True)
+    ]
+    reduced = reductions(context, INFIMNIST)
+    return Result(
         name="frontier",
         title="The frontier: accuracy, epsilon and bits of every mechanism",
         table=_table(points),
@@ -81,7 +85,7 @@ def frontier(scene: Scene, place: Place, kinds: Sequence[MechanismName], epsilon
     )
 
 
-def _better(curves: Sequence[Curve], first: int) -> list[Curve]:
+def _better(curves: Sequence[RunHistory], first: int) -> list[RunHistory]:
     """Return the first curves, or of those that were run again with another step the better run."""
     again = {curve.system.name: curve for curve in curves[first:]}
     return [
@@ -90,16 +94,18 @@ def _better(curves: Sequence[Curve], first: int) -> list[Curve]:
     ]
 
 
-def _system(scene: Scene, kind: MechanismName | None, epsilon: float) -> System:
+def _system(workload: Workload, kind: MechanismName | None, epsilon: float) -> System:
     if kind is None:
-        return central(scene, epsilon)
+        return central(workload, epsilon)
     # Ours takes as few bits as serve; the others take the two bytes that they can make use of.
     bits = None if kind is MechanismName.CENTERED else _TWO_BYTES
-    return planned(scene, kind, epsilon, bits=bits, label=_NAMES.get(kind, str(kind)))
+    return planned(workload, kind, epsilon, bits=bits, label=_NAMES.get(kind, str(kind)))
 
 
-def _price(scene: Scene, kind: MechanismName | None, epsilon: float, system: System) -> tuple[float, int]:
-    least = system.bits if kind is None else planned(scene, kind, epsilon).bits
+def _error_and_bits(
+    workload: Workload, kind: MechanismName | None, epsilon: float, system: System
+) -> tuple[float, int]:
+    least = system.bits if kind is None else planned(workload, kind, epsilon).bits
     return relative_error(system), least
 
 
@@ -169,8 +175,8 @@ def _listed(values: Iterable[float]) -> str:
 def _draw(figure: Figure, points: Sequence[Point]) -> None:
     left, right = figure.subplots(1, 2)
     kinds = list(dict.fromkeys(point.kind for point in points))
-    traces = tuple(
-        Trace(
+    lines = tuple(
+        Line(
             label=kind,
             hue=_hue(kind),
             xs=[point.epsilon for point in points if point.kind == kind],
@@ -180,13 +186,13 @@ def _draw(figure: Figure, points: Sequence[Point]) -> None:
     )
     panel = Panel(
         title="INFIMNIST, test accuracy",
-        across="true epsilon of the released models",
-        traces=traces,
-        scale=Across.EPSILON,
+        xlabel="true epsilon of the released models",
+        lines=lines,
+        scale=XScale.EPSILON,
     )
     draw_axes(left, panel)
-    for trace in traces:
-        left.plot(trace.xs, trace.ys, "o", color=trace.hue, markersize=5, markeredgecolor="white")
+    for line in lines:
+        left.plot(line.xs, line.ys, "o", color=line.hue, markersize=5, markeredgecolor="white")
     epsilons, heights = [point.epsilon for point in points], [point.curve.test for point in points]
     left.set_xlim(min(epsilons) / 1.6, max(epsilons) * 1.6)
     left.set_ylim(max(0, min(heights) - 5), 100)
@@ -206,7 +212,7 @@ def _draw_errors(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_xlabel("fewest bits a coordinate", color=Ink.TEXT)
     axes.set_ylabel("error of the mean, over a trusted server's", color=Ink.TEXT)
     axes.set_ylim(0, 1.1 * max(point.error for point in distributed))
-    dress(axes)
+    style_axes(axes)
 
 
 def _hue(kind: str) -> Hue:

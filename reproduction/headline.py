@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from reproduction.curves import Across, Hue, Panel, PaperMark, Trace, draw_panels
-from reproduction.exhibit import Exhibit, Place, Table
+from reproduction.curves import Hue, Line, Panel, PaperMark, XScale, draw_panels
+from reproduction.presentation import level_line, published_line, records, table_of, true_line
 from reproduction.published import (
     CIFAR10,
     CPSGD_END,
@@ -15,9 +15,9 @@ from reproduction.published import (
     EndPoint,
     Experiment,
 )
-from reproduction.readings import level_trace, published_trace, records, table_of, true_trace
-from reproduction.runs import Curve, carry_out
-from reproduction.systems import Scene, System, beside, cpsgd, d2pfed, fedavg, reductions
+from reproduction.result import Context, Result, Table
+from reproduction.runs import RunHistory, run_systems
+from reproduction.systems import System, Workload, cpsgd, d2pfed, fedavg, ours_at_epsilon_of, reductions
 
 _BOTH = (INFIMNIST, CIFAR10)
 _CHANCE = 1.0  # points of accuracy that two runs may differ by for no reason
@@ -28,82 +28,88 @@ NORM_ONE = ", norm 1"  # the authors' code scales an update that is longer than 
 class Runs:
     """The runs behind both halves of the figure, for one experiment."""
 
-    d2pfed: Curve
-    norm_one: Curve
-    cpsgd: Curve
-    fedavg: Curve
-    ours: Curve  # at the true epsilon of `d2pfed`
+    d2pfed: RunHistory
+    norm_one: RunHistory
+    cpsgd: RunHistory
+    fedavg: RunHistory
+    ours: RunHistory  # at the true epsilon of `d2pfed`
 
     @property
-    def all(self) -> tuple[Curve, ...]:
+    def all(self) -> tuple[RunHistory, ...]:
         """All of them, in the order of the tables."""
         return self.d2pfed, self.norm_one, self.cpsgd, self.fedavg, self.ours
 
 
-def systems(scene: Scene) -> tuple[System, ...]:
+def systems(workload: Workload) -> tuple[System, ...]:
     """Return what the figure runs of one experiment."""
-    main = d2pfed(scene)
-    return main, d2pfed(scene, clip=1.0, note=NORM_ONE), cpsgd(scene), fedavg(scene), beside(main)
+    main = d2pfed(workload)
+    return (
+        main,
+        d2pfed(workload, clip=1.0, note=NORM_ONE),
+        cpsgd(workload),
+        fedavg(workload),
+        ours_at_epsilon_of(main),
+    )
 
 
-def make_fig1a(place: Place) -> Exhibit:
+def make_fig1a(context: Context) -> Result:
     """Return accuracy against epsilon."""
-    return fig1a(_scenes(place), place)
+    return fig1a(_workloads(context), context)
 
 
-def make_fig1b(place: Place) -> Exhibit:
+def make_fig1b(context: Context) -> Result:
     """Return accuracy against megabytes, from the runs of fig1a."""
-    return fig1b(_scenes(place), place)
+    return fig1b(_workloads(context), context)
 
 
-def _scenes(place: Place) -> list[Scene]:
-    return [Scene.load(experiment, place) for experiment in _BOTH if place.only in (None, experiment.task)]
+def _workloads(context: Context) -> list[Workload]:
+    return [Workload.load(experiment, context) for experiment in _BOTH if context.only in (None, experiment.task)]
 
 
-def _reduced(scenes: Sequence[Scene], place: Place) -> str:
-    shown = {scene.experiment.name for scene in scenes}
-    parts = [reductions(place, *(each for each in _BOTH if each.name in shown))]
+def _reduced(workloads: Sequence[Workload], context: Context) -> str:
+    shown = {workload.experiment.name for workload in workloads}
+    parts = [reductions(context, *(each for each in _BOTH if each.name in shown))]
     return "; ".join(
         [part for part in parts if part] + [f"no {each.name}" for each in _BOTH if each.name not in shown]
     )
 
 
-def fig1a(scenes: Sequence[Scene], place: Place) -> Exhibit:
-    """Run all systems in these scenes, and show them by epsilon."""
-    found = _run(scenes, place)
-    return Exhibit(
+def fig1a(workloads: Sequence[Workload], context: Context) -> Result:
+    """Run all systems in these workloads, and show them by epsilon."""
+    found = _run(workloads, context)
+    return Result(
         name="fig1a",
         title="Figure 1a: accuracy against epsilon",
         table=_table(found),
         words=tuple(sentence for runs in found for sentence in _words_epsilon(runs)),
         ran=records([curve for runs in found for curve in runs.all]),
-        reduced=_reduced(scenes, place),
+        reduced=_reduced(workloads, context),
         draw=partial(draw_panels, panels=[_epsilon_panel(runs) for runs in found]),
     )
 
 
-def fig1b(scenes: Sequence[Scene], place: Place) -> Exhibit:
-    """Run all systems in these scenes, and show them by bytes."""
-    found = _run(scenes, place)
-    return Exhibit(
+def fig1b(workloads: Sequence[Workload], context: Context) -> Result:
+    """Run all systems in these workloads, and show them by bytes."""
+    found = _run(workloads, context)
+    return Result(
         name="fig1b",
         title="Figure 1b: accuracy against communication",
         table=_table(found),
         words=tuple(_words_bytes(runs) for runs in found),
         ran=records([curve for runs in found for curve in runs.all]),
-        reduced=_reduced(scenes, place),
+        reduced=_reduced(workloads, context),
         draw=partial(draw_panels, panels=[_megabyte_panel(runs) for runs in found]),
     )
 
 
-def _run(scenes: Sequence[Scene], place: Place) -> list[Runs]:
-    every = [systems(scene) for scene in scenes]
-    curves = iter(carry_out([system for some in every for system in some], place))
+def _run(workloads: Sequence[Workload], context: Context) -> list[Runs]:
+    every = [systems(workload) for workload in workloads]
+    curves = iter(run_systems([system for some in every for system in some], context))
     return [Runs(*(next(curves) for _ in some)) for some in every]
 
 
 def _table(found: list[Runs]) -> Table:
-    pairs: list[tuple[Curve, EndPoint | None]] = []
+    pairs: list[tuple[RunHistory, EndPoint | None]] = []
     for runs in found:
         name, sigma = _experiment(runs).name, _experiment(runs).sigma
         ends = (D2PFED_END[name, sigma], D2PFED_END[name, sigma], CPSGD_END[name], PLAIN_END[name], None)
@@ -112,7 +118,7 @@ def _table(found: list[Runs]) -> Table:
 
 
 def _experiment(runs: Runs) -> Experiment:
-    return runs.d2pfed.system.scene.experiment
+    return runs.d2pfed.system.workload.experiment
 
 
 def _epsilon_panel(runs: Runs) -> Panel:
@@ -122,17 +128,17 @@ def _epsilon_panel(runs: Runs) -> Panel:
     ]
     return Panel(
         title=_experiment(runs).name,
-        across="epsilon (delta 1e-5)",
-        scale=Across.EPSILON,
-        traces=(
-            published_trace(runs.d2pfed, Hue.D2PFED, "D2P-Fed, as published"),
-            true_trace(runs.d2pfed, Hue.D2PFED, "D2P-Fed, true epsilon"),
-            published_trace(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, as published"),
-            true_trace(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, true epsilon"),
-            published_trace(runs.cpsgd, Hue.CPSGD, "cpSGD, as published"),
-            true_trace(runs.cpsgd, Hue.CPSGD, "cpSGD, true epsilon"),
-            true_trace(runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
-            level_trace(runs.fedavg, Hue.PLAIN, "not private"),
+        xlabel="epsilon (delta 1e-5)",
+        scale=XScale.EPSILON,
+        lines=(
+            published_line(runs.d2pfed, Hue.D2PFED, "D2P-Fed, as published"),
+            true_line(runs.d2pfed, Hue.D2PFED, "D2P-Fed, true epsilon"),
+            published_line(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, as published"),
+            true_line(runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, true epsilon"),
+            published_line(runs.cpsgd, Hue.CPSGD, "cpSGD, as published"),
+            true_line(runs.cpsgd, Hue.CPSGD, "cpSGD, true epsilon"),
+            true_line(runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
+            level_line(runs.fedavg, Hue.PLAIN, "not private"),
         ),
         marks=tuple(PaperMark(end.epsilon, end.accuracy, hue) for end, hue in ends if end.epsilon is not None),
     )
@@ -154,9 +160,9 @@ def _megabyte_panel(runs: Runs) -> Panel:
     }
     return Panel(
         title=experiment.name,
-        across="MB sent by a client in every round",
-        traces=tuple(
-            Trace(label=label, hue=hue, xs=curve.megabytes, ys=curve.validation, test=curve.test)
+        xlabel="MB sent by a client in every round",
+        lines=tuple(
+            Line(label=label, hue=hue, xs=curve.megabytes, ys=curve.validation, test=curve.test)
             for curve, hue, label in named
         ),
         marks=tuple(PaperMark(curve.megabytes[-1], end.accuracy, hue) for hue, (end, curve) in last.items()),

@@ -10,18 +10,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from d2pfed.accounting import RELEASED, SERVER
-from d2pfed.api import Job, Progress, Settings
+from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task
 from d2pfed.learning.patches import PatchFeatures, linear_model, over_features, width_of
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, RotationName, calibrate, describe
-from d2pfed.runs.report import Story, read_story
+from d2pfed.runs import RoundRecord
+from d2pfed.runs.report import RunReport, read_report
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
-from reproduction.exhibit import Cell, Exhibit, Place, Size, Table
+from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.honest_drawing import Picture
+from reproduction.result import Cell, Context, Result, Size, Table
 
 EPSILON = 8.0
 DELTA = 1e-5  # the paper's; stricter than 2,000^-1.1
@@ -41,7 +43,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large the exhibit is."""
+    """How large the result is."""
 
     population: int = 2_000
     side: int = 24  # of the images, in pixels
@@ -70,92 +72,101 @@ SCALES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to train, and its price."""
+    """One way to train, and its summary."""
 
     name: str
     target: PrivacyTarget
     plan: Plan = field(repr=False)
 
     @property
-    def price(self) -> PlanSummary:
-        """What the plan costs."""
+    def summary(self) -> PlanSummary:
+        """What the plan costs and guarantees."""
         return describe(self.target, self.plan)
 
-    def row(self, story: Story | None) -> tuple[Cell, ...]:
-        """Return the setting's line of the table; without a story it was computed only."""
-        price = self.price
-        epsilons = {spent.observer: spent.epsilon for spent in price.guarantees}
+    def row(self, report: RunReport | None) -> tuple[Cell, ...]:
+        """Return the setting's line of the table; without a run it was computed only."""
+        summary = self.summary
+        epsilons = {spent.observer: spent.epsilon for spent in summary.guarantees}
         return (
             *(self.name, self.plan.cohort_size, self.plan.rounds, self.target.dimension),
-            *(round(price.sigma / self.target.clip, 4), round(price.noise_to_clip, 3)),
-            *(round(epsilons[RELEASED], 3), round(epsilons[SERVER], 3), price.bits, price.upload_bytes),
-            *((len(story.rounds), story.rounds[-1].accuracy, story.test_accuracy) if story else (0, None, None)),
+            *(round(summary.sigma / self.target.clip, 4), round(summary.noise_to_clip, 3)),
+            *(round(epsilons[RELEASED], 3), round(epsilons[SERVER], 3), summary.bits, summary.upload_bytes),
+            *(_measured(report) if report else (0, None, None)),
         )
+
+
+def _measured(report: RunReport) -> tuple[int, float, float | None]:
+    return len(report.rounds), report.rounds[-1].metrics["accuracy"], _tested(report)
+
+
+def _tested(report: RunReport) -> float | None:
+    """Return the test accuracy, if the test data was opened."""
+    return (report.summary.test_metrics or {}).get("accuracy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A setting that is carried out, with what it takes."""
+    """A setting that is run, with what that takes."""
 
     setting: Setting
     what: Settings
     parts: Callable[[], tuple[Task, Model]]  # made only if there are rounds left to run
     rounds: int  # how many of the planned ones
 
-    def carry_out(self, folder: Path, tell: Callable[[Progress], None]) -> Story:
-        """Run it, or what is left of it; a run that has been carried out is read."""
+    def run(self, folder: Path, tell: Callable[[RoundRecord], None]) -> RunReport:
+        """Run it, or what is left of it; a finished run is read."""
         path = folder / f"honest-{digest(canonical.encode(self.what)).hex()[:8]}"
         if not (path / "summary.json").exists():  # it is written last
             job = Job(self.what, *self.parts(), self.setting.plan)
             job.execute(path, None, self._listener(tell))
-        return read_story(path)
+        return read_report(path)
 
-    def _listener(self, tell: Callable[[Progress], None]) -> Callable[[Progress], bool]:
-        def listen(progress: Progress) -> bool:
-            tell(progress)
-            return progress.round < self.rounds or progress.round == progress.rounds
+    def _listener(self, tell: Callable[[RoundRecord], None]) -> Callable[[RoundRecord], bool]:
+        def listen(record: RoundRecord) -> bool:
+            tell(record)
+            return record.round < self.rounds or record.round == self.setting.plan.rounds
 
         return listen
 
 
-def make(place: Place) -> Exhibit:
-    """Return the exhibit over CIFAR-10's 2,000 clients; its test images are opened once, for our final model."""
-    return show(place, SCALES[place.size], lambda: load_task("cifar10", data_dir=place.data))
+def make(context: Context) -> Result:
+    """Return the result over CIFAR-10's 2,000 clients; its test images are opened once, for our final model."""
+    return show(context, SCALES[context.size], lambda: load_task("cifar10", data_dir=context.data))
 
 
-def show(place: Place, scale: Scale, load: Callable[[], Task]) -> Exhibit:
-    """Return the exhibit over any task of colour images with `scale.population` clients."""
-    place.listen("planning", 0.0)
+def show(context: Context, scale: Scale, load: Callable[[], Task]) -> Result:
+    """Return the result over any task of colour images with `scale.population` clients."""
+    context.report("planning", 0.0)
     settings = _settings(scale)
     trials = _trials(scale, settings, load)
     total = sum(trial.rounds for trial in trials)
-    stories: dict[str, Story] = {}
+    reports: dict[str, RunReport] = {}
     done = 0
     for trial in trials:
         name = trial.setting.name
-        place.listen(f"{name}: features and first round", done / total)
+        context.report(f"{name}: features and first round", done / total)
 
-        def tell(progress: Progress, name: str = name, before: int = done) -> None:
-            place.listen(f"{name}: accuracy {progress.accuracy:.3f}", (before + progress.round) / total)
+        def tell(record: RoundRecord, name: str = name, before: int = done) -> None:
+            context.report(f"{name}: accuracy {record.metrics['accuracy']:.3f}", (before + record.round) / total)
 
-        stories[name] = trial.carry_out(place.folder / "runs", tell)
+        reports[name] = trial.run(context.folder / "runs", tell)
         done += trial.rounds
-    return _exhibit(scale, settings, trials, stories)
+    return _result(scale, settings, trials, reports)
 
 
 def _settings(scale: Scale) -> tuple[Setting, ...]:
     """Return the paper's setting, two steps away from it, and ours."""
     everyone = scale.population
     dimension = (width_of(scale.filters) + 1) * CLASSES
-    wishes = (
+    targets = (
         ("the paper's network and cohorts", NETWORK_DIMENSION, PAPER_COHORT, PAPER_ROUNDS),
         ("its network, everyone in every round", NETWORK_DIMENSION, everyone, PAPER_ROUNDS),
         (f"its network, everyone in {scale.rounds} rounds", NETWORK_DIMENSION, everyone, scale.rounds),
         (f"ours: linear, everyone in {scale.rounds} rounds", dimension, everyone, scale.rounds),
     )
     found = []
-    for name, length, cohort, rounds in wishes:
-        target = PrivacyTarget(
+    for name, length, cohort, rounds in targets:
+        target = privacy_target(
             dimension=length,
             population=scale.population,
             cohort_size=cohort,
@@ -163,7 +174,6 @@ def _settings(scale: Scale) -> tuple[Setting, ...]:
             epsilon=EPSILON,
             delta=DELTA,
             rotation=RotationName.PHASE,  # hardly any padding, so fewer bytes
-            spare=0,  # as in the paper: one attempt a round
         )
         found.append(Setting(name=name, target=target, plan=calibrate(target)))
     return tuple(found)
@@ -185,75 +195,81 @@ def _trials(scale: Scale, settings: Sequence[Setting], load: Callable[[], Task])
             model=model,
             target=setting.target,
             local=local,
-            step=server,
+            server=server,
             dropouts=Dropouts(),
             fidelity=Fidelity.SUM,
             seed=SEED,
+            stop_is_blind=False,
         )
 
     # One step over all of a client's images (at most 23), so long that all are clipped: only its direction counts.
-    step = LocalTraining(lr=1.0, batch_size=25)
-    server = ServerOptimizer(lr=0.5, momentum=0.5, lr_decay=0.97)  # chosen by validation accuracy, like the rounds
+    step = local_training(lr=1.0, batch_size=25)
+    server = server_optimizer(
+        lr=0.5, momentum=0.5, lr_decay=0.97
+    )  # chosen by validation accuracy, like the rounds
     name = f"linear on {scale.filters} filters"
     first, last = settings[0], settings[-1]
     trials = [Trial(setting=last, what=run(last, name, step, server), parts=ours, rounds=scale.rounds)]
     if scale.network_rounds:
-        paper = LocalTraining(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
-        what = run(first, "cnn", paper, ServerOptimizer())
+        paper = local_training(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
+        what = run(first, "cnn", paper, server_optimizer())
         trials.append(Trial(setting=first, what=what, parts=network, rounds=scale.network_rounds))
     return trials
 
 
-def _exhibit(
-    scale: Scale, settings: Sequence[Setting], trials: Sequence[Trial], stories: dict[str, Story]
-) -> Exhibit:
-    ours = stories[settings[-1].name]
-    return Exhibit(
+def _result(
+    scale: Scale, settings: Sequence[Setting], trials: Sequence[Trial], reports: dict[str, RunReport]
+) -> Result:
+    ours = reports[settings[-1].name]
+    return Result(
         name="cifar10-honest",
         title=f"CIFAR-10 at a true epsilon of {EPSILON:g} ({scale.population:,} clients, delta {DELTA:g}, replace-one)",
-        table=Table(COLUMNS, tuple(setting.row(stories.get(setting.name)) for setting in settings)),
-        words=_words(scale, settings, stories),
+        table=Table(COLUMNS, tuple(setting.row(reports.get(setting.name)) for setting in settings)),
+        words=_words(scale, settings, reports),
         ran={
             trial.setting.name: {
-                "run": stories[trial.setting.name].run,
+                "run": reports[trial.setting.name].run,
                 "settings": json.loads(canonical.encode(trial.what)),
                 "plan": json.loads(canonical.encode(trial.setting.plan)),
-                "promised": [asdict(item) for item in stories[trial.setting.name].explanation.guarantees],
+                "promised": [asdict(item) for item in reports[trial.setting.name].summary.guarantees],
             }
             for trial in trials
         },
         reduced=scale.reduced,
         draw=Picture(
-            bars=tuple((setting.name, setting.price.noise_to_clip) for setting in settings),
-            courses=tuple((name, tuple(p.accuracy for p in story.rounds)) for name, story in stories.items()),
-            test=ours.test_accuracy,
+            bars=tuple((setting.name, setting.summary.noise_to_clip) for setting in settings),
+            courses=tuple(
+                (name, tuple(each.metrics["accuracy"] for each in report.rounds))
+                for name, report in reports.items()
+            ),
+            test=_tested(ours),
             published=PUBLISHED,
         ).draw,
     )
 
 
-def _words(scale: Scale, settings: Sequence[Setting], stories: dict[str, Story]) -> tuple[str, ...]:
+def _words(scale: Scale, settings: Sequence[Setting], reports: dict[str, RunReport]) -> tuple[str, ...]:
     paper, ours = settings[0], settings[-1]
-    price = paper.price
-    against = {spent.observer: spent.epsilon for spent in price.guarantees}
+    summary = paper.summary
+    against = {spent.observer: spent.epsilon for spent in summary.guarantees}
     drowned = (
         f"With {paper.plan.cohort_size} clients of {scale.population:,} in each of {PAPER_ROUNDS} rounds, a true "
-        f"epsilon of {EPSILON:g} puts noise into the mean that is {price.noise_to_clip:.3g} times as long as any "
+        f"epsilon of {EPSILON:g} puts noise into the mean that is {summary.noise_to_clip:.3g} times as long as any "
         f"update may be, and the server, which knows the cohorts, still learns up to epsilon {against[SERVER]:.3g}."
     )
     heard = (
         f"Everyone in every round, {ours.plan.rounds} rounds and {ours.target.dimension:,} parameters bring that to "
-        f"{ours.price.noise_to_clip:.2g}; nothing is amplified, so the server is promised the same as who reads the "
+        f"{ours.summary.noise_to_clip:.2g}; nothing is amplified, so the server is promised the same as who reads the "
         f"model. The features are random filters with the statistics of made-up images: no outside data."
     )
     words = [drowned, heard]
-    if paper.name in stories:
-        story = stories[paper.name]
+    if paper.name in reports:
+        report = reports[paper.name]
         words.append(
-            f"The paper's network was run for {len(story.rounds)} of its rounds: validation accuracy "
-            f"{100 * story.rounds[-1].accuracy:.1f} %, where guessing gives {100 / CLASSES:.0f} %."
+            f"The paper's network was run for {len(report.rounds)} of its rounds: validation accuracy "
+            f"{100 * report.rounds[-1].metrics['accuracy']:.1f} %, where guessing gives {100 / CLASSES:.0f} %."
         )
-    accuracy = stories[ours.name].test_accuracy
+    accuracy = _tested(reports[ours.name])
     if accuracy is not None:
         side = "above" if accuracy > PUBLISHED else "below"
         words.append(

@@ -1,34 +1,34 @@
-"""Carrying systems out, each once: a run is kept in its folder, carried on when stopped, and read when finished."""
+"""Running systems, each once: a run is kept in its folder, resumed when stopped, and read when finished."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from d2pfed.accounting import (
     RELEASED,
+    SERVER,
     Adjacency,
     ContinuousGaussian,
     Release,
     Unit,
     upper_bound,
 )
-from d2pfed.api import Job, Progress, Settings
-from d2pfed.learning import LocalTrainer, evaluate
+from d2pfed.api import Job, Settings, TaskEvaluator
+from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import Outcome
-from d2pfed.runs.directory import Checkpoint, RunDirectory
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, Learn
-from d2pfed.simulation.trusted import gaussian_mean, plain_mean
-from d2pfed.training import Cohorts, train
-from reproduction.exhibit import Place
+from d2pfed.runs import RoundRecord, RunSummary
+from d2pfed.runs.plain import from_json, read_text
+from d2pfed.runs.report import read_report
+from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, InProcess
+from reproduction.result import Context
 from reproduction.systems import System
+from reproduction.trusted import gaussian_mean
 
 SEED = 1  # of every run: the figures repeat, and all systems of one meet the same cohorts
 
@@ -36,7 +36,7 @@ Tell = Callable[[int], None]  # is told how many rounds are done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class RunHistory:
     """What a run came to, round by round and at its end; accuracies in percent."""
 
     system: System
@@ -64,13 +64,13 @@ class Curve:
 
     @property
     def record(self) -> dict[str, object]:
-        """What was run, for the exhibit's JSON."""
-        system, experiment = self.system, self.system.scene.experiment
+        """What was run, for the result's JSON."""
+        system, experiment = self.system, self.system.workload.experiment
         return {
             "run": self.folder,
             "seed": SEED,
-            "data": system.scene.task.description,
-            "partition": system.scene.partition,
+            "data": system.workload.task.description,
+            "partition": system.workload.partition,
             "model": experiment.model,
             "rounds": len(self.validation),
             "plan": json.loads(canonical.encode(system.work)) if isinstance(system.work, Plan) else None,
@@ -79,107 +79,87 @@ class Curve:
         }
 
 
-def carry_out(systems: Sequence[System], place: Place) -> list[Curve]:
-    """Run the systems one after the other, telling the place how far they are, and return their curves."""
-    total = sum(system.scene.experiment.rounds for system in systems)
-    curves: list[Curve] = []
+def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]:
+    """Run the systems one after the other, reporting how far they are, and return their curves."""
+    total = sum(system.workload.experiment.rounds for system in systems)
+    curves: list[RunHistory] = []
     before = 0
     for system in systems:
 
         def tell(done: int, label: str = system.label, before: int = before) -> None:
-            place.listen(f"{label}: round {done}", (before + done) / total)
+            context.report(f"{label}: round {done}", (before + done) / total)
 
-        curves.append(_carry_out(system, place.folder / "runs", tell))
-        before += system.scene.experiment.rounds
-        place.listen(system.label, before / total)
+        curves.append(_run_system(system, context.folder / "runs", tell))
+        before += system.workload.experiment.rounds
+        context.report(system.label, before / total)
     return curves
 
 
-def _carry_out(system: System, folder: Path, tell: Tell) -> Curve:
+def _run_system(system: System, folder: Path, tell: Tell) -> RunHistory:
     settings = _settings(system)
     path = folder / _folder_name(system, settings)
     if not _is_finished(path):
-        if isinstance(system.work, Plan):
-            job = Job(settings, system.scene.task, system.scene.model, system.work)
-            job.execute(path, None, _listener(tell), lambda learn: InProcess(_finite(learn)))
+        plan = system.work if isinstance(system.work, Plan) else None
+        job = Job(settings, system.workload.task, system.workload.model, plan)
+        listener = _Telling(tell)
+        if isinstance(system.work, ContinuousGaussian):
+            with job.open(path, None) as run:
+                clear = job.clear_federation(run, InProcess(job.trainer()))
+                trusted = _TrustedServer(clear, system.work, Entropy.replay(str(SEED).encode()))
+                run.train_in_the_clear(trusted, TaskEvaluator(job.model, job.task), listener)
         else:
-            _run_trusted(system, path, canonical.encode(settings), tell)
+            job.execute(path, None, listener)
     return _read(system, path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Telling:
+    """Passes on how many rounds are done."""
+
+    tell: Tell
+
+    def __call__(self, record: RoundRecord, /) -> bool:
+        self.tell(record.round)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _TrustedServer:
+    """A server that sees bare updates and adds the noise itself."""
+
+    clear: ClearFederation
+    noise: ContinuousGaussian
+    entropy: Entropy
+
+    def mean(self, number: int, model: FloatVector) -> Outcome:
+        """Return the noisy mean of a round's cohort."""
+        cohort = self.clear.cohorts.draw(number, 0, number)
+        updates = self.clear.updates(number, model, cohort)
+        stream = self.entropy.child("noise", number).stream()
+        return Outcome(gaussian_mean(updates, len(cohort), self.noise, stream), 0, len(cohort))
+
+
 def _settings(system: System) -> Settings:
-    scene = system.scene
+    workload = system.workload
     return Settings(
-        task=scene.experiment.task,
-        data=f"{scene.task.description} Partition: {scene.partition}.",
-        model=scene.experiment.model,
+        task=workload.experiment.task,
+        data=f"{workload.task.description} Partition: {workload.partition}.",
+        model=workload.experiment.model,
         target=system.target,
         local=system.local,
-        step=system.step,
+        server=system.step,
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=SEED,
+        stop_is_blind=False,
     )
 
 
 def _folder_name(system: System, settings: Settings) -> str:
     """Return a name that changes with all that decides a run, so that no figure shows another one's run."""
     work = canonical.encode(system.work) if system.work is not None else "none"
-    experiment = system.scene.experiment.name.lower()
+    experiment = system.workload.experiment.name.lower()
     return f"{experiment}-{system.name}-{digest(canonical.encode(settings), work).hex()[:8]}"
-
-
-def _listener(tell: Tell) -> Callable[[Progress], bool]:
-    def listen(progress: Progress) -> bool:
-        tell(progress.round)
-        return True
-
-    return listen
-
-
-def _finite(learn: Learn) -> Learn:
-    """Return the same training, where a client whose steps diverged sends zero: under great noise some do."""
-
-    def learned(params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
-        for update in learn(params, clients, seed):
-            yield update if np.isfinite(update).all() else np.zeros_like(update)
-
-    return learned
-
-
-def _run_trusted(system: System, path: Path, settings: str, tell: Tell) -> None:
-    """Run FedAvg, or a trusted server's Gaussian: the same loop, without ledger and without secure aggregation."""
-    scene, entropy = system.scene, Entropy.replay(str(SEED).encode())
-    with RunDirectory.open(path, settings) as directory:
-        checkpoint = directory.load()
-        state = checkpoint.state if checkpoint else system.step.start(scene.model.initial())
-        directory.keep_metrics(state.rounds)
-        for record in train(state, system.step, scene.experiment.rounds, _aggregate(system, path.name, entropy)):
-            state = record.state
-            accuracy = evaluate(scene.model, state.average, scene.task.validation).accuracy
-            directory.append({"round": record.round, "accuracy": accuracy, "charged": record.round})
-            directory.save(Checkpoint(state, ""))
-            tell(record.round)
-        test = evaluate(scene.model, state.average, scene.task.test()).accuracy
-        directory.replace("summary.json", json.dumps({"test_accuracy": test, "promised": []}).encode())
-
-
-def _aggregate(system: System, run: str, entropy: Entropy) -> Callable[[int, FloatVector], Outcome]:
-    scene, noise = system.scene, system.work
-    cohorts = Cohorts(scene.experiment.sampling, entropy.child("cohorts"))
-    learner = _finite(LocalTrainer(scene.model, scene.task.clients, system.local))
-
-    def once(number: int, params: FloatVector) -> Outcome:
-        cohort = cohorts.draw(number, 0, number)
-        shuffle = int.from_bytes(digest("shuffle", run, number)[:7], "little")
-        updates = learner(params, cohort, shuffle)
-        if isinstance(noise, ContinuousGaussian):
-            mean = gaussian_mean(updates, len(cohort), noise, entropy.child("noise", number).stream())
-        else:
-            mean = plain_mean(updates, len(cohort))
-        return Outcome(mean, 0, len(cohort))
-
-    return once
 
 
 def _epsilons(system: System, charged: Sequence[int]) -> tuple[float, ...]:
@@ -209,27 +189,31 @@ def _release(system: System, noise: ContinuousGaussian) -> Release:
         attempt=0,
         unit=Unit.CLIENT,
         adjacency=Adjacency.REPLACE_ONE,
-        sampling=system.scene.experiment.sampling,
+        sampling=system.workload.experiment.sampling,
         noise=noise,
         participants=(),
     )
 
 
 def _is_finished(path: Path) -> bool:
-    with suppress(OSError, ValueError):
-        return json.loads((path / "summary.json").read_text())["test_accuracy"] is not None
+    with suppress(ConfigError):
+        return _summary(path).test_metrics is not None
     return False
 
 
-def _read(system: System, path: Path) -> Curve:
-    summary = json.loads((path / "summary.json").read_text())
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    server = [item for item in summary["promised"] if item["observer"]["view"] == "server"]
-    return Curve(
+def _summary(path: Path) -> RunSummary:
+    return from_json(RunSummary, read_text(path / "summary.json"), str(path))
+
+
+def _read(system: System, path: Path) -> RunHistory:
+    report = read_report(path)
+    test = report.summary.test_metrics or {}
+    server = [item.epsilon for item in report.summary.guarantees if item.observer == SERVER]
+    return RunHistory(
         system=system,
-        validation=tuple(100 * line["accuracy"] for line in lines),
-        released=_epsilons(system, [line["charged"] for line in lines]),
-        test=100 * summary["test_accuracy"],
-        server=server[0]["epsilon"] if server else None,
+        validation=tuple(100 * record.metrics["accuracy"] for record in report.rounds),
+        released=_epsilons(system, [record.charged for record in report.rounds]),
+        test=100 * test["accuracy"],
+        server=server[0] if server else None,
         folder=f"runs/{path.name}",
     )

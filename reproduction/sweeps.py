@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from functools import partial
 
-from reproduction.curves import Across, Hue, Panel, PaperMark, Trace, draw_panels
-from reproduction.exhibit import Exhibit, Place
+from reproduction.curves import Hue, Line, Panel, PaperMark, XScale, draw_panels
 from reproduction.headline import NORM_ONE
+from reproduction.presentation import level_line, published_line, records, table_of, true_line
 from reproduction.published import (
     D2PFED_END,
     INFIMNIST,
@@ -15,9 +15,9 @@ from reproduction.published import (
     SHARDS_PLAIN_END,
     EndPoint,
 )
-from reproduction.readings import level_trace, published_trace, records, table_of, true_trace
-from reproduction.runs import Curve, carry_out
-from reproduction.systems import Scene, beside, cpsgd, d2pfed, fedavg, reductions
+from reproduction.result import Context, Result
+from reproduction.runs import RunHistory, run_systems
+from reproduction.systems import Workload, cpsgd, d2pfed, fedavg, ours_at_epsilon_of, reductions
 
 _SIGMAS = (0.6, 0.8, 1.0)
 _HUES = (Hue.D2PFED, Hue.FIFTH, Hue.SIXTH)
@@ -25,58 +25,60 @@ _SHARDS_SIGMA = 0.5
 _BITS = (16, 24, 32, 12, 11)
 
 
-def make_fig3(place: Place) -> Exhibit:
+def make_fig3(context: Context) -> Result:
     """Return D2P-Fed under three widths of noise."""
-    return fig3(Scene.load(INFIMNIST, place), place)
+    return fig3(Workload.load(INFIMNIST, context), context)
 
 
-def make_fig4(place: Place) -> Exhibit:
+def make_fig4(context: Context) -> Result:
     """Return D2P-Fed and cpSGD over clients that mostly hold one class."""
-    return fig4(Scene.load(INFIMNIST, place, "shards"), place)
+    return fig4(Workload.load(INFIMNIST, context, "shards"), context)
 
 
-def make_fig5(place: Place) -> Exhibit:
+def make_fig5(context: Context) -> Result:
     """Return D2P-Fed by the size of its group."""
-    return fig5(Scene.load(INFIMNIST, place), place)
+    return fig5(Workload.load(INFIMNIST, context), context)
 
 
-def fig3(scene: Scene, place: Place) -> Exhibit:
+def fig3(workload: Workload, context: Context) -> Result:
     """Run each width of noise, and ours at the same true epsilon."""
-    theirs = [d2pfed(scene, sigma=sigma) for sigma in _SIGMAS]
-    others = [d2pfed(scene, clip=1.0, note=NORM_ONE), fedavg(scene)]
-    curves = carry_out([*theirs, *(beside(system) for system in theirs), *others], place)
+    theirs = [d2pfed(workload, sigma=sigma) for sigma in _SIGMAS]
+    others = [d2pfed(workload, clip=1.0, note=NORM_ONE), fedavg(workload)]
+    curves = run_systems([*theirs, *(ours_at_epsilon_of(system) for system in theirs), *others], context)
     widths, ours, (norm_one, plain) = curves[:3], curves[3:6], curves[6:]
     paper = [D2PFED_END["INFIMNIST", sigma] for sigma in _SIGMAS]
     ends: list[EndPoint | None] = [*paper, None, None, None, paper[0], PLAIN_END["INFIMNIST"]]
-    return Exhibit(
+    return Result(
         name="fig3",
         title="Figure 3: D2P-Fed under different sigma",
         table=table_of(list(zip(curves, ends, strict=True))),
         words=_words_sigma(widths, ours, norm_one),
         ran=records(curves),
-        reduced=reductions(place, INFIMNIST),
+        reduced=reductions(context, INFIMNIST),
         draw=partial(draw_panels, panels=[_sigma_panel(widths, ours, plain)]),
     )
 
 
-def _sigma_panel(widths: Sequence[Curve], ours: Sequence[Curve], plain: Curve) -> Panel:
-    traces: list[Trace] = []
+def _sigma_panel(widths: Sequence[RunHistory], ours: Sequence[RunHistory], plain: RunHistory) -> Panel:
+    lines: list[Line] = []
     for sigma, curve, hue in zip(_SIGMAS, widths, _HUES, strict=True):
-        traces.append(published_trace(curve, hue, f"D2P-Fed, sigma {sigma:g}, as published"))
-        traces.append(true_trace(curve, hue, f"D2P-Fed, sigma {sigma:g}, true epsilon"))
-    traces += [true_trace(curve, Hue.OURS, "ours, at these true epsilons") for curve in ours]
-    traces.append(level_trace(plain, Hue.PLAIN, "not private"))
+        lines.append(published_line(curve, hue, f"D2P-Fed, sigma {sigma:g}, as published"))
+        lines.append(true_line(curve, hue, f"D2P-Fed, sigma {sigma:g}, true epsilon"))
+    lines += [true_line(curve, Hue.OURS, "ours, at these true epsilons") for curve in ours]
+    lines.append(level_line(plain, Hue.PLAIN, "not private"))
     ends = [(D2PFED_END["INFIMNIST", sigma], hue) for sigma, hue in zip(_SIGMAS, _HUES, strict=True)]
     return Panel(
         title="INFIMNIST",
-        across="epsilon (delta 1e-5)",
-        scale=Across.EPSILON,
-        traces=tuple(traces),
+        xlabel="epsilon (delta 1e-5)",
+        scale=XScale.EPSILON,
+        lines=tuple(lines),
         marks=tuple(PaperMark(end.epsilon, end.accuracy, hue) for end, hue in ends if end.epsilon is not None),
     )
 
 
-def _words_sigma(widths: Sequence[Curve], ours: Sequence[Curve], norm_one: Curve) -> tuple[str, str]:
+def _words_sigma(
+    widths: Sequence[RunHistory], ours: Sequence[RunHistory], norm_one: RunHistory
+) -> tuple[str, str]:
     tests = [curve.test for curve in widths]
     falls = "falls" if tests == sorted(tests, reverse=True) else "does not fall throughout"
     published = " / ".join(f"{curve.published[-1]:.3g}" for curve in widths)
@@ -98,30 +100,32 @@ def _listed(values: Sequence[float]) -> str:
     return " / ".join(f"{value:.1f}" for value in values)
 
 
-def fig4(scene: Scene, place: Place) -> Exhibit:
-    """Run the paper's systems on raw pixels, and ours at D2P-Fed's true epsilon, over the scene's clients.
+def fig4(workload: Workload, context: Context) -> Result:
+    """Run the paper's systems on raw pixels, and ours at D2P-Fed's true epsilon, over the workload's clients.
 
     With pixels up to 1, Adam learns nothing over such clients, privately or not.
     """
-    raw = scene.with_raw_pixels()
+    raw = workload.with_raw_pixels()
     main = d2pfed(raw, sigma=_SHARDS_SIGMA)
     loud = d2pfed(raw, sigma=_SHARDS_SIGMA, clip=1.0, note=NORM_ONE)
-    curves = carry_out([main, loud, cpsgd(raw), fedavg(raw), beside(d2pfed(scene, sigma=_SHARDS_SIGMA))], place)
+    curves = run_systems(
+        [main, loud, cpsgd(raw), fedavg(raw), ours_at_epsilon_of(d2pfed(workload, sigma=_SHARDS_SIGMA))], context
+    )
     theirs, norm_one, binomial, plain, ours = curves
     ends = (SHARDS_D2PFED_END, SHARDS_D2PFED_END, SHARDS_CPSGD_END, SHARDS_PLAIN_END, None)
     panel = Panel(
         title="INFIMNIST, sorted by class",
-        across="epsilon (delta 1e-5)",
-        scale=Across.EPSILON,
-        traces=(
-            published_trace(theirs, Hue.D2PFED, "D2P-Fed, sigma 0.5, as published"),
-            true_trace(theirs, Hue.D2PFED, "D2P-Fed, sigma 0.5, true epsilon"),
-            published_trace(norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, as published"),
-            true_trace(norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, true epsilon"),
-            published_trace(binomial, Hue.CPSGD, "cpSGD, as published"),
-            true_trace(binomial, Hue.CPSGD, "cpSGD, true epsilon"),
-            true_trace(ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
-            level_trace(plain, Hue.PLAIN, "not private"),
+        xlabel="epsilon (delta 1e-5)",
+        scale=XScale.EPSILON,
+        lines=(
+            published_line(theirs, Hue.D2PFED, "D2P-Fed, sigma 0.5, as published"),
+            true_line(theirs, Hue.D2PFED, "D2P-Fed, sigma 0.5, true epsilon"),
+            published_line(norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, as published"),
+            true_line(norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, true epsilon"),
+            published_line(binomial, Hue.CPSGD, "cpSGD, as published"),
+            true_line(binomial, Hue.CPSGD, "cpSGD, true epsilon"),
+            true_line(ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
+            level_line(plain, Hue.PLAIN, "not private"),
         ),
         marks=tuple(
             PaperMark(end.epsilon, end.accuracy, hue)
@@ -129,18 +133,20 @@ def fig4(scene: Scene, place: Place) -> Exhibit:
             if end.epsilon is not None
         ),
     )
-    return Exhibit(
+    return Result(
         name="fig4",
         title="Figure 4: heterogeneous clients",
         table=table_of(list(zip(curves, ends, strict=True))),
         words=_words_shards(theirs, norm_one, binomial, plain, ours),
         ran=records(curves),
-        reduced=reductions(place, INFIMNIST),
+        reduced=reductions(context, INFIMNIST),
         draw=partial(draw_panels, panels=[panel]),
     )
 
 
-def _words_shards(theirs: Curve, norm_one: Curve, binomial: Curve, plain: Curve, ours: Curve) -> tuple[str, str]:
+def _words_shards(
+    theirs: RunHistory, norm_one: RunHistory, binomial: RunHistory, plain: RunHistory, ours: RunHistory
+) -> tuple[str, str]:
     first = (
         f"Over clients that mostly hold one class, with pixels that reach 827 as in the authors' code (up to 1, Adam "
         f"learns nothing there), FedAvg without privacy comes to {plain.test:.1f} % (paper: "
@@ -158,33 +164,33 @@ def _words_shards(theirs: Curve, norm_one: Curve, binomial: Curve, plain: Curve,
     return first, second
 
 
-def fig5(scene: Scene, place: Place) -> Exhibit:
+def fig5(workload: Workload, context: Context) -> Result:
     """Run two, three and four bytes, and fewer bits until sums wrap."""
-    systems = [d2pfed(scene, bits=bits, note=f", {bits} bits") for bits in _BITS]
-    curves = carry_out([*systems, fedavg(scene)], place)
+    systems = [d2pfed(workload, bits=bits, note=f", {bits} bits") for bits in _BITS]
+    curves = run_systems([*systems, fedavg(workload)], context)
     hues = (Hue.D2PFED, Hue.FIFTH, Hue.SIXTH, Hue.NORM_ONE, Hue.CPSGD)
     names = [f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits" for bits in _BITS]
-    traces = [
-        Trace(label=f"D2P-Fed, {name}", hue=hue, xs=list(curve.rounds), ys=curve.validation, test=curve.test)
+    lines = [
+        Line(label=f"D2P-Fed, {name}", hue=hue, xs=list(curve.rounds), ys=curve.validation, test=curve.test)
         for curve, hue, name in zip(curves[:-1], hues, names, strict=True)
     ]
-    traces.append(level_trace(curves[-1], Hue.PLAIN, "not private"))
+    lines.append(level_line(curves[-1], Hue.PLAIN, "not private"))
     paper = D2PFED_END["INFIMNIST", 0.6]
     mark = PaperMark(len(curves[0].validation), paper.accuracy, Hue.D2PFED)
     ends = (paper, None, None, None, None, PLAIN_END["INFIMNIST"])
-    panel = Panel(title="INFIMNIST, sigma 0.6", across="round", traces=tuple(traces), marks=(mark,))
-    return Exhibit(
+    panel = Panel(title="INFIMNIST, sigma 0.6", xlabel="round", lines=tuple(lines), marks=(mark,))
+    return Result(
         name="fig5",
         title="Figure 5: D2P-Fed under different group sizes",
         table=table_of(list(zip(curves, ends, strict=True))),
         words=_words_bits(curves),
         ran=records(curves),
-        reduced=reductions(place, INFIMNIST),
+        reduced=reductions(context, INFIMNIST),
         draw=partial(draw_panels, panels=[panel]),
     )
 
 
-def _words_bits(curves: Sequence[Curve]) -> tuple[str, str]:
+def _words_bits(curves: Sequence[RunHistory]) -> tuple[str, str]:
     large = [curve.test for curve in curves[:3]]
     first = (
         f"As in the paper, two, three or four bytes differ by chance alone ({_listed(large)} %, one run each): with "

@@ -1,4 +1,4 @@
-"""Clients' updates made up for demonstrations: unit vectors in random directions that agree as much as is wished."""
+"""Clients' updates made up for demonstrations: unit vectors in random directions that agree as much as is wanted."""
 
 import math
 
@@ -18,11 +18,15 @@ def directions(count: int, dimension: int, cosine: float, entropy: Entropy) -> F
     for row in range(count):
         own = _direction(dimension, entropy.child("own", row).stream())
         mixed = math.sqrt(cosine) * common + math.sqrt(1 - cosine) * own
-        rows[row] = mixed / np.linalg.norm(mixed)
+        rows[row] = mixed / _norm(mixed)
     return rows
 
 
 def _direction(dimension: int, stream: Stream) -> Floats:
     uniform = (stream.words(dimension) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
     normal = np.asarray(ndtri(uniform), np.float64)
-    return normal / float(np.linalg.norm(normal))
+    return normal / _norm(normal)
+
+
+def _norm(vector: Floats) -> float:
+    return math.sqrt(float(np.sum(vector * vector)))  # numpy's norm starts threads that wait spinning

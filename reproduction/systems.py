@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, account
 from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task, parse_partition
-from d2pfed.learning.architectures import on_raw_pixels
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import BinomialNoise, Mechanism, Shared
 from d2pfed.numerics.ring import Ring
@@ -15,14 +14,16 @@ from d2pfed.numerics.rotation import Hadamard
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate, describe, ideal_multiplier
 from d2pfed.secagg.graph import Consistency, Risk, complete
 from d2pfed.training import ServerOptimizer
-from reproduction.exhibit import Place, Size
+from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.published import Experiment, binomial_epsilon, d2pfed_epsilon
+from reproduction.raw_pixels import on_raw_pixels
+from reproduction.result import Context, Size
 from reproduction.setting import DELTA
 
-PAPER_LOCAL = LocalTraining(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
-OUR_LOCAL = LocalTraining(lr=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
-OUR_STEP = ServerOptimizer(lr=0.8, momentum=0.5, averaging=0.8)
-PAPER_STEP = ServerOptimizer()
+PAPER_LOCAL = local_training(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
+OUR_LOCAL = local_training(lr=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
+OUR_STEP = server_optimizer(lr=0.8, momentum=0.5, averaging=0.8)
+PAPER_STEP = server_optimizer()
 _OUR_CLIP = 1.0
 _CLIPPED_COORDINATES = 1e-5  # chance that g_max changes any coordinate of a round
 
@@ -32,7 +33,7 @@ _QUICK_MODEL = {"CIFAR10": "small-cnn"}
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Workload:
     """An experiment with its data and model loaded, in the size that is run."""
 
     experiment: Experiment
@@ -42,10 +43,10 @@ class Scene:
     local: LocalTraining  # of the paper's systems
 
     @staticmethod
-    def load(experiment: Experiment, place: Place, partition: str = "iid") -> "Scene":
-        """Load what the experiment trains, from the place's data."""
+    def load(experiment: Experiment, context: Context, partition: str = "iid") -> "Workload":
+        """Load what the experiment trains, from the context's data directory."""
         local = PAPER_LOCAL
-        if place.size is Size.QUICK:
+        if context.size is Size.QUICK:
             name = _QUICK_MODEL.get(experiment.name, experiment.model)
             experiment = replace(experiment, rounds=_QUICK_ROUNDS[experiment.name], model=name)
             local = replace(local, epochs=_QUICK_EPOCHS)
@@ -53,20 +54,20 @@ class Scene:
             experiment.task,
             population=experiment.population,
             partition=parse_partition(partition),
-            data_dir=place.data,
+            data_dir=context.data,
         )
         model = build_model(experiment.model, task, seed=0)
-        return Scene(replace(experiment, dimension=model.dimension), task, model, partition, local)
+        return Workload(replace(experiment, dimension=model.dimension), task, model, partition, local)
 
-    def with_raw_pixels(self) -> "Scene":
+    def with_raw_pixels(self) -> "Workload":
         """Return the same with pixels as the authors' code takes them."""
         name = f"{self.experiment.model} on raw pixels"
         return replace(self, experiment=replace(self.experiment, model=name), model=on_raw_pixels(self.model))
 
 
-def reductions(place: Place, *experiments: Experiment) -> str:
-    """Say what a quick exhibit leaves out of these experiments; nothing of a full one."""
-    if place.size is Size.FULL:
+def reductions(context: Context, *experiments: Experiment) -> str:
+    """Say what a quick result leaves out of these experiments; nothing of a full one."""
+    if context.size is Size.FULL:
         return ""
     parts = [f"{_QUICK_ROUNDS[each.name]} rounds for {each.rounds} on {each.name}" for each in experiments]
     parts.append(f"{_QUICK_EPOCHS} local epochs for {PAPER_LOCAL.epochs} in the paper's systems")
@@ -84,7 +85,7 @@ class System:
 
     name: str  # of its run's folder
     label: str  # in plots and tables
-    scene: Scene
+    workload: Workload
     work: Plan | ContinuousGaussian | None
     target: PrivacyTarget
     local: LocalTraining
@@ -94,7 +95,7 @@ class System:
     )  # from rounds to the printed epsilon
 
     @property
-    def promise(self) -> float:
+    def epsilon(self) -> float:
         """The true epsilon of the released models after the last round, as planned."""
         return self.work.epsilon if isinstance(self.work, Plan) else self.target.epsilon
 
@@ -103,7 +104,7 @@ class System:
         """What a client sends in a round: the vector alone, padding included, keys and shares not."""
         if isinstance(self.work, Plan):
             return self.work.ring.packed_bytes(self.work.codec.length)
-        return 4 * self.scene.model.dimension
+        return 4 * self.workload.model.dimension
 
     @property
     def bits(self) -> int:
@@ -112,16 +113,16 @@ class System:
 
 
 def d2pfed(
-    scene: Scene, *, sigma: float | None = None, clip: float | None = None, bits: int = 16, note: str = ""
+    workload: Workload, *, sigma: float | None = None, clip: float | None = None, bits: int = 16, note: str = ""
 ) -> System:
     """Return the paper's Algorithm 1, its clip kept, with g_max as in its Remark 1, so that a bound holds.
 
     Its shares are integers: a fractional share is off the lattice, and the total is the same. A clip other than the
     experiment's changes what is run and not what was published.
     """
-    experiment = scene.experiment
+    experiment = workload.experiment
     sigma, clip = sigma or experiment.sigma, clip or experiment.clip
-    rotation = Hadamard(scene.model.dimension)
+    rotation = Hadamard(workload.model.dimension)
     bound = _largest_coordinate(experiment, rotation.padded) * clip
     granularity = 2 * bound / (experiment.levels - 1)
     codec = Codec(rotation=rotation, clip=clip, granularity=granularity, box=bound if bound < clip else None)
@@ -129,55 +130,55 @@ def d2pfed(
     return System(
         name=f"d2pfed-{sigma:g}",
         label=f"D2P-Fed, sigma {sigma:g}{note}",
-        scene=scene,
+        workload=workload,
         work=_by_hand(experiment, codec, mechanism, bits),
-        target=_wish(scene, mechanism=MechanismName.SHARED, clip=clip, bits=bits),
-        local=scene.local,
+        target=_target(workload, mechanism=MechanismName.SHARED, clip=clip, bits=bits),
+        local=workload.local,
         step=PAPER_STEP,
         published=lambda rounds: d2pfed_epsilon(experiment, sigma, rounds),
     )
 
 
-def cpsgd(scene: Scene, *, bits: int = 24) -> System:
+def cpsgd(workload: Workload, *, bits: int = 24) -> System:
     """Return cpSGD with the paper's levels and coins, at its three bytes."""
-    experiment = scene.experiment
+    experiment = workload.experiment
     granularity = 2 * experiment.clip / (experiment.cpsgd_levels - 1)
-    codec = Codec(rotation=Hadamard(scene.model.dimension), clip=experiment.clip, granularity=granularity)
+    codec = Codec(rotation=Hadamard(workload.model.dimension), clip=experiment.clip, granularity=granularity)
     mechanism = BinomialNoise(2 * math.ceil(experiment.cpsgd_trials / experiment.cohort_size / 2))
     return System(
         name="cpsgd",
         label="cpSGD",
-        scene=scene,
+        workload=workload,
         work=_by_hand(experiment, codec, mechanism, bits),
-        target=_wish(scene, mechanism=MechanismName.BINOMIAL, clip=experiment.clip, bits=bits),
-        local=scene.local,
+        target=_target(workload, mechanism=MechanismName.BINOMIAL, clip=experiment.clip, bits=bits),
+        local=workload.local,
         step=PAPER_STEP,
         published=lambda rounds: binomial_epsilon(experiment, rounds),
     )
 
 
-def fedavg(scene: Scene) -> System:
+def fedavg(workload: Workload) -> System:
     """Return federated averaging of bare 32-bit updates."""
     return System(
         name="fedavg",
         label="not private",
-        scene=scene,
+        workload=workload,
         work=None,
-        target=_wish(scene),
-        local=scene.local,
+        target=_target(workload),
+        local=workload.local,
         step=PAPER_STEP,
     )
 
 
 def planned(
-    scene: Scene, kind: MechanismName, epsilon: float, *, bits: int | None = None, label: str = ""
+    workload: Workload, kind: MechanismName, epsilon: float, *, bits: int | None = None, label: str = ""
 ) -> System:
     """Return a mechanism of ours, calibrated to a true epsilon of the released models, trained as by default."""
-    target = _wish(scene, mechanism=kind, epsilon=epsilon, clip=_OUR_CLIP, bits=bits)
+    target = _target(workload, mechanism=kind, epsilon=epsilon, clip=_OUR_CLIP, bits=bits)
     return System(
         name=f"{kind}-{epsilon:.4g}",
         label=label or str(kind),
-        scene=scene,
+        workload=workload,
         work=calibrate(target),
         target=target,
         local=OUR_LOCAL,
@@ -190,27 +191,27 @@ def relative_error(system: System) -> float:
     return describe(system.target, system.work).relative_error if isinstance(system.work, Plan) else 1.0
 
 
-def calmed(system: System, by: float) -> System:
+def with_smaller_lr(system: System, by: float) -> System:
     """Return the same with the server's rate divided by a number, if that is above 1: for greater noise."""
     rate = system.step.lr / max(1.0, by)
     return replace(system, step=replace(system.step, lr=float(f"{rate:.3g}")))
 
 
-def beside(system: System) -> System:
+def ours_at_epsilon_of(system: System) -> System:
     """Return ours at the true epsilon of the system's released models, where no more noise enters than at epsilon 1."""
-    epsilon = float(f"{system.promise:.3g}")
-    ours = planned(system.scene, MechanismName.CENTERED, epsilon, label=f"ours, true epsilon {epsilon:g}")
-    usual = ideal_multiplier(_wish(system.scene, clip=_OUR_CLIP))
-    return calmed(ours, ideal_multiplier(ours.target) / usual)
+    epsilon = float(f"{system.epsilon:.3g}")
+    ours = planned(system.workload, MechanismName.CENTERED, epsilon, label=f"ours, true epsilon {epsilon:g}")
+    usual = ideal_multiplier(_target(system.workload, clip=_OUR_CLIP))
+    return with_smaller_lr(ours, ideal_multiplier(ours.target) / usual)
 
 
-def central(scene: Scene, epsilon: float) -> System:
+def central(workload: Workload, epsilon: float) -> System:
     """Return the Gaussian mechanism of a server that everyone trusts, at a true epsilon of the released models."""
-    target = _wish(scene, epsilon=epsilon, clip=_OUR_CLIP)
+    target = _target(workload, epsilon=epsilon, clip=_OUR_CLIP)
     return System(
         name=f"gaussian-{epsilon:.4g}",
         label="central Gaussian",
-        scene=scene,
+        workload=workload,
         work=ContinuousGaussian(2 * _OUR_CLIP * ideal_multiplier(target), _OUR_CLIP),
         target=target,
         local=OUR_LOCAL,
@@ -218,17 +219,17 @@ def central(scene: Scene, epsilon: float) -> System:
     )
 
 
-def _wish(
-    scene: Scene,
+def _target(
+    workload: Workload,
     *,
     mechanism: MechanismName = MechanismName.CENTERED,
     epsilon: float = 1.0,
     clip: float = _OUR_CLIP,
     bits: int | None = None,
 ) -> PrivacyTarget:
-    experiment = scene.experiment
-    return PrivacyTarget(
-        dimension=scene.model.dimension,
+    experiment = workload.experiment
+    return privacy_target(
+        dimension=workload.model.dimension,
         population=experiment.population,
         cohort_size=experiment.cohort_size,
         rounds=experiment.rounds,
@@ -237,7 +238,6 @@ def _wish(
         mechanism=mechanism,
         clip=clip,
         bits=bits,
-        spare=0,  # as in the paper: one attempt a round
     )
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from d2pfed.cli import main
-from d2pfed.cli.train import _Watcher
+from d2pfed.cli.progress import Watcher
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("plan --epsilon -1", "epsilon must be positive and finite, got -1"),
         ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
         ("plan --epsilon x", "'--epsilon'"),
-        ("plan --cohort-size 200 --population 100", "cohort must be at most the population 100, got 200"),
+        ("plan --cohort-size 200 --population 100", "cohort_size must be at most the population 100, got 200"),
         ("plan --bits 4", "bits must be at least 8"),
         ("plan --dropouts 0.9", "what would do: at most 49 dropouts"),
         ("plan --mechanism shared --colluders 0.1", "colluders must be 0 with the mechanism shared"),
@@ -180,14 +180,14 @@ def test_declared_runs_are_within_the_budget_together_or_there_is_no_ledger(run,
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_run_after_its_round_and_is_its_exit_status(run, monkeypatch, number, code):
-    call = _Watcher.__call__
+    show = Watcher.show
 
-    def signalled(self, advance):
+    def signalled(self, completed, text):
         signal.raise_signal(number)
-        return call(self, advance)
+        show(self, completed, text)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Watcher, "__call__", signalled)
+        patched.setattr(Watcher, "show", signalled)
         status, out, _ = run(TINY)
     assert status == code
     assert "Stopped after round 1; the same command resumes." in out

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.arithmetic import Row, arithmetic
+from benchmarks.arithmetic import SpeedRow, arithmetic
 from benchmarks.timing import Work, measure
 
 
@@ -30,7 +30,7 @@ def test_rates_and_first_calls_are_positive(rows):
 
 def a_row(**changes):
     base = {"what": "a", "dimension": 1, "threads": 1, "rate": 10.0, "first_call_seconds": 1.0, "peer": "b"}
-    return Row(**{**base, "peer_rate": 5.0, "goal": 2.0, **changes})
+    return SpeedRow(**{**base, "peer_rate": 5.0, "goal": 2.0, **changes})
 
 
 def test_a_goal_is_met_from_its_ratio_on():

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import campaign_training
+from benchmarks.explicit import local_training
+from benchmarks.peers import attempt
 from benchmarks.training import Federation, compare_with_peers, compare_without_privacy, measure
-from benchmarks.training_peers import Cost, Peer, Work, train_in_a_loop
-from d2pfed.learning import LocalTrainer, LocalTraining, build_model, load_task
+from benchmarks.training_peers import Cost, Peer, TrainingWork, measure_in_process, train_in_a_loop
+from d2pfed.learning import LocalTrainer, build_model, load_task
 from d2pfed.simulation import Fidelity
 
-LOCAL = LocalTraining(lr=0.5, epochs=1, batch_size=2000)  # one batch: every order of the examples is the same
+LOCAL = local_training(lr=0.5, epochs=1, batch_size=2000)  # one batch: every order of the examples is the same
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def test_the_loop_that_is_timed_does_the_same_training(learner):
     table = tuple(learner.clients.examples(client) for client in clients)
     params = learner.model.initial()
     mean = np.mean(list(learner(params, list(clients), 0)), axis=0)
-    looped = train_in_a_loop(Work(learner.model.module, table, LOCAL, 1))
+    looped = train_in_a_loop(TrainingWork(learner.model.module, table, LOCAL, 1))
     np.testing.assert_allclose(learner.model.flatten(looped) - params, mean, atol=1e-5)
 
 
@@ -56,7 +58,8 @@ def test_a_peer_that_is_absent_is_named_and_not_measured():
     assert [row.what for row in rows] == 3 * ["without privacy", "private, sum"]
     loop, _, named, _, measured, private = rows
     assert loop.ratio is not None
-    assert (named.peer, named.ratio, named.met) == ("nobody (not installed)", None, None)
+    assert (named.peer, named.ratio, named.met) == ("nobody", None, None)
+    assert named.peer_error == "not installed: pip install no_such_module, in no extra of ours"
     assert measured.ratio == pytest.approx(4 / measured.seconds)
     assert measured.met is not None
     assert private.met is None
@@ -68,6 +71,7 @@ def test_the_first_turn_is_not_counted():
     assert turns == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_over_sixty_rounds(tmp_path):
     root = Path(campaign_training.__file__).parent.parent
     command = [sys.executable, campaign_training.__file__, "memory", "60", str(tmp_path)]
@@ -77,6 +81,7 @@ def test_memory_does_not_grow_over_sixty_rounds(tmp_path):
     assert json.loads(done.stdout)["rounds"] == 60
 
 
+@pytest.mark.slow
 def test_a_kill_costs_a_round_and_not_the_run(tmp_path):
     root = Path(campaign_training.__file__).parent.parent
     command = [sys.executable, campaign_training.__file__, "kills", "2", str(tmp_path)]
@@ -89,3 +94,23 @@ def test_a_leak_of_a_thousandth_a_round_is_seen():
     leaking = campaign_training.Watch(memory=[1000 + turn for turn in range(60)])
     steady = campaign_training.Watch(memory=[1000 + turn % 7 for turn in range(60)])
     assert leaking.growth() >= campaign_training.LARGEST_GROWTH > steady.growth()
+
+
+def raise_an_error(_work: TrainingWork) -> list[float]:
+    raise ValueError("no\nsuch thing")
+
+
+def end_without_an_answer(_work: TrainingWork) -> list[float]:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("run", "error"),
+    [
+        (raise_an_error, "ValueError: no such thing"),
+        (end_without_an_answer, "its process ended with exit code 3 and no answer"),
+    ],
+)
+def test_a_peer_that_crashes_is_named_with_its_error_in_one_line(learner, run, error):
+    work = TrainingWork(learner.model.module, (), LOCAL, 1)
+    assert attempt((), lambda: measure_in_process(run, work)) == (None, error)

@@ -8,6 +8,8 @@ from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, Scale
 from d2pfed.errors import ConfigError
 from d2pfed.secagg import Consistency, upload_bytes
 
+SMALL = Scale(clients=6, dimension=50, bits=8, dropouts=1)
+
 
 def test_a_measured_round_is_a_checked_round():
     scale = Scale(clients=6, dimension=50, bits=8, dropouts=1)
@@ -29,7 +31,7 @@ def test_a_crowd_round_is_checked_too(consistency):
 
 def test_a_crowd_that_masks_wrongly_is_a_benchmark_of_nothing(monkeypatch):
     monkeypatch.setattr(Crowd, "_masks", lambda self: np.zeros(64, np.uint32))
-    with pytest.raises(ConfigError, match="benchmark of nothing"):
+    with pytest.raises(ConfigError, match="its cost means nothing"):
         bench.measure_crowd(Scale(clients=12, dimension=100, bits=16, dropouts=2, is_complete=True))
 
 
@@ -60,3 +62,22 @@ def test_what_flower_would_take_is_scaled_from_one_client():
     cost = estimate_flower(6, 50, 1)
     assert cost.server_seconds > 0
     assert cost.upload_bytes == measure_flower(6, 50, frozenset({2})).upload_bytes
+
+
+def test_a_crash_of_flower_is_a_row(monkeypatch):
+    def crash(*_: object) -> None:
+        raise TypeError("two\nlines")
+
+    monkeypatch.setattr(bench, "measure_flower", crash)
+    monkeypatch.setattr(bench, "BESIDE_FLOWER", (SMALL,))
+    monkeypatch.setattr("benchmarks.peers.find_spec", lambda _name: True)
+    ours, theirs = bench.bench_secagg([SMALL])
+    assert ours.error == ""
+    assert (theirs.implementation, theirs.error, theirs.round_seconds) == ("flower", "TypeError: two lines", None)
+
+
+def test_flower_that_is_absent_says_which_extra_installs_it(monkeypatch):
+    monkeypatch.setattr(bench, "BESIDE_FLOWER", (SMALL,))
+    monkeypatch.setattr("benchmarks.peers.find_spec", lambda _name: None)
+    _, theirs = bench.bench_secagg([SMALL])
+    assert theirs.error == "not installed: pip install 'd2pfed[peers]'"

@@ -12,7 +12,7 @@ from reproduction.communication import centered_bits, integer_bits, literal_bits
 from reproduction.errata import identities, observers, practice, sensitivity, shares
 from reproduction.errata.finding import COLUMNS, Finding
 from reproduction.error import Case, corrected_bound, published_bound, shared_noise, simulate
-from reproduction.exhibit import Exhibit, Place, Table
+from reproduction.result import Context, Result, Table
 from reproduction.setting import INFIMNIST
 
 SEED = b"errata"
@@ -23,15 +23,15 @@ MEAN_CASES = (
 )
 
 
-def make(place: Place) -> Exhibit:
+def make(context: Context) -> Result:
     """Run every demonstration, and draw how much of the noise a server reads when clients drop out."""
     entropy = Entropy.replay(SEED)
-    place.listen("the dropout attack", 0.0)
+    context.report("the dropout attack", 0.0)
     cohorts = _cohorts(entropy)
     curves = shares.recovered_curves(cohorts)
-    place.listen("the error of the mean", 0.5)
+    context.report("the error of the mean", 0.5)
     errors = tuple(_error(case, entropy.child("error", case.dimension)) for case in MEAN_CASES)
-    place.listen("the remaining errata", 0.7)
+    context.report("the remaining errata", 0.7)
     found = (
         *sensitivity.findings(),
         *shares.findings(curves, cohorts),
@@ -41,7 +41,7 @@ def make(place: Place) -> Exhibit:
         *observers.findings(entropy.child("observers")),
         *practice.findings(),
     )
-    return Exhibit(
+    return Result(
         name="errata",
         title="Errata, each computed",
         table=Table(COLUMNS, tuple(finding.row() for finding in found)),
@@ -57,14 +57,14 @@ def make(place: Place) -> Exhibit:
 
 def _cohorts(entropy: Entropy) -> dict[str, tuple[shares.Cohort, int]]:
     few, many = LEVELS
-    wished = {
+    wanted = {
         f"k = {few}": (few, 0.0),
         f"k = {many}": (many, 0.0),
         f"k = {many}, clients agree": (many, shares.ALIGNED),
     }
     return {
         name: (shares.cohort_of(INFIMNIST, levels, cosine, entropy.child(name)), levels)
-        for name, (levels, cosine) in wished.items()
+        for name, (levels, cosine) in wanted.items()
     }
 
 

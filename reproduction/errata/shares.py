@@ -22,7 +22,7 @@ ALGORITHM = "Algorithm 1, the line that adds nu / (gamma n); dropouts in Remark 
 ALIGNED = 0.7  # the cosine of clients that mostly agree
 MOST_MISSING = 20
 
-Curve = tuple[float, ...]  # by the number of missing clients
+Fractions = tuple[float, ...]  # of coordinates that the server reads, by the number of missing clients
 Masses = NDArray[np.float64]
 
 
@@ -115,13 +115,13 @@ def integer_share_leak(cohort: Cohort) -> float:
     return _read_fraction(truth + cohort.nu, truth, cohort.size)
 
 
-def findings(curves: dict[str, Curve], cohorts: dict[str, tuple[Cohort, int]]) -> tuple[Finding, ...]:
+def findings(curves: dict[str, Fractions], cohorts: dict[str, tuple[Cohort, int]]) -> tuple[Finding, ...]:
     """Return what a missing client and a rounded share give away; curves are the cohorts' `recovered_curves`."""
     most = max(levels for _, levels in cohorts.values())
     return _literal(curves), _integer(most), _rounded(cohorts)
 
 
-def recovered_curves(cohorts: dict[str, tuple[Cohort, int]]) -> dict[str, Curve]:
+def recovered_curves(cohorts: dict[str, tuple[Cohort, int]]) -> dict[str, Fractions]:
     """Return, for each named cohort and its levels, the recovered fraction for 0, 1, 2 ... missing clients."""
     return {
         name: tuple(
@@ -141,7 +141,7 @@ def _read_fraction(total: IntVector, truth: IntVector, size: int) -> float:
     return float(np.mean(centred == truth))
 
 
-def _literal(curves: dict[str, Curve]) -> Finding:
+def _literal(curves: dict[str, Fractions]) -> Finding:
     said = "; ".join(
         f"{name}: {curve[1]:.1%} with 1 missing, {curve[10]:.1%} with 10, {curve[0]:.1%} (chance) with 0"
         for name, curve in curves.items()

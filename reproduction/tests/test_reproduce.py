@@ -1,4 +1,4 @@
-"""The reproduction: published accountants, systems through the one loop, exhibits, page and command."""
+"""The reproduction: published accountants, systems through the one loop, results, page and command."""
 
 import json
 import shutil
@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import ContinuousGaussian
-from d2pfed.cli import main
+from d2pfed.cli import run
 from d2pfed.errors import ConfigError
 from d2pfed.learning import build_model, load_task
 from d2pfed.noise.mechanisms import BinomialNoise, Shared
 from d2pfed.plan import MechanismName, Plan
-from reproduction.catalogue import CATALOGUE, chosen
-from reproduction.exhibit import Exhibit, Place, Size, write
+from reproduction.__main__ import app
+from reproduction.catalogue import CATALOGUE, select
 from reproduction.frontier import _QUICK_KINDS, frontier
 from reproduction.headline import fig1a, fig1b
 from reproduction.page import page
 from reproduction.published import CIFAR10, INFIMNIST, binomial_epsilon, d2pfed_epsilon
-from reproduction.runs import carry_out
+from reproduction.result import Context, Result, Size, write
+from reproduction.runs import run_systems
 from reproduction.sweeps import fig3, fig4, fig5
 from reproduction.systems import (
     PAPER_LOCAL,
-    Scene,
-    calmed,
+    Workload,
     central,
     cpsgd,
     d2pfed,
@@ -35,20 +35,21 @@ from reproduction.systems import (
     planned,
     reductions,
     relative_error,
+    with_smaller_lr,
 )
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
+def workload() -> Workload:
     """The paper's experiment in small: 8 x 8 digits, a linear model, two rounds."""
     task = load_task("digits", population=600)
     model = build_model("logistic", task, seed=0)
     small = replace(
         INFIMNIST, task="digits", model="logistic", dimension=650, population=600, cohort_size=6, rounds=2
     )
-    return Scene(small, task, model, "iid", replace(PAPER_LOCAL, epochs=1))
+    return Workload(small, task, model, "iid", replace(PAPER_LOCAL, epochs=1))
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(folder) -> Place:
+def context(folder) -> Context:
     """Where runs are kept for all tests, since many share them."""
-    return Place(folder=folder, data=None, size=Size.QUICK, listen=lambda _what, _fraction: None)
+    return Context(folder=folder, data=None, size=Size.QUICK, report=lambda _what, _fraction: None)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,8 @@ def test_the_published_accountants_give_the_published_numbers(found, known):
     assert found == pytest.approx(known, abs=1e-6)
 
 
-def test_d2pfed_is_the_papers_algorithm_with_its_parameters(scene):
-    plan = d2pfed(scene).work
+def test_d2pfed_is_the_papers_algorithm_with_its_parameters(workload):
+    plan = d2pfed(workload).work
     assert isinstance(plan, Plan)
     assert isinstance(plan.mechanism, Shared)
     assert plan.codec.clip == 0.25
@@ -92,16 +93,16 @@ def test_d2pfed_is_the_papers_algorithm_with_its_parameters(scene):
     assert plan.neighbours == plan.cohort_size - 1
 
 
-def test_where_the_levels_are_fine_no_coordinate_is_bounded(scene):
-    fine = replace(scene, experiment=replace(scene.experiment, levels=2001))
+def test_where_the_levels_are_fine_no_coordinate_is_bounded(workload):
+    fine = replace(workload, experiment=replace(workload.experiment, levels=2001))
     plan = d2pfed(fine).work
     assert isinstance(plan, Plan)
     assert plan.codec.box is None
     assert plan.codec.granularity == pytest.approx(2 * 0.25 / 2000)
 
 
-def test_cpsgd_has_the_papers_levels_and_coins(scene):
-    plan = cpsgd(scene).work
+def test_cpsgd_has_the_papers_levels_and_coins(workload):
+    plan = cpsgd(workload).work
     assert isinstance(plan, Plan)
     assert isinstance(plan.mechanism, BinomialNoise)
     assert 0 <= plan.mechanism.trials * plan.cohort_size - 3_642_525 < 2 * plan.cohort_size
@@ -109,32 +110,32 @@ def test_cpsgd_has_the_papers_levels_and_coins(scene):
     assert plan.ring.bits == 24
 
 
-def test_a_plan_by_hand_promises_what_it_costs_and_longer_updates_cost_more(scene):
-    main, loud = d2pfed(scene), d2pfed(scene, clip=1.0)
-    assert loud.promise > 10 * main.promise
+def test_a_plan_by_hand_promises_what_it_costs_and_longer_updates_cost_more(workload):
+    main, loud = d2pfed(workload), d2pfed(workload, clip=1.0)
+    assert loud.epsilon > 10 * main.epsilon
     assert loud.published is not None
     assert main.published is not None
     assert loud.published(2) == main.published(2)
 
 
-def test_a_calmed_system_moves_less_the_more_noise_it_has(scene):
-    noisy, quiet = planned(scene, MechanismName.BINOMIAL, 1.0), planned(scene, MechanismName.CENTERED, 1.0)
-    rates = [calmed(system, relative_error(system)).step.lr for system in (noisy, quiet)]
+def test_a_calmed_system_moves_less_the_more_noise_it_has(workload):
+    noisy, quiet = planned(workload, MechanismName.BINOMIAL, 1.0), planned(workload, MechanismName.CENTERED, 1.0)
+    rates = [with_smaller_lr(system, relative_error(system)).step.lr for system in (noisy, quiet)]
     assert rates[0] < rates[1] <= quiet.step.lr
-    assert calmed(fedavg(scene), 0.5) == fedavg(scene)
+    assert with_smaller_lr(fedavg(workload), 0.5) == fedavg(workload)
 
 
 @pytest.mark.parametrize("kind", [MechanismName.DESIGNATED, MechanismName.DDGAUSS])
-def test_mechanisms_of_no_figure_go_through_the_loop_too(scene, place, kind):
-    (curve,) = carry_out([planned(scene, kind, 5.0)], place)
+def test_mechanisms_of_no_figure_go_through_the_loop_too(workload, context, kind):
+    (curve,) = run_systems([planned(workload, kind, 5.0)], context)
     assert len(curve.validation) == 2
     assert curve.released[-1] <= 5
 
 
-def test_reference_systems_go_through_the_loop(scene, place):
+def test_reference_systems_go_through_the_loop(workload, context):
     heard = []
-    told = replace(place, listen=lambda what, fraction: heard.append((what, fraction)))
-    plain, gauss = carry_out([fedavg(scene), central(scene, 1.0)], told)
+    told = replace(context, report=lambda what, fraction: heard.append((what, fraction)))
+    plain, gauss = run_systems([fedavg(workload), central(workload, 1.0)], told)
     assert (plain.released, plain.server, plain.system.bits) == ((), None, 32)
     assert isinstance(gauss.system.work, ContinuousGaussian)
     assert 0.9 < gauss.released[-1] <= 1.001  # on the coarse grid
@@ -144,81 +145,81 @@ def test_reference_systems_go_through_the_loop(scene, place):
 
 
 @pytest.mark.parametrize("make", [fedavg, d2pfed], ids=["trusted", "private"])
-def test_a_stopped_run_carries_on_to_the_same_curve(scene, place, tmp_path, make):
+def test_a_stopped_run_carries_on_to_the_same_curve(workload, context, tmp_path, make):
     def stop(_what: str, _fraction: float) -> None:
         raise KeyboardInterrupt
 
-    (whole,) = carry_out([make(scene)], place)
-    stopped = replace(place, folder=tmp_path, listen=stop)
+    (whole,) = run_systems([make(workload)], context)
+    stopped = replace(context, folder=tmp_path, report=stop)
     with pytest.raises(KeyboardInterrupt):
-        carry_out([make(scene)], stopped)
+        run_systems([make(workload)], stopped)
     assert not list(tmp_path.glob("runs/*/summary.json"))
-    (rest,) = carry_out([make(scene)], replace(place, folder=tmp_path))
+    (rest,) = run_systems([make(workload)], replace(context, folder=tmp_path))
     assert rest.validation == whole.validation
     assert rest.test == whole.test
 
 
-def test_a_finished_run_is_read_and_not_repeated(scene, place, tmp_path):
-    there = replace(place, folder=tmp_path)
-    (first,) = carry_out([fedavg(scene)], there)
+def test_a_finished_run_is_read_and_not_repeated(workload, context, tmp_path):
+    there = replace(context, folder=tmp_path)
+    (first,) = run_systems([fedavg(workload)], there)
     (run,) = tmp_path.glob("runs/*")
     (run / "checkpoint.safetensors").unlink()
-    (again,) = carry_out([fedavg(scene)], there)
+    (again,) = run_systems([fedavg(workload)], there)
     assert again == first
     assert not (run / "checkpoint.safetensors").exists()
 
 
-def test_another_setting_is_another_run(scene, place, tmp_path):
-    there = replace(place, folder=tmp_path)
-    carry_out([fedavg(scene), fedavg(replace(scene, local=PAPER_LOCAL))], there)
+def test_another_setting_is_another_run(workload, context, tmp_path):
+    there = replace(context, folder=tmp_path)
+    run_systems([fedavg(workload), fedavg(replace(workload, local=PAPER_LOCAL))], there)
     assert len(list(tmp_path.glob("runs/*"))) == 2
 
 
-def test_clients_whose_training_diverges_send_zero(scene, place, tmp_path):
-    wild = replace(fedavg(scene), local=replace(PAPER_LOCAL, lr=1e6, epochs=2))
-    (curve,) = carry_out([wild], replace(place, folder=tmp_path))
+def test_clients_whose_training_diverges_send_zero(workload, context, tmp_path):
+    wild = replace(fedavg(workload), local=replace(PAPER_LOCAL, lr=1e6, epochs=2))
+    (curve,) = run_systems([wild], replace(context, folder=tmp_path))
     assert np.isfinite(curve.validation).all()
 
 
 @pytest.fixture(scope="module")
-def exhibits(scene, place) -> dict[str, Exhibit]:
-    """All figures in small, written to the place."""
+def results(workload, context) -> dict[str, Result]:
+    """All figures in small, written to the context."""
     made = {
-        "fig1a": fig1a([scene], place),
-        "fig1b": fig1b([scene], place),
-        "fig3": fig3(scene, place),
-        "fig4": fig4(scene, place),
-        "fig5": fig5(scene, place),
-        "frontier": frontier(scene, place, [*_QUICK_KINDS], [1.0]),
+        "fig1a": fig1a([workload], context),
+        "fig1b": fig1b([workload], context),
+        "fig3": fig3(workload, context),
+        "fig4": fig4(workload, context),
+        "fig5": fig5(workload, context),
+        "frontier": frontier(workload, context, [*_QUICK_KINDS], [1.0]),
     }
-    for name, exhibit in made.items():
-        write(exhibit, place.folder, f"scripts/reproduce {name} --quick", "2020-06-01")
+    for name, result in made.items():
+        write(result, context.folder, f"scripts/reproduce {name} --quick", "2020-06-01")
     return made
 
 
 @pytest.mark.parametrize("name", ["fig1a", "fig1b", "fig3", "fig4", "fig5", "frontier"])
-def test_an_exhibit_is_a_picture_a_table_words_and_a_record(exhibits, place, name):
-    exhibit = exhibits[name]
-    assert (place.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert (place.folder / f"{name}.svg").read_text().startswith("<?xml")
-    lines = (place.folder / f"{name}.csv").read_text().splitlines()
-    assert len(lines) == 1 + len(exhibit.table.rows)
-    record = json.loads((place.folder / f"{name}.json").read_text())
+def test_a_result_is_a_picture_a_table_words_and_a_record(results, context, name):
+    result = results[name]
+    assert (context.folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (context.folder / f"{name}.svg").read_text().startswith("<?xml")
+    lines = (context.folder / f"{name}.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(result.table.rows)
+    record = json.loads((context.folder / f"{name}.json").read_text())
     assert record["command"] == f"scripts/reproduce {name} --quick"
     assert "rounds" in record["reduced"]
     assert len(record["words"]) >= (1 if name == "fig1b" else 2)
-    for run in record["ran"].values():
-        assert run["seed"] == 1
-        assert len(run["validation_accuracy"]) == run["rounds"] == 2
+    for made in record["ran"].values():
+        assert made["seed"] == 1
+        assert len(made["validation_accuracy"]) == made["rounds"] == 2
 
 
-def test_figures_share_their_runs(exhibits, place):
-    names = [path.name.rsplit("-", 1)[0] for path in place.folder.glob("runs/*")]
+def test_figures_share_their_runs(results, context):
+    names = [path.name.rsplit("-", 1)[0] for path in context.folder.glob("runs/*")]
     assert names.count("infimnist-d2pfed-0.6") == 6  # five group sizes, and updates of norm 1
 
 
-def test_the_page_has_every_exhibit_in_the_catalogues_order(exhibits, place):
-    text = page(place.folder, "there")
+def test_the_page_has_every_result_in_the_catalogues_order(results, context):
+    text = page(context.folder, "there")
     titles = [line for line in text.splitlines() if line.startswith("## ")]
     assert [title.split(":")[0] for title in titles[:5]] == [
         *("## Figure 1a", "## Figure 1b", "## Figure 3", "## Figure 4", "## Figure 5")
@@ -234,30 +235,30 @@ def test_the_committed_page_is_what_its_records_give():
 
 
 def test_a_page_of_nothing_or_of_something_else_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no exhibit was found"):
+    with pytest.raises(ConfigError, match="no result was found"):
         page(tmp_path, "x")
     (tmp_path / "a.json").write_text('{"name": "a"}')
     with pytest.raises(ConfigError, match="lacks columns, command, date"):
         page(tmp_path, "x")
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(ConfigError, match="not the record of an exhibit"):
+    with pytest.raises(ConfigError, match="not the record of a result"):
         page(tmp_path, "x")
 
 
-def test_a_full_exhibit_reduces_nothing(place):
-    assert reductions(replace(place, size=Size.FULL), INFIMNIST, CIFAR10) == ""
+def test_a_full_result_reduces_nothing(context):
+    assert reductions(replace(context, size=Size.FULL), INFIMNIST, CIFAR10) == ""
 
 
 def test_every_name_of_the_catalogue_leads_to_a_function():
     for entry in CATALOGUE.values():
         assert callable(getattr(import_module(f"reproduction.{entry.module}"), entry.function))
-    assert chosen("all") == CATALOGUE
+    assert select("all") == CATALOGUE
 
 
 def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["d2pfed", "reproduce", *words])
+    monkeypatch.setattr(sys, "argv", ["reproduce", *words])
     try:
-        main()
+        run(app, "reproduce")
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)
@@ -265,10 +266,10 @@ def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
     return status, output.out, output.err
 
 
-def test_an_unknown_exhibit_is_one_line(monkeypatch, capsys):
+def test_an_unknown_result_is_one_line(monkeypatch, capsys):
     status, _, text = command(monkeypatch, capsys, "fig9")
     assert status == 2
-    assert text.startswith("d2pfed: an exhibit must be all, page or one of errata, fig1a, ")
+    assert text.startswith("reproduce: name must be all, page or one of errata, fig1a, ")
     assert text.count("\n") == 1
 
 
@@ -277,7 +278,7 @@ def test_missing_data_is_one_line(monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, "fig3", "--quick", "--data", str(tmp_path), "--out", str(tmp_path)
     )
     assert status == 2
-    assert "d2pfed: " in text
+    assert "reproduce: " in text
     assert "Traceback" not in text
 
 
@@ -285,14 +286,14 @@ def test_a_folder_that_is_a_file_is_one_line(monkeypatch, capsys, tmp_path):
     (tmp_path / "participations").touch()
     status, _, text = command(monkeypatch, capsys, "fig2", "--quick", "--out", str(tmp_path / "participations"))
     assert status == 2
-    assert "d2pfed: [Errno 17] File exists: " in text
+    assert "reproduce: [Errno 17] File exists: " in text
     assert "Traceback" not in text
 
 
-def test_the_command_writes_the_page_beside_its_folder(monkeypatch, capsys, exhibits, place, tmp_path):
-    folder = tmp_path / "exhibits"
-    shutil.copytree(place.folder, folder, ignore=shutil.ignore_patterns("runs"))
+def test_the_command_writes_the_page_beside_its_folder(monkeypatch, capsys, results, context, tmp_path):
+    folder = tmp_path / "results"
+    shutil.copytree(context.folder, folder, ignore=shutil.ignore_patterns("runs"))
     status, out, _ = command(monkeypatch, capsys, "page", "--out", str(folder))
     assert status == 0
-    assert "exhibits.md" in out.replace("\n", "")
-    assert (tmp_path / "exhibits.md").read_text() == page(folder, "exhibits")
+    assert "README.md" in out.replace("\n", "")
+    assert (tmp_path / "README.md").read_text() == page(folder, "results")

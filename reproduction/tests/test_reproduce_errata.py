@@ -1,4 +1,4 @@
-"""The errata and the analytic exhibits: golden numbers, laws behind them, and wrong twins that must be told apart."""
+"""The errata and the analytic results: golden numbers, laws behind them, and wrong twins that must be told apart."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from d2pfed.numerics.rotation import Hadamard
 from d2pfed.secagg import upload_bytes
 from reproduction import ball, communication, errata, error
 from reproduction.errata import identities, observers, practice, sensitivity, shares
-from reproduction.exhibit import Exhibit, Place, Size, write
+from reproduction.result import Context, Result, Size, write
 from reproduction.setting import CIFAR10, INFIMNIST
 
 SMALL = replace(INFIMNIST, dimension=4096)
@@ -28,21 +28,21 @@ def _entropy(name: str) -> Entropy:
     return Entropy.replay(b"errata tests").child(name)
 
 
-def _silent(folder, size: Size = Size.QUICK) -> Place:
-    return Place(folder=folder, data=None, size=size, listen=lambda _what, _done: None)
+def _silent(folder, size: Size = Size.QUICK) -> Context:
+    return Context(folder=folder, data=None, size=size, report=lambda _what, _done: None)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> dict[str, tuple[Exhibit, set[str]]]:
-    """Every exhibit, quickly made and written, with the kinds of files that came of it."""
-    folder = tmp_path_factory.mktemp("exhibits")
+def made(tmp_path_factory) -> dict[str, tuple[Result, set[str]]]:
+    """Every result, quickly made and written, with the kinds of files that came of it."""
+    folder = tmp_path_factory.mktemp("results")
     heard: list[float] = []
-    place = Place(folder=folder, data=None, size=Size.QUICK, listen=lambda _what, done: heard.append(done))
-    exhibits = [module.make(place) for module in (ball, errata)]
+    context = Context(folder=folder, data=None, size=Size.QUICK, report=lambda _what, done: heard.append(done))
+    results = [module.make(context) for module in (ball, errata)]
     assert all(0 <= done <= 1 for done in heard)
     return {
-        exhibit.name: (exhibit, {path.suffix for path in write(exhibit, folder, "a command", "a date")})
-        for exhibit in exhibits
+        result.name: (result, {path.suffix for path in write(result, folder, "a command", "a date")})
+        for result in results
     }
 
 
@@ -313,15 +313,15 @@ def test_the_birthday_problem_and_the_truncated_noise():
     assert practice.truncated_deviation(CIFAR10) < 0.55
 
 
-# The exhibits
+# The results
 
 
 def test_the_errata_say_claim_place_truth_and_means_of_each(made):
-    exhibit, kinds = made["errata"]
+    result, kinds = made["errata"]
     assert kinds == {".csv", ".json", ".png", ".svg"}
-    assert exhibit.table.columns == ("topic", "claim", "where", "truth", "how")
-    assert all(isinstance(cell, str) and cell for row in exhibit.table.rows for cell in row)
-    topics = [row[0] for row in exhibit.table.rows]
+    assert result.table.columns == ("topic", "claim", "where", "truth", "how")
+    assert all(isinstance(cell, str) and cell for row in result.table.rows for cell in row)
+    topics = [row[0] for row in result.table.rows]
     for part in (
         "odd k",
         "even k",
@@ -336,7 +336,7 @@ def test_the_errata_say_claim_place_truth_and_means_of_each(made):
         "server",
     ):
         assert any(part in topic for topic in topics), part
-    read = [row for row in exhibit.table.rows if row[0].startswith("code")]
+    read = [row for row in result.table.rows if row[0].startswith("code")]
     assert len(read) == 6
     assert all("read in the authors' public code" in row[2] for row in read)
 
@@ -349,9 +349,9 @@ def test_the_attack_at_the_papers_size_is_in_the_errata(made):
 
 
 def test_the_ball_is_drawn(made):
-    exhibit, kinds = made["fig2"]
+    result, kinds = made["fig2"]
     assert kinds == {".csv", ".json", ".png", ".svg"}
-    assert len(exhibit.table.rows) == 1 + len(ball.ROOTS)
+    assert len(result.table.rows) == 1 + len(ball.ROOTS)
 
 
 def test_the_table_of_errors_shows_the_violation_in_every_row(tmp_path):
@@ -367,9 +367,9 @@ def test_the_table_of_errors_shows_the_violation_in_every_row(tmp_path):
 @pytest.mark.parametrize(("size", "measured"), [(Size.QUICK, 2), (Size.FULL, 6)])
 def test_the_table_of_uploads_measures_more_than_it_needs(tmp_path, size, measured):
     small = replace(INFIMNIST, dimension=500, cohort_size=12)
-    exhibit = communication.compare((small,), _silent(tmp_path, size))
-    rows = [dict(zip(exhibit.table.columns, row, strict=True)) for row in exhibit.table.rows]
+    result = communication.compare((small,), _silent(tmp_path, size))
+    rows = [dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows]
     sent = [row for row in rows if row["bytes measured, whole protocol"] is not None]
     assert len(sent) == measured
     assert all(row["bytes measured, whole protocol"] > row["bytes needed"] for row in sent)
-    assert bool(exhibit.reduced) == (size is Size.QUICK)
+    assert bool(result.reduced) == (size is Size.QUICK)

@@ -11,8 +11,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, StoredClients, Task
 from d2pfed.learning.leaves import dead_leaves
 from d2pfed.ledger import RowKind, read_rows
-from reproduction.exhibit import Place, Size, write
 from reproduction.honest import COLUMNS, DELTA, EPSILON, SCALES, Scale, show
+from reproduction.result import Context, Size, write
 
 SIDE = 24  # the paper's network has its size at this side alone
 SCALE = Scale(population=60, filters=2, rounds=3, network_rounds=1)
@@ -47,8 +47,10 @@ def task(opened: list[str]) -> Task:
     )
 
 
-def place(folder: Path, heard: list[tuple[str, float]]) -> Place:
-    return Place(folder=folder, data=None, size=Size.QUICK, listen=lambda what, share: heard.append((what, share)))
+def context(folder: Path, heard: list[tuple[str, float]]) -> Context:
+    return Context(
+        folder=folder, data=None, size=Size.QUICK, report=lambda what, share: heard.append((what, share))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +58,11 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("honest")
     opened: list[str] = []
     heard: list[tuple[str, float]] = []
-    return show(place(folder, heard), SCALE, lambda: task(opened)), folder, opened, heard
+    return show(context(folder, heard), SCALE, lambda: task(opened)), folder, opened, heard
 
 
-def rows(exhibit) -> list[dict[str, object]]:
-    return [dict(zip(COLUMNS, row, strict=True)) for row in exhibit.table.rows]
+def rows(result) -> list[dict[str, object]]:
+    return [dict(zip(COLUMNS, row, strict=True)) for row in result.table.rows]
 
 
 def test_every_setting_keeps_the_promise_to_who_reads_the_model(shown):
@@ -100,30 +102,30 @@ def test_each_setting_on_the_way_is_less_noisy_than_the_one_before(shown):
 
 
 def test_only_our_last_model_meets_the_test_data_and_only_once(shown):
-    exhibit, _, opened, _ = shown
+    result, _, opened, _ = shown
     assert opened == ["test"]
-    accuracies = [row["test accuracy"] for row in rows(exhibit)]
+    accuracies = [row["test accuracy"] for row in rows(result)]
     assert accuracies[:-1] == [None, None, None]
     assert 0 <= accuracies[-1] <= 1
 
 
 def test_runs_are_charged_to_a_ledger_as_often_as_the_table_says(shown):
-    exhibit, folder, _, _ = shown
-    for name, record in exhibit.ran.items():
-        row = next(row for row in rows(exhibit) if row["setting"] == name)
+    result, folder, _, _ = shown
+    for name, record in result.ran.items():
+        row = next(row for row in rows(result) if row["setting"] == name)
         ledger = read_rows(folder / "runs" / record["run"] / "ledger.sqlite")
         assert sum(line.kind is RowKind.COMMIT for line in ledger) == row["rounds run"]
 
 
 def test_what_was_run_is_read_again_and_not_repeated(shown):
-    exhibit, folder, opened, _ = shown
+    result, folder, opened, _ = shown
 
     def fail() -> Task:
         raise AssertionError("the data is not needed")
 
-    again = show(place(folder, []), SCALE, fail)
-    assert again.table == exhibit.table
-    assert again.words == exhibit.words
+    again = show(context(folder, []), SCALE, fail)
+    assert again.table == result.table
+    assert again.words == result.words
     assert opened == ["test"]
 
 
@@ -133,15 +135,15 @@ def test_progress_only_grows_and_comes_to_its_end(shown):
     assert shares[-1] == 1
 
 
-def test_the_exhibit_is_written_with_its_drawing_and_its_runs(shown, tmp_path):
-    exhibit = replace(shown[0], reduced="smaller in every way")
-    written = write(exhibit, tmp_path, "command", "date")
+def test_the_result_is_written_with_its_drawing_and_its_runs(shown, tmp_path):
+    result = replace(shown[0], reduced="smaller in every way")
+    written = write(result, tmp_path, "command", "date")
     assert sorted(path.suffix for path in written) == [".csv", ".json", ".png", ".svg"]
-    assert set(json.loads((tmp_path / "cifar10-honest.json").read_text())["ran"]) == set(exhibit.ran)
-    assert "times as long as any update may be" in exhibit.words[0]
+    assert set(json.loads((tmp_path / "cifar10-honest.json").read_text())["ran"]) == set(result.ran)
+    assert "times as long as any update may be" in result.words[0]
 
 
-def test_a_quick_exhibit_says_what_was_reduced_and_a_full_one_reduces_nothing():
+def test_a_quick_result_says_what_was_reduced_and_a_full_one_reduces_nothing():
     assert SCALES[Size.QUICK].reduced
     assert not SCALES[Size.FULL].reduced
 

@@ -5,13 +5,20 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d2pfed.accounting import Sampling
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.learning import LocalTrainer, LocalTraining, Model, Task, evaluate
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
-from d2pfed.simulation import Backend, Dropouts, Fidelity, InProcess, SimulatedFederation
+from d2pfed.simulation import (
+    Backend,
+    ClearFederation,
+    Dropouts,
+    Fidelity,
+    InProcess,
+    SimulatedFederation,
+)
 from d2pfed.training import Cohorts, ServerOptimizer
 
 
@@ -49,7 +56,7 @@ class Job:
     settings: Settings
     task: Task
     model: Model
-    plan: Plan = field(repr=False)
+    plan: Plan | None = field(repr=False)  # None: in the clear
 
     @staticmethod
     def of(settings: Settings, task: Task, model: Model) -> "Job":
@@ -68,9 +75,11 @@ class Job:
         `ledger` is one that other runs over these clients share, None the run's own. `backend` says where clients are
         trained, None in this process; a run may go on with another backend than it began with. It is closed at the end.
         """
-        own = backend or InProcess(self.trainer())
+        own, evaluator = backend or InProcess(self.trainer()), TaskEvaluator(self.model, self.task)
         with closing(own), self.open(path, ledger) as run:
-            return run.train(self._federation(run, own), TaskEvaluator(self.model, self.task), listen)
+            if self.plan is None:
+                return run.train_in_the_clear(self.clear_federation(run, own), evaluator, listen)
+            return run.train(self._federation(run, self.plan, own), evaluator, listen)
 
     @contextmanager
     def open(self, path: Path, ledger: Path | None) -> Iterator[Run]:
@@ -79,8 +88,8 @@ class Job:
         spec = RunSettings(
             title=f"{settings.task}, {settings.model}",
             data=settings.data,
-            target=settings.target,
-            rounds=self.plan.rounds,
+            target=None if self.plan is None else settings.target,
+            rounds=settings.target.rounds,
             optimizer=settings.server,
             arrays=array_shapes(self.model),
             seed=settings.seed,
@@ -92,24 +101,36 @@ class Job:
         with open_run(path, spec, self.plan, self.model.initial(), ledger=ledger) as run:
             yield run
 
-    def _federation(self, run: Run, backend: Backend) -> SimulatedFederation:
-        settings, plan = self.settings, self.plan
-        seed = settings.seed
-        entropy = Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
-        # Two runs with one seed must not share their cohorts, nor a run and one that goes on from a copy of it. Only a
-        # partition is kept when a run is resumed, or a client might be drawn in two rounds.
-        drawing = entropy.child("cohorts", run.name)
-        if seed is None and plan.sampling.method is Sampling.ONCE:
-            drawing = run.directory.identity().cohorts
+    def _federation(self, run: Run, plan: Plan, backend: Backend) -> SimulatedFederation:
+        entropy, settings = self._entropy(), self.settings
         return SimulatedFederation(
             plan=plan,
             backend=backend,
-            cohorts=Cohorts(plan.sampling, drawing),
+            cohorts=self._cohorts(run, plan.sampling),
             dropouts=settings.dropouts,
             fidelity=settings.fidelity,
             entropy=entropy.child("clients"),
             ledger=run.ledger,
         )
+
+    def clear_federation(self, run: Run, backend: Backend) -> ClearFederation:
+        """Return the same clients with nothing private."""
+        return ClearFederation(backend, self._cohorts(run, self.settings.target.cohort_sampling), run.name)
+
+    def _cohorts(self, run: Run, sampling: CohortSampling) -> Cohorts:
+        """Return the draws of a run's cohorts.
+
+        Two runs with one seed must not share their cohorts, nor a run and one that goes on from a copy of it. Only a
+        partition is kept when a run is resumed, or a client might be drawn in two rounds.
+        """
+        drawing = self._entropy().child("cohorts", run.name)
+        if self.settings.seed is None and sampling.method is Sampling.ONCE:
+            drawing = run.directory.identity().cohorts
+        return Cohorts(sampling, drawing)
+
+    def _entropy(self) -> Entropy:
+        seed = self.settings.seed
+        return Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def main() -> None:
 def run(app: typer.Typer, name: str) -> None:
     """Run a command line; on bad input print one line that says rule and value, and exit with 2."""
     try:
-        app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name=name)
     except typer.Abort:
         sys.exit(130)
     except (D2PFedError, OSError) as error:  # the latter: a folder that is a file, a full disk

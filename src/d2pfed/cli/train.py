@@ -1,18 +1,17 @@
 """`d2pfed train`: the main job, from a wish to a trained model, a ledger and a summary."""
 
-import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.cli import options
+from d2pfed.cli.progress import Watcher
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.numerics import canonical
@@ -187,64 +186,28 @@ def train(
     for warning in describe(target, job.plan).warnings:
         console.print(f"Warning: {warning}")
     backend = options.on_ray(job.trainer(), workers, address) if engine is Engine.RAY else None
-    with _Watcher.start(job.plan) as watcher:
-        summary = job.execute(directory, ledger, watcher, backend)
+    with Watcher(job.plan.rounds, "round") as watcher:
+        summary = job.execute(directory, ledger, partial(_listen, watcher, job.plan), backend)
     if json:
         print_json(plain(summary))
     else:
         _print(summary)
     match summary.end.value:
         case "interrupted":
-            sys.exit(128 + watcher.caught)
+            sys.exit(watcher.exit_status)
         case "exhausted":
             sys.exit(EXHAUSTED)
 
 
-@dataclass
-class _Watcher:
-    """Shows progress, and turns the first Ctrl-C or SIGTERM into a stop after the round."""
-
-    bar: Progress
-    plan: Plan
-    caught: int = 0  # the signal that asked for the stop
-
-    @staticmethod
-    def start(plan: Plan) -> "_Watcher":
-        columns = (
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-        )
-        bar = Progress(*columns, console=err())
-        bar.add_task("planning", total=plan.rounds)
-        return _Watcher(bar, plan)
-
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __call__(self, record: "RoundRecord") -> bool:
-        megabytes = record.round * record.upload_bytes / 1e6
-        text = (
-            f"accuracy {record.metrics['accuracy']:.3f}  {record.charged} of {self.plan.max_attempts} attempts  "
-            f"{megabytes:.2f} MB a client"
-        )
-        self.bar.update(self.bar.task_ids[0], completed=record.round, description=text)
-        return not self.caught
-
-    def _stop(self, number: int, _frame: FrameType | None) -> None:
-        self.caught = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        err().print("Stopping after this round; the same command resumes. Once more stops at once.")
+def _listen(watcher: Watcher, plan: Plan, record: "RoundRecord") -> bool:
+    """Show a round on the bar; say whether the run goes on."""
+    megabytes = record.round * record.upload_bytes / 1e6
+    text = (
+        f"accuracy {record.metrics['accuracy']:.3f}  {record.charged} of {plan.max_attempts} attempts  "
+        f"{megabytes:.2f} MB per client"
+    )
+    watcher.show(record.round, text)
+    return not watcher.stopping
 
 
 def _print(summary: "RunSummary") -> None:

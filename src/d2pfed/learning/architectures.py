@@ -97,16 +97,3 @@ def build_model(name: str, task: Task, seed: int) -> Model:
 
 def _size(shape: Shape) -> int:
     return int(torch.Size(shape).numel())
-
-
-class _RawPixels(nn.Module):
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return (255 * images - 0.1307) / 0.3081
-
-
-def on_raw_pixels(model: Model) -> Model:
-    """Return a sequence of layers behind bytes that are standardised as if they were fractions, up to 827.
-
-    The paper's authors feed their network so.
-    """
-    return Model(nn.Sequential(_RawPixels(), *model.module.children()))

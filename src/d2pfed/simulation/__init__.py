@@ -1,12 +1,14 @@
 """Simulated federations: the clients of a cohort in this process, in others, or on a cluster."""
 
 from d2pfed.simulation.backend import Backend, Encoder, InProcess, LocalTraining
+from d2pfed.simulation.clear import ClearFederation, plain_mean
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.simulation.federation import Fidelity, SimulatedFederation, collect
 
 __all__ = [
     "EXCHANGES",
     "Backend",
+    "ClearFederation",
     "Dropouts",
     "Encoder",
     "Fidelity",
@@ -14,4 +16,5 @@ __all__ = [
     "LocalTraining",
     "SimulatedFederation",
     "collect",
+    "plain_mean",
 ]

@@ -35,7 +35,7 @@ class Encoder:
     def encode(self, client: int, update: FloatVector) -> RingVector:
         """Return a client's ring vector, by the client's own encoder; an update that is not finite counts as zero."""
         own = simulated_participant(self.plan, client, self.entropy, self.participations)
-        return own.encode(self.session, update, self.group)
+        return own.encode(self.session, finite(update), self.group)
 
     def total(self, pairs: Sequence[tuple[int, FloatVector]]) -> RingVector:
         """Return the sum of some clients' ring vectors: in a ring a sum's order does not matter."""
@@ -43,6 +43,11 @@ class Encoder:
         for client, update in pairs:
             self.session.ring.add_into(total, self.encode(client, update))
         return total
+
+
+def finite(update: FloatVector) -> FloatVector:
+    """Return an update, or zero in place of one that has diverged: saying so would tell about the client's data."""
+    return update if np.isfinite(update).all() else np.zeros_like(update)
 
 
 class Backend(Protocol):

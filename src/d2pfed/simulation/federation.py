@@ -17,7 +17,7 @@ from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Client, Delivery, Session, Sum, carried, group_seed_of, require_enough
 from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.wire import subset_of
-from d2pfed.simulation.backend import Backend, Encoder, simulated_participant
+from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.training import Cohorts, shuffle_seed
 
@@ -203,7 +203,7 @@ class _Loopback:
         updates = gathering.backend.train(gathering.model, clients, gathering.seed)
         for client, update in zip(clients, updates, strict=True):
             if update is not None:
-                self._updates[client] = update
+                self._updates[client] = finite(update)
                 yield client
 
     def _machine(self, client: int) -> Client:

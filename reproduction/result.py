@@ -16,7 +16,7 @@ from d2pfed.errors import ConfigError
 
 Cell = str | int | float | None  # None: nothing to say, an empty cell
 Draw = Callable[[Figure], None]
-Listen = Callable[[str, float], None]  # what is being done, and which fraction of the exhibit is done
+Report = Callable[[str, float], None]  # what is being done, and which fraction of the result is done
 
 _SIZE = (7.2, 4.2)  # inches
 _LETTERS = 110  # of small print that fit in a line
@@ -50,7 +50,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exhibit:
+class Result:
     """One figure or table, finished."""
 
     name: str
@@ -63,51 +63,51 @@ class Exhibit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where and how an exhibit is made."""
+class Context:
+    """Where and how a result is made."""
 
     folder: Path  # runs are kept in it, so that the same command carries on where it was stopped
     data: Path | None
     size: Size
     only: str | None = None  # the one task that is wanted of a figure over several
-    listen: Listen = field(repr=False)
+    report: Report = field(repr=False)
 
 
-Make = Callable[[Place], Exhibit]
+Make = Callable[[Context], Result]
 
 
-def write(exhibit: Exhibit, folder: Path, command: str, date: str) -> list[Path]:
+def write(result: Result, folder: Path, command: str, date: str) -> list[Path]:
     """Write NAME.csv, NAME.json and, of a drawing, NAME.png and NAME.svg; return what was written."""
     record = {
-        "name": exhibit.name,
-        "title": exhibit.title,
+        "name": result.name,
+        "title": result.title,
         "command": command,
         "date": date,
-        "reduced": exhibit.reduced,
-        "words": exhibit.words,
-        "ran": exhibit.ran,
-        "columns": exhibit.table.columns,
-        "rows": exhibit.table.rows,
+        "reduced": result.reduced,
+        "words": result.words,
+        "ran": result.ran,
+        "columns": result.table.columns,
+        "rows": result.table.rows,
     }
-    files = {"csv": exhibit.table.csv().encode(), "json": (json.dumps(record, indent=1) + "\n").encode()}
-    if exhibit.draw is not None:
-        files |= _drawn(exhibit, exhibit.draw)
+    files = {"csv": result.table.csv().encode(), "json": (json.dumps(record, indent=1) + "\n").encode()}
+    if result.draw is not None:
+        files |= _drawn(result, result.draw)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for kind, content in files.items():
-        path = folder / f"{exhibit.name}.{kind}"
+        path = folder / f"{result.name}.{kind}"
         path.write_bytes(content)
         written.append(path)
     return written
 
 
-def _drawn(exhibit: Exhibit, draw: Draw) -> dict[str, bytes]:
-    fixed = {"svg.hashsalt": exhibit.name, "svg.fonttype": "none", "font.size": 9.0}
+def _drawn(result: Result, draw: Draw) -> dict[str, bytes]:
+    fixed = {"svg.hashsalt": result.name, "svg.fonttype": "none", "font.size": 9.0}
     with style.context(["default", fixed]):  # whatever a user's own configuration says
         figure = Figure(figsize=_SIZE, dpi=150, layout="constrained")
         draw(figure)
-        if exhibit.reduced:
-            figure.supxlabel(fill(f"Reduced: {exhibit.reduced}", _LETTERS), fontsize=8, color="#b34700")
+        if result.reduced:
+            figure.supxlabel(fill(f"Reduced: {result.reduced}", _LETTERS), fontsize=8, color="#b34700")
         png, svg = io.BytesIO(), io.BytesIO()
         figure.savefig(png, format="png", metadata={"Software": None})
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))

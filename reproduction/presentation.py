@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from reproduction.curves import Hue, Trace
-from reproduction.exhibit import Cell, Table
+from reproduction.curves import Hue, Line
 from reproduction.published import EndPoint
-from reproduction.runs import Curve
+from reproduction.result import Cell, Table
+from reproduction.runs import RunHistory
 
 COLUMNS = (
     "experiment",
@@ -22,15 +22,15 @@ COLUMNS = (
 )
 
 
-def table_of(pairs: Sequence[tuple[Curve, EndPoint | None]]) -> Table:
+def table_of(pairs: Sequence[tuple[RunHistory, EndPoint | None]]) -> Table:
     """Return one row a run: all readings of its end, its cost, its test accuracy, and what the paper has."""
     return Table(COLUMNS, tuple(_row(curve, end) for curve, end in pairs))
 
 
-def _row(curve: Curve, end: EndPoint | None) -> tuple[Cell, ...]:
+def _row(curve: RunHistory, end: EndPoint | None) -> tuple[Cell, ...]:
     system = curve.system
     return (
-        system.scene.experiment.name,
+        system.workload.experiment.name,
         system.label,
         significant(curve.published[-1]) if curve.published else None,
         significant(curve.released[-1]) if curve.released else None,
@@ -43,27 +43,25 @@ def _row(curve: Curve, end: EndPoint | None) -> tuple[Cell, ...]:
     )
 
 
-def published_trace(curve: Curve, hue: Hue, label: str) -> Trace:
+def published_line(curve: RunHistory, hue: Hue, label: str) -> Line:
     """Return the run under the epsilon that the paper would print."""
-    return Trace(label=label, hue=hue, xs=curve.published, ys=curve.validation, dash="--", test=curve.test)
+    return Line(label=label, hue=hue, xs=curve.published, ys=curve.validation, dash="--", test=curve.test)
 
 
-def true_trace(curve: Curve, hue: Hue, label: str) -> Trace:
+def true_line(curve: RunHistory, hue: Hue, label: str) -> Line:
     """Return the run under the epsilon that its released models truly cost."""
-    return Trace(
-        label=label, hue=hue, xs=curve.released, ys=curve.validation, test=curve.test, server=curve.server
-    )
+    return Line(label=label, hue=hue, xs=curve.released, ys=curve.validation, test=curve.test, server=curve.server)
 
 
-def level_trace(curve: Curve, hue: Hue, label: str) -> Trace:
+def level_line(curve: RunHistory, hue: Hue, label: str) -> Line:
     """Return the end of a run without epsilon, as a line across the plot."""
-    return Trace(label=label, hue=hue, xs=(), ys=(curve.test,), dash="-.")
+    return Line(label=label, hue=hue, xs=(), ys=(curve.test,), dash="-.")
 
 
-def records(curves: Sequence[Curve]) -> dict[str, object]:
-    """Return what was run and every point that is drawn, for the exhibit's JSON."""
+def records(curves: Sequence[RunHistory]) -> dict[str, object]:
+    """Return what was run and every point that is drawn, for the result's JSON."""
     return {
-        f"{curve.system.scene.experiment.name}: {curve.system.label}": curve.record
+        f"{curve.system.workload.experiment.name}: {curve.system.label}": curve.record
         | {
             "validation_accuracy": [round(value, 3) for value in curve.validation],
             "epsilon_as_published": [significant(value) for value in curve.published],

@@ -1,0 +1,98 @@
+"""The benchmarks' rows as tables for people and as dictionaries for JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from benchmarks.arithmetic import SpeedRow
+from benchmarks.engines_row import EngineRow
+from benchmarks.secagg import SecAggRow
+from benchmarks.training_row import TrainingRow
+
+_TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are not numbers
+
+
+def as_dict(row: SpeedRow | EngineRow | SecAggRow | TrainingRow) -> dict[str, object]:
+    """Return a row with what is computed from it."""
+    derived = {"ratio": row.ratio, "met": row.met} if isinstance(row, SpeedRow | TrainingRow) else {}
+    return asdict(row) | derived
+
+
+def speed_table(rows: Sequence[SpeedRow]) -> Table:
+    """Return the table of the arithmetic."""
+    table = _table(
+        "Millions of coordinates a second",
+        ("what", "coordinates", "threads", "rate", "peer", "its rate", "ratio", "goal", "met", "note"),
+    )
+    for row in rows:
+        peer_rate = None if row.peer_rate is None else row.peer_rate / 1e6
+        table.add_row(
+            *(row.what, f"{row.dimension:,}", str(row.threads), f"{row.rate / 1e6:.4g}", row.peer),
+            *(_number(value) for value in (peer_rate, row.ratio, row.goal)),
+            *(_met(row.met), row.peer_error),
+        )
+    return table
+
+
+def secagg_table(rows: Sequence[SecAggRow]) -> Table:
+    """Return the table of rounds of secure aggregation."""
+    table = _table(
+        "One round of secure aggregation; processor seconds, but wall-clock seconds for the round",
+        ("implementation", "clients", "coordinates", "bits", "neighbours", "lost"),
+        ("client", "server", "round", "upload bytes", "peak MiB", "note"),
+    )
+    for row in rows:
+        sizes = (row.clients, row.dimension, row.bits, row.neighbours, row.dropouts)
+        table.add_row(
+            row.implementation,
+            *(f"{size:,}" for size in sizes),
+            *(_number(seconds) for seconds in (row.client_seconds, row.server_seconds, row.round_seconds)),
+            *(
+                "" if row.upload_bytes is None else f"{row.upload_bytes:,}",
+                _number(row.server_peak_mib),
+                row.error,
+            ),
+        )
+    return table
+
+
+def engine_table(rows: Sequence[EngineRow]) -> Table:
+    """Return the table of simulated rounds by engine."""
+    table = _table("One simulated round; seconds", ("engine", "clients", "start and first round", "round", "note"))
+    for row in rows:
+        times = (_number(row.start_seconds), _number(row.round_seconds))
+        table.add_row(row.engine, f"{row.clients:,}", *times, row.error)
+    return table
+
+
+def training_table(rows: Sequence[TrainingRow]) -> Table:
+    """Return the table of rounds of training."""
+    table = _table(
+        "One round of training, wall-clock seconds",
+        ("what", "clients", "examples", "epochs", "parameters", "seconds"),
+        ("peer", "its seconds", "ratio", "goal", "met", "note"),
+    )
+    for row in rows:
+        sizes = (row.clients, row.examples, row.epochs, row.dimension)
+        table.add_row(
+            *(row.what, *(f"{size:,}" for size in sizes), f"{row.seconds:.3g}", row.peer),
+            *(_number(value) for value in (row.peer_seconds, row.ratio, row.goal)),
+            *(_met(row.met), row.peer_error),
+        )
+    return table
+
+
+def _table(title: str, *columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in (name for group in columns for name in group):
+        table.add_column(name, justify="left" if name in _TEXT else "right")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _met(met: bool | None) -> str:
+    return "" if met is None else "yes" if met else "no"

@@ -1,0 +1,80 @@
+import json
+import sys
+
+import pytest
+from rich.table import Table
+
+from benchmarks import __main__ as command
+from benchmarks import tables
+from benchmarks.engines_row import EngineRow
+from benchmarks.secagg import SecAggRow
+from benchmarks.training_row import TrainingRow
+from d2pfed.cli import run
+
+ROW = EngineRow(engine="process", clients=3, start_seconds=1.0, round_seconds=0.5)
+
+
+def bench(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    status = 0
+    try:
+        run(command.bench, "bench")
+    except SystemExit as end:
+        status = int(end.code or 0)
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def measured() -> tuple[list[dict[str, object]], Table]:
+    return [tables.as_dict(ROW)], tables.engine_table([ROW])
+
+
+def test_all_writes_machine_versions_date_and_rows(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(command, "_MODEST_RUNS", {"first": measured, "second": measured})
+    status, out, _ = bench(monkeypatch, capsys, "all", "--out", str(tmp_path / "bench.json"))
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert status == 0
+    assert out.count("One simulated round") == 2
+    assert set(found) == {"date", "machine", "versions", "benchmarks"}
+    assert found["versions"]["numpy"]
+    assert found["benchmarks"]["second"]["rows"][0]["round_seconds"] == 0.5
+
+
+def test_a_failing_benchmark_loses_nothing_of_those_before_it(monkeypatch, capsys, tmp_path):
+    def fail() -> tuple[list[dict[str, object]], Table]:
+        raise ArithmeticError("wrong")
+
+    monkeypatch.setattr(command, "_MODEST_RUNS", {"first": measured, "second": fail})
+    with pytest.raises(ArithmeticError):
+        bench(monkeypatch, capsys, "all", "--out", str(tmp_path / "bench.json"))
+    assert list(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == ["first"]
+
+
+@pytest.mark.parametrize("words", [(), ("all",), ("arithmetic",), ("secagg",), ("engines",), ("training",)])
+def test_help_is_plain_text(monkeypatch, capsys, words):
+    status, out, _ = bench(monkeypatch, capsys, *words, "--help")
+    assert status == 0
+    assert not set(out) & set("╭│╰\\\x1b")
+    assert "..." not in out.replace("[ARGS]...", "")
+    assert out.startswith("Usage: bench ")
+    assert "completion" not in out
+
+
+def test_an_unknown_benchmark_is_one_line(monkeypatch, capsys):
+    status, _, text = bench(monkeypatch, capsys, "nothing")
+    assert (status, text.count("\n")) == (2, 1)
+    assert text.startswith("bench: ")
+
+
+def test_a_row_without_a_measurement_shows_its_error():
+    base = {"clients": 1, "dimension": 2, "bits": 3, "neighbours": 0, "dropouts": 0}
+    nothing = dict.fromkeys(
+        ("client_seconds", "server_seconds", "round_seconds", "upload_bytes", "server_peak_mib")
+    )
+    row = SecAggRow(implementation="flower", **base, **nothing, error="gone")
+    assert list(tables.secagg_table([row]).columns[-1].cells) == ["gone"]
+    trained = TrainingRow(
+        what="a", clients=1, examples=1, epochs=1, dimension=1, seconds=1.0, processor_seconds=None, peer="b",
+        peer_seconds=None, peer_processor_seconds=None, goal=2.0, peer_error="gone",
+    )  # fmt: skip
+    assert list(tables.training_table([trained]).columns[-1].cells) == ["gone"]

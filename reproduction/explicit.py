@@ -1,0 +1,59 @@
+"""Every setting of the paper's evaluation, written out: a changed default of the library changes no result."""
+
+from d2pfed.accounting import RELEASED, Adjacency, Sampling
+from d2pfed.learning import LocalTraining, Optimizer
+from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
+from d2pfed.secagg.graph import Consistency
+from d2pfed.training import ServerOptimizer
+
+
+def privacy_target(
+    *,
+    dimension: int,
+    population: int,
+    cohort_size: int,
+    rounds: int,
+    epsilon: float,
+    delta: float,
+    mechanism: MechanismName = MechanismName.CENTERED,
+    clip: float = 1.0,
+    bits: int | None = None,
+    rotation: RotationName = RotationName.HADAMARD,
+) -> PrivacyTarget:
+    """Return the paper's kind of target: fixed-size cohorts, against who sees the models, one attempt per round."""
+    return PrivacyTarget(
+        dimension=dimension,
+        population=population,
+        cohort_size=cohort_size,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        against=RELEASED,
+        mechanism=mechanism,
+        sampling=Sampling.FIXED,
+        adjacency=Adjacency.REPLACE_ONE,
+        dropouts=0.0,
+        colluders=0.0,
+        draws=4 << 12,
+        consistency=Consistency.ASSUMED,
+        max_participations=None,
+        attempts_per_round=3,
+        spare=0,
+        clip=clip,
+        bits=bits,
+        rotation=rotation,
+    )
+
+
+def local_training(
+    *, lr: float, batch_size: int, optimizer: Optimizer = Optimizer.SGD, momentum: float = 0.0, epochs: int = 1
+) -> LocalTraining:
+    """Return how a client trains."""
+    return LocalTraining(optimizer=optimizer, lr=lr, momentum=momentum, epochs=epochs, batch_size=batch_size)
+
+
+def server_optimizer(
+    *, lr: float = 1.0, momentum: float = 0.0, lr_decay: float = 1.0, averaging: float = 0.0
+) -> ServerOptimizer:
+    """Return how the server moves the model; without arguments, plain federated averaging."""
+    return ServerOptimizer(lr=lr, momentum=momentum, second_moment=0.0, lr_decay=lr_decay, averaging=averaging)
