@@ -1,5 +1,7 @@
 """Compiled training, features and convolutions by hand equal their plain twins."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
 
 def perceptron(widths: list[int]) -> nn.Module:
     layers = [nn.Flatten()]
-    for entering, leaving in zip(widths[:-1], widths[1:], strict=True):
+    for entering, leaving in pairwise(widths):
         layers += [nn.Linear(entering, leaving), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -25,7 +27,7 @@ def perceptron(widths: list[int]) -> nn.Module:
 def plain_dense(params, widths, inputs, labels, schedule, lr, *, mask=True):
     """The twin of the compiled loop in numpy, float64."""
     layers, at = [], 0
-    for entering, leaving in zip(widths[:-1], widths[1:], strict=True):
+    for entering, leaving in pairwise(widths):
         weight = params[at : at + entering * leaving].reshape(leaving, entering).astype(np.float64)
         at += entering * leaving
         layers.append((weight, params[at : at + leaving].astype(np.float64)))
@@ -40,8 +42,8 @@ def plain_dense(params, widths, inputs, labels, schedule, lr, *, mask=True):
         slope = (slope / slope.sum(axis=1, keepdims=True) - np.eye(widths[-1])[labels[rows]]) / len(rows)
         for (weight, bias), entering in zip(reversed(layers), reversed(values), strict=True):
             before = (slope @ weight) * ((entering > 0) | (not mask))
-            weight -= lr * slope.T @ entering
-            bias -= lr * slope.sum(axis=0)
+            np.subtract(weight, lr * slope.T @ entering, out=weight)
+            np.subtract(bias, lr * slope.sum(axis=0), out=bias)
             slope = before
     return np.concatenate([part.ravel() for layer in layers for part in layer]) - params
 

@@ -15,6 +15,8 @@ from d2pfed.learning.task import Examples, IntVector
 
 _aten = torch.ops.aten
 _LAST = torch.channels_last
+_NOT_TRANSPOSED = False, [0, 0], 1  # not a transposed convolution; its output padding; one group
+_WHOLE_SQUARES = [0, 0], [1, 1], False  # padding, dilation and rounding up of a pool
 
 Slope = torch.Tensor  # of the loss, with respect to some layer's outputs or inputs
 Found = list[torch.Tensor]  # gradients, in the order of the parameters
@@ -46,10 +48,16 @@ class ConvolutionalNetwork:
             return None
         layers = list(module)
         kinds = [type(layer) for layer in layers]
+        last = layers[-1] if layers else None
         flat = kinds.index(nn.Flatten) if nn.Flatten in kinds else 0
         blocks = _blocks(layers[:flat])
         behind = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * ((len(layers) - flat) // 2 - 1)]
-        if not blocks or kinds[flat:] != behind or (layers[flat].start_dim, layers[flat].end_dim) != (1, -1):
+        if (
+            not blocks
+            or kinds[flat:] != behind
+            or not isinstance(last, nn.Linear)
+            or not _flattens_all(layers[flat])
+        ):
             return None
         parameterised = [at for at, kind in enumerate(kinds) if kind in (nn.Conv2d, nn.Linear)]
         names = tuple(f"{at}.{part}" for at in parameterised for part in ("weight", "bias"))
@@ -58,7 +66,7 @@ class ConvolutionalNetwork:
         return (
             None
             if model.names != names or not plain or hooked
-            else ConvolutionalNetwork(model, blocks, layers[-1].out_features)
+            else ConvolutionalNetwork(model, blocks, last.out_features)
         )
 
     def can_train(self, examples: Examples) -> bool:
@@ -66,7 +74,7 @@ class ConvolutionalNetwork:
         inputs, labels = examples.inputs, examples.labels
         if inputs.ndim != 4 or inputs.dtype != torch.float32:
             return False
-        return not len(labels) or bool(0 <= labels.min() and labels.max() < self.classes)
+        return not len(labels) or bool(labels.min() >= 0 and labels.max() < self.classes)
 
     def train(self, params: Params, examples: Examples, schedule: IntVector, local: LocalTraining) -> Params:
         """Return the update of one client."""
@@ -87,7 +95,7 @@ class ConvolutionalNetwork:
         for at, block in enumerate(self.blocks):
             weight, bias = values[2 * at : 2 * at + 2]
             outputs = _aten.convolution(
-                entering[-1], weight, bias, block.stride, block.padding, block.dilation, False, [0, 0], 1
+                entering[-1], weight, bias, block.stride, block.padding, block.dilation, *_NOT_TRANSPOSED
             )
             pooled, places = (
                 (outputs, outputs)
@@ -104,10 +112,10 @@ class ConvolutionalNetwork:
             if block.pool != 1:
                 side = [block.pool, block.pool]
                 slope = _aten.max_pool2d_with_indices_backward(
-                    slope, before_pools[at][0], side, side, [0, 0], [1, 1], False, before_pools[at][1]
+                    slope, before_pools[at][0], side, side, *_WHOLE_SQUARES, before_pools[at][1]
                 )
             weight = values[2 * at]
-            shape = block.stride, block.padding, block.dilation, False, [0, 0], 1
+            shape = block.stride, block.padding, block.dilation, *_NOT_TRANSPOSED
             slope, *own = _aten.convolution_backward(
                 slope, entering[at], weight, [len(weight)], *shape, [at > 0, True, True]
             )
@@ -132,34 +140,25 @@ def _linear_gradients(values: Found, inputs: torch.Tensor, labels: torch.Tensor)
     return slope, found
 
 
+def _flattens_all(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) == (1, -1)
+
+
 def _blocks(layers: list[nn.Module]) -> tuple[_Block, ...]:
     """Read the convolutional part; nothing if a layer of it is not what can be done by hand."""
     blocks: list[_Block] = []
-    at = 0
-    while at + 1 < len(layers):
-        convolution, activation, pool = (
-            layers[at],
-            layers[at + 1],
-            layers[at + 2] if at + 2 < len(layers) else None,
-        )
-        if not _plain_convolution(convolution) or type(activation) is not nn.ReLU:
+    rest = layers
+    while rest:
+        convolution, activation, pool = (*rest, None, None)[:3]
+        if not isinstance(convolution, nn.Conv2d) or type(activation) is not nn.ReLU:
             return ()
-        pooled = type(pool) is nn.MaxPool2d
-        side = _pool_side(pool) if pooled else 1
-        if not side:
+        plain = type(convolution) is nn.Conv2d and convolution.groups == 1 and convolution.padding_mode == "zeros"
+        side = _pool_side(pool) if isinstance(pool, nn.MaxPool2d) else 1
+        if not plain or not side or isinstance(convolution.padding, str):
             return ()
         blocks.append(_Block(convolution.stride, convolution.padding, convolution.dilation, side))
-        at += 3 if pooled else 2
-    return tuple(blocks) if at == len(layers) else ()
-
-
-def _plain_convolution(layer: nn.Module) -> bool:
-    return (
-        type(layer) is nn.Conv2d
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-    )
+        rest = rest[3 if isinstance(pool, nn.MaxPool2d) else 2 :]
+    return tuple(blocks)
 
 
 def _pool_side(pool: nn.MaxPool2d) -> int:
@@ -170,4 +169,5 @@ def _pool_side(pool: nn.MaxPool2d) -> int:
         and pool.dilation in (1, (1, 1))
         and not (pool.ceil_mode or pool.return_indices)
     )
+    rest = rest and type(pool) is nn.MaxPool2d
     return kernel[0] if rest and kernel == stride and kernel[0] == kernel[1] and kernel[0] > 1 else 0

@@ -58,7 +58,7 @@ def can_train(examples: Examples, widths: Ints) -> bool:
     inputs, labels = examples.inputs, examples.labels
     if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or inputs[0:1].numel() not in (0, widths[0]):
         return False
-    return not len(labels) or bool(0 <= labels.min() and labels.max() < widths[-1])
+    return not len(labels) or bool(labels.min() >= 0 and labels.max() < widths[-1])
 
 
 def train_dense(params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float) -> Params:
@@ -179,7 +179,9 @@ def _forward(values: Floats, widths: Ints, entering: Floats, count: int, batch: 
 
 
 @compiled
-def _backward(values: Floats, widths: Ints, entering: Floats, slopes: Floats, count: int, batch: int) -> None:
+def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
+    values: Floats, widths: Ints, entering: Floats, slopes: Floats, count: int, batch: int
+) -> None:
     """Add the slopes of the logits, times what led to them, to weights and biases, from the last layer to the first.
 
     The slopes have the blocks of `entering`; those of the logits are filled in, and carry the step's length.
@@ -210,7 +212,9 @@ def _backward(values: Floats, widths: Ints, entering: Floats, slopes: Floats, co
 
 
 @compiled
-def _train(values: Floats, widths: Ints, inputs: Floats, labels: Ints, schedule: Ints, lr: np.float32) -> None:
+def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
+    values: Floats, widths: Ints, inputs: Floats, labels: Ints, schedule: Ints, lr: np.float32
+) -> None:
     batch, width, classes = schedule.shape[1], widths[0], widths[-1]
     entering, slopes = np.zeros(batch * widths.sum(), np.float32), np.zeros(batch * widths.sum(), np.float32)
     rows = np.zeros(batch, np.int64)

@@ -115,7 +115,7 @@ def _padded(side: int) -> int:
 
 
 @compiled
-def _differentiate(
+def _differentiate(  # noqa: PLR0917 - a kernel takes arrays, not objects
     wide: Floats, smooth: Floats, slope: Floats, smoothed: Floats, sloped: Floats, across: Floats, down: Floats
 ) -> None:
     """Fill across and down from an image inside a margin of 4 zeros; the rows of the margin of both buffers are 0."""
@@ -181,13 +181,13 @@ def _normalise(cells: Floats, features: Floats) -> None:
             flat[start + r] -= mean
             sums[r] += flat[start + r] * flat[start + r]
     length = np.sqrt(sums.sum())
-    factor = np.float32(_NORM) / (np.float32(1e-6) if length < np.float32(1e-6) else length)
+    factor = np.float32(_NORM) / max(length, np.float32(1e-6))
     for i in range(count):
         flat[i] *= factor
 
 
 @compiled
-def _edge_features(
+def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
     images: Floats, smooth: Floats, slope: Floats, directions: Floats, pool: Floats, features: Floats
 ) -> None:
     side, (cells, width), turns = images.shape[1], pool.shape, directions.shape[1]

@@ -158,7 +158,7 @@ def _taps() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 @compiled
-def _deform(
+def _deform(  # noqa: PLR0917 - a kernel takes arrays, not objects
     base: NDArray[np.uint8],
     gradients: NDArray[np.float32],
     plan: IntVector,

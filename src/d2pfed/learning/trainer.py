@@ -75,7 +75,7 @@ class LocalTrainer:
         if self._behind_front is not None:
             yield from self._behind_front(params, clients, round_seed)
             return
-        method = self.method or self._known_method or self._tried(params, clients)
+        method = self._choice(params, clients)
         if method in (Method.COMPILED, Method.CONVOLUTION):
             for client in clients:
                 yield self._train_by_hand(params, client, round_seed)
@@ -86,8 +86,9 @@ class LocalTrainer:
 
     def choose(self, params: Params, clients: Sequence[int]) -> "LocalTrainer":
         """Return this trainer with its method fixed, after a trial on one of these clients if one is needed."""
-        inner = self._behind_front or self
-        return replace(self, method=inner.method or inner._known_method or inner._tried(params, clients))
+        if self._behind_front is not None:
+            return replace(self, method=self._behind_front.choose(params, clients).method)
+        return replace(self, method=self._choice(params, clients))
 
     def __getstate__(self) -> dict[str, object]:
         return {part.name: getattr(self, part.name) for part in fields(self)}
@@ -143,6 +144,9 @@ class LocalTrainer:
             chunk = Chunk.gather(self.clients, self.local, clients[start : start + size], round_seed)
             find = dense_gradients if method is Method.BATCHED else vmap_gradients(self.model)
             yield from chunk.train(self.model, params, self.local, find)
+
+    def _choice(self, params: Params, clients: Sequence[int]) -> Method:
+        return self.method or self._known_method or self._tried(params, clients)
 
     def _tried(self, params: Params, clients: Sequence[int]) -> Method:
         """Return the faster of loop and vmap; the first trial counts, and none is made without examples."""
