@@ -1,5 +1,7 @@
 """Digits on demand follow the index rules, digit by digit."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter, shift
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Dirichlet, Iid, Shards
-from d2pfed.learning.infimnist import VirtualClients, deform, digit_examples, fields, recipe
+from d2pfed.learning import Dirichlet, Iid, Shards, infimnist
+from d2pfed.learning.infimnist import VirtualClients, deform, digit_examples, digit_gradients, fields, recipe
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
 
@@ -65,13 +67,13 @@ def test_digits_are_those_of_a_slow_literal_twin_under_every_move():
     made = recipe(index, len(BASE))
     assert set(made.shift) == set(range(9))
     wanted = np.stack([literal_digit(int(i), BASE) for i in index])
-    np.testing.assert_allclose(deform(BASE, made), wanted, atol=1e-3)
+    np.testing.assert_allclose(deform(BASE, digit_gradients(BASE), made, 1.0), wanted, atol=1e-3)
 
 
 def test_the_twin_notices_a_wrong_sign():
     index = 10_040 + np.arange(5)
     wrong = np.stack([literal_digit(int(i), BASE, sign_of_second=1) for i in index])
-    assert np.abs(deform(BASE, recipe(index, len(BASE))) - wrong).max() > 1
+    assert np.abs(deform(BASE, digit_gradients(BASE), recipe(index, len(BASE)), 1.0) - wrong).max() > 1
 
 
 def test_fields_are_smooth_with_unit_deviation():
@@ -138,3 +140,31 @@ def test_impossible_populations_are_refused(wrong):
 def test_clients_outside_the_population_are_refused(client):
     with pytest.raises(ConfigError, match="client must be in"):
         clients().examples(client)
+
+
+def test_gradients_of_base_digits_are_those_of_scipy():
+    found, digits = digit_gradients(BASE), BASE.astype(np.float64)
+    for at, order in enumerate([(0, 0, 1), (0, 1, 0)]):
+        wanted = np.stack([gaussian_filter(digit, 0.9, order=order[1:], mode="constant") for digit in digits])
+        np.testing.assert_allclose(found[:, at], wanted, atol=1e-3)
+        assert np.abs(found[:, 1 - at] - wanted).max() > 1
+
+
+def test_digits_are_the_same_bits_whether_or_not_gradients_are_kept(monkeypatch):
+    kept = clients().examples(5)
+    monkeypatch.setattr(infimnist, "_MOST_CACHED_PIXELS", 0)
+    unkept = clients()
+    made = unkept.examples(5)
+    assert torch.equal(kept.inputs, made.inputs)
+    assert torch.equal(kept.labels, made.labels)
+    assert "_gradients" not in unkept.__dict__
+
+
+def test_pickled_clients_hold_base_digits_and_not_their_gradients():
+    own = clients()
+    before = len(pickle.dumps(own))
+    wanted = own.examples(3)
+    assert "_gradients" in own.__dict__
+    content = pickle.dumps(own)
+    assert len(content) == before
+    assert torch.equal(pickle.loads(content).examples(3).inputs, wanted.inputs)

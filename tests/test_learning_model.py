@@ -180,8 +180,8 @@ def test_buffers_start_afresh_for_every_client():
     model = Model(Counter())
     examples = Examples(torch.ones(6, 4), torch.tensor([0, 1, 1, 0, 1, 1]))
     clients = StoredClients(examples, (np.arange(3), np.arange(3, 6)))
-    learner = SequentialTrainer(model, clients, LocalTraining(batch_size=3))
-    first, second = learner(model.initial(), [0, 1], 0)
+    trainer = SequentialTrainer(model, clients, LocalTraining(batch_size=3))
+    first, second = trainer(model.initial(), [0, 1], 0)
     np.testing.assert_array_equal(first, second)
     assert not model.fixed()["seen"].any()
 

@@ -1,5 +1,8 @@
 """Training many clients at once is the same as training each alone."""
 
+import pickle
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +15,10 @@ from d2pfed.learning import (
     Examples,
     LocalTrainer,
     LocalTraining,
+    Method,
     Model,
     Optimizer,
+    ReloadedClients,
     SequentialTrainer,
     StoredClients,
 )
@@ -47,6 +52,11 @@ def convolution(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(8, 3))
 
 
+def plain_convolution(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 3))
+
+
 class Scaled(nn.Module):
     """One number that is trained."""
 
@@ -65,7 +75,7 @@ def normalised(seed: int = 0) -> nn.Module:
 
 
 def torch_update(model: Model, examples: Examples, local: LocalTraining, lines: np.ndarray) -> np.ndarray:
-    """The literal twin: torch's own optimisers on the module itself."""
+    """The literal twin: torch's own optimizers on the module itself."""
     module = model.load(model.initial()).train()
     kinds = {Optimizer.ADAM: torch.optim.Adam, Optimizer.RMSPROP: torch.optim.RMSprop}
     if local.optimizer is Optimizer.SGD:
@@ -81,15 +91,15 @@ def torch_update(model: Model, examples: Examples, local: LocalTraining, lines: 
 
 
 @pytest.mark.parametrize("local", LOCALS, ids=lambda local: f"{local.optimizer}-{local.momentum}")
-@pytest.mark.parametrize("build", [dense, normalised, convolution])
-def test_both_learners_do_what_torch_optimisers_do(build, local):
+@pytest.mark.parametrize("build", [dense, normalised, convolution, plain_convolution])
+def test_both_trainers_do_what_torch_optimizers_do(build, local):
     model, clients = Model(build()), clients_of([9, 4, 1])
     wanted = [
         torch_update(model, clients.examples(k), local, local.schedule(n, np.random.default_rng([5, k])))
         for k, n in enumerate([9, 4, 1])
     ]
-    for learner in (LocalTrainer(model, clients, local), SequentialTrainer(model, clients, local)):
-        np.testing.assert_allclose(list(learner(model.initial(), [0, 1, 2], 5)), wanted, atol=1e-5)
+    for trainer in (LocalTrainer(model, clients, local), SequentialTrainer(model, clients, local)):
+        np.testing.assert_allclose(list(trainer(model.initial(), [0, 1, 2], 5)), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("trained", [("4.*",), ("2.*", "4.bias"), ("0.bias",)])
@@ -98,10 +108,12 @@ def test_layers_before_the_first_trained_one_are_gone_through_once_with_the_same
     seen, forward = [], model._scoring[0].forward
     model._scoring[0].forward = lambda inputs: (seen.append(len(inputs)), forward(inputs))[1]
     for local in LOCALS:
-        updates = list(LocalTrainer(model, clients, local)(model.initial(), [0, 1, 2], 5))
+        trainer = LocalTrainer(model, clients, local).choose(model.initial(), [0])
+        seen.clear()
+        updates = list(trainer(model.initial(), [0, 1, 2], 5))
+        assert seen == ([] if trained == ("0.bias",) else [9, 0, 4])
         wanted = list(SequentialTrainer(model, clients, local)(model.initial(), [0, 1, 2], 5))
         np.testing.assert_allclose(updates, wanted, atol=1e-5)
-    assert seen == ([] if trained == ("0.bias",) else [9, 0, 4] * len(LOCALS))
 
 
 def test_a_front_that_acts_by_chance_stays_behind():
@@ -183,10 +195,149 @@ def test_what_vmap_refuses_goes_one_by_one(refused):
     )
 
 
-def test_a_mistake_in_a_module_is_not_hidden():
-    model, clients = Model(nn.Sequential(nn.Flatten(), nn.Linear(15, 3))), clients_of([8])
-    with pytest.raises(RuntimeError, match="shape"):
+class Mistaken(nn.Module):
+    """A module with a mistake, of a class that torch raises too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 3)
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        raise RuntimeError("the user's own mistake")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(15, 3)), "shape"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 7), nn.Tanh(), nn.Linear(6, 3)), "shape"),
+        (nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), "channels"),
+        (Mistaken(), "the user's own mistake"),
+    ],
+    ids=["dense", "vmap", "convolution", "own"],
+)
+def test_a_mistake_in_a_module_is_raised_as_itself(module, message):
+    model, clients = Model(module), clients_of([8, 8])
+    with pytest.raises(RuntimeError, match=message):
+        list(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0, 1], 3))
+
+
+def test_a_mistake_after_the_trial_is_not_taken_for_what_vmap_cannot_do(monkeypatch):
+    model, clients = Model(normalised()), clients_of([8, 8])
+    trainer = LocalTrainer(model, clients, LOCALS[0], method=Method.VMAP)
+    list(trainer(model.initial(), [0, 1], 3))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("d2pfed.learning.together.Chunk.train", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        list(trainer(model.initial(), [0, 1], 3))
+
+
+@pytest.mark.parametrize("label", [3, -1])
+@pytest.mark.parametrize("build", [dense, plain_convolution], ids=["dense", "convolution"])
+def test_a_label_that_is_no_class_is_an_error_of_torch_and_no_wild_write(build, label):
+    model = Model(build())
+    table = Examples(torch.zeros(4, 1, 4, 4), torch.tensor([0, 1, 2, label]))
+    clients = StoredClients(table, (np.arange(4),))
+    with pytest.raises(IndexError, match="out of bounds"):
         list(LocalTrainer(model, clients, LOCALS[0])(model.initial(), [0], 3))
+
+
+@pytest.mark.parametrize(
+    ("build", "local", "method"),
+    [
+        (dense, LOCALS[0], Method.COMPILED),
+        (dense, LOCALS[1], Method.BATCHED),
+        (dense, LOCALS[2], Method.BATCHED),
+        (plain_convolution, LOCALS[0], Method.CONVOLUTION),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 3)), LOCALS[0], Method.LOOP),
+        (lambda: Steered("random"), LOCALS[0], Method.LOOP),
+        (lambda: Steered("branch"), LOCALS[0], Method.LOOP),
+        (lambda: Steered("buffer"), LOCALS[0], Method.LOOP),
+    ],
+)
+def test_the_method_follows_from_the_model(build, local, method):
+    model = Model(build())
+    chosen = LocalTrainer(model, clients_of([0, 8]), local).choose(model.initial(), [0, 1])
+    assert chosen.method is method
+
+
+def test_a_module_of_no_known_kind_is_tried_once_and_both_methods_agree(monkeypatch):
+    model, clients = Model(normalised()), clients_of([0, 9, 4])
+    trials = []
+    monkeypatch.setattr(
+        "d2pfed.learning.trainer._try", lambda *_: trials.append(1) or [Method.VMAP, Method.LOOP][len(trials) % 2]
+    )
+    trainer = LocalTrainer(model, clients, LOCALS[0])
+    assert not next(trainer(model.initial(), [0], 3)).any()  # nothing to try with yet
+    first = list(trainer(model.initial(), [0, 1, 2], 3))
+    again = list(trainer(model.initial(), [0, 1, 2], 3))
+    assert trials == [1]
+    np.testing.assert_array_equal(first, again)
+    for method in (Method.VMAP, Method.LOOP):
+        fixed = LocalTrainer(model, clients, LOCALS[0], method=method)
+        np.testing.assert_allclose(list(fixed(model.initial(), [0, 1, 2], 3)), first, atol=1e-5)
+
+
+def test_a_trial_measures_both_methods():
+    model = Model(normalised())
+    chosen = LocalTrainer(model, clients_of([9]), LOCALS[0]).choose(model.initial(), [0])
+    assert chosen.method in {Method.VMAP, Method.LOOP}
+
+
+class Mixing(nn.Module):
+    """What vmap does without complaint and not as the loop does: a state in Python decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(16, 3), 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(inputs.flatten(1)) * self.calls
+
+
+def test_a_module_for_which_vmap_finds_other_gradients_goes_one_by_one():
+    model = Model(Mixing())
+    assert LocalTrainer(model, clients_of([8]), LOCALS[0]).choose(model.initial(), [0]).method is Method.LOOP
+
+
+def test_the_layers_before_the_first_trained_one_are_cut_off_once(monkeypatch):
+    model, clients = Model(convolution(), ("4.*",)), clients_of([9, 4])
+    cuts, cut = [], Model.behind_front
+    monkeypatch.setattr(Model, "behind_front", lambda model: (cuts.append(model), cut(model))[1])
+    trainer = LocalTrainer(model, clients, LOCALS[0])
+    for seed in range(3):
+        list(trainer(model.initial(), [0, 1], seed))
+    assert sum(one is model for one in cuts) == 1
+
+
+@pytest.mark.parametrize("build", [dense, plain_convolution, normalised, convolution])
+def test_a_pickled_trainer_holds_no_caches_and_gives_the_same_updates(build):
+    model, clients = Model(build()), clients_of([9, 4])
+    trainer = LocalTrainer(model, clients, LOCALS[0]).choose(model.initial(), [0])
+    before = len(pickle.dumps(trainer))
+    wanted = list(trainer(model.initial(), [0, 1], 3))
+    content = pickle.dumps(trainer)
+    assert len(content) == before
+    np.testing.assert_array_equal(list(pickle.loads(content)(model.initial(), [0, 1], 3)), wanted)
+
+
+def test_clients_by_reference_send_no_data():
+    model = Model(dense())
+    by_value = LocalTrainer(model, clients_of([5000, 5000]), LOCALS[0])
+    by_reference = LocalTrainer(model, ReloadedClients(partial(clients_of, [5000, 5000])), LOCALS[0])
+    wanted = next(by_value(model.initial(), [1], 3))
+    np.testing.assert_array_equal(next(by_reference(model.initial(), [1], 3)), wanted)
+    content = pickle.dumps(by_reference)
+    assert len(content) < 20_000 < len(pickle.dumps(by_value))
+    again = pickle.loads(content)
+    assert again.clients.population == 2
+    np.testing.assert_array_equal(next(again(model.initial(), [1], 3)), wanted)
 
 
 def test_training_leaves_the_global_generator_alone():
@@ -219,8 +370,8 @@ class Idle(nn.Module):
 
 def test_a_parameter_that_is_never_used_stays_as_it_is():
     model, clients = Model(Idle()), clients_of([8])
-    for learner in (LocalTrainer(model, clients, LOCALS[0]), SequentialTrainer(model, clients, LOCALS[0])):
-        update = next(learner(model.initial(), [0], 3))
+    for trainer in (LocalTrainer(model, clients, LOCALS[0]), SequentialTrainer(model, clients, LOCALS[0])):
+        update = next(trainer(model.initial(), [0], 3))
         assert update[:51].any()
         assert not update[51:].any()
 
@@ -230,16 +381,16 @@ def test_params_may_be_read_only_and_are_left_alone():
     params = model.initial()
     before = params.copy()
     params.setflags(write=False)
-    for learner in (LocalTrainer(model, clients, LOCALS[0]), SequentialTrainer(model, clients, LOCALS[0])):
-        assert next(learner(params, [0], 3)).any()
+    for trainer in (LocalTrainer(model, clients, LOCALS[0]), SequentialTrainer(model, clients, LOCALS[0])):
+        assert next(trainer(params, [0], 3)).any()
     np.testing.assert_array_equal(params, before)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"rate": 0.0},
-        {"rate": float("nan")},
+        {"lr": 0.0},
+        {"lr": float("nan")},
         {"momentum": 1.0},
         {"optimizer": Optimizer.ADAM, "momentum": 0.5},
         {"epochs": 0},

@@ -4,8 +4,8 @@ The rules are those of Loosli, Canu and Bottou (2007). Their file of deformation
 here come from a fixed seed, so digits look alike but are not the same, pixel for pixel.
 """
 
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
 from d2pfed.errors import ConfigError
+from d2pfed.learning.edges import image_gradients
 from d2pfed.learning.partition import Dirichlet, Iid, Shards
 from d2pfed.learning.task import Examples, IntVector, check_client
 from d2pfed.numerics.compiled import compiled
@@ -24,6 +25,7 @@ _FIELD_SMOOTHING = 4.0
 _TANGENT_SMOOTHING = 0.9
 _SHIFTS = ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1), (0, 0))
 _REACH = 4  # pixels: beyond it the Gaussian of 0.9 pixels is nothing
+_MOST_CACHED_PIXELS = 1 << 25  # of base digits whose gradients, 8 bytes a pixel, are kept: 256 MiB
 _FIRST = 10_000  # indices below are the test digits, the next ones the base digits as they are
 
 
@@ -60,11 +62,18 @@ def fields() -> NDArray[np.float32]:
     return np.asarray(smooth, np.float32)
 
 
-def deform(base: NDArray[np.uint8], made: Recipe) -> NDArray[np.float32]:
-    """Make digits with pixels in [0, 255], shape (len, 28, 28), from base digits of 28 x 28."""
+def digit_gradients(digits: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the x and y derivatives (len, 2, 28, 28) of digits, each Gaussian of 0.9 pixels."""
+    return image_gradients(digits.astype(np.float32), *_taps())
+
+
+def deform(
+    base: NDArray[np.uint8], gradients: NDArray[np.float32], made: Recipe, scale: float
+) -> NDArray[np.float32]:
+    """Make digits with pixels in [0, 255 * scale], shape (len, 28, 28), from base digits and their gradients."""
     digits = np.zeros((len(made.base), SIDE, SIDE), np.float32)
     plan = np.stack([made.base, made.first, made.second, made.sign, made.shift], axis=1)
-    _deform(base, plan, fields(), _taps(), digits)
+    _deform(base, gradients, plan, fields(), np.float32(scale), digits)
     return digits
 
 
@@ -82,12 +91,13 @@ def digit_examples(pixels: NDArray[np.uint8], labels: IntVector) -> Examples:
     return Examples(scale(torch.from_numpy(pixels)[:, None]), torch.from_numpy(labels))
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class VirtualClients:
-    """Any number of clients with `size` digits each, no digit in two hands and none of them stored.
+    """Any number of clients with `size` digits each, no digit held twice and none stored.
 
     Client k's digit j is deformed by a repetition of the base set of its own: its index is 10,000 + base + count *
-    (1 + k * size + j), so a base digit that is drawn twice still makes two digits.
+    (1 + k * size + j), so a base digit that is drawn twice still makes two digits. The gradients of a base set that is
+    not too large are computed once per process.
     """
 
     base: NDArray[np.uint8] = field(repr=False)
@@ -113,8 +123,21 @@ class VirtualClients:
         rows = self._rows(client)
         repetition = 1 + client * self.size + np.arange(self.size)
         index = _FIRST + rows + repetition * len(self.labels)
-        pixels = torch.from_numpy(deform(self.base, recipe(index, len(self.labels))))
-        return Examples(pixels.mul_(1 / 255)[:, None], torch.from_numpy(self.labels[rows]))
+        made = recipe(index, len(self.labels))
+        if self.base.size <= _MOST_CACHED_PIXELS:
+            base, gradients = self.base, self._gradients
+        else:
+            base = self.base[rows]
+            made, gradients = replace(made, base=np.arange(self.size)), digit_gradients(base)
+        pixels = torch.from_numpy(deform(base, gradients, made, 1 / 255))
+        return Examples(pixels[:, None], torch.from_numpy(self.labels[rows]))
+
+    @cached_property
+    def _gradients(self) -> NDArray[np.float32]:
+        return digit_gradients(self.base)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_gradients"}
 
     def _rows(self, client: int) -> IntVector:
         counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)
@@ -127,42 +150,31 @@ class VirtualClients:
 
 
 @cache
-def _taps() -> NDArray[np.float32]:
-    """Return the weights of a Gaussian of 0.9 pixels and of its derivative, over 9 pixels."""
+def _taps() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the weights of a Gaussian of 0.9 pixels and of its derivative, at distances of 0 to 4 pixels."""
     impulse = np.eye(1, 2 * _REACH + 1, _REACH)[0]
-    taps = [gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1] for order in (0, 1)]
-    return np.array(taps, np.float32)
+    smooth, slope = (gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1] for order in (0, 1))
+    return smooth[_REACH:].astype(np.float32), slope[_REACH:].astype(np.float32)
 
 
 @compiled
-def _deform(
+def _deform(  # noqa: PLR0917 - a kernel takes arrays, not objects
     base: NDArray[np.uint8],
+    gradients: NDArray[np.float32],
     plan: IntVector,
     field: NDArray[np.float32],
-    taps: NDArray[np.float32],
+    scale: np.float32,
     out: NDArray[np.float32],
 ) -> None:
-    wide = np.zeros(SIDE + 2 * _REACH, np.float32)
-    smoothed, sloped = np.zeros((2, SIDE + 2 * _REACH, SIDE), np.float32)
-    across, down = np.zeros((2, SIDE), np.float32)
+    white, black = np.float32(0), np.float32(255)
     for n, (row, first, second, sign, shift) in enumerate(plan):
-        for y in range(SIDE):
-            wide[_REACH : _REACH + SIDE] = base[row, y]
-            smoothed[y + _REACH] = 0
-            sloped[y + _REACH] = 0
-            for tap in range(2 * _REACH + 1):
-                for x in range(SIDE):
-                    smoothed[y + _REACH, x] += taps[0, tap] * wide[x + tap]
-                    sloped[y + _REACH, x] += taps[1, tap] * wide[x + tap]
         move_down, move_right = _SHIFTS[shift]
+        left, right = max(0, -move_right), min(SIDE, SIDE - move_right)
+        sign_first, sign_second = np.float32(sign), np.float32(-sign)
         for y in range(max(0, -move_down), min(SIDE, SIDE - move_down)):
-            across[:] = 0
-            down[:] = 0
-            for tap in range(2 * _REACH + 1):
-                for x in range(SIDE):
-                    across[x] += taps[0, tap] * sloped[y + tap, x]
-                    down[x] += taps[1, tap] * smoothed[y + tap, x]
-            for x in range(max(0, -move_right), min(SIDE, SIDE - move_right)):
-                change = field[first, y, x] * across[x] - field[second, y, x] * down[x]
-                pixel = np.float32(base[row, y, x]) + np.float32(sign) * change
-                out[n, y + move_down, x + move_right] = min(max(pixel, np.float32(0)), np.float32(255))
+            across, down = gradients[row, 0, y, left:right], gradients[row, 1, y, left:right]
+            one, two, digit = field[first, y, left:right], field[second, y, left:right], base[row, y, left:right]
+            target = out[n, y + move_down, left + move_right : right + move_right]
+            for x in range(right - left):
+                pixel = np.float32(digit[x]) + (sign_first * one[x] * across[x] + sign_second * two[x] * down[x])
+                target[x] = min(max(pixel, white), black) * scale

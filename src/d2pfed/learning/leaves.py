@@ -53,6 +53,6 @@ def _fractal(count: int, side: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _mix(amounts: torch.Tensor) -> torch.Tensor:
-    """RotationName amounts of the principal axes into red, green and blue."""
+    """Turn amounts of the principal axes into red, green and blue."""
     axes = _COLOURS / _COLOURS.norm(dim=1, keepdim=True) * _SPREADS[:, None]
     return torch.einsum("naij,ac->ncij", amounts, axes)

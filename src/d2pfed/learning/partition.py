@@ -54,22 +54,22 @@ class Dirichlet:
     def split(self, labels: IntVector, population: int, generator: np.random.Generator) -> Rows:
         """Give each client an equal number of rows, by its own mix as far as the classes last.
 
-        Each of a client's places wishes for a class; a class serves its wishes in random order until it runs out,
-        and the places left over take the rows left over.
+        Each of a client's places draws a class; a class fills the places that drew it, in random order, until it runs
+        out, and the places left over take the rows left over.
         """
         present, classes = np.unique(labels, return_inverse=True)
         mixes = generator.dirichlet(np.full(len(present), self.alpha), population)
         places = np.concatenate([np.full(len(p), k) for k, p in enumerate(_cut(labels, population))])
         draws = generator.random(len(labels))[:, None]
-        wishes = (draws > np.cumsum(mixes, axis=1)[places, :-1]).sum(axis=1)
+        drawn = (draws > np.cumsum(mixes, axis=1)[places, :-1]).sum(axis=1)
         rows = np.full(len(labels), -1)
-        for wished in range(len(present)):
-            supply = generator.permutation(np.flatnonzero(classes == wished))
-            asking = generator.permutation(np.flatnonzero(wishes == wished))
-            served = min(len(supply), len(asking))
-            rows[asking[:served]] = supply[:served]
-        unserved = np.flatnonzero(rows < 0)
-        rows[unserved] = generator.permutation(np.setdiff1d(np.arange(len(labels)), rows))
+        for label in range(len(present)):
+            supply = generator.permutation(np.flatnonzero(classes == label))
+            waiting = generator.permutation(np.flatnonzero(drawn == label))
+            filled = min(len(supply), len(waiting))
+            rows[waiting[:filled]] = supply[:filled]
+        unfilled = np.flatnonzero(rows < 0)
+        rows[unfilled] = generator.permutation(np.setdiff1d(np.arange(len(labels)), rows))
         return _cut(rows, population)
 
     def counts(self, client: int, population: int, share: IntVector, size: int, seed: int) -> IntVector:

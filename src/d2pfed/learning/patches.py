@@ -102,7 +102,7 @@ def _filters(images: torch.Tensor, count: int, generator: torch.Generator) -> to
 
 
 def _pooled(images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-    """Return the pooled responses to each image and its mirror image, averaged: what is left or right is not told."""
+    """Return the pooled responses to each image and its mirror image, averaged: left and right are alike."""
     found = []
     for part in torch.split(images, _CHUNK):
         both = (_responses(seen, filters) for seen in (part, part.flip(-1)))

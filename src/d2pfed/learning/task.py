@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +77,33 @@ class StoredClients:
         check_client(client, self.population)
         own = self.table.take(self.rows[client])
         return Examples(self.prepare(own.inputs), own.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class ReloadedClients:
+    """Clients that are pickled as the function that loads them, so a worker process loads its own data.
+
+    `load` must be a function that can be pickled (or `functools.partial` of one, say of `load_clients`), and must
+    find the same data in every process. It is called once per process, when the clients are first asked for.
+    """
+
+    load: Callable[[], Clients]
+
+    @property
+    def population(self) -> int:
+        """The number of clients."""
+        return self._loaded.population
+
+    def examples(self, client: int) -> Examples:
+        """Return what one client holds."""
+        return self._loaded.examples(client)
+
+    @cached_property
+    def _loaded(self) -> Clients:
+        return self.load()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"load": self.load}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -13,7 +13,7 @@ from d2pfed.learning import sources
 from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
 from d2pfed.learning.infimnist import VirtualClients, digit_examples, scale
 from d2pfed.learning.partition import ByOwner, Iid, Partition
-from d2pfed.learning.task import Examples, IntVector, StoredClients, Task
+from d2pfed.learning.task import Clients, Examples, IntVector, StoredClients, Task
 
 CONTEXT = 32
 _STRIDE = 4
@@ -22,8 +22,8 @@ _DIGITS_PER_CLIENT = 80
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What the caller asked for, the task's own choice where it asked for nothing."""
+class _Options:
+    """The arguments of `load_task`; None is the task's own choice."""
 
     population: int | None
     partition: Partition | None
@@ -51,10 +51,17 @@ def load_task(
     }
     if name not in loaders:
         raise ConfigError(f"task must be one of {', '.join(loaders)}, got {name!r}")
-    return loaders[name](_Wish(population, partition, data_dir, seed))
+    return loaders[name](_Options(population, partition, data_dir, seed))
 
 
-def _digits(wish: _Wish) -> Task:
+def load_clients(
+    name: str, population: int | None, partition: Partition | None, data_dir: Path | None, seed: int
+) -> Clients:
+    """Load the clients of a task; for `ReloadedClients`, which need a function that can be pickled."""
+    return load_task(name, population=population, partition=partition, data_dir=data_dir, seed=seed).clients
+
+
+def _digits(options: _Options) -> Task:
     from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import, and only this task needs it
 
     data = load_digits()
@@ -63,7 +70,7 @@ def _digits(wish: _Wish) -> Task:
     validation, test, train = np.split(_shuffled(len(table)), [180, 540])
     return Task(
         name="digits",
-        clients=_deal(table.take(train), wish, default=100),
+        clients=_deal(table.take(train), options, default=100),
         validation=table.take(validation),
         test=lambda: table.take(test),
         classes=10,
@@ -72,18 +79,18 @@ def _digits(wish: _Wish) -> Task:
     )
 
 
-def _infimnist(wish: _Wish) -> Task:
-    partition = wish.partition or Iid()
+def _infimnist(options: _Options) -> Task:
+    partition = options.partition or Iid()
     if isinstance(partition, ByOwner):
         raise ConfigError("partition of infimnist must be iid, shards or dirichlet: its digits have no owner")
-    held = _mnist(wish.data_dir) if wish.data_dir or _has_mnist() else _embedded_digits()
+    held = _mnist(options.data_dir) if options.data_dir or _has_mnist() else _embedded_digits()
     clients = VirtualClients(
         base=held.pixels,
         labels=held.labels,
-        population=wish.population or 100_000,
+        population=options.population or 100_000,
         size=_DIGITS_PER_CLIENT,
         partition=partition,
-        seed=wish.seed,
+        seed=options.seed,
     )
     return Task(
         name="infimnist",
@@ -96,14 +103,14 @@ def _infimnist(wish: _Wish) -> Task:
     )
 
 
-def _mnist_writers(wish: _Wish) -> Task:
-    places = sources.locate("mnist-writers", wish.data_dir)
-    held = _mnist(wish.data_dir)
+def _mnist_writers(options: _Options) -> Task:
+    places = sources.locate("mnist-writers", options.data_dir)
+    held = _mnist(options.data_dir)
     writers = read_idx(sources.read(sources.WRITERS, places))[held.rows, 2].astype(np.int64)
     table = Examples(torch.from_numpy(held.pixels[:, None]), torch.from_numpy(held.labels))
     return Task(
         name="mnist-writers",
-        clients=_deal(table, wish, default=500, owners=writers, prepare=scale),
+        clients=_deal(table, options, default=500, owners=writers, prepare=scale),
         validation=held.validation,
         test=held.test,
         classes=10,
@@ -112,8 +119,8 @@ def _mnist_writers(wish: _Wish) -> Task:
     )
 
 
-def _cifar10(wish: _Wish) -> Task:
-    places = sources.locate("cifar10", wish.data_dir)
+def _cifar10(options: _Options) -> Task:
+    places = sources.locate("cifar10", options.data_dir)
     batches = [_crops(sources.read(source, places)) for source in sources.CIFAR_TRAIN]
     table = Examples(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches]))
     validation, train = np.split(_shuffled(len(table)), [5_000])
@@ -125,7 +132,7 @@ def _cifar10(wish: _Wish) -> Task:
 
     return Task(
         name="cifar10",
-        clients=_deal(table.take(train), wish, default=2_000, prepare=_centred),
+        clients=_deal(table.take(train), options, default=2_000, prepare=_centred),
         validation=Examples(_centred(held_out.inputs), held_out.labels),
         test=test,
         classes=10,
@@ -134,8 +141,8 @@ def _cifar10(wish: _Wish) -> Task:
     )
 
 
-def _shakespeare(wish: _Wish) -> Task:
-    text = sources.read(sources.SHAKESPEARE, sources.locate("shakespeare", wish.data_dir)).decode("ascii")
+def _shakespeare(options: _Options) -> Task:
+    text = sources.read(sources.SHAKESPEARE, sources.locate("shakespeare", options.data_dir)).decode("ascii")
     alphabet = sorted(set(text))
     pieces = [_windows(speech, alphabet) for speech in read_speeches(text).values()]
     pieces = [piece for piece in pieces if len(piece) >= 10]
@@ -146,7 +153,7 @@ def _shakespeare(wish: _Wish) -> Task:
     owners = np.repeat(np.arange(len(train)), [len(piece) for piece in train])
     return Task(
         name="shakespeare",
-        clients=_deal(_join(train), wish, default=len(train), owners=owners),
+        clients=_deal(_join(train), options, default=len(train), owners=owners),
         validation=_join(validation),
         test=lambda: _join(test),
         classes=len(alphabet),
@@ -211,21 +218,25 @@ def _embedded_digits() -> _Mnist:
 
 def _deal(
     table: Examples,
-    wish: _Wish,
+    options: _Options,
     *,
     default: int,
     owners: IntVector | None = None,
     prepare: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
 ) -> StoredClients:
-    partition = wish.partition or (Iid() if owners is None else ByOwner())
+    partition = options.partition or (Iid() if owners is None else ByOwner())
     if not isinstance(partition, ByOwner):
-        rows = partition.split(table.labels.numpy(), wish.population or default, np.random.default_rng(wish.seed))
+        rows = partition.split(
+            table.labels.numpy(), options.population or default, np.random.default_rng(options.seed)
+        )
         return StoredClients(table, rows, prepare)
     if owners is None:
         raise ConfigError("partition by owner needs data with known owners: mnist-writers or shakespeare")
     rows = partition.split(owners)
-    if wish.population not in (None, len(rows)):
-        raise ConfigError(f"population by owner must be {len(rows)}, the number of owners, got {wish.population}")
+    if options.population not in (None, len(rows)):
+        raise ConfigError(
+            f"population by owner must be {len(rows)}, the number of owners, got {options.population}"
+        )
     return StoredClients(table, rows, prepare)
 
 

@@ -1,76 +1,70 @@
-"""Local training of many clients: a whole chunk at once, or one after the other with the same numbers."""
+"""Local training of a cohort, by the fastest of several methods that give the same updates."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.dense import gradients, layers_of, sgd_step
-from d2pfed.learning.local import LocalTraining, Optimizer, Steps
-from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Clients, Examples
+from d2pfed.learning.convolution import ConvolutionalNetwork
+from d2pfed.learning.dense import can_train, is_narrow, train_dense, widths_of
+from d2pfed.learning.local import LocalTraining, Optimizer
+from d2pfed.learning.model import Model, Params
+from d2pfed.learning.sequential import SequentialTrainer, client_generator, loop_gradients
+from d2pfed.learning.task import Clients, Examples, IntVector
+from d2pfed.learning.together import Batch, Chunk, dense_gradients, vmap_gradients
 
 # Bytes of parameters in a chunk. By hand, small ones that stay in the cache are fastest; vmap has a cost per step.
 _CACHE_BYTES = 1 << 22
 _CHUNK_BYTES = 1 << 25
-# Batch norms would see the rows that fill up a batch, and dropouts the random numbers of other clients; many small
-# convolutions with weights of their own are several times slower together than one after the other.
+# Batch norms would see the rows that fill up a batch, and dropouts the random numbers of other clients.
 _ONE_BY_ONE = (
-    torch.nn.modules.conv._ConvNd,  # noqa: SLF001 - torch's only name for all convolutions
     torch.nn.modules.batchnorm._NormBase,  # noqa: SLF001 - torch's only name for all batch norms
     torch.nn.modules.dropout._DropoutNd,  # noqa: SLF001 - torch's only name for all dropouts
     torch.nn.RNNBase,
 )
+_TRIAL_CLIENTS = 4
+_TRIAL_STEPS = 2
+_TRIAL_REPEATS = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SequentialTrainer:
-    """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
+class Method(StrEnum):
+    """How a cohort is trained."""
 
-    model: Model
-    clients: Clients
-    local: LocalTraining
-
-    def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
-        """Yield each client's update, trained minus given parameters, in the order of `clients`."""
-        for client in clients:
-            yield self._train(params, self.clients.examples(client), _generator(round_seed, client))
-
-    def _train(self, params: Params, examples: Examples, generator: np.random.Generator) -> Params:
-        schedule = self.local.schedule(len(examples), generator)
-        values = self.model.unflatten(params)
-        fixed = self.model.fixed()
-        steps = Steps(self.local, list(values.values()))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(generator.integers(2**62)))
-            for line in schedule:
-                batch = examples.take(line[line >= 0])
-                for value in values.values():
-                    value.requires_grad_()
-                loss = self.model.training_losses(values | fixed, batch.inputs, batch.labels).mean()
-                gradients = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
-                values = {name: value.detach() for name, value in values.items()}
-                steps.take(list(values.values()), list(gradients))
-        return self.model.flatten(values) - params
+    COMPILED = "compiled"  # multilayer perceptrons by plain SGD: one compiled call per client
+    BATCHED = "batched"  # multilayer perceptrons by other optimizers: gradients of many clients by hand
+    CONVOLUTION = "convolution"  # plain convolutional networks by hand, client after client
+    VMAP = "vmap"  # many clients at once by torch.func.vmap
+    LOOP = "loop"  # client after client by autograd
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LocalTrainer:
-    """Trains `chunk` clients at once; None picks what fits the cache and bounds memory.
+    """Trains the clients of a cohort from given parameters.
 
     A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
     the cohort or in its chunk (float rounding apart). Layers before the first trained one are gone through once,
-    not at every step. Modules with convolutions, dropout, recurrence or batch
-    statistics, and what vmap refuses, go through SequentialTrainer.
+    not at every step. A pickled trainer holds its arguments only; give it `ReloadedClients` to send no data either.
+
+    Attributes:
+        model: what is trained, and its loss.
+        clients: who holds which examples.
+        local: how a client trains.
+        chunk: how many clients are trained at once where that is possible; None picks what bounds memory.
+        method: how the cohort is trained; None chooses by the model where it is of a known kind, else by a short
+            trial on the first client's examples. Updates by different methods differ in float rounding, so trainers
+            that must agree in every bit (worker processes) are made from one on which `choose` was called.
     """
 
     model: Model
     clients: Clients
     local: LocalTraining
     chunk: int | None = None
+    method: Method | None = None
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
@@ -78,66 +72,144 @@ class LocalTrainer:
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
-        if parts := self.model.behind_front():
-            front, rest = parts
-            yield from LocalTrainer(rest, _Seen(self.clients, front), self.local, self.chunk)(
-                params, clients, round_seed
-            )
+        if self._behind_front is not None:
+            yield from self._behind_front(params, clients, round_seed)
             return
-        one_by_one = SequentialTrainer(self.model, self.clients, self.local)
-        if self.model.has(*_ONE_BY_ONE):
-            yield from one_by_one(params, clients, round_seed)
-            return
-        budget = _CACHE_BYTES if self._by_hand else _CHUNK_BYTES
-        chunk = self.chunk or max(1, budget // (4 * self.model.dimension))
-        for start in range(0, len(clients), chunk):
-            together = clients[start : start + chunk]
-            try:
-                updates = self._train(params, together, round_seed)
-            except RuntimeError:
-                # torch raises it for what vmap cannot do (functional dropout, values that steer the program); a
-                # mistake in the module is raised again by the loop.
-                updates = list(one_by_one(params, together, round_seed))
-            yield from updates
+        method = self._choice(params, clients)
+        if method in (Method.COMPILED, Method.CONVOLUTION):
+            for client in clients:
+                yield self._train_by_hand(params, client, round_seed)
+        elif method in (Method.BATCHED, Method.VMAP):
+            yield from self._train_together(params, clients, round_seed, method)
+        else:
+            yield from self._sequential(params, clients, round_seed)
 
-    def _train(self, params: Params, clients: Sequence[int], round_seed: int) -> list[Params]:
-        chunk = _Chunk.gather(self.clients, self.local, clients, round_seed)
-        start = self.model.unflatten(params)
-        values = {name: value.expand(len(clients), *value.shape).clone() for name, value in start.items()}
-        step = self._step(values)
-        for batch in chunk.batches():
-            step({name: value[: len(batch.labels)] for name, value in values.items()}, batch)
-        flat = [values[name].reshape(len(clients), -1).float() for name in self.model.names]
-        trained = torch.cat(flat, dim=1).numpy()
-        trained -= params
-        return [trained[place] for place in chunk.places]
+    def choose(self, params: Params, clients: Sequence[int]) -> "LocalTrainer":
+        """Return this trainer with its method fixed, after a trial on one of these clients if one is needed."""
+        if self._behind_front is not None:
+            return replace(self, method=self._behind_front.choose(params, clients).method)
+        return replace(self, method=self._choice(params, clients))
 
-    def _step(self, values: Tensors) -> Callable[[Tensors, "_Batch"], None]:
-        plain = self.local.optimizer is Optimizer.SGD and not self.local.momentum
-        if self._by_hand and plain:
-            return lambda own, batch: sgd_step(own, batch.inputs, batch.labels, batch.weights, self.local.lr)
-        steps = Steps(self.local, list(values.values()))
-        if self._by_hand:
-            return lambda own, batch: steps.take(
-                list(own.values()), gradients(own, batch.inputs, batch.labels, batch.weights)
-            )
-        fixed = self.model.fixed()
+    def __getstate__(self) -> dict[str, object]:
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
-        def mean_loss(own: Tensors, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            inputs, labels, weights = batch
-            return (self.model.training_losses(own | fixed, inputs, labels) * weights).sum()
+    @cached_property
+    def _behind_front(self) -> "LocalTrainer | None":
+        """The trainer of the layers from the first trained one on, whose clients hold what the others make."""
+        if (parts := self.model.behind_front()) is None:
+            return None
+        front, rest = parts
+        return LocalTrainer(rest, _Seen(self.clients, front), self.local, self.chunk, self.method)
 
-        slopes = torch.func.vmap(torch.func.grad(mean_loss))
+    @cached_property
+    def _known_method(self) -> Method | None:
+        """The method for a model of a known kind: measured once and for all, not on each machine."""
+        if self._widths is not None:
+            plain = self.local.optimizer is Optimizer.SGD and not self.local.momentum
+            narrow = is_narrow(self._widths, self.local.batch_size)
+            return Method.COMPILED if plain and narrow else Method.BATCHED
+        if self._network is not None:
+            return Method.CONVOLUTION
+        return Method.LOOP if self.model.has(*_ONE_BY_ONE) else None
 
-        def step(own: Tensors, batch: _Batch) -> None:
-            found = slopes(own, (batch.inputs, batch.labels, batch.weights))
-            steps.take(list(own.values()), [found[name] for name in own])
+    @cached_property
+    def _network(self) -> ConvolutionalNetwork | None:
+        return ConvolutionalNetwork.of(self.model)
 
-        return step
+    @cached_property
+    def _widths(self) -> IntVector | None:
+        return widths_of(self.model)
 
     @property
-    def _by_hand(self) -> bool:
-        return layers_of(self.model) is not None
+    def _sequential(self) -> SequentialTrainer:
+        return SequentialTrainer(self.model, self.clients, self.local)
+
+    def _train_by_hand(self, params: Params, client: int, round_seed: int) -> Params:
+        examples, generator = self.clients.examples(client), client_generator(round_seed, client)
+        if self._widths is not None and can_train(examples, self._widths):
+            schedule = self.local.schedule(len(examples), generator)
+            return train_dense(params, self._widths, examples, schedule, self.local.lr)
+        if self._network is not None and self._network.can_train(examples):
+            schedule = self.local.schedule(len(examples), generator)
+            return self._network.train(params, examples, schedule, self.local)
+        # Examples that do not fit the model: torch says what is wrong with them.
+        return self._sequential.train(params, examples, generator)
+
+    def _train_together(
+        self, params: Params, clients: Sequence[int], round_seed: int, method: Method
+    ) -> Iterator[Params]:
+        budget = _CACHE_BYTES if method is Method.BATCHED else _CHUNK_BYTES
+        size = self.chunk or max(1, budget // (4 * self.model.dimension))
+        for start in range(0, len(clients), size):
+            chunk = Chunk.gather(self.clients, self.local, clients[start : start + size], round_seed)
+            find = dense_gradients if method is Method.BATCHED else vmap_gradients(self.model)
+            yield from chunk.train(self.model, params, self.local, find)
+
+    def _choice(self, params: Params, clients: Sequence[int]) -> Method:
+        return self.method or self._known_method or self._tried(params, clients)
+
+    def _tried(self, params: Params, clients: Sequence[int]) -> Method:
+        """Return the faster of loop and vmap; the first trial counts, and none is made without examples."""
+        if (found := self.__dict__.get("_trial")) is not None:
+            return Method(found)
+        examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
+        if examples is None:
+            return Method.LOOP
+        method = _try(self, params, examples) if _vmap_agrees(self.model, params, examples) else Method.LOOP
+        self.__dict__["_trial"] = method
+        return method
+
+
+def _vmap_agrees(model: Model, params: Params, examples: Examples) -> bool:
+    """Tell whether vmap finds the loop's gradient of a few examples.
+
+    The loop goes first, so a mistake in the module is raised as itself; what fails in vmap alone is what vmap cannot
+    do (functional dropout, values that steer the program, buffers that are written).
+    """
+    batch = examples.take(np.arange(min(2, len(examples))))
+    values = model.unflatten(params)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        wanted = loop_gradients(model, values, model.fixed(), batch)
+    pair = {name: value.detach().expand(2, *value.shape).clone() for name, value in values.items()}
+    weights = torch.full((2, len(batch)), 1 / len(batch))
+    twice = Batch(torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2), weights)
+    try:
+        found = vmap_gradients(model)(pair, twice)
+    except RuntimeError:
+        return False
+    return all(
+        torch.allclose(own, gradient.expand_as(own), rtol=1e-3, atol=1e-5)
+        for own, gradient in zip(found, wanted, strict=True)
+    )
+
+
+def _try(trainer: LocalTrainer, params: Params, examples: Examples) -> Method:
+    """Measure a few steps of a few clients by each method."""
+    local = replace(trainer.local, epochs=1)
+    few = examples.take(np.arange(min(len(examples), _TRIAL_STEPS * local.batch_size)))
+    seconds = {}
+    for method in (Method.VMAP, Method.LOOP):
+        trial = LocalTrainer(trainer.model, _Same(few), local, trainer.chunk, method)
+        taken = []
+        for _ in range(_TRIAL_REPEATS):
+            start = time.perf_counter()
+            list(trial(params, range(_TRIAL_CLIENTS), 0))
+            taken.append(time.perf_counter() - start)
+        seconds[method] = min(taken)
+    return min(seconds, key=seconds.__getitem__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """Clients that all hold the same examples."""
+
+    table: Examples
+    population: int = _TRIAL_CLIENTS
+
+    def examples(self, client: int) -> Examples:  # noqa: ARG002 - they are all alike
+        """Return what every client holds."""
+        return self.table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,51 +229,3 @@ class _Seen:
         own = self.clients.examples(client)
         with torch.no_grad():
             return Examples(self.front(own.inputs), own.labels)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """One step of several clients: rows (client, example, ...), and weights that make the sum of losses a mean."""
-
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    weights: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chunk:
-    """Clients with the most steps first, so that those still training are always the first rows."""
-
-    table: list[Examples]
-    schedules: list[NDArray[np.int64]]
-    places: NDArray[np.int64]
-
-    @staticmethod
-    def gather(clients: Clients, local: LocalTraining, chosen: Sequence[int], round_seed: int) -> "_Chunk":
-        """Fetch the clients' examples and draw the order of their steps; places[k] is where client k went."""
-        table = [clients.examples(client) for client in chosen]
-        schedules = [
-            local.schedule(len(examples), _generator(round_seed, client))
-            for client, examples in zip(chosen, table, strict=True)
-        ]
-        order = np.argsort([-len(schedule) for schedule in schedules], kind="stable")
-        return _Chunk([table[at] for at in order], [schedules[at] for at in order], np.argsort(order))
-
-    def batches(self) -> Iterator[_Batch]:
-        """Yield step after step of the clients that still have one."""
-        lengths = np.array([len(schedule) for schedule in self.schedules])
-        inputs = torch.cat([examples.inputs for examples in self.table])
-        labels = torch.cat([examples.labels for examples in self.table])
-        starts = torch.tensor([0, *(len(examples) for examples in self.table)]).cumsum(0)[:, None]
-        for step in range(max(lengths)):
-            rows = torch.from_numpy(
-                np.stack([schedule[step] for schedule in self.schedules[: sum(lengths > step)]])
-            )
-            real = rows >= 0
-            at = rows.clamp(min=0) + starts[: len(rows)]
-            rows_taken = inputs.index_select(0, at.flatten()).view(*at.shape, *inputs.shape[1:])
-            yield _Batch(rows_taken, labels[at], real / real.sum(dim=1, keepdim=True))
-
-
-def _generator(round_seed: int, client: int) -> np.random.Generator:
-    return np.random.default_rng([round_seed, client])
