@@ -108,7 +108,7 @@ def test_the_same_entropy_gives_other_secrets_in_every_session():
     session = make_session(4)
     for change in ({}, {"attempt": 1}, {"round": 9}, {"run": "b"}, {"plan_digest": digest("b")}, {"bits": 9}):
         other = replace(session, **change)
-        for rank, client in enumerate(other.cohort_size):
+        for rank, client in enumerate(other.cohort):
             machine = Client(other, client, lambda task, model, seed: one_hot(session, 7), Entropy.replay(b"one"))
             advert = messages.decode_advert(other, rank, machine.receive(encode_invitation(other, rank)))
             seen |= {advert.seal_public, advert.mask_public, advert.commitment, machine._phase.seed}

@@ -515,7 +515,7 @@ FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
 PLAIN, GROUP, DESIGNATED = (
     small(),
     small(delivery=Delivery.EVERYONE, quorum=8),
-    small(delivery=Delivery.DESIGNATED, cohort_size=COHORT_BORNE_BY_AN_HONEST_CLIENT),
+    small(delivery=Delivery.DESIGNATED, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
 )
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
 NEAR = tuple(int(rank) for rank in SPARSE.fixed_graph.partners(VICTIM)[:3])

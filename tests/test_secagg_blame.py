@@ -133,7 +133,7 @@ def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its
     federation = Federation(again)
     advertising = Advertising(again, federation.roster, excluded=lack.value.blamed)
     collect(advertising, federation.exchange("advertise", keep_all))
-    assert set(advertising.close().outbox()) == set(again.cohort_size) - set(lack.value.blamed)
+    assert set(advertising.close().outbox()) == set(again.cohort) - set(lack.value.blamed)
 
 
 def test_so_few_boxes_that_do_not_open_name_nobody():

@@ -275,8 +275,8 @@ def test_a_second_implementation_sends_the_same_bytes(name):
     second = Second(vector)
     assert second.digest.hex() == vector["digest"]
     assert second.adverts_digest.hex() == vector["adverts_digest"]
-    for rank, client in enumerate(second.cohort_size):
-        assert [second.cohort_size[holder] for holder in second.holders[rank]] == vector["holders"][str(client)]
+    for rank, client in enumerate(second.cohort):
+        assert [second.cohort[holder] for holder in second.holders[rank]] == vector["holders"][str(client)]
         logged = [
             (entry["request"], entry["answer"]) for entry in vector["exchanges"] if entry["client"] == client
         ]
