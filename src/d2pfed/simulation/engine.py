@@ -14,7 +14,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round import Collected, Masked, Participant, gather
-from d2pfed.secagg import Client, Delivery, Session, Sum, carried, group_seed_of, require_enough
+from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
 from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.wire import subset_of
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
@@ -75,7 +75,7 @@ class Simulation:
         present, graph = session.cohort, _graph(session)
         for exchange in ("advertise", "share"):
             answered = self._left(session, present, exchange)
-            ranks = carried(
+            ranks = with_enough_holders(
                 session, graph, subset_of(len(session.cohort), [session.rank(client) for client in answered])
             )
             present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
