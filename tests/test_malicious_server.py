@@ -491,7 +491,7 @@ def unmask_without_confirmation(self, local, data):
     if kind_of(data) != MessageKind.UNMASK_REQUEST:
         return KEPT["masked_answer"](self, local, data)
     survivors = messages.decode_survivors(local.session, MessageKind.UNMASK_REQUEST, local.rank, data)
-    return self.open(local, survivors), Finished()
+    return self.unmasking_shares(local, survivors), Finished()
 
 
 def confirm_once_more(self, local, data):
