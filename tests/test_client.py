@@ -263,7 +263,7 @@ def test_an_invitation_that_contradicts_its_digest_is_refused(change):
 
 
 @pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
-def test_unless_names_are_compared_it_is_answered(change, monkeypatch):
+def test_unless_names_are_compared_a_contradictory_invitation_is_answered(change, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_invited", lambda session, client, invited: None)
     machine, invitation = misnamed(change)
     assert machine.receive(invitation)

@@ -181,7 +181,7 @@ def sound(tmp_path_factory):
 
 
 @pytest.mark.parametrize("holds", PROPERTIES)
-def test_in_two_runs_of_two_rounds_of_two_attempts(sound, holds):
+def test_nothing_repeats_in_two_runs_of_two_rounds_of_two_attempts(sound, holds):
     holds(sound)
 
 

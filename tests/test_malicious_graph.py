@@ -170,13 +170,13 @@ def test_an_advertisement_that_is_not_the_one_in_the_list_is_refused(small_limit
         replaced_keys(Evil(sparse(), ()))
 
 
-def test_its_signature_refuses_it_too(small_limit, monkeypatch):
+def test_a_replaced_advertisement_is_also_refused_by_its_signature(small_limit, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
     with pytest.raises(PeerError, match="signature"):
         replaced_keys(Evil(sparse(), ()))
 
 
-def test_without_both_the_server_knows_all_masks_of_the_victim(small_limit, monkeypatch):
+def test_without_leaf_and_signature_checks_the_server_knows_all_masks_of_the_victim(small_limit, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_enrolled_advertisements", nothing)
     monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
     evil = Evil(sparse(), ())
@@ -276,7 +276,7 @@ def test_a_quorum_that_leaves_room_for_two_views_is_refused():
         fifteen()
 
 
-def test_with_such_a_quorum_one_colluder_of_fifteen_recovers_the_update(monkeypatch):
+def test_with_a_quorum_for_two_views_one_colluder_of_fifteen_recovers_the_update(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.session.require_one_view", nothing)
     evil = Evil(fifteen(), (14,))
     assert np.array_equal(two_quorums(evil), evil.victims_update)

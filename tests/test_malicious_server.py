@@ -714,7 +714,7 @@ def test_a_malicious_server_is_refused_and_gets_no_share(attack):
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.is_refused], ids=str)
-def test_what_a_client_does_not_refuse_is_of_no_use(attack):
+def test_an_attack_that_is_not_refused_recovers_nothing(attack):
     evil = Evil(attack.session, attack.colluders)
     try:
         recovered = attack.script(evil)
@@ -783,6 +783,6 @@ def test_a_client_does_not_work_for_a_sum_that_it_is_not_in(phase):
 
 
 @pytest.mark.parametrize("phase", ["sharers", "survivors"])
-def test_unless_it_looks_for_itself_it_sends_a_vector_and_a_signature_all_the_same(phase, monkeypatch):
+def test_unless_a_client_looks_for_itself_in_the_set_it_sends_a_vector_and_a_signature(phase, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_self", nothing)
     left_out_of(phase)(Evil(ENROLLED, ()))

@@ -367,7 +367,7 @@ def test_only_the_designated_adds_noise():
         (lambda: Shared(Fraction(3)).encode(constant(0, 4), Share(0, 3, 0), own(0)), "group's secret, got none"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, rule):
+def test_invalid_parameters_are_refused(make, rule):
     with pytest.raises(ConfigError, match=rule):
         make()
 

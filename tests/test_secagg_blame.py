@@ -141,7 +141,7 @@ def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its
     assert set(advertising.close().outbox()) == set(again.cohort) - set(lack.value.blamed)
 
 
-def test_so_few_ciphertexts_that_do_not_open_name_nobody():
+def test_a_few_ciphertexts_that_do_not_open_name_nobody():
     """The owner has spoilt them, or their receivers lie: nobody can tell, and the sum is right."""
     session = twelve()
     total, survivors = run_with_garbage(session, BAD, [5, 6])
@@ -251,12 +251,12 @@ def test_an_owner_whose_shares_agree_on_another_seed_is_named(colluders, quorum,
     assert run_with_bad_owner(monkeypatch, session, of_another_seed, lies) == (session.cohort[BAD],)
 
 
-def test_unless_agreement_counts_it_voids_attempt_after_attempt(monkeypatch):
+def test_unless_agreeing_shares_count_such_an_owner_voids_attempt_after_attempt(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.unmask._SecretRecovery._agreeing", lambda self, owner: 0)
     assert run_with_bad_owner(monkeypatch, twenty(5), of_another_seed) == ()
 
 
-def test_what_is_not_told_shares_of_no_seed_from_lying_holders(monkeypatch):
+def test_an_owner_that_shares_no_seed_cannot_be_told_from_one_whose_holders_lie(monkeypatch):
     """With fewer than threshold + 2 colluders shares, five holders may have lied about an honest owner as well."""
     assert run_with_bad_owner(monkeypatch, twenty(5), of_no_seed) == ()
 
@@ -313,14 +313,14 @@ def two_faced(monkeypatch, session, bad, some):
 EVERYONE = {"delivery": Delivery.EVERYONE, "quorum": 8}
 
 
-def test_a_two_faced_part_of_the_group_seed_is_noticed(monkeypatch):
+def test_different_group_contributions_for_different_clients_are_noticed(monkeypatch):
     session = make_session(8, **EVERYONE)
     federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})
     with pytest.raises(TooFewClients, match="one group seed, got 2"):
         run_round(federation, lose)
 
 
-def test_unless_hashes_are_compared_a_two_faced_part_spoils_the_sum_unnoticed(monkeypatch):
+def test_unless_group_hashes_are_compared_different_contributions_spoil_the_sum_unnoticed(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.server.require_one_group", lambda *inputs: None)
     session = make_session(8, **EVERYONE)
     federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})

@@ -64,7 +64,7 @@ def test_unless_peers_positions_are_checked_a_restored_home_sends_a_second_vecto
     assert vector_of_victim(rolled_back())
 
 
-def test_what_the_log_contains_is_no_reason_to_stop():
+def test_a_claim_that_the_log_contains_is_accepted():
     federation = rolled_back(rows=5)
     total, survivors = run_round(federation)
     assert np.array_equal(total.vector, expected_sum(SESSION, survivors))
@@ -143,7 +143,7 @@ def test_a_session_with_fewer_colluders_than_the_client_fears_allows_no_more():
         vector_of_victim(replace(rolled_back(), colluders=5), spoil_claims)
 
 
-def test_so_few_claims_it_can_hide():
+def test_a_server_can_hide_as_many_claims_as_it_may_spoil_ciphertexts():
     """What is not noticed: as many honest witnesses as there may be bad clients."""
     assert vector_of_victim(rolled_back(witnesses=OTHERS[:1]), spoil_claims)
 
@@ -186,12 +186,12 @@ def test_a_client_that_the_server_has_met_later_in_its_log_does_not_advertise():
         invite(position_of(VICTIM, 5, ROSTER))
 
 
-def test_unless_the_servers_position_is_checked_it_joins(monkeypatch):
+def test_unless_the_servers_position_is_checked_a_restored_client_joins(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_server_position", nothing)
     assert invite(position_of(VICTIM, 5, ROSTER))
 
 
-def test_what_the_server_rightly_remembers_is_no_reason_to_stop():
+def test_a_position_of_the_server_that_the_log_contains_is_accepted():
     assert invite(position_of(VICTIM, 2, ROSTER))
 
 
@@ -240,7 +240,7 @@ def test_a_position_belongs_to_its_advertisement():
         after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
 
 
-def test_unless_it_is_in_the_advertisements_statement_a_server_makes_peers_remember_an_old_one(monkeypatch):
+def test_unless_the_advertisement_signs_the_position_a_server_makes_peers_remember_an_old_one(monkeypatch):
     def leaf(session, client, advertisement: KeyAdvertisement):
         return digest(
             "d2pfed advert", session.digest, client, advertisement.seal_public, advertisement.mask_public

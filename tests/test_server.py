@@ -335,7 +335,7 @@ BAD_SESSIONS = {
 
 
 @pytest.mark.parametrize("change", BAD_SESSIONS.values(), ids=BAD_SESSIONS)
-def test_a_session_without_sense_is_refused(change):
+def test_an_invalid_session_is_refused(change):
     with pytest.raises(ConfigError):
         make_session(4, **change)
 

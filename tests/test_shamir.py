@@ -166,7 +166,7 @@ def test_wrong_shares_are_corrected_and_named(secret, pattern):
 
 
 @given(secrets, patterns())
-def test_corrections_need_no_judge(secret, pattern):
+def test_shares_are_corrected_without_a_check_of_the_secret(secret, pattern):
     """Within the bound there is one polynomial only, and it is found whoever asks."""
     points, threshold, errors = pattern
     shares = with_errors(split(secret, threshold, points, stream(secret)), errors)
