@@ -7,8 +7,8 @@ import numpy as np
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import Client, Enrolment, History, Roster, Session, boxes, crypto, keys, messages, shamir
-from d2pfed.secagg.adverts import Advert, Joined
+from d2pfed.secagg import Client, Enrolment, History, Roster, Session, crypto, keys, messages, shamir
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.messages import EncryptedShares, MaskedVector
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, ClientId, subset_of
@@ -23,8 +23,9 @@ Answers = Iterator[tuple[ClientId, bytes]]
 class Crowd:
     """All clients but one. They know each other's secrets, so that nothing between them is sealed or masked.
 
-    What the server and the real client do is what they would do among real clients: as many adverts, signatures, boxes,
-    shares and masks. Only boxes within the crowd hold noise, and masks within it are left out of the vectors.
+    What the server and the real client do is what they would do among real clients: as many key advertisements,
+    signatures, encrypted shares and masks. Only ciphertexts within the crowd hold noise, and masks within it are left
+    out of the vectors.
     Each method gets the server's requests and the real client's answer, and yields the answers of the others.
     """
 
@@ -40,8 +41,8 @@ class Crowd:
         }
         self._root = root
         self._shares: dict[int, list[int]] = {}  # by owner: of the secret that will be opened, for each holder
-        self._joined: Joined | None = None
-        self._adverts: Mapping[int, Advert] = {}
+        self._joined: JoinedClients | None = None
+        self._advertisements: Mapping[int, KeyAdvertisement] = {}
         self._context = b""
 
     def advertise(self, requests: Mapping[ClientId, bytes], _answer: bytes) -> Answers:
@@ -53,19 +54,24 @@ class Crowd:
     def share(self, requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:
         """Seal shares for the real client, noise for all others, and open what the real client has sealed."""
         session, size = self._session, len(self._session.cohort)
-        listed = messages.decode_adverts(session, REAL, requests[session.cohort[REAL]])
-        self._joined, self._adverts = listed.joined, listed.adverts
-        sent, noise = messages.decode_boxes(listed.joined, REAL, answer), self._root.child("noise").stream()
+        listed = messages.decode_advertisements(session, REAL, requests[session.cohort[REAL]])
+        self._joined, self._advertisements = listed.joined, listed.advertisements
+        sent, noise = (
+            messages.decode_encrypted_shares(listed.joined, REAL, answer),
+            self._root.child("noise").stream(),
+        )
         self._shares[REAL] = [0] * size
         for rank in self._clients:
             shares = self._shares[rank] = self._split(rank)
-            inward, outward = self._box_keys(rank)
-            opened = boxes.unseal(session, inward, sent.boxes[rank])
+            inward, outward = self._ciphertext_keys(rank)
+            opened = keys.decrypt_shares(session, inward, sent.ciphertexts[rank])
             self._shares[REAL][rank] = 0 if opened is None else opened.seed_share
-            box = crypto.seal(outward, boxes.Content(shares[REAL], shares[REAL], b"").pack())
-            filler = noise.bytes(messages.box_bytes(session))
-            sealed = {other: filler if other else box for other in range(size) if other != rank}
-            packed = messages.encode_boxes(listed.joined, rank, EncryptedShares(sealed, subset_of(size, ())))
+            ciphertext = crypto.seal(outward, keys.ShareContent(shares[REAL], shares[REAL], b"").pack())
+            filler = noise.bytes(messages.ciphertext_bytes(session))
+            sealed = {other: filler if other else ciphertext for other in range(size) if other != rank}
+            packed = messages.encode_encrypted_shares(
+                listed.joined, rank, EncryptedShares(sealed, subset_of(size, ()))
+            )
             yield session.cohort[rank], packed
 
     def mask(self, _requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:
@@ -78,7 +84,7 @@ class Crowd:
             vector[: pending.size], pending = pending, pending[:0]
             yield (
                 session.cohort[rank],
-                messages.encode_masked(session, rank, MaskedVector(self._context, b"", vector)),
+                messages.encode_masked_vector(session, rank, MaskedVector(self._context, b"", vector)),
             )
 
     def confirm(self, _requests: Mapping[ClientId, bytes], _answer: bytes) -> Answers:
@@ -95,7 +101,7 @@ class Crowd:
             raise ConfigError("shares are opened after they were dealt")
         for rank in self._left():
             shares = {owner: held[rank] for owner, held in self._shares.items()}
-            opened = messages.encode_opened(self._joined, rank, self._joined.present, shares)
+            opened = messages.encode_unmasking_shares(self._joined, rank, self._joined.present, shares)
             yield self._session.cohort[rank], opened
 
     def _left(self) -> list[int]:
@@ -110,11 +116,13 @@ class Crowd:
         points, stream = range(1, len(self._session.cohort) + 1), self._root.child("coefficients", rank).stream()
         return shamir.split(int.from_bytes(secret, "little"), self._session.threshold, points, stream)
 
-    def _box_keys(self, rank: int) -> tuple[bytes, bytes]:
-        """Return the keys of the boxes from and to the real client."""
-        shared = crypto.Agreement(self._secret(rank, "seal")).agree(self._adverts[REAL].seal_public)
+    def _ciphertext_keys(self, rank: int) -> tuple[bytes, bytes]:
+        """Return the keys of the ciphertexts from and to the real client."""
+        shared = crypto.Agreement(self._secret(rank, "seal")).agree(self._advertisements[REAL].seal_public)
         real, client = self._session.cohort[REAL], self._session.cohort[rank]
-        return keys.box_key(self._session, shared, real, client), keys.box_key(self._session, shared, client, real)
+        return keys.share_key(self._session, shared, real, client), keys.share_key(
+            self._session, shared, client, real
+        )
 
     def _masks(self) -> RingVector:
         """Return what the crowd's survivors would have added beside their updates: the beginning of it."""
@@ -126,7 +134,10 @@ class Crowd:
             own = keys.self_mask_key(self._secret(rank, "self"), self._context, client)
             ring.add_mask_into(total, Stream(own))
             for other in outside:
-                shared, pair = agreement.agree(self._adverts[other].mask_public), (client, session.cohort[other])
+                shared, pair = (
+                    agreement.agree(self._advertisements[other].mask_public),
+                    (client, session.cohort[other]),
+                )
                 key = keys.pair_mask_key(shared, self._context, pair, keys.NO_GROUP)
                 (ring.add_mask_into if rank < other else ring.subtract_mask_into)(total, Stream(key))
         return total

@@ -7,11 +7,11 @@ import numpy as np
 
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Session, crypto, keys, messages
-from d2pfed.secagg.adverts import Advert, Joined, leaf
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import EncryptedShares, MessageKind
 from d2pfed.secagg.phases import Confirmed, Masked
-from d2pfed.secagg.shamir import Opener
+from d2pfed.secagg.shamir import Interpolation
 from d2pfed.secagg.unmask import Aggregate, unmask
 from d2pfed.secagg.wire import Subset, subset_of
 from federation import MODEL, TASK, Federation
@@ -48,9 +48,9 @@ class Evil:
     colluders: tuple[int, ...]
     seed: bytes = b"evil"
     federation: Federation = field(init=False)
-    adverts: dict[int, Advert] = field(default_factory=dict)
-    joined: dict[int, Joined] = field(default_factory=dict)  # as each client sees it
-    boxes: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    advertisements: dict[int, KeyAdvertisement] = field(default_factory=dict)
+    joined: dict[int, JoinedClients] = field(default_factory=dict)  # as each client sees it
+    ciphertexts: dict[int, dict[int, bytes]] = field(default_factory=dict)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)
     seed_shares: dict[int, int] = field(default_factory=dict)  # of the victim's seed, by holder
     key_shares: dict[int, int] = field(default_factory=dict)  # of the victim's mask key, by holder
@@ -77,28 +77,30 @@ class Evil:
     def advertise(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             answer = self.ask(rank, encode_invitation(self.session, rank))
-            self.adverts[rank] = messages.decode_advert(self.session, rank, answer)
+            self.advertisements[rank] = messages.decode_advertisement(self.session, rank, answer)
 
     def share(
         self,
         ranks: Iterable[int],
         told: Subset,
-        forged: Mapping[int, Advert] | None = None,
+        forged: Mapping[int, KeyAdvertisement] | None = None,
         leaves: Mapping[int, bytes] | None = None,
     ) -> None:
-        """Pass the adverts on; the victim is shown the forged ones, and everyone the given leaves, if any."""
+        """Pass the advertisements on; the victim is shown the forged ones, and everyone the given leaves, if any."""
         for rank in ranks:
-            shown = self.adverts | (dict(forged or {}) if rank == VICTIM else {})
+            shown = self.advertisements | (dict(forged or {}) if rank == VICTIM else {})
             listed = leaves or self.leaves(told, shown)
-            self.joined[rank] = Joined.of(self.session, told, listed)
-            answer = self.ask(rank, messages.encode_adverts(self.joined[rank], rank, listed, shown))
-            self.boxes[rank] = dict(messages.decode_boxes(self.joined[rank], rank, answer).boxes)
+            self.joined[rank] = JoinedClients.of(self.session, told, listed)
+            answer = self.ask(rank, messages.encode_advertisements(self.joined[rank], rank, listed, shown))
+            self.ciphertexts[rank] = dict(
+                messages.decode_encrypted_shares(self.joined[rank], rank, answer).ciphertexts
+            )
 
-    def leaves(self, told: Subset, adverts: Mapping[int, Advert]) -> dict[int, bytes]:
+    def leaves(self, told: Subset, advertisements: Mapping[int, KeyAdvertisement]) -> dict[int, bytes]:
         return {
-            rank: leaf(self.session, self.session.cohort[rank], adverts[rank])
+            rank: leaf(self.session, self.session.cohort[rank], advertisements[rank])
             for rank in self.everyone
-            if told[rank] and rank in adverts
+            if told[rank] and rank in advertisements
         }
 
     def mask(
@@ -106,19 +108,21 @@ class Evil:
         ranks: Iterable[int],
         told: Subset,
         model: Callable[[int], bytes] = lambda rank: MODEL,
-        box: Callable[[int, int], bytes] | None = None,
+        ciphertext: Callable[[int, int], bytes] | None = None,
         task: Callable[[int], bytes] = lambda rank: TASK,
     ) -> None:
-        """Ask for masked vectors; `box(receiver, sender)` replaces what the sender has sent."""
+        """Ask for masked vectors; `ciphertext(receiver, sender)` replaces what the sender has sent."""
         for rank in ranks:
             joined = self.joined[rank]
             peers = joined.senders(rank, told)
-            boxes = {peer: box(rank, peer) if box else self.boxes[peer][rank] for peer in peers}
-            shares = EncryptedShares(boxes, self.subset([]))
+            ciphertexts = {
+                peer: ciphertext(rank, peer) if ciphertext else self.ciphertexts[peer][rank] for peer in peers
+            }
+            shares = EncryptedShares(ciphertexts, self.subset([]))
             request = messages.encode_mask_request(joined, rank, told, shares, task(rank), model(rank))
             context = keys.context(joined, task(rank), model(rank), told)
             answer = self.ask(rank, request)
-            self.vectors[rank] = messages.decode_masked(self.session, rank, context, answer).vector
+            self.vectors[rank] = messages.decode_masked_vector(self.session, rank, context, answer).vector
 
     def until_masked(self) -> None:
         """Three exchanges by the book."""
@@ -150,7 +154,7 @@ class Evil:
             self._take(rank, sharers, told, self.ask(rank, request))
 
     def _take(self, rank: int, sharers: Subset, told: Subset, answer: bytes) -> None:
-        opened = messages.decode_opened(self.joined[rank], rank, sharers, answer)
+        opened = messages.decode_unmasking_shares(self.joined[rank], rank, sharers, answer)
         self.shares_sent += rank not in self.colluders
         opened = {owner: share for owner, share in opened.items() if share is not None}
         for owner, share in opened.items():
@@ -161,7 +165,7 @@ class Evil:
     def use_colluders(self) -> None:
         """Take what colluders hold of the victim: a share of each kind."""
         for rank in self.colluders:
-            phase = self.federation.clients[self.session.cohort[rank]]._phase
+            phase = self.federation.clients[self.session.cohort[rank]].phase
             held = phase.masked if isinstance(phase, Confirmed) else phase
             if isinstance(held, Masked) and VICTIM in held.key_shares:
                 self.seed_shares[rank] = held.seed_shares[VICTIM]
@@ -173,12 +177,12 @@ class Evil:
         if len(holders) < self.session.threshold:
             raise TooFewShares
         points = self.joined[VICTIM].points(owner, holders)
-        joined = Opener(points).join([shares[holder] for holder in holders])
+        joined = Interpolation(points).join([shares[holder] for holder in holders])
         return joined.to_bytes(33, "little")[:32]
 
     def shared_with_victim(self, rank: int) -> bytes:
         """The secret that a colluder, or a client whose mask key was opened, shares with the victim."""
-        return self.mask_agreement(rank).agree(self.adverts[VICTIM].mask_public)
+        return self.mask_agreement(rank).agree(self.advertisements[VICTIM].mask_public)
 
     def mask_agreement(self, rank: int) -> crypto.Agreement:
         """The mask key of a colluder, or of a client whose key was opened."""
@@ -187,16 +191,16 @@ class Evil:
         return crypto.Agreement(self.join(rank, self.all_shares[rank]))
 
     def agreement_of(self, rank: int, purpose: str) -> crypto.Agreement:
-        """A colluder's private key: for masks ("mask") or for boxes ("seal")."""
+        """A colluder's private key: for masks ("mask") or for ciphertexts ("seal")."""
         client = self.session.cohort[rank]
         root = Entropy.replay(self.seed).child(client)
         return crypto.Agreement(root.child("d2pfed client", self.session.digest, client).child(purpose).key)
 
-    def box_of(self, sender: int, receiver: int) -> bytes:
-        """A colluder's box, with shares of no use."""
-        shared = self.agreement_of(sender, "seal").agree(self.adverts[receiver].seal_public)
+    def ciphertext_of(self, sender: int, receiver: int) -> bytes:
+        """A colluder's ciphertext, with shares of no use."""
+        shared = self.agreement_of(sender, "seal").agree(self.advertisements[receiver].seal_public)
         names = self.session.cohort[sender], self.session.cohort[receiver]
-        return crypto.seal(keys.box_key(self.session, shared, *names), bytes(66))
+        return crypto.seal(keys.share_key(self.session, shared, *names), bytes(66))
 
     def context(self, rank: int, sharers: Subset) -> bytes:
         return keys.context(self.joined[rank], TASK, MODEL, sharers)
@@ -221,7 +225,7 @@ class Evil:
     def strip_by_key(self, sharers: Subset) -> np.ndarray:
         """Take the masks off, given both of the victim's secrets."""
         agreement = crypto.Agreement(self.join(VICTIM, self.key_shares))
-        return self.strip(sharers, lambda peer: agreement.agree(self.adverts[peer].mask_public))
+        return self.strip(sharers, lambda peer: agreement.agree(self.advertisements[peer].mask_public))
 
     def sum_of(self, sharers: Subset, survivors: Subset) -> np.ndarray:
         """Unmask the sum of some vectors from the shares collected so far."""
@@ -231,7 +235,7 @@ class Evil:
         first = int(np.flatnonzero(survivors)[0])
         aggregate = Aggregate(
             joined=self.joined[first],
-            adverts=self.adverts,
+            advertisements=self.advertisements,
             context=self.context(first, sharers),
             sharers=sharers,
             survivors=survivors,
@@ -249,7 +253,7 @@ class Evil:
             seed = self.join(rank, self.all_shares[rank])
             ring.subtract_mask_into(total, Stream(keys.self_mask_key(seed, context, client)))
             for other in set(joined.partners(rank, sharers)) - set(part):
-                shared = self.mask_agreement(other).agree(self.adverts[rank].mask_public)
+                shared = self.mask_agreement(other).agree(self.advertisements[rank].mask_public)
                 key = keys.pair_mask_key(shared, context, (client, session.cohort[other]), keys.NO_GROUP)
                 undo = ring.subtract_mask_into if rank < other else ring.add_mask_into
                 undo(total, Stream(key))

@@ -184,9 +184,9 @@ def until_unmasking(federation: Federation, lose: Loss = keep_all, model: bytes 
 def change_shares(unmasking: Unmasking, rank: int, answer: bytes, change: Callable[[int, int], int]) -> bytes:
     """A client's unmasking shares, each changed by `change(owner's rank, share)`."""
     joined, sharers = unmasking._aggregate.joined, unmasking._aggregate.sharers
-    opened = messages.decode_opened(joined, rank, sharers, answer)
+    opened = messages.decode_unmasking_shares(joined, rank, sharers, answer)
     changed = {owner: change(owner, share) for owner, share in opened.items() if share is not None}
-    return messages.encode_opened(joined, rank, sharers, changed)
+    return messages.encode_unmasking_shares(joined, rank, sharers, changed)
 
 
 def expected_sum(session: Session, survivors: Iterable[int], vectors: Mapping | None = None) -> np.ndarray:

@@ -18,13 +18,13 @@ class Fate:
     """What goes wrong in one session: who is lost where, and who cheats how."""
 
     lost: dict[str, set[int]]
-    spoils_boxes: set[int]
+    spoils_ciphertexts: set[int]
     lies_about_shares: set[int]
     stream: Stream
 
     @property
     def cheats(self) -> set[int]:
-        return self.spoils_boxes | self.lies_about_shares
+        return self.spoils_ciphertexts | self.lies_about_shares
 
 
 def draw_session(stream: Stream) -> Session:
@@ -68,30 +68,30 @@ def draw_fate(session: Session, stream: Stream) -> Fate:
 
 
 class Cheat:
-    """A client whose answers are spoilt on their way out: boxes to some of its holders, or the shares it opens."""
+    """A client whose answers are spoilt on their way out: ciphertexts to some holders, or the shares it opens."""
 
     def __init__(self, client: Client, rank: int, fate: Fate, name: int) -> None:
         self._client, self._rank, self._fate, self._name = client, rank, fate, name
 
     def receive(self, request: bytes) -> bytes:
-        before = self._client._phase
+        before = self._client.phase
         answer = self._client.receive(request)
-        if kind_of(answer) == MessageKind.ENCRYPTED_SHARES and self._name in self._fate.spoils_boxes:
-            return self._spoil(self._client._phase.joined, answer)
+        if kind_of(answer) == MessageKind.ENCRYPTED_SHARES and self._name in self._fate.spoils_ciphertexts:
+            return self._spoil(self._client.phase.joined, answer)
         if kind_of(answer) == MessageKind.UNMASKING_SHARES and self._name in self._fate.lies_about_shares:
             held = getattr(before, "masked", before)
-            opened = messages.decode_opened(held.joined, self._rank, held.sharers, answer)
+            opened = messages.decode_unmasking_shares(held.joined, self._rank, held.sharers, answer)
             wrong = {owner: (share + 1) % PRIME for owner, share in opened.items() if share is not None}
-            return messages.encode_opened(held.joined, self._rank, held.sharers, wrong)
+            return messages.encode_unmasking_shares(held.joined, self._rank, held.sharers, wrong)
         return answer
 
     def _spoil(self, joined, answer: bytes) -> bytes:
-        sent = messages.decode_boxes(joined, self._rank, answer)
-        boxes = {
-            rank: self._fate.stream.bytes(len(box)) if self._fate.stream.below(2) else box
-            for rank, box in sent.boxes.items()
+        sent = messages.decode_encrypted_shares(joined, self._rank, answer)
+        ciphertexts = {
+            rank: self._fate.stream.bytes(len(ciphertext)) if self._fate.stream.below(2) else ciphertext
+            for rank, ciphertext in sent.ciphertexts.items()
         }
-        return messages.encode_boxes(joined, self._rank, EncryptedShares(boxes, sent.claims))
+        return messages.encode_encrypted_shares(joined, self._rank, EncryptedShares(ciphertexts, sent.claims))
 
 
 def run_session(seed: int) -> str:

@@ -13,7 +13,7 @@ MIN_EXPECTED = 20
 
 
 def check_fits(draws: NDArray[np.int64], pmf: Pmf, false_alarm: float) -> None:
-    """Chi-square of integer draws against a law, neighbouring values pooled to at most a hundred cells."""
+    """Chi-square of integer draws against a distribution, neighbouring values pooled to at most a hundred cells."""
     low, high = int(draws.min()) - 50, int(draws.max()) + 50
     values = np.arange(low, high + 1)
     expected = draws.size * pmf(values)

@@ -15,7 +15,7 @@ from d2pfed.secagg import (
     decode_invitation,
     messages,
 )
-from d2pfed.secagg.adverts import Joined
+from d2pfed.secagg.advertisements import JoinedClients
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
@@ -108,10 +108,17 @@ def test_the_same_entropy_gives_other_secrets_in_every_session():
     session = make_session(4)
     for change in ({}, {"attempt": 1}, {"round": 9}, {"run": "b"}, {"plan_digest": digest("b")}, {"bits": 9}):
         other = replace(session, **change)
-        for rank, client in enumerate(other.cohort_size):
+        for rank, client in enumerate(other.cohort):
             machine = Client(other, client, lambda task, model, seed: one_hot(session, 7), Entropy.replay(b"one"))
-            advert = messages.decode_advert(other, rank, machine.receive(encode_invitation(other, rank)))
-            seen |= {advert.seal_public, advert.mask_public, advert.commitment, machine._phase.seed}
+            advertisement = messages.decode_advertisement(
+                other, rank, machine.receive(encode_invitation(other, rank))
+            )
+            seen |= {
+                advertisement.seal_public,
+                advertisement.mask_public,
+                advertisement.commitment,
+                machine.phase.seed,
+            }
     assert len(seen) == 6 * 4 * 4
 
 
@@ -149,12 +156,12 @@ def test_each_phase_has_forgotten_the_secrets_of_the_one_before():
     kinds, former = [], []
     for request, _ in log:
         machine.receive(request)
-        kinds.append(type(machine._phase))
-        if isinstance(machine._phase, Advertised):
-            former += [machine._phase.seal_secret, machine._phase.mask_secret]
-        if isinstance(machine._phase, Shared):
-            former += [machine._phase.seed, *(peer.mask_shared for peer in machine._phase.peers.values())]
-        if isinstance(machine._phase, Masked | Confirmed):
+        kinds.append(type(machine.phase))
+        if isinstance(machine.phase, Advertised):
+            former += [machine.phase.seal_secret, machine.phase.mask_secret]
+        if isinstance(machine.phase, Shared):
+            former += [machine.phase.seed, *(peer.mask_shared for peer in machine.phase.peers.values())]
+        if isinstance(machine.phase, Masked | Confirmed):
             held = Client.save(fresh_copy(machine))
             assert not any(secret in held for secret in former)
     assert kinds == [Advertised, Shared, Masked, Confirmed, Finished]
@@ -162,7 +169,7 @@ def test_each_phase_has_forgotten_the_secrets_of_the_one_before():
 
 def fresh_copy(machine):
     copy = Client.__new__(Client)
-    copy._desk, copy._phase = machine._desk, machine._phase
+    copy._local, copy._phase = machine._local, machine.phase
     return copy
 
 
@@ -172,29 +179,31 @@ def test_no_representation_shows_a_secret(shape):
     machine = fresh(session)
     for request, _ in recorded(session):
         machine.receive(request)
-        shown = repr(machine._phase) + repr(machine._desk)
+        shown = repr(machine.phase) + repr(machine._local)
         for name in ("seal_secret", "seed", "mask_shared", "seed_shares", "secret", "key="):
             assert f"{name}=b" not in shown
             assert f"{name}={{" not in shown
 
 
-def until_adverts(session):
-    """A client that waits for adverts, and what the server would send."""
+def until_advertisements(session):
+    """A client that waits for advertisements, and what the server would send."""
     log = recorded(session)
     machine = fresh(session)
     machine.receive(log[0][0])
-    return machine, messages.decode_adverts(session, 0, log[1][0])
+    return machine, messages.decode_advertisements(session, 0, log[1][0])
 
 
-def encode_adverts(listed, adverts):
-    return messages.encode_adverts(listed.joined, 0, listed.leaves, adverts)
+def encode_advertisements(listed, advertisements):
+    return messages.encode_advertisements(listed.joined, 0, listed.leaves, advertisements)
 
 
 def with_other_keys(session):
-    """The adverts that a client waits for, with another mask key of its own among them."""
-    machine, listed = until_adverts(session)
-    others = dict(listed.adverts) | {0: replace(listed.adverts[0], mask_public=bytes([9]) + bytes(31))}
-    return machine, encode_adverts(listed, others)
+    """The advertisements that a client waits for, with another mask key of its own among them."""
+    machine, listed = until_advertisements(session)
+    others = dict(listed.advertisements) | {
+        0: replace(listed.advertisements[0], mask_public=bytes([9]) + bytes(31))
+    }
+    return machine, encode_advertisements(listed, others)
 
 
 def test_a_client_insists_on_its_own_keys():
@@ -211,17 +220,19 @@ def test_unless_its_own_keys_come_back_a_client_goes_on_with_keys_that_are_not_i
 
 def test_a_client_refuses_its_own_key_under_another_name():
     session = make_session(8)
-    machine, listed = until_adverts(session)
-    others = dict(listed.adverts) | {3: replace(listed.adverts[3], mask_public=listed.adverts[0].mask_public)}
+    machine, listed = until_advertisements(session)
+    others = dict(listed.advertisements) | {
+        3: replace(listed.advertisements[3], mask_public=listed.advertisements[0].mask_public)
+    }
     with pytest.raises(PeerError, match="distinct"):
-        machine.receive(encode_adverts(listed, others))
+        machine.receive(encode_advertisements(listed, others))
 
 
 def test_a_client_insists_on_being_among_the_joined():
     session = make_session(8)
-    machine, listed = until_adverts(session)
-    without = Joined(session, subset_of(8, range(1, 8)), bytes(32))
-    request = messages.encode_adverts(without, 0, listed.leaves, listed.adverts)
+    machine, listed = until_advertisements(session)
+    without = JoinedClients(session, subset_of(8, range(1, 8)), bytes(32))
+    request = messages.encode_advertisements(without, 0, listed.leaves, listed.advertisements)
     with pytest.raises(PeerError, match="itself"):
         machine.receive(request)
 
@@ -252,7 +263,7 @@ def test_an_invitation_that_contradicts_its_digest_is_refused(change):
 
 
 @pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
-def test_unless_names_are_compared_it_is_answered(change, monkeypatch):
+def test_unless_names_are_compared_a_contradictory_invitation_is_answered(change, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_invited", lambda session, client, invited: None)
     machine, invitation = misnamed(change)
     assert machine.receive(invitation)

@@ -47,23 +47,23 @@ nasty = st.one_of(
 @settings(max_examples=2_000)
 @given(nasty)
 def test_no_vector_exceeds_the_bound(update):
-    law = codec(len(update))
-    centres = law.prepare(update, SEED)
-    assert exact_square(centres.values) <= law.grid_radius**2
+    distribution = codec(len(update))
+    centres = distribution.prepare(update, SEED)
+    assert exact_square(centres.values) <= distribution.grid_radius**2
 
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-30, 1e-3, 0.999999, 1.0, 1.0000001, 10.0, 1e30, 1e300])
 @pytest.mark.parametrize("rotation", [Hadamard, RandomPhase])
 def test_a_hundred_thousand_nasty_vectors_stay_within_the_bound(scale, rotation):
     """18 cells of 5,600 vectors: dense, one-hot, constant and alternating, at norms from nothing to the largest."""
-    law = codec(16, rotation=rotation(16))
+    distribution = codec(16, rotation=rotation(16))
     stream = Entropy.replay(f"{scale}{rotation.__name__}".encode()).stream()
     dense = stream.below_each(2_000_001, 1_400 * 16).reshape(-1, 16) / 1e6 - 1
     shapes = [dense, np.eye(16)[np.arange(1_400) % 16], np.ones((1_400, 16)), dense.round()]
     for shape in shapes:
         norms = np.linalg.norm(shape, axis=1, keepdims=True)
         for update in shape / np.where(norms > 0, norms, 1) * scale:
-            assert exact_square(law.prepare(update, SEED).values.tolist()) <= law.grid_radius**2
+            assert exact_square(distribution.prepare(update, SEED).values.tolist()) <= distribution.grid_radius**2
 
 
 def test_the_check_of_the_bound_rejects_a_vector_that_is_one_unit_too_long():
@@ -91,32 +91,34 @@ def test_the_squared_norm_is_exact_where_64_bits_would_overflow():
     st.integers(0, 12),
 )
 def test_decoding_an_encoded_vector_gives_it_back_within_the_grid(update, rotation, bits):
-    law = codec(37, rotation=rotation(37), clip=10.0, granularity=0.1, fraction_bits=bits)
-    whole = law.prepare(update, SEED).values << (12 - bits)
+    distribution = codec(37, rotation=rotation(37), clip=10.0, granularity=0.1, fraction_bits=bits)
+    whole = distribution.prepare(update, SEED).values << (12 - bits)
     fine = codec(37, rotation=rotation(37), clip=10.0, granularity=0.1 / 4096, fraction_bits=0)
     back = fine.decode(whole, SEED, 1)
     half_a_grid_unit = 0.1 / 2**bits / 2
-    assert np.linalg.norm(back - update) <= half_a_grid_unit * math.sqrt(law.length) + 1e-4
+    assert np.linalg.norm(back - update) <= half_a_grid_unit * math.sqrt(distribution.length) + 1e-4
 
 
 def test_a_long_vector_is_scaled_to_the_clip_and_keeps_its_direction():
-    law = codec(1000)
+    distribution = codec(1000)
     update = np.sin(np.arange(1000)).astype(np.float32) * 100
-    back = codec(1000, granularity=0.05 / 256).decode(law.prepare(update, SEED).values, SEED, 1)
+    back = codec(1000, granularity=0.05 / 256).decode(distribution.prepare(update, SEED).values, SEED, 1)
     assert 0.99 < np.linalg.norm(back) <= 1.0 + 1e-6
     assert np.dot(back, update) / np.linalg.norm(back) / np.linalg.norm(update) > 0.999
 
 
 def test_the_box_bounds_each_rotated_coordinate():
-    law = codec(64, granularity=0.01, box=0.05)
-    values = law.prepare(np.eye(64, dtype=np.float32)[3], SEED).values
+    distribution = codec(64, granularity=0.01, box=0.05)
+    values = distribution.prepare(np.eye(64, dtype=np.float32)[3], SEED).values
     assert np.abs(values).max() == math.floor(0.05 / 0.01 * 256)
 
 
 def test_the_mean_divides_by_the_planned_cohort_whoever_came():
-    law = codec(64)
+    distribution = codec(64)
     total = np.arange(64, dtype=np.int64)
-    np.testing.assert_allclose(law.decode(total, SEED, 10) * 10, law.decode(total, SEED, 1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        distribution.decode(total, SEED, 10) * 10, distribution.decode(total, SEED, 1), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("position", [0, 50, 99])
@@ -162,8 +164,8 @@ def test_a_codec_that_cannot_work_does_not_exist(changes):
 
 def test_the_radius_never_exceeds_the_clip():
     for granularity in np.linspace(0.01, 0.09, 57):
-        law = codec(granularity=float(granularity))
-        assert law.radius * Fraction(law.granularity) <= Fraction(law.clip)
+        distribution = codec(granularity=float(granularity))
+        assert distribution.radius * Fraction(distribution.granularity) <= Fraction(distribution.clip)
 
 
 def test_stochastic_rounding_is_unbiased_and_moves_less_than_a_step():

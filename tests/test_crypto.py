@@ -49,17 +49,17 @@ def test_any_change_of_a_path_changes_the_key(path):
 
 
 @given(st.binary(max_size=100), st.data())
-def test_a_box_opens_unless_a_bit_of_it_changes(plain, data):
-    box = bytearray(crypto.seal(KEY, plain))
-    assert len(box) == len(plain) + crypto.TAG_BYTES
-    assert crypto.unseal(KEY, bytes(box)) == plain
-    bit = data.draw(st.integers(0, 8 * len(box) - 1))
-    box[bit // 8] ^= 1 << bit % 8
+def test_a_ciphertext_opens_unless_a_bit_of_it_changes(plain, data):
+    ciphertext = bytearray(crypto.seal(KEY, plain))
+    assert len(ciphertext) == len(plain) + crypto.TAG_BYTES
+    assert crypto.unseal(KEY, bytes(ciphertext)) == plain
+    bit = data.draw(st.integers(0, 8 * len(ciphertext) - 1))
+    ciphertext[bit // 8] ^= 1 << bit % 8
     with pytest.raises(PeerError):
-        crypto.unseal(KEY, bytes(box))
+        crypto.unseal(KEY, bytes(ciphertext))
 
 
-def test_a_box_does_not_open_with_another_key():
+def test_a_ciphertext_does_not_open_with_another_key():
     with pytest.raises(PeerError):
         crypto.unseal(bytes(32), crypto.seal(KEY, b"plain"))
 

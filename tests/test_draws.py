@@ -113,7 +113,7 @@ def make_vectors():
         "openings": [{"seed": each.seed.hex(), "path": [node.hex() for node in each.path]} for each in openings],
         "roster_digest": roster_digest.hex(),
         "clients": clients,
-        "cohort_size": 5,
+        "cohort": 5,
         "cohorts": {
             scheme.value: [
                 draw_cohort(draw_key(roster_digest, 6, openings[6].seed), clients, SAMPLINGS[scheme], block)

@@ -150,7 +150,7 @@ def self_masks_are_fresh(record):
     assert record.most("d2pfed self mask") == 2  # at the client, and at the server that opens it
 
 
-def boxes_are_fresh(record):
+def ciphertexts_are_fresh(record):
     assert len(set(record.keys["d2pfed box"])) == SESSIONS * CLIENTS * (CLIENTS - 1)
     assert record.most("d2pfed box") == 2  # at both ends
 
@@ -168,7 +168,7 @@ PROPERTIES = (
     keys_are_fresh,
     pair_masks_are_fresh,
     self_masks_are_fresh,
-    boxes_are_fresh,
+    ciphertexts_are_fresh,
     rotations_are_fresh,
     cohorts_are_fresh,
 )
@@ -181,7 +181,7 @@ def sound(tmp_path_factory):
 
 
 @pytest.mark.parametrize("holds", PROPERTIES)
-def test_in_two_runs_of_two_rounds_of_two_attempts(sound, holds):
+def test_nothing_repeats_in_two_runs_of_two_rounds_of_two_attempts(sound, holds):
     holds(sound)
 
 
@@ -245,7 +245,7 @@ def test_a_rotation_that_two_attempts_share_is_caught_by_itself(tmp_path, monkey
 
 
 @pytest.mark.parametrize("label", ["d2pfed pair mask", "d2pfed self mask", "d2pfed box"])
-def test_masks_and_boxes_that_are_bound_to_nothing_are_caught_by_themselves(tmp_path, monkeypatch, label):
+def test_masks_and_ciphertexts_that_are_bound_to_nothing_are_caught_by_themselves(tmp_path, monkeypatch, label):
     def unbound(shared, name, *path):
         return HKDF(bytes(32), name, *path[1:]) if name == label else HKDF(shared, name, *path)
 
@@ -253,7 +253,7 @@ def test_masks_and_boxes_that_are_bound_to_nothing_are_caught_by_themselves(tmp_
     expected = {
         "d2pfed pair mask": pair_masks_are_fresh,
         "d2pfed self mask": self_masks_are_fresh,
-        "d2pfed box": boxes_are_fresh,
+        "d2pfed box": ciphertexts_are_fresh,
     }
     assert broken(recorded(tmp_path, monkeypatch)) == {expected[label]}
 

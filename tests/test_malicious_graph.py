@@ -8,7 +8,7 @@ import pytest
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import Session, crypto, keys
-from d2pfed.secagg.adverts import Joined, leaf
+from d2pfed.secagg.advertisements import JoinedClients, leaf
 from d2pfed.secagg.graph import Circle, Consistency
 from evil import VICTIM, Evil
 from federation import enrolment_secret, make_session
@@ -32,12 +32,12 @@ def sparse(size=24, degree=4, threshold=3, quorum=19, colluders=3, **changes) ->
 
 
 def colluders_shares(evil, owner, ranks, place):
-    """Shares of an owner that colluders have opened in the boxes sent to them: of its seed (0) or key (1)."""
+    """Shares of an owner that colluders have opened in the ciphertexts sent to them: of its seed (0) or key (1)."""
     session, found = evil.session, {}
     for rank in ranks:
         sender, receiver = session.cohort[owner], session.cohort[rank]
-        shared = evil.agreement_of(rank, "seal").agree(evil.adverts[owner].seal_public)
-        plain = crypto.unseal(keys.box_key(session, shared, sender, receiver), evil.boxes[owner][rank])
+        shared = evil.agreement_of(rank, "seal").agree(evil.advertisements[owner].seal_public)
+        plain = crypto.unseal(keys.share_key(session, shared, sender, receiver), evil.ciphertexts[owner][rank])
         found[rank] = int.from_bytes(plain[33 * place : 33 * (place + 1)], "little")
     return found
 
@@ -85,12 +85,12 @@ def test_on_a_circle_the_sum_of_four_neighbours_can_be_opened(small_limit, monke
     assert np.array_equal(cut_an_arc(evil), sum_of_arc(evil))
 
 
-# --- the graph depends on everyone's advert ---
+# --- the graph depends on everyone's advertisement ---
 
 
 def wanted(session, leaves, colluders):
     """Whether such a list of leaves leaves the victim with colluders only."""
-    joined = Joined.of(session, np.ones(len(session.cohort), np.bool_), leaves)
+    joined = JoinedClients.of(session, np.ones(len(session.cohort), np.bool_), leaves)
     return set(joined.graph.partners(VICTIM).tolist()) <= set(colluders)
 
 
@@ -98,7 +98,7 @@ def chosen_long_ago(evil: Evil) -> np.ndarray:
     """Try lists of leaves before anyone has advertised, until the victim's neighbours all collude."""
     session, everyone = evil.session, evil.subset(evil.everyone)
     evil.advertise(evil.colluders)
-    fixed = evil.leaves(everyone, evil.adverts)
+    fixed = evil.leaves(everyone, evil.advertisements)
     for trial in range(100_000):
         leaves = {rank: fixed.get(rank, digest("chosen", trial, rank)) for rank in evil.everyone}
         if wanted(session, leaves, evil.colluders):
@@ -112,7 +112,7 @@ def bare(evil, everyone):
     """All holders of the victim's secrets collude: take its masks off without asking anybody."""
     holders = evil.joined[VICTIM].receivers(VICTIM)
     for sender in evil.joined[VICTIM].senders(VICTIM, everyone):
-        evil.boxes[sender] = {VICTIM: evil.box_of(sender, VICTIM)}
+        evil.ciphertexts[sender] = {VICTIM: evil.ciphertext_of(sender, VICTIM)}
     evil.mask([VICTIM], everyone)
     evil.seed_shares = colluders_shares(evil, VICTIM, holders, 0)
     return evil.strip(everyone, evil.shared_with_victim)
@@ -139,45 +139,45 @@ def test_without_ones_own_leaf_the_graph_can_be_chosen_before_anyone_has_joined(
     assert np.array_equal(chosen_long_ago(evil), evil.victims_update)
 
 
-def leaves_of_others_fit(session, leaves, adverts):
+def leaves_of_others_fit(session, leaves, advertisements):
     """As it is, for all but the victim's own, which the check before it is about."""
-    for rank, advert in adverts.items():
-        if rank != VICTIM and leaves[rank] != leaf(session, session.cohort[rank], advert):
+    for rank, advertisement in advertisements.items():
+        if rank != VICTIM and leaves[rank] != leaf(session, session.cohort[rank], advertisement):
             raise PeerError("not the one in the list")
 
 
-# --- an advert is the one in the list ---
+# --- an advertisement is the one in the list ---
 
 
 def replaced_keys(evil: Evil) -> np.ndarray:
     """Show the victim keys of the server's own for its honest neighbours, and everyone the true leaves."""
     session, everyone = evil.session, evil.subset(evil.everyone)
     evil.advertise(evil.everyone)
-    true = evil.leaves(everyone, evil.adverts)
-    joined = Joined.of(session, everyone, true)
+    true = evil.leaves(everyone, evil.advertisements)
+    joined = JoinedClients.of(session, everyone, true)
     own = {rank: crypto.Agreement(digest("the server's", rank)) for rank in joined.partners(VICTIM, everyone)}
-    forged = {rank: replace(evil.adverts[rank], mask_public=key.public) for rank, key in own.items()}
+    forged = {rank: replace(evil.advertisements[rank], mask_public=key.public) for rank, key in own.items()}
     evil.share(evil.everyone, everyone, forged, leaves=true)
     evil.mask(evil.everyone, everyone)
     signatures = evil.confirm(evil.everyone, everyone)
     evil.open_signed(evil.everyone, everyone, everyone, signatures)
-    return evil.strip(everyone, lambda peer: own[peer].agree(evil.adverts[VICTIM].mask_public))
+    return evil.strip(everyone, lambda peer: own[peer].agree(evil.advertisements[VICTIM].mask_public))
 
 
-def test_an_advert_that_is_not_the_one_in_the_list_is_refused(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_enrolled_adverts", nothing)  # the other guard
+def test_an_advertisement_that_is_not_the_one_in_the_list_is_refused(small_limit, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_enrolled_advertisements", nothing)  # the other guard
     with pytest.raises(PeerError, match="not the one in the list"):
         replaced_keys(Evil(sparse(), ()))
 
 
-def test_its_signature_refuses_it_too(small_limit, monkeypatch):
+def test_a_replaced_advertisement_is_also_refused_by_its_signature(small_limit, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
     with pytest.raises(PeerError, match="signature"):
         replaced_keys(Evil(sparse(), ()))
 
 
-def test_without_both_the_server_knows_all_masks_of_the_victim(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_enrolled_adverts", nothing)
+def test_without_leaf_and_signature_checks_the_server_knows_all_masks_of_the_victim(small_limit, monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.checks.require_enrolled_advertisements", nothing)
     monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
     evil = Evil(sparse(), ())
     assert np.array_equal(replaced_keys(evil), evil.victims_update)
@@ -209,7 +209,9 @@ def test_too_few_holders_are_refused_however_many_others_there_are(small_limit):
 
 
 def test_counted_over_all_neighbours_the_victim_is_left_among_colluders(small_limit, monkeypatch):
-    monkeypatch.setattr(Joined, "count_holders", lambda self, rank, present: len(self.partners(rank, present)))
+    monkeypatch.setattr(
+        JoinedClients, "count_holders", lambda self, rank, present: len(self.partners(rank, present))
+    )
     evil = Evil(sparse(), ())
     assert np.array_equal(few_holders(evil), evil.victims_update)
 
@@ -274,7 +276,7 @@ def test_a_quorum_that_leaves_room_for_two_views_is_refused():
         fifteen()
 
 
-def test_with_such_a_quorum_one_colluder_of_fifteen_recovers_the_update(monkeypatch):
+def test_with_a_quorum_for_two_views_one_colluder_of_fifteen_recovers_the_update(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.session.require_one_view", nothing)
     evil = Evil(fifteen(), (14,))
     assert np.array_equal(two_quorums(evil), evil.victims_update)

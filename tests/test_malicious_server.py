@@ -20,10 +20,10 @@ from d2pfed.secagg import (
     keys,
     messages,
 )
-from d2pfed.secagg.adverts import leaf
+from d2pfed.secagg.advertisements import leaf
+from d2pfed.secagg.client import encode_phase
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Confirmed, Finished, Masked
-from d2pfed.secagg.saved import encode_phase
 from d2pfed.secagg.wire import kind_of
 from evil import LOW_ORDER, VICTIM, Evil, TooFewShares
 from federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
@@ -132,7 +132,8 @@ def forged_mask_keys(forge: Callable[[Evil, int], bytes], agree: Callable[[Evil]
         honest = [rank for rank in evil.everyone if rank != VICTIM and rank not in evil.colluders]
         evil.advertise(evil.everyone)
         forged = {
-            rank: replace(evil.adverts[rank], mask_public=forge(evil, place)) for place, rank in enumerate(honest)
+            rank: replace(evil.advertisements[rank], mask_public=forge(evil, place))
+            for place, rank in enumerate(honest)
         }
         evil.share(evil.everyone, everyone, forged)
         evil.mask(evil.everyone, everyone)
@@ -149,30 +150,30 @@ def low_order_seal_keys(evil: Evil) -> np.ndarray:
     honest = [rank for rank in evil.everyone if rank != VICTIM and rank not in evil.colluders]
     evil.advertise(evil.everyone)
     forged = {
-        rank: replace(evil.adverts[rank], seal_public=bytes.fromhex(point))
+        rank: replace(evil.advertisements[rank], seal_public=bytes.fromhex(point))
         for rank, point in zip(honest, LOW_ORDER, strict=False)
     }
     evil.share(evil.everyone, everyone, forged)
     client = evil.session.cohort[VICTIM]
     for rank in honest:
-        key = keys.box_key(evil.session, bytes(32), client, evil.session.cohort[rank])
-        plain = crypto.unseal(key, evil.boxes[VICTIM][rank])
+        key = keys.share_key(evil.session, bytes(32), client, evil.session.cohort[rank])
+        plain = crypto.unseal(key, evil.ciphertexts[VICTIM][rank])
         evil.seed_shares[rank], evil.key_shares[rank] = (
             int.from_bytes(plain[at : at + 33], "little") for at in (0, 33)
         )
 
-    def box(receiver: int, sender: int) -> bytes:
+    def ciphertext(receiver: int, sender: int) -> bytes:
         if receiver != VICTIM or sender not in honest:
-            return evil.boxes[sender][receiver]
-        return crypto.seal(keys.box_key(evil.session, bytes(32), evil.session.cohort[sender], client), bytes(66))
+            return evil.ciphertexts[sender][receiver]
+        return crypto.seal(keys.share_key(evil.session, bytes(32), evil.session.cohort[sender], client), bytes(66))
 
-    evil.mask([VICTIM, *evil.colluders], everyone, box=box)
+    evil.mask([VICTIM, *evil.colluders], everyone, ciphertext=ciphertext)
     evil.use_colluders()
     return evil.strip_by_key(everyone)
 
 
-def reflected_boxes(evil: Evil) -> np.ndarray:
-    """Give the victim its own boxes back under the names of two peers, then call the two dropped."""
+def reflected_ciphertexts(evil: Evil) -> np.ndarray:
+    """Give the victim its own ciphertexts back under the names of two peers, then call the two dropped."""
     everyone = evil.subset(evil.everyone)
     evil.advertise(evil.everyone)
     evil.share(evil.everyone, everyone)
@@ -180,10 +181,10 @@ def reflected_boxes(evil: Evil) -> np.ndarray:
     evil.mask(
         evil.everyone,
         everyone,
-        box=lambda receiver, sender: (
-            evil.boxes[VICTIM][sender]
+        ciphertext=lambda receiver, sender: (
+            evil.ciphertexts[VICTIM][sender]
             if receiver == VICTIM and sender in reflected
-            else evil.boxes[sender][receiver]
+            else evil.ciphertexts[sender][receiver]
         ),
     )
     evil.use_colluders()
@@ -195,16 +196,18 @@ def reflected_boxes(evil: Evil) -> np.ndarray:
     return evil.strip_by_key(everyone)
 
 
-def withheld_boxes(evil: Evil) -> np.ndarray:
-    """Name all sharers, but withhold the boxes of the honest ones, so that no mask of theirs is added."""
+def withheld_ciphertexts(evil: Evil) -> np.ndarray:
+    """Name all sharers, but withhold the ciphertexts of the honest ones, so that no mask of theirs is added."""
     everyone = evil.subset(evil.everyone)
     evil.advertise(evil.everyone)
     evil.share(evil.everyone, everyone)
     evil.mask(
         evil.everyone,
         everyone,
-        box=lambda receiver, sender: (
-            bytes(82) if receiver == VICTIM and sender not in evil.colluders else evil.boxes[sender][receiver]
+        ciphertext=lambda receiver, sender: (
+            bytes(82)
+            if receiver == VICTIM and sender not in evil.colluders
+            else evil.ciphertexts[sender][receiver]
         ),
     )
     honest = [rank for rank in evil.everyone if rank != VICTIM and rank not in evil.colluders]
@@ -229,7 +232,7 @@ def for_the_victim_only(told: str) -> Callable[[Evil], np.ndarray]:
             return contribute
 
         for client, machine in evil.federation.clients.items():
-            machine._desk = replace(machine._desk, contribute=contribution(client))
+            machine._local = replace(machine._local, contribute=contribution(client))
         evil.advertise(evil.everyone)
         evil.share(evil.everyone, everyone)
         live = {"model": MODEL, "task": TASK}[told]
@@ -410,7 +413,7 @@ def nothing(*inputs: object) -> None:
 
 KEPT = {
     "agree": crypto.Agreement.agree,
-    "box_key": keys.box_key,
+    "share_key": keys.share_key,
     "context": keys.context,
     "masked_answer": Masked.answer,
     "confirmed_answer": Confirmed.answer,
@@ -425,8 +428,8 @@ def agree_with_anything(self, public):
         return bytes(32)
 
 
-def box_key_for_both_ways(session, shared, sender, receiver):
-    return KEPT["box_key"](session, shared, min(sender, receiver), max(sender, receiver))
+def ciphertext_key_for_both_ways(session, shared, sender, receiver):
+    return KEPT["share_key"](session, shared, min(sender, receiver), max(sender, receiver))
 
 
 def context_without_the_model(joined, task, model, sharers):
@@ -445,16 +448,16 @@ def statement_without_the_context(context, survivors):
     return KEPT["survivors_statement"](bytes(32), survivors)
 
 
-def masks_with_whose_box_opened(self, desk, sharers, opened):
+def masks_with_whose_ciphertext_opened(self, local, sharers, opened):
     return list(opened)
 
 
-def signed_by_any_enrolled(session, roster, adverts):
-    for rank, advert in adverts.items():
-        statement = leaf(session, session.cohort[rank], advert)
+def signed_by_any_enrolled(session, roster, advertisements):
+    for rank, advertisement in advertisements.items():
+        statement = leaf(session, session.cohort[rank], advertisement)
         for key in roster.keys.values():
             try:
-                crypto.require_signature(key, advert.signature, statement)
+                crypto.require_signature(key, advertisement.signature, statement)
             except PeerError:
                 continue
             break
@@ -462,35 +465,39 @@ def signed_by_any_enrolled(session, roster, adverts):
             raise PeerError("nobody signed this")
 
 
-def signed_where_enrolled(session, roster, adverts):
-    known = {rank: advert for rank, advert in adverts.items() if session.cohort[rank] in roster.keys}
-    for rank, advert in known.items():
-        statement = leaf(session, session.cohort[rank], advert)
-        crypto.require_signature(roster.key(session.cohort[rank]), advert.signature, statement)
+def signed_where_enrolled(session, roster, advertisements):
+    known = {
+        rank: advertisement
+        for rank, advertisement in advertisements.items()
+        if session.cohort[rank] in roster.keys
+    }
+    for rank, advertisement in known.items():
+        statement = leaf(session, session.cohort[rank], advertisement)
+        crypto.require_signature(roster.key(session.cohort[rank]), advertisement.signature, statement)
 
 
 def receive_again_and_again(self, request):
-    answer, after = self._phase.answer(self._desk, request)
+    answer, after = self._phase.answer(self._local, request)
     if not isinstance(after, Finished):
         self._phase = after
     return answer
 
 
 def save_and_go_on(self):
-    return encode_phase(self._desk.session, self._desk.rank, self._phase)
+    return encode_phase(self._local.session, self._local.rank, self._phase)
 
 
-def unmask_without_confirmation(self, desk, data):
+def unmask_without_confirmation(self, local, data):
     if kind_of(data) != MessageKind.UNMASK_REQUEST:
-        return KEPT["masked_answer"](self, desk, data)
-    survivors = messages.decode_survivors(desk.session, MessageKind.UNMASK_REQUEST, desk.rank, data)
-    return self.open(desk, survivors), Finished()
+        return KEPT["masked_answer"](self, local, data)
+    survivors = messages.decode_survivors(local.session, MessageKind.UNMASK_REQUEST, local.rank, data)
+    return self.unmasking_shares(local, survivors), Finished()
 
 
-def confirm_once_more(self, desk, data):
+def confirm_once_more(self, local, data):
     if kind_of(data) == MessageKind.SURVIVORS:
-        return self.masked.answer(desk, data)
-    return KEPT["confirmed_answer"](self, desk, data)
+        return self.masked.answer(local, data)
+    return KEPT["confirmed_answer"](self, local, data)
 
 
 # --- the table: name, session, colluders, script, the check it meets, what stands for its absence ---
@@ -515,7 +522,7 @@ FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
 PLAIN, GROUP, DESIGNATED = (
     small(),
     small(delivery=Delivery.EVERYONE, quorum=8),
-    small(delivery=Delivery.DESIGNATED, cohort_size=COHORT_BORNE_BY_AN_HONEST_CLIENT),
+    small(delivery=Delivery.DESIGNATED, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
 )
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
 NEAR = tuple(int(rank) for rank in SPARSE.fixed_graph.partners(VICTIM)[:3])
@@ -523,7 +530,7 @@ CHECKS = "d2pfed.secagg.checks."
 
 low_order_masks = forged_mask_keys(lambda evil, place: bytes.fromhex(LOW_ORDER[place]), lambda evil: bytes(32))
 one_key_for_all = forged_mask_keys(
-    lambda evil, place: evil.adverts[evil.colluders[0]].mask_public,
+    lambda evil, place: evil.advertisements[evil.colluders[0]].mask_public,
     lambda evil: evil.shared_with_victim(evil.colluders[0]),
 )
 
@@ -574,21 +581,21 @@ ATTACKS = [
     ),
     Attack("one mask key for all", PLAIN, FEW, one_key_for_all, CHECKS + "require_distinct_keys", nothing),
     Attack(
-        "boxes sent back",
+        "ciphertexts sent back",
         PLAIN,
         FEW,
-        reflected_boxes,
-        "d2pfed.secagg.keys.box_key",
-        box_key_for_both_ways,
+        reflected_ciphertexts,
+        "d2pfed.secagg.keys.share_key",
+        ciphertext_key_for_both_ways,
         is_refused=False,
     ),
     Attack(
-        "boxes withheld",
+        "ciphertexts withheld",
         PLAIN,
         FEW,
-        withheld_boxes,
+        withheld_ciphertexts,
         "d2pfed.secagg.phases.Shared._partners",
-        masks_with_whose_box_opened,
+        masks_with_whose_ciphertext_opened,
         is_refused=False,
     ),
     Attack(
@@ -656,7 +663,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         among_sybils(honest_roster, made_up),
-        CHECKS + "require_enrolled_adverts",
+        CHECKS + "require_enrolled_advertisements",
         nothing,
     ),
     Attack(
@@ -664,7 +671,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         among_sybils(honest_roster, one_colluder),
-        CHECKS + "require_enrolled_adverts",
+        CHECKS + "require_enrolled_advertisements",
         signed_by_any_enrolled,
     ),
     Attack(
@@ -672,7 +679,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         among_sybils(roster_of_one, made_up),
-        CHECKS + "require_enrolled_adverts",
+        CHECKS + "require_enrolled_advertisements",
         signed_where_enrolled,
     ),
     Attack(
@@ -707,7 +714,7 @@ def test_a_malicious_server_is_refused_and_gets_no_share(attack):
 
 
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.is_refused], ids=str)
-def test_what_a_client_does_not_refuse_is_of_no_use(attack):
+def test_an_attack_that_is_not_refused_recovers_nothing(attack):
     evil = Evil(attack.session, attack.colluders)
     try:
         recovered = attack.script(evil)
@@ -776,6 +783,6 @@ def test_a_client_does_not_work_for_a_sum_that_it_is_not_in(phase):
 
 
 @pytest.mark.parametrize("phase", ["sharers", "survivors"])
-def test_unless_it_looks_for_itself_it_sends_a_vector_and_a_signature_all_the_same(phase, monkeypatch):
+def test_unless_a_client_looks_for_itself_in_the_set_it_sends_a_vector_and_a_signature(phase, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_self", nothing)
     left_out_of(phase)(Evil(ENROLLED, ()))

@@ -66,7 +66,7 @@ def summed(mechanism, shares, length=MILLION):
     return sum(mechanism.encode(constant(centre, length), share, own(i)) for centre, share, i in clients)
 
 
-# Exact laws, computed from their definitions: pairs of the least value and the probabilities from there on.
+# Exact distributions, computed from their definitions: pairs of the least value and the probabilities from there on.
 
 
 def gaussian(sigma, centre=Fraction(0)):
@@ -95,15 +95,15 @@ def rounding(centre):
     return centre // GRID, np.array([1 - fraction, fraction])
 
 
-def convolved(*laws):
+def convolved(*distributions):
     low, probabilities = 0, np.ones(1)
-    for start, more in laws:
+    for start, more in distributions:
         low, probabilities = low + start, np.convolve(probabilities, more)
     return low, probabilities
 
 
-def pmf(law):
-    low, probabilities = law
+def pmf(distribution):
+    low, probabilities = distribution
 
     def at(values):
         inside = (values >= low) & (values < low + probabilities.size)
@@ -114,7 +114,7 @@ def pmf(law):
 
 @cache
 def exact(name):
-    """Return the law of the sum over the four clients."""
+    """Return the distribution of the sum over the four clients."""
     mechanism = MECHANISMS[name]
     rounded = [rounding(centre) for centre in CENTRES]
     match mechanism:
@@ -140,7 +140,7 @@ def draws(name):
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_the_sum_over_a_cohort_has_exactly_the_convolved_law(name):
+def test_the_sum_over_a_cohort_has_exactly_the_convolved_distribution(name):
     assert exact(name)[1].sum() == pytest.approx(1, abs=1e-12)
     check_fits(draws(name), pmf(exact(name)), FALSE_ALARM)
 
@@ -185,7 +185,7 @@ def fits(name, values):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_check_rejects_wrong_sums(name):
     for mistake, wrong in wrong_sums(name):
-        assert not fits(name, wrong), f"participations for the law: {mistake}"
+        assert not fits(name, wrong), f"participations for the distribution: {mistake}"
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1), st.integers(1, 300))
@@ -367,7 +367,7 @@ def test_only_the_designated_adds_noise():
         (lambda: Shared(Fraction(3)).encode(constant(0, 4), Share(0, 3, 0), own(0)), "group's secret, got none"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, rule):
+def test_invalid_parameters_are_refused(make, rule):
     with pytest.raises(ConfigError, match=rule):
         make()
 

@@ -88,7 +88,7 @@ def test_no_byte_of_a_position_can_be_changed():
             verify_position(unpack_position(bytes(damaged)), PUBLIC, AUTHORITY, 7)
 
 
-def test_no_position_is_nobodys():
+def test_zero_bytes_are_no_clients_position():
     with pytest.raises(PeerError, match="signature"):
         verify_position(unpack_position(NO_POSITION), PUBLIC, AUTHORITY, 7)
 

@@ -151,7 +151,7 @@ def test_two_rosters_of_one_serial_are_the_authoritys_fault():
         require_serial(other, 4, one.digest)
 
 
-def test_a_roster_ends_with_its_time():
+def test_a_roster_is_refused_after_it_expires():
     roster = roster_of(KEYS)
     require_unexpired(roster, EXPIRES - 1)
     with pytest.raises(PeerError, match=f"good until {EXPIRES}"):

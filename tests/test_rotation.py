@@ -1,4 +1,4 @@
-"""Laws of the rotations: orthonormal, undone by their inverse, seeded, flat."""
+"""Distributions of the rotations: orthonormal, undone by their inverse, seeded, flat."""
 
 import json
 from pathlib import Path

@@ -195,7 +195,7 @@ def test_an_update_that_is_not_finite_never_leaves_the_client(poison):
     bad = np.full(D, poison, np.float32)
     client = simulated_participant(plan, 10, Entropy.replay(b"round"), {}).join(session, lambda _task, _model: bad)
     with pytest.raises(ConfigError, match="finite"):
-        client._desk.contribute(b"", b"", None)
+        client._local.contribute(b"", b"", None)
 
 
 def test_a_client_joins_only_what_its_policy_allows():

@@ -1,4 +1,4 @@
-"""The samplers' laws: chi-square against exact pmfs, wrong twins that it rejects, known answers."""
+"""The samplers' distributions: chi-square against exact pmfs, wrong twins that it rejects, known answers."""
 
 import json
 from fractions import Fraction
@@ -40,7 +40,7 @@ def with_sign_bias(draws):
 
 
 def accepted(wrong, pmf):
-    """Return the names of the draws that the check takes for the law."""
+    """Return the names of the draws that the check takes for the distribution."""
     names = []
     for name, draws in wrong.items():
         try:
@@ -55,7 +55,7 @@ SIGMAS = [Fraction(1, 2), Fraction(1), Fraction(2), Fraction(5), Fraction(30), F
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
-def test_the_gaussian_fits_its_law(sigma):
+def test_the_gaussian_fits_its_distribution(sigma):
     draws = DiscreteGaussian(sigma).draw(MILLION, stream("gaussian"))
     check_fits(draws, gaussian_pmf(0.0, float(sigma)), FALSE_ALARM)
 
@@ -77,7 +77,7 @@ def test_the_check_rejects_wrong_gaussians(sigma):
     assert accepted(wrong, pmf) == []
 
 
-def test_the_centred_gaussian_fits_its_law():
+def test_the_centred_gaussian_fits_its_distribution():
     gaussian = CentredDiscreteGaussian(Fraction(2), 8)
     for centre in (0, 1, 127, 128, 129, 255, -1, -128, 100_003, -987_654_321):
         draws = gaussian.draw(np.full(MILLION // 5, centre), stream(f"centred {centre}"))
@@ -112,7 +112,7 @@ def test_the_check_rejects_wrong_centred_gaussians():
 
 
 @pytest.mark.parametrize("variance", [Fraction(1, 2), Fraction(4), Fraction(100), Fraction(10_007, 3)])
-def test_skellam_fits_its_law_and_not_another(variance):
+def test_skellam_fits_its_distribution_and_not_another(variance):
     draws = Skellam(variance).draw(MILLION, stream("skellam"))
     half = float(variance) / 2
     check_fits(draws, scipy.stats.skellam(half, half).pmf, FALSE_ALARM)
@@ -125,7 +125,7 @@ def test_skellam_fits_its_law_and_not_another(variance):
 
 
 @pytest.mark.parametrize("trials", [1, 2, 7, 64, 65, 1000, 36_425])
-def test_the_binomial_fits_its_law_and_not_another(trials):
+def test_the_binomial_fits_its_distribution_and_not_another(trials):
     draws = Binomial(trials).draw(MILLION, stream("binomial"))
     assert draws.min() >= 0
     assert draws.max() <= trials
@@ -135,7 +135,7 @@ def test_the_binomial_fits_its_law_and_not_another(trials):
 
 
 @pytest.mark.parametrize("centre", [Fraction(0), Fraction(-7, 3)])
-def test_the_reference_fits_its_law(centre):
+def test_the_reference_fits_its_distribution(centre):
     source = stream("reference")
     square = Fraction(4)
     draws = np.array([discrete_gaussian(centre, square, source) for _ in range(50_000)])
@@ -196,7 +196,7 @@ def test_two_neighbouring_centres_reach_the_same_integers():
         lambda: discrete_gaussian(Fraction(0), Fraction(0), stream("refused")),
     ],
 )
-def test_laws_that_cannot_be_sampled_are_refused(make):
+def test_distributions_that_cannot_be_sampled_are_refused(make):
     with pytest.raises(ConfigError):
         make()
 
@@ -208,7 +208,7 @@ def test_draws_and_centres_of_different_shapes_are_refused():
         )
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "gaussian sigma 2": lambda source: DiscreteGaussian(Fraction(2)).draw(64, source),
     "gaussian sigma 300": lambda source: DiscreteGaussian(Fraction(300)).draw(64, source),
     "centred sigma 2, centres 0, 77, 154, ...": lambda source: CentredDiscreteGaussian(Fraction(2), 8).draw(
@@ -222,8 +222,8 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_known_answers(name):
     known = json.loads((VECTORS / "sampler.json").read_text())
     source = Entropy.replay(known["seed"].encode()).child(name).stream()
-    assert LAWS[name](source).tolist() == known["draws"][name]
+    assert DISTRIBUTIONS[name](source).tolist() == known["draws"][name]

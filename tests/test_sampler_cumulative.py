@@ -1,4 +1,4 @@
-"""The proof obligations of the tables: their integers enclose the exact law, and undecided draws are refined."""
+"""The proof obligations of the tables: integers bound the exact distribution, and undecided draws are refined."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.noise.sampler.bounds import Weights, exp_minus
 from d2pfed.noise.sampler.cumulative import cumulative, refine
-from d2pfed.noise.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
-from d2pfed.noise.sampler.tables import tabulate
+from d2pfed.noise.sampler.distributions import BinomialDistribution, GaussianDistribution, SkellamDistribution
+from d2pfed.noise.sampler.intervals import Weights, exp_minus
+from d2pfed.noise.sampler.lookup import tabulate
 from d2pfed.numerics.randomness import Entropy
 from stats import check_fits
 
 DIGITS = 120
 
 
-def exact_gaussian(law, first, count):
-    """Sum the exact law in another library's arithmetic, far beyond the table on both sides."""
+def exact_gaussian(distribution, first, count):
+    """Sum the exact distribution in another library's arithmetic, far beyond the table on both sides."""
     with mpmath.workdps(DIGITS):
-        square = mpmath.mpf(law.sigma_squared.numerator) / law.sigma_squared.denominator
-        centre = mpmath.mpf(law.centre.numerator) / law.centre.denominator
+        square = mpmath.mpf(distribution.sigma_squared.numerator) / distribution.sigma_squared.denominator
+        centre = mpmath.mpf(distribution.centre.numerator) / distribution.centre.denominator
         reach = 60 + 25 * int(mpmath.sqrt(square) + 1)
         weight = [
             mpmath.exp(-((k - centre) ** 2) / (2 * square)) for k in range(first - reach, first + count + reach)
@@ -35,17 +35,17 @@ def exact_gaussian(law, first, count):
         return _running(weight, reach, count)
 
 
-def exact_skellam(law, first, count):
+def exact_skellam(distribution, first, count):
     with mpmath.workdps(DIGITS):
-        variance = mpmath.mpf(law.variance.numerator) / law.variance.denominator
+        variance = mpmath.mpf(distribution.variance.numerator) / distribution.variance.denominator
         reach = 120 + 10 * int(mpmath.sqrt(variance))
         weight = [mpmath.besseli(abs(k), variance) for k in range(first - reach, first + count + reach)]
         return _running(weight, reach, count)
 
 
-def exact_binomial(law, first, count):
-    total = accumulate(comb(law.trials, k) if k >= 0 else 0 for k in range(min(first, 0), first + count))
-    return [Fraction(sums, 2**law.trials) for sums in list(total)[-count:]]
+def exact_binomial(distribution, first, count):
+    total = accumulate(comb(distribution.trials, k) if k >= 0 else 0 for k in range(min(first, 0), first + count))
+    return [Fraction(sums, 2**distribution.trials) for sums in list(total)[-count:]]
 
 
 def _running(weight, reach, count):
@@ -54,27 +54,27 @@ def _running(weight, reach, count):
 
 
 CASES = [
-    (GaussianLaw(Fraction(0), Fraction(4)), exact_gaussian),
-    (GaussianLaw(Fraction(77, 256), Fraction(4)), exact_gaussian),
-    (GaussianLaw(Fraction(1, 2), Fraction(4)), exact_gaussian),
-    (GaussianLaw(Fraction(-5, 3), Fraction(1, 7)), exact_gaussian),
-    (GaussianLaw(Fraction(255, 256), Fraction(81)), exact_gaussian),
-    (SkellamLaw(Fraction(1, 3)), exact_skellam),
-    (SkellamLaw(Fraction(10)), exact_skellam),
-    (SkellamLaw(Fraction(1001, 10)), exact_skellam),
-    (BinomialLaw(1), exact_binomial),
-    (BinomialLaw(9), exact_binomial),
-    (BinomialLaw(200), exact_binomial),
-    (BinomialLaw(1001), exact_binomial),
+    (GaussianDistribution(Fraction(0), Fraction(4)), exact_gaussian),
+    (GaussianDistribution(Fraction(77, 256), Fraction(4)), exact_gaussian),
+    (GaussianDistribution(Fraction(1, 2), Fraction(4)), exact_gaussian),
+    (GaussianDistribution(Fraction(-5, 3), Fraction(1, 7)), exact_gaussian),
+    (GaussianDistribution(Fraction(255, 256), Fraction(81)), exact_gaussian),
+    (SkellamDistribution(Fraction(1, 3)), exact_skellam),
+    (SkellamDistribution(Fraction(10)), exact_skellam),
+    (SkellamDistribution(Fraction(1001, 10)), exact_skellam),
+    (BinomialDistribution(1), exact_binomial),
+    (BinomialDistribution(9), exact_binomial),
+    (BinomialDistribution(200), exact_binomial),
+    (BinomialDistribution(1001), exact_binomial),
 ]
 
 
-@pytest.mark.parametrize(("law", "exact"), CASES)
+@pytest.mark.parametrize(("distribution", "exact"), CASES)
 @pytest.mark.parametrize("bits", [8, 16, 64, 128])
-def test_table_entries_enclose_the_exact_law(law, exact, bits):
-    table = cumulative(law, bits)
+def test_table_entries_enclose_the_exact_distribution(distribution, exact, bits):
+    table = cumulative(distribution, bits)
     with mpmath.workdps(DIGITS):
-        for entry, value in zip(table.entries, exact(law, table.first, len(table.entries)), strict=True):
+        for entry, value in zip(table.entries, exact(distribution, table.first, len(table.entries)), strict=True):
             assert entry <= value * 2**bits <= entry + 2
     assert table.entries[0] == 0
     assert table.entries[-1] >= 2**bits - 2
@@ -82,13 +82,13 @@ def test_table_entries_enclose_the_exact_law(law, exact, bits):
 
 @dataclass(frozen=True)
 class Blurred:
-    """A law that is enclosed too loosely below some precision."""
+    """A distribution that is enclosed too loosely below some precision."""
 
-    law: GaussianLaw
+    distribution: GaussianDistribution
     blur: Callable[[Weights], Weights]
 
     def weights(self, precision, tail_bits):
-        exact = self.law.weights(precision, tail_bits)
+        exact = self.distribution.weights(precision, tail_bits)
         return exact if precision > 200 else self.blur(exact)
 
 
@@ -101,9 +101,9 @@ class Blurred:
         lambda weights: replace(weights, lower=weights.lower[:1] * len(weights.lower)),
     ],
 )
-def test_loose_enclosures_are_computed_again_with_more_precision(blur):
-    law = GaussianLaw(Fraction(1, 3), Fraction(4))
-    assert cumulative(Blurred(law, blur), 64) == cumulative(law, 64)
+def test_loose_intervals_are_computed_again_with_more_precision(blur):
+    distribution = GaussianDistribution(Fraction(1, 3), Fraction(4))
+    assert cumulative(Blurred(distribution, blur), 64) == cumulative(distribution, 64)
 
 
 @given(st.fractions(0, 200, max_denominator=10**6), st.integers(8, 300))
@@ -115,13 +115,13 @@ def test_the_exponential_is_enclosed(exponent, precision):
     assert upper - lower <= 2**20
 
 
-@pytest.mark.parametrize(("law", "exact"), CASES[:3])
-def test_draws_are_the_inverse_of_the_exact_law_at_the_stream_s_bits(law, exact):
-    table = tabulate((law,), 64)
+@pytest.mark.parametrize(("distribution", "exact"), CASES[:3])
+def test_draws_are_the_inverse_of_the_exact_distribution_at_the_stream_s_bits(distribution, exact):
+    table = tabulate((distribution,), 64)
     source, twin = (Entropy.replay(b"inversion").stream() for _ in range(2))
     draws = np.empty(2000, np.int64)
     table.draw_into(draws, None, source)
-    values = exact(law, -40, 80)
+    values = exact(distribution, -40, 80)
     with mpmath.workdps(DIGITS):
         ladder = [int(mpmath.floor(value * 2**64)) for value in values]
     for word, draw in zip(twin.words(2000), draws, strict=True):
@@ -129,32 +129,32 @@ def test_draws_are_the_inverse_of_the_exact_law_at_the_stream_s_bits(law, exact)
         assert -40 + bisect_right(ladder, int(word)) == draw
 
 
-def pmf_of(law):
-    table = cumulative(law, 256)
+def pmf_of(distribution):
+    table = cumulative(distribution, 256)
     steps = np.diff([0, *(entry / 2**256 for entry in table.entries)])
     known = dict(enumerate(steps, table.first))
     return lambda values: np.array([known.get(int(value), 0.0) for value in values])
 
 
-@pytest.mark.parametrize("law", [case[0] for case in CASES if case[0] != BinomialLaw(1)])
-def test_draws_from_8_bit_words_still_fit_since_they_are_refined(law):
+@pytest.mark.parametrize("distribution", [case[0] for case in CASES if case[0] != BinomialDistribution(1)])
+def test_draws_from_8_bit_words_still_fit_since_they_are_refined(distribution):
     draws = np.empty(200_000, np.int64)
-    tabulate((law,), 8).draw_into(draws, None, Entropy.replay(b"refined").stream())
-    check_fits(draws, pmf_of(law), 1e-6)
+    tabulate((distribution,), 8).draw_into(draws, None, Entropy.replay(b"refined").stream())
+    check_fits(draws, pmf_of(distribution), 1e-6)
 
 
 def test_the_check_rejects_8_bit_words_without_refinement():
-    law = GaussianLaw(Fraction(0), Fraction(4))
-    table = cumulative(law, 8)
+    distribution = GaussianDistribution(Fraction(0), Fraction(4))
+    table = cumulative(distribution, 8)
     words = Entropy.replay(b"unrefined").stream().words(200_000) >> np.uint64(56)
     draws = table.first + np.searchsorted(table.entries, words, side="right")
     with pytest.raises(AssertionError, match="chi-square"):
-        check_fits(draws, pmf_of(law), 1e-6)
+        check_fits(draws, pmf_of(distribution), 1e-6)
 
 
 def test_words_that_decide_decide_rightly():
-    law = GaussianLaw(Fraction(77, 256), Fraction(4))
-    coarse, fine = cumulative(law, 8), cumulative(law, 128)
+    distribution = GaussianDistribution(Fraction(77, 256), Fraction(4))
+    coarse, fine = cumulative(distribution, 8), cumulative(distribution, 128)
     for word in range(256):
         above = bisect_right(coarse.entries, word)
         if word - coarse.entries[above - 1] >= 2:
@@ -164,7 +164,7 @@ def test_words_that_decide_decide_rightly():
 
 
 def test_refinement_reaches_the_far_tail():
-    law = GaussianLaw(Fraction(0), Fraction(4))
+    distribution = GaussianDistribution(Fraction(0), Fraction(4))
 
     class Zeros:
         """A stream that begins with zeros, as one in 2^64 does."""
@@ -176,16 +176,16 @@ def test_refinement_reaches_the_far_tail():
             self.left -= 1
             return b"\0" * count if self.left >= 0 else b"\xff" * count
 
-    near, far = refine(law, 0, 64, Zeros(0)), refine(law, 0, 64, Zeros(1))
+    near, far = refine(distribution, 0, 64, Zeros(0)), refine(distribution, 0, 64, Zeros(1))
     assert far < near < -15
     with mpmath.workdps(60):
-        tail = exact_gaussian(law, near - 1, 2)
+        tail = exact_gaussian(distribution, near - 1, 2)
         assert tail[0] <= mpmath.mpf(2) ** -64 <= tail[1] * (1 + mpmath.mpf(2) ** -60)
 
 
 @pytest.mark.parametrize("part", [0, 1, 128, 255])
 def test_a_table_is_as_wide_as_its_words_need(part):
-    table = cumulative(GaussianLaw(Fraction(part, 256), Fraction(4)), 64)
+    table = cumulative(GaussianDistribution(Fraction(part, 256), Fraction(4)), 64)
     assert list(table.entries) == sorted(table.entries)
     assert floor(-9.2 * 2) - 1 <= table.first <= floor(-8.8 * 2) + 1
     assert len(table.entries) <= 40

@@ -7,8 +7,8 @@ import pytest
 
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg import Advertising, Consistency, Delivery, boxes, collect, crypto, messages
-from d2pfed.secagg.adverts import leaf
+from d2pfed.secagg import Advertising, Consistency, Delivery, collect, crypto, keys, messages
+from d2pfed.secagg.advertisements import leaf
 from d2pfed.secagg.messages import EncryptedShares
 from d2pfed.secagg.phases import Advertised
 from d2pfed.secagg.shamir import PRIME
@@ -37,16 +37,18 @@ def twelve(consistency=Consistency.ASSUMED, **changes):
 
 
 def with_low_order(session, rank, key):
-    """A loss that puts a key of low order into one client's advert, signed by its owner."""
+    """A loss that puts a key of low order into one client's advertisement, signed by its owner."""
 
     def lose(phase, client, answer):
         if phase != "advertise" or client != session.cohort[rank] or not answer:
             return answer
-        advert = replace(messages.decode_advert(session, rank, answer), **{key: bytes.fromhex(LOW_ORDER[0])})
+        advertisement = replace(
+            messages.decode_advertisement(session, rank, answer), **{key: bytes.fromhex(LOW_ORDER[0])}
+        )
         if session.is_signed:
-            signature = crypto.sign(enrolment_secret(client), leaf(session, client, advert))
-            advert = replace(advert, signature=signature)
-        return messages.encode_advert(session, rank, advert)
+            signature = crypto.sign(enrolment_secret(client), leaf(session, client, advertisement))
+            advertisement = replace(advertisement, signature=signature)
+        return messages.encode_advertisement(session, rank, advertisement)
 
     return lose
 
@@ -92,18 +94,21 @@ def test_the_excluded_are_not_asked_and_count_as_dropped_out():
 
 
 def garbage(session, sender, receivers):
-    """A loss that replaces one client's boxes to some others by noise."""
+    """A loss that replaces one client's ciphertexts to some others by noise."""
 
     def lose(phase, client, answer):
         if phase != "share" or client != session.cohort[sender] or not answer:
             return answer
         joined = lose.joined(answer)
-        sent = messages.decode_boxes(joined, sender, answer)
+        sent = messages.decode_encrypted_shares(joined, sender, answer)
         noise = Stream(digest("noise"))
-        spoilt = {rank: noise.bytes(len(box)) if rank in receivers else box for rank, box in sent.boxes.items()}
-        return messages.encode_boxes(joined, sender, EncryptedShares(spoilt, sent.claims))
+        spoilt = {
+            rank: noise.bytes(len(ciphertext)) if rank in receivers else ciphertext
+            for rank, ciphertext in sent.ciphertexts.items()
+        }
+        return messages.encode_encrypted_shares(joined, sender, EncryptedShares(spoilt, sent.claims))
 
-    lose.joined = lambda answer: lose.federation.clients[session.cohort[sender]]._phase.joined
+    lose.joined = lambda answer: lose.federation.clients[session.cohort[sender]].phase.joined
     return lose
 
 
@@ -115,7 +120,7 @@ def run_with_garbage(session, sender, receivers):
 
 @BOTH
 @pytest.mark.parametrize("count", [3, 5], ids=["to some", "to as many as may be spared"])
-def test_boxes_full_of_garbage_are_missed_and_their_sender_named(consistency, count):
+def test_ciphertexts_full_of_garbage_are_missed_and_their_sender_named(consistency, count):
     session = twelve(consistency)
     total, survivors = run_with_garbage(session, BAD, list(range(4, 4 + count)))
     assert survivors == session.cohort
@@ -133,10 +138,10 @@ def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its
     federation = Federation(again)
     advertising = Advertising(again, federation.roster, excluded=lack.value.blamed)
     collect(advertising, federation.exchange("advertise", keep_all))
-    assert set(advertising.close().outbox()) == set(again.cohort_size) - set(lack.value.blamed)
+    assert set(advertising.close().outbox()) == set(again.cohort) - set(lack.value.blamed)
 
 
-def test_so_few_boxes_that_do_not_open_name_nobody():
+def test_a_few_ciphertexts_that_do_not_open_name_nobody():
     """The owner has spoilt them, or their receivers lie: nobody can tell, and the sum is right."""
     session = twelve()
     total, survivors = run_with_garbage(session, BAD, [5, 6])
@@ -144,11 +149,11 @@ def test_so_few_boxes_that_do_not_open_name_nobody():
     assert total.blamed == ()
 
 
-def test_a_client_that_stops_at_a_bad_box_lets_one_client_stop_them_all(monkeypatch):
-    def stop(session, key, box):
-        return boxes.Content(0, 0, crypto.unseal(key, box)[66:])
+def test_a_client_that_stops_at_a_bad_ciphertext_lets_one_client_stop_them_all(monkeypatch):
+    def stop(session, key, ciphertext):
+        return keys.ShareContent(0, 0, crypto.unseal(key, ciphertext)[66:])
 
-    monkeypatch.setattr("d2pfed.secagg.phases.boxes.unseal", stop)
+    monkeypatch.setattr("d2pfed.secagg.phases.keys.decrypt_shares", stop)
     session = twelve()
     lose = garbage(session, BAD, list(range(12)))
     lose.federation = Federation(session)
@@ -157,10 +162,10 @@ def test_a_client_that_stops_at_a_bad_box_lets_one_client_stop_them_all(monkeypa
 
 
 @pytest.mark.parametrize("share", [PRIME, 2**264 - 1])
-def test_a_box_with_a_number_outside_of_the_field_counts_as_missing(share):
+def test_a_ciphertext_with_a_number_outside_of_the_field_counts_as_missing(share):
     session = make_session(4)
     key = digest("a key")
-    assert boxes.unseal(session, key, crypto.seal(key, share.to_bytes(33, "little") + bytes(33))) is None
+    assert keys.decrypt_shares(session, key, crypto.seal(key, share.to_bytes(33, "little") + bytes(33))) is None
 
 
 def lie(session, liars, change):
@@ -195,7 +200,7 @@ def test_one_wrong_share_of_one_secret_is_corrected_and_names_nobody(liar):
 
 
 def test_without_correction_two_wrong_shares_void_the_attempt(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.unmask._Opener._correct", lambda self, owner, is_right: None)
+    monkeypatch.setattr("d2pfed.secagg.unmask._SecretRecovery._correct", lambda self, owner, is_right: None)
     with pytest.raises(TooFewClients, match="right shares"):
         lie(twelve(), (0, 1), lambda owner, share: (share + 1) % PRIME).close()
 
@@ -246,12 +251,12 @@ def test_an_owner_whose_shares_agree_on_another_seed_is_named(colluders, quorum,
     assert run_with_bad_owner(monkeypatch, session, of_another_seed, lies) == (session.cohort[BAD],)
 
 
-def test_unless_agreement_counts_it_voids_attempt_after_attempt(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.unmask._Opener._agreeing", lambda self, owner: 0)
+def test_unless_agreeing_shares_count_such_an_owner_voids_attempt_after_attempt(monkeypatch):
+    monkeypatch.setattr("d2pfed.secagg.unmask._SecretRecovery._agreeing", lambda self, owner: 0)
     assert run_with_bad_owner(monkeypatch, twenty(5), of_another_seed) == ()
 
 
-def test_what_is_not_told_shares_of_no_seed_from_lying_holders(monkeypatch):
+def test_an_owner_that_shares_no_seed_cannot_be_told_from_one_whose_holders_lie(monkeypatch):
     """With fewer than threshold + 2 colluders shares, five holders may have lied about an honest owner as well."""
     assert run_with_bad_owner(monkeypatch, twenty(5), of_no_seed) == ()
 
@@ -282,7 +287,7 @@ def test_where_a_dispute_voids_an_attempt_both_sides_are_named():
 
 def two_faced(monkeypatch, session, bad, some):
     """A client that gives some others another part of the group seed."""
-    kept = boxes.Content.pack
+    kept = keys.ShareContent.pack
     turn = {"sender": None}
 
     def pack(self):
@@ -294,7 +299,7 @@ def two_faced(monkeypatch, session, bad, some):
             turn["count"] += 1
         return kept(content)
 
-    monkeypatch.setattr(boxes.Content, "pack", pack)
+    monkeypatch.setattr(keys.ShareContent, "pack", pack)
     federation = Federation(session)
 
     def lose(phase, client, answer):
@@ -308,14 +313,14 @@ def two_faced(monkeypatch, session, bad, some):
 EVERYONE = {"delivery": Delivery.EVERYONE, "quorum": 8}
 
 
-def test_a_two_faced_part_of_the_group_seed_is_noticed(monkeypatch):
+def test_different_group_contributions_for_different_clients_are_noticed(monkeypatch):
     session = make_session(8, **EVERYONE)
     federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})
     with pytest.raises(TooFewClients, match="one group seed, got 2"):
         run_round(federation, lose)
 
 
-def test_unless_hashes_are_compared_a_two_faced_part_spoils_the_sum_unnoticed(monkeypatch):
+def test_unless_group_hashes_are_compared_different_contributions_spoil_the_sum_unnoticed(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.server.require_one_group", lambda *inputs: None)
     session = make_session(8, **EVERYONE)
     federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})
@@ -323,7 +328,7 @@ def test_unless_hashes_are_compared_a_two_faced_part_spoils_the_sum_unnoticed(mo
     assert not np.array_equal(total.vector, expected_sum(session, survivors))
 
 
-def test_where_everyone_must_deliver_a_bad_box_stops_its_receiver():
+def test_where_everyone_must_deliver_a_bad_ciphertext_stops_its_receiver():
     session = make_session(8, **EVERYONE)
     lose = garbage(session, BAD, [5])
     lose.federation = Federation(session)

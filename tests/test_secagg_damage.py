@@ -10,10 +10,10 @@ import pytest
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.secagg import Consistency, Delivery, decode_invitation, decode_roster, encode_roster, keys, messages
-from d2pfed.secagg.adverts import Joined
+from d2pfed.secagg.advertisements import JoinedClients
+from d2pfed.secagg.client import decode_phase
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.saved import decode_phase
 from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of, subset_of
 from federation import MODEL, TASK, Federation, make_session, run_round
 from rosters import AUTHORITY
@@ -63,15 +63,15 @@ def decoders(session, rank, joined, depth):
         last = partial(messages.decode_signatures, session, rank)
     return {
         MessageKind.INVITATION: partial(decode_invitation, depth=depth),
-        MessageKind.KEY_ADVERTISEMENT: partial(messages.decode_advert, session, rank),
-        MessageKind.KEY_ADVERTISEMENTS: partial(messages.decode_adverts, session, rank),
-        MessageKind.ENCRYPTED_SHARES: partial(messages.decode_boxes, joined, rank),
+        MessageKind.KEY_ADVERTISEMENT: partial(messages.decode_advertisement, session, rank),
+        MessageKind.KEY_ADVERTISEMENTS: partial(messages.decode_advertisements, session, rank),
+        MessageKind.ENCRYPTED_SHARES: partial(messages.decode_encrypted_shares, joined, rank),
         MessageKind.MASK_REQUEST: partial(messages.decode_mask_request, joined, rank),
-        MessageKind.MASKED_VECTOR: partial(messages.decode_masked, session, rank, context),
+        MessageKind.MASKED_VECTOR: partial(messages.decode_masked_vector, session, rank, context),
         MessageKind.SURVIVORS: partial(messages.decode_survivors, session, MessageKind.SURVIVORS, rank),
         MessageKind.SURVIVORS_SIGNATURE: partial(messages.decode_confirmation, session, rank),
         MessageKind.UNMASK_REQUEST: last,
-        MessageKind.UNMASKING_SHARES: partial(messages.decode_opened, joined, rank, everyone),
+        MessageKind.UNMASKING_SHARES: partial(messages.decode_unmasking_shares, joined, rank, everyone),
     }
 
 
@@ -89,7 +89,7 @@ def samples_of(session):
             found.append(Sample(saved, partial(decode_phase, session, rank), len(saved)))
             kept = federation.restore(client, saved)
             answer = kept.receive(request)
-            joined = getattr(kept._phase, "joined", None) or Joined(
+            joined = getattr(kept.phase, "joined", None) or JoinedClients(
                 session, np.ones(len(session.cohort), bool), b""
             )
             readers = (

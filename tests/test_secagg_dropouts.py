@@ -15,7 +15,7 @@ def test_random_sessions_give_the_exact_sum_or_a_void_attempt():
     assert sessions(60).endswith("0 wrong")
 
 
-def test_the_matrix_sees_both_outcomes():
+def test_the_dropout_matrix_has_sums_and_void_attempts():
     outcomes = {run_cell(cell, size=10, seed=1) for cell in MATRIX if cell.moment == "before"}
     assert outcomes == {"sum", "void"}
 
@@ -38,7 +38,7 @@ def test_where_everyone_must_deliver_one_missing_client_voids_the_attempt(phase)
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("delivery", DELIVERIES)
-def test_a_mask_that_is_forgotten_at_unmasking_is_seen_by_the_matrix(graph, delivery, monkeypatch):
+def test_the_dropout_matrix_notices_a_mask_forgotten_at_unmasking(graph, delivery, monkeypatch):
     kept = unmask._masks
     monkeypatch.setattr(unmask, "_masks", lambda *inputs: list(kept(*inputs))[:-1])
     with pytest.raises(AssertionError, match="wrong sum"):
@@ -46,7 +46,7 @@ def test_a_mask_that_is_forgotten_at_unmasking_is_seen_by_the_matrix(graph, deli
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_a_mask_whose_sign_is_swapped_for_one_pair_is_seen_by_the_matrix(graph, monkeypatch):
+def test_the_dropout_matrix_notices_a_mask_of_the_wrong_sign(graph, monkeypatch):
     kept = unmask._masks
 
     def swapped(*inputs):

@@ -161,16 +161,16 @@ class Aggregation(RuleBasedStateMachine):
     def a_client_restarts_from_its_saved_state(self, pick):
         client = self.session.cohort[pick % SIZE]
         machine = self.clients[client]
-        if isinstance(machine._phase, phases.Finished):
+        if isinstance(machine.phase, phases.Finished):
             return
         saved = machine.save()
         self.clients[client] = self.federation.restore(client, saved)
-        assert isinstance(machine._phase, phases.Finished)
+        assert isinstance(machine.phase, phases.Finished)
 
     @rule(pick=picks)
     def a_client_crashes_and_starts_anew(self, pick):
         client = self.session.cohort[pick % SIZE]
-        if client in self.unlucky and not isinstance(self.clients[client]._phase, phases.Invited):
+        if client in self.unlucky and not isinstance(self.clients[client].phase, phases.Invited):
             self.clients[client] = self.federation.make_client(client, Entropy.replay(b"anew %d" % pick))
             self.requests.pop(client, None)
             with pytest.raises(PeerError):  # whatever it is asked next belongs to its former life
@@ -242,14 +242,14 @@ class Aggregation(RuleBasedStateMachine):
         self.answers.append((client, answer))
 
     def note(self, client, request, answer):
-        phase = self.clients[client]._phase
+        phase = self.clients[client].phase
         if isinstance(phase, Advertised):
             self.secrets |= {phase.seal_secret, phase.mask_secret, phase.seed, phase.entropy.key}
         if isinstance(phase, Shared):
             self.secrets |= {
-                secret for peer in phase.peers.values() for secret in (peer.box_key, peer.mask_shared)
+                secret for peer in phase.peers.values() for secret in (peer.share_key, peer.mask_shared)
             }
-            self.sealed.update(peer.box_key for peer in phase.peers.values())
+            self.sealed.update(peer.share_key for peer in phase.peers.values())
         if kind_of(answer) == MessageKind.UNMASKING_SHARES:
             self.opened[client] += 1
         assert not any(secret in answer or secret in request for secret in self.secrets)  # I8
@@ -261,7 +261,7 @@ class Aggregation(RuleBasedStateMachine):
     def client_refuses(self, client, request):
         with pytest.raises(PeerError):
             self.clients[client].receive(request)
-        assert isinstance(self.clients[client]._phase, phases.Finished)
+        assert isinstance(self.clients[client].phase, phases.Finished)
 
     # --- what must hold ---
 
@@ -271,7 +271,7 @@ class Aggregation(RuleBasedStateMachine):
             assert max(self.opened.values(), default=0) <= 1
 
     @invariant()
-    def no_box_key_is_used_twice(self):  # I5
+    def no_ciphertext_key_is_used_twice(self):  # I5
         if hasattr(self, "sealed"):
             assert max(self.sealed.values(), default=0) <= 1
 
@@ -300,15 +300,15 @@ def test_any_network_leads_to_the_exact_sum_or_a_void_attempt():
 
 
 def answer_twice(self, request):
-    answer, after = self._phase.answer(self._desk, request)
+    answer, after = self._phase.answer(self._local, request)
     self._phase = self._phase if isinstance(after, phases.Finished) else after
     return answer
 
 
 def count_repeated_vectors(self, client, data):
-    rank = self._gate.session.rank(client)
-    masked = messages.decode_masked(self._gate.session, rank, self._context, data)
-    self._gate.session.ring.add_into(self._total, masked.vector)
+    rank = self._pending.session.rank(client)
+    masked = messages.decode_masked_vector(self._pending.session, rank, self._context, data)
+    self._pending.session.ring.add_into(self._total, masked.vector)
     self._groups.add(masked.group)
     self._arrived.append(rank)
 

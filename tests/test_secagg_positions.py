@@ -8,7 +8,7 @@ import pytest
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import Client, Consistency, checks, collect, messages
-from d2pfed.secagg.adverts import Advert, Joined
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.messages import EncryptedShares
 from d2pfed.secagg.position import Position
 from federation import (
@@ -38,7 +38,7 @@ def rolled_back(rows=2, seen=5, witnesses=OTHERS[:2]):
 
 
 def vector_of_victim(federation, change=lambda rank, shares: shares):
-    """What the victim sends when it is asked for its masked vector; `change` is done to the boxes on their way."""
+    """What the victim sends when it is asked for its masked vector; `change` is applied to the ciphertexts."""
     advertising = advertising_of(federation)
     collect(advertising, federation.exchange("advertise", keep_all))
     sharing = advertising.close()
@@ -64,7 +64,7 @@ def test_unless_peers_positions_are_checked_a_restored_home_sends_a_second_vecto
     assert vector_of_victim(rolled_back())
 
 
-def test_what_the_log_contains_is_no_reason_to_stop():
+def test_a_claim_that_the_log_contains_is_accepted():
     federation = rolled_back(rows=5)
     total, survivors = run_round(federation)
     assert np.array_equal(total.vector, expected_sum(SESSION, survivors))
@@ -96,20 +96,20 @@ def test_unless_its_own_signature_is_asked_for_a_colluder_locks_a_client_out(cla
 
 
 def spoil_claims(rank, shares):
-    """A server that spoils the boxes that carry a claim to the victim, and nothing else."""
+    """A server that spoils the ciphertexts that carry a claim to the victim, and nothing else."""
     claims = shares.claims.copy()
     if not claims[0]:
         return shares
     claims[0] = False
-    return EncryptedShares({**shares.boxes, 0: bytes(messages.box_bytes(SESSION))}, claims)
+    return EncryptedShares({**shares.ciphertexts, 0: bytes(messages.ciphertext_bytes(SESSION))}, claims)
 
 
 def test_a_server_cannot_spoil_more_claims_than_bad_clients_could():
-    with pytest.raises(PeerError, match="at most 1 boxes may fail to open, got 2"):
+    with pytest.raises(PeerError, match="at most 1 ciphertexts may fail to open, got 2"):
         vector_of_victim(rolled_back(), spoil_claims)
 
 
-def test_a_server_that_may_spoil_any_number_of_boxes_hides_all_claims(monkeypatch):
+def test_a_server_that_may_spoil_any_number_of_ciphertexts_hides_all_claims(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_few_unopened", nothing)
     assert vector_of_victim(rolled_back(), spoil_claims)
 
@@ -124,7 +124,7 @@ def hidden_by_number():
 
 
 def test_the_clients_own_number_of_colluders_counts_not_the_sessions():
-    with pytest.raises(PeerError, match="at most 1 boxes may fail to open, got 6"):
+    with pytest.raises(PeerError, match="at most 1 ciphertexts may fail to open, got 6"):
         vector_of_victim(hidden_by_number(), spoil_claims)
 
 
@@ -139,32 +139,37 @@ def test_with_the_sessions_number_a_server_hides_all_claims(monkeypatch):
 
 
 def test_a_session_with_fewer_colluders_than_the_client_fears_allows_no_more():
-    with pytest.raises(PeerError, match="at most 1 boxes may fail to open, got 2"):
+    with pytest.raises(PeerError, match="at most 1 ciphertexts may fail to open, got 2"):
         vector_of_victim(replace(rolled_back(), colluders=5), spoil_claims)
 
 
-def test_so_few_claims_it_can_hide():
+def test_a_server_can_hide_as_many_claims_as_it_may_spoil_ciphertexts():
     """What is not noticed: as many honest witnesses as there may be bad clients."""
     assert vector_of_victim(rolled_back(witnesses=OTHERS[:1]), spoil_claims)
 
 
-def test_a_claim_cannot_be_cut_off_its_box():
+def test_a_claim_cannot_be_cut_off_its_ciphertext():
     def cut(rank, shares):
-        boxes = {to: box[:-104] if shares.claims[to] else box for to, box in shares.boxes.items()}
-        return EncryptedShares(boxes, np.zeros(8, np.bool_))
+        ciphertexts = {
+            to: ciphertext[:-104] if shares.claims[to] else ciphertext
+            for to, ciphertext in shares.ciphertexts.items()
+        }
+        return EncryptedShares(ciphertexts, np.zeros(8, np.bool_))
 
     with pytest.raises(PeerError, match="fail to open"):
         vector_of_victim(rolled_back(), cut)
 
 
-def test_a_claim_without_a_box_is_refused():
+def test_a_claim_without_a_ciphertext_is_refused():
     session = SESSION
-    joined = Joined(session, np.ones(8, np.bool_), bytes(32))
+    joined = JoinedClients(session, np.ones(8, np.bool_), bytes(32))
     claims = np.zeros(8, np.bool_)
     claims[0] = True
-    boxes = {rank: bytes(messages.box_bytes(session)) for rank in range(1, 8)}
-    with pytest.raises(PeerError, match="a claim must be in a box"):
-        messages.decode_boxes(joined, 0, messages.encode_boxes(joined, 0, EncryptedShares(boxes, claims)))
+    ciphertexts = {rank: bytes(messages.ciphertext_bytes(session)) for rank in range(1, 8)}
+    with pytest.raises(PeerError, match="a claim must be in a ciphertext"):
+        messages.decode_encrypted_shares(
+            joined, 0, messages.encode_encrypted_shares(joined, 0, EncryptedShares(ciphertexts, claims))
+        )
 
 
 # --- the server ---
@@ -181,12 +186,12 @@ def test_a_client_that_the_server_has_met_later_in_its_log_does_not_advertise():
         invite(position_of(VICTIM, 5, ROSTER))
 
 
-def test_unless_the_servers_position_is_checked_it_joins(monkeypatch):
+def test_unless_the_servers_position_is_checked_a_restored_client_joins(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_server_position", nothing)
     assert invite(position_of(VICTIM, 5, ROSTER))
 
 
-def test_what_the_server_rightly_remembers_is_no_reason_to_stop():
+def test_a_position_of_the_server_that_the_log_contains_is_accepted():
     assert invite(position_of(VICTIM, 2, ROSTER))
 
 
@@ -201,15 +206,15 @@ def test_the_server_learns_where_everyone_stands():
 # --- what peers remember ---
 
 
-def after_sharing(federation, change=lambda adverts: adverts):
-    """The first of the others, after it was shown the adverts."""
+def after_sharing(federation, change=lambda advertisements: advertisements):
+    """The first of the others, after it was shown the advertisements."""
     advertising = advertising_of(federation)
     collect(advertising, federation.exchange("advertise", keep_all))
     sharing = advertising.close()
     known = sharing._known
-    adverts = change(dict(known.adverts))
+    advertisements = change(dict(known.advertisements))
     client = OTHERS[0]
-    request = messages.encode_adverts(known.joined, SESSION.rank(client), known.leaves, adverts)
+    request = messages.encode_advertisements(known.joined, SESSION.rank(client), known.leaves, advertisements)
     federation.clients[client].receive(request)
     return federation.clients[client]
 
@@ -225,19 +230,21 @@ def test_a_restored_client_has_nobody_to_remember_any_more():
     assert federation.restore(OTHERS[0], after_sharing(federation).save()).met == {}
 
 
-def with_old_position(adverts):
-    """A server that pairs an old position with a new advert."""
-    return adverts | {0: replace(adverts[0], position=position_of(VICTIM, 1, ROSTER))}
+def with_old_position(advertisements):
+    """A server that pairs an old position with a new advertisement."""
+    return advertisements | {0: replace(advertisements[0], position=position_of(VICTIM, 1, ROSTER))}
 
 
-def test_a_position_belongs_to_its_advert():
+def test_a_position_belongs_to_its_advertisement():
     with pytest.raises(PeerError, match="signature"):
         after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
 
 
-def test_unless_it_is_in_the_adverts_statement_a_server_makes_peers_remember_an_old_one(monkeypatch):
-    def leaf(session, client, advert: Advert):
-        return digest("d2pfed advert", session.digest, client, advert.seal_public, advert.mask_public)
+def test_unless_the_advertisement_signs_the_position_a_server_makes_peers_remember_an_old_one(monkeypatch):
+    def leaf(session, client, advertisement: KeyAdvertisement):
+        return digest(
+            "d2pfed advert", session.digest, client, advertisement.seal_public, advertisement.mask_public
+        )
 
     for module in ("phases", "checks", "messages", "server"):
         monkeypatch.setattr(f"d2pfed.secagg.{module}.leaf", leaf)

@@ -93,7 +93,7 @@ class Second:
         self.everyone = bitmap([True] * self.size)
         self.leaves = [self.statement(client) for client in self.cohort]
         known = self.leaves if self.complete or self.signed else []
-        self.adverts_digest = digest("d2pfed adverts", self.everyone, *known)
+        self.advertisements_digest = digest("d2pfed adverts", self.everyone, *known)
         self.holders = self.graph()
         self.survivors = [client in vector["survivors"] for client in self.cohort]
 
@@ -102,7 +102,7 @@ class Second:
         if self.complete:
             return {rank: list(range(self.size)) for rank in range(self.size)}
         if self.signed:
-            seed, width = digest("d2pfed graph", self.digest, self.adverts_digest), 2 * self.degree + 64
+            seed, width = digest("d2pfed graph", self.digest, self.advertisements_digest), 2 * self.degree + 64
             words = struct.unpack(f"<{self.size * width}Q", keystream(seed, 8 * self.size * width))
             holders = {}
             for rank in range(self.size):
@@ -157,7 +157,7 @@ class Second:
     def statement(self, client):
         return digest("d2pfed advert", self.digest, client, *self.keys_of(client))
 
-    def advert(self, client):
+    def advertisement(self, client):
         return b"".join(self.keys_of(client)) + self.sign(client, self.statement(client))
 
     def shares(self, client):
@@ -186,7 +186,7 @@ class Second:
     def claim(self, sender, receiver):
         return bytes.fromhex(self.v["known"].get(str(sender), {}).get(str(receiver), ""))
 
-    def box(self, sender, receiver):
+    def ciphertext(self, sender, receiver):
         pair = self.shares(sender)[self.cohort.index(receiver)]
         contribution = child(self.secrets(sender)["shares"], "group") if self.delivery == "everyone" else b""
         plain = b"".join(share.to_bytes(33, "little") for share in pair) + contribution
@@ -195,19 +195,19 @@ class Second:
         return AESGCM(key).encrypt(bytes(12), plain + self.claim(sender, receiver), None)
 
     def passed_on(self, sender, receiver):
-        box = self.box(sender, receiver)
-        return bytes(len(box)) if [sender, receiver] in self.v["spoilt"] else box
+        ciphertext = self.ciphertext(sender, receiver)
+        return bytes(len(ciphertext)) if [sender, receiver] in self.v["spoilt"] else ciphertext
 
-    def boxes(self, pairs, other_end, box):
-        """The bitmap of claims, if signed, and a box for each pair of sender and receiver."""
+    def ciphertexts(self, pairs, other_end, ciphertext):
+        """The bitmap of claims, if signed, and a ciphertext for each pair of sender and receiver."""
         carrying = {pair[other_end] for pair in pairs if self.claim(*pair)}
         claims = bitmap([client in carrying for client in self.cohort]) if self.signed else b""
-        return claims + b"".join(box(*pair) for pair in pairs)
+        return claims + b"".join(ciphertext(*pair) for pair in pairs)
 
     @property
     def context(self):
         trained = digest("d2pfed model", self.model), digest("d2pfed task", self.task)
-        return digest("d2pfed context", self.digest, self.adverts_digest, *trained, self.everyone)
+        return digest("d2pfed context", self.digest, self.advertisements_digest, *trained, self.everyone)
 
     def group_hash(self):
         if self.delivery != "everyone":
@@ -245,14 +245,14 @@ class Second:
     def exchanges(self, client):
         """All that this client is asked and answers, in order."""
         rank, cohort = self.cohort.index(client), self.cohort
-        yield self.frame(1, client, self.invitation(client)), self.frame(2, client, self.advert(client))
+        yield self.frame(1, client, self.invitation(client)), self.frame(2, client, self.advertisement(client))
         listed = b"".join(self.leaves) if self.signed and not self.complete else b""
-        shown = b"".join(self.advert(cohort[other]) for other in sorted([rank, *self.partners(rank)]))
-        sent = self.boxes([(client, cohort[other]) for other in self.receivers(rank)], 1, self.box)
+        shown = b"".join(self.advertisement(cohort[other]) for other in sorted([rank, *self.partners(rank)]))
+        sent = self.ciphertexts([(client, cohort[other]) for other in self.receivers(rank)], 1, self.ciphertext)
         yield self.frame(3, client, self.everyone + listed + shown), self.frame(4, client, sent)
         if client not in self.v["survivors"]:
             return
-        got = self.boxes([(cohort[other], client) for other in self.senders(rank)], 0, self.passed_on)
+        got = self.ciphertexts([(cohort[other], client) for other in self.senders(rank)], 0, self.passed_on)
         trained = struct.pack("<I", len(self.task)) + self.task + self.model
         yield self.frame(5, client, self.everyone + got + trained), self.frame(6, client, self.masked(client))
         request = bitmap(self.survivors)
@@ -274,9 +274,9 @@ def test_a_second_implementation_sends_the_same_bytes(name):
     vector = load(name)
     second = Second(vector)
     assert second.digest.hex() == vector["digest"]
-    assert second.adverts_digest.hex() == vector["adverts_digest"]
-    for rank, client in enumerate(second.cohort_size):
-        assert [second.cohort_size[holder] for holder in second.holders[rank]] == vector["holders"][str(client)]
+    assert second.advertisements_digest.hex() == vector["adverts_digest"]
+    for rank, client in enumerate(second.cohort):
+        assert [second.cohort[holder] for holder in second.holders[rank]] == vector["holders"][str(client)]
         logged = [
             (entry["request"], entry["answer"]) for entry in vector["exchanges"] if entry["client"] == client
         ]

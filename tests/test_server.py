@@ -113,7 +113,7 @@ def test_a_key_that_somebody_has_already_is_refused():
     first, second = session.cohort[:2]
     answer = federation.clients[first].receive(advertising.outbox()[first])
     advertising.receive(first, answer)
-    copied = messages.encode_advert(session, 1, messages.decode_advert(session, 0, answer))
+    copied = messages.encode_advertisement(session, 1, messages.decode_advertisement(session, 0, answer))
     with pytest.raises(PeerError, match="distinct"):
         advertising.receive(second, copied)
 
@@ -125,9 +125,13 @@ def test_in_a_signed_session_the_server_refuses_keys_and_confirmations_that_are_
     federation = Federation(session)
     advertising = Advertising(session, federation.roster)
     first = session.cohort[0]
-    advert = messages.decode_advert(session, 0, federation.clients[first].receive(advertising.outbox()[first]))
+    advertisement = messages.decode_advertisement(
+        session, 0, federation.clients[first].receive(advertising.outbox()[first])
+    )
     with pytest.raises(PeerError, match="signature"):
-        advertising.receive(first, messages.encode_advert(session, 0, replace(advert, signature=bytes(64))))
+        advertising.receive(
+            first, messages.encode_advertisement(session, 0, replace(advertisement, signature=bytes(64)))
+        )
 
     def forge(phase, client, answer):
         if phase == "confirm" and client == session.cohort[2] and answer:
@@ -256,7 +260,7 @@ def test_upload_bytes_is_what_a_client_sends(shape):
 
 def run_recording_keys(monkeypatch):
     """Ten attempts from one seed; every key with what it was used for."""
-    used = {"box_key": [], "pair_mask_key": [], "self_mask_key": []}
+    used = {"share_key": [], "pair_mask_key": [], "self_mask_key": []}
     for name, calls in used.items():
         original = getattr(keys, name)
 
@@ -278,10 +282,10 @@ def run_recording_keys(monkeypatch):
                 tuple(sorted(inputs[-2]))
                 if name == "pair_mask_key"
                 else inputs[-2:]
-                if name == "box_key"
+                if name == "share_key"
                 else inputs[-1]
             )
-            where = inputs[0].digest if name == "box_key" else inputs[1]
+            where = inputs[0].digest if name == "share_key" else inputs[1]
             purposes.setdefault(key, set()).add((name, where, names))
     return purposes
 
@@ -331,7 +335,7 @@ BAD_SESSIONS = {
 
 
 @pytest.mark.parametrize("change", BAD_SESSIONS.values(), ids=BAD_SESSIONS)
-def test_a_session_without_sense_is_refused(change):
+def test_an_invalid_session_is_refused(change):
     with pytest.raises(ConfigError):
         make_session(4, **change)
 

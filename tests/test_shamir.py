@@ -9,7 +9,7 @@ from scipy.stats import chi2
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg.shamir import PRIME, Corrected, Corrector, Opener, pack_shares, split, unpack_share
+from d2pfed.secagg.shamir import PRIME, Corrected, Corrector, Interpolation, pack_shares, split, unpack_share
 
 TOY = 257
 secrets = st.integers(0, 2**256 - 1)
@@ -35,14 +35,14 @@ def test_any_threshold_shares_open_the_secret(secret, data):
     points = range(1, count + 1)
     shares = split(secret, threshold, points, stream(secret))
     chosen = data.draw(st.permutations(points))[:threshold]
-    assert Opener(chosen).join([shares[point - 1] for point in chosen]) == secret
+    assert Interpolation(chosen).join([shares[point - 1] for point in chosen]) == secret
 
 
 @given(secrets)
 def test_a_changed_share_changes_the_secret(secret):
     shares = split(secret, 3, range(1, 6), stream(secret))
     shares[1] = (shares[1] + 1) % PRIME
-    assert Opener([1, 2, 3]).join(shares[:3]) != secret
+    assert Interpolation([1, 2, 3]).join(shares[:3]) != secret
 
 
 def test_coefficients_agree_with_lagrange_over_the_rationals():
@@ -90,7 +90,7 @@ def test_points_that_give_a_secret_away_are_refused(points):
     with pytest.raises(ConfigError):
         split(1, 2, points, stream("points"), TOY)
     with pytest.raises(ConfigError):
-        Opener(points, TOY)
+        Interpolation(points, TOY)
 
 
 @pytest.mark.parametrize("threshold", [0, 4])
@@ -106,7 +106,7 @@ def test_a_secret_outside_the_field_is_refused():
 
 def test_another_number_of_shares_is_refused():
     with pytest.raises(ConfigError):
-        Opener([1, 2]).join([1, 2, 3])
+        Interpolation([1, 2]).join([1, 2, 3])
 
 
 @given(st.integers(0, PRIME - 1))
@@ -138,8 +138,8 @@ def test_many_shares_are_the_values_of_one_polynomial(points, secret):
 def test_points_too_large_for_the_limbs_are_right_too():
     points = [2**11, *range(1, 200), PRIME - 1]
     shares = split(77, 100, points, stream("large"))
-    assert Opener(points[:100]).join(shares[:100]) == 77
-    assert Opener(points[-100:]).join(shares[-100:]) == 77
+    assert Interpolation(points[:100]).join(shares[:100]) == 77
+    assert Interpolation(points[-100:]).join(shares[-100:]) == 77
 
 
 def with_errors(shares, errors, prime=PRIME):
@@ -166,7 +166,7 @@ def test_wrong_shares_are_corrected_and_named(secret, pattern):
 
 
 @given(secrets, patterns())
-def test_corrections_need_no_judge(secret, pattern):
+def test_shares_are_corrected_without_a_check_of_the_secret(secret, pattern):
     """Within the bound there is one polynomial only, and it is found whoever asks."""
     points, threshold, errors = pattern
     shares = with_errors(split(secret, threshold, points, stream(secret)), errors)

@@ -50,7 +50,7 @@ def test_a_short_message_is_refused(cut):
         wire.unframe(wire.frame(3, BINDING, 9, b"body")[:cut], 3, BINDING, 9)
 
 
-def test_a_version_of_tomorrow_is_refused_by_name():
+def test_a_later_version_is_refused_and_named():
     message = bytearray(wire.frame(3, BINDING, 9))
     message[4] = wire.VERSION + 1
     with pytest.raises(PeerError, match="version"):
@@ -108,7 +108,7 @@ def test_a_binding_of_another_length_is_our_own_mistake():
         wire.frame(1, b"short", 0)
 
 
-def test_announced_lengths_allocate_nothing():
+def test_an_announced_length_allocates_no_memory():
     huge = struct.pack("<4sBBHQQ32s", b"d2pf", wire.VERSION, 3, 0, 9, 2**62, BINDING) + bytes(16)
     count = wire.pack_integer(2**32 - 1, 4)
     tracemalloc.start()

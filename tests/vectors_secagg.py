@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "vectors" / f"v{VERSION}"
 SIGNED = {"consistency": Consistency.SIGNED}
 NINE = (2, 3, 5, 7, 11, 13, 17, 19, 2**64 - 1)
 
-# By name: how the session differs, who is lost after the keys were shared, whose boxes to whom are spoilt.
+# By name: how the session differs, who is lost after the keys were shared, whose ciphertexts to whom are spoilt.
 ROUNDS = {
     "complete": ({"threshold": 3, "quorum": 3}, {10}, set()),
     "sparse": (
@@ -82,12 +82,12 @@ def make_federation(name):
 
 
 def spoil(spoilt, cohort, sent):
-    """Boxes that do not open, as if their senders had sealed nothing."""
+    """Ciphertexts that do not open, as if their senders had sealed nothing."""
     for sender, receiver in spoilt:
         rank, to = cohort.index(sender), cohort.index(receiver)
-        boxes = dict(sent[rank].boxes)
-        boxes[to] = bytes(len(boxes[to]))
-        sent[rank] = EncryptedShares(boxes, sent[rank].claims)
+        ciphertexts = dict(sent[rank].ciphertexts)
+        ciphertexts[to] = bytes(len(ciphertexts[to]))
+        sent[rank] = EncryptedShares(ciphertexts, sent[rank].claims)
 
 
 def make_round(name):

@@ -117,7 +117,7 @@ class Codec:
         )
 
     def decode(self, total: IntVector, seed: bytes, divisor: int) -> FloatVector:
-        """RotationName a sum of lattice points into the mean over `divisor` clients, rotated back."""
+        """Turn a sum of lattice points into the mean over `divisor` clients, rotated back."""
         if total.shape != (self.length,):
             raise ConfigError(f"a sum must have shape ({self.length},), got {total.shape}")
         mean = total * (self.granularity / divisor)

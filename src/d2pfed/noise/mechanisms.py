@@ -1,4 +1,4 @@
-"""The mechanisms: how a client turns centres into noisy integers, and what law that gives the sum."""
+"""The mechanisms: how a client turns centres into noisy integers, and what distribution that gives the sum."""
 
 import math
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from d2pfed.numerics.ring import IntVector
 LEAST_WIDTH = 2  # steps: below it the sum of real-centred discrete Gaussians is too far from one of them
 MOST_WIDTH = 1 << 20  # steps: wider noise fits no sampler's table; refused before anything is computed from it
 _MOST_TERM = 1 << 128  # of a fraction's numerator and denominator
+
+IntegerNoise = DiscreteGaussian | Skellam | Binomial
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Mechanism(Protocol):
         ...
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
-        """Return the law of the noise in a sum over `survivors` clients."""
+        """Return the distribution of the noise in a sum over `survivors` clients."""
         ...
 
 
@@ -67,8 +69,8 @@ class Centered:
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return one draw around the client's own vector."""
-        law = CentredDiscreteGaussian(self.sigma, centres.fraction_bits)
-        return law.draw(centres.values, entropy.child("noise").stream())
+        distribution = CentredDiscreteGaussian(self.sigma, centres.fraction_bits)
+        return distribution.draw(centres.values, entropy.child("noise").stream())
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
@@ -88,6 +90,10 @@ class Rounded:
     def encode(self, centres: Centres, entropy: Entropy) -> IntVector:
         """Return the client's rounded vector."""
         return conditional_round(centres, self.beta, entropy.child("rounding").stream())
+
+    def encode_with(self, noise: IntegerNoise, centres: Centres, entropy: Entropy) -> IntVector:
+        """Return the client's rounded vector plus noise from its own entropy."""
+        return self.encode(centres, entropy) + noise.draw(len(centres.values), entropy.child("noise").stream())
 
     def radius(self, codec: Codec) -> Fraction:
         """Return the bound on its norm, in steps."""
@@ -132,10 +138,9 @@ class Designated:
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector, plus all of the noise if this client is the designated."""
-        rounded = self.rounded.encode(centres, entropy)
         if share.rank != share.designated:
-            return rounded
-        return rounded + DiscreteGaussian(self.sigma).draw(len(rounded), entropy.child("noise").stream())
+            return self.rounded.encode(centres, entropy)
+        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centres, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return one discrete Gaussian, whatever the number of survivors."""
@@ -154,8 +159,7 @@ class DDGauss:
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        rounded = self.rounded.encode(centres, entropy)
-        return rounded + DiscreteGaussian(self.sigma).draw(len(rounded), entropy.child("noise").stream())
+        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centres, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
@@ -174,8 +178,7 @@ class SkellamNoise:
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        rounded = self.rounded.encode(centres, entropy)
-        return rounded + Skellam(self.variance).draw(len(rounded), entropy.child("noise").stream())
+        return self.rounded.encode_with(Skellam(self.variance), centres, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' Skellam variables."""
@@ -196,9 +199,7 @@ class BinomialNoise:
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise, centred at zero."""
-        rounded = self.rounded.encode(centres, entropy)
-        noise = Binomial(self.trials).draw(len(rounded), entropy.child("noise").stream())
-        return rounded + noise - self.trials // 2
+        return self.rounded.encode_with(Binomial(self.trials), centres, entropy) - self.trials // 2
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' binomials."""

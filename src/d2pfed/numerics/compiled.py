@@ -1,49 +1,57 @@
 """How kernels are compiled: to machine code that runs without the interpreter's lock, kept on disk if possible."""
 
 from collections.abc import Callable
-from functools import cached_property, update_wrapper
-from types import FunctionType
+from functools import cache, update_wrapper
 from typing import Any, TypeVar, cast
 
-Kernel = TypeVar("Kernel", bound=Callable[..., object])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def compiled(function: Kernel) -> Kernel:
+def compiled(function: Function) -> Function:
     """Compile on the first call; a later process finds the code beside the module or in the user's cache.
 
-    Until then the compiler is not even loaded: it takes longer than most of what a client is asked for.
+    Until then the compiler is not even loaded: it takes longer than most of what a client is asked for. A kernel may
+    call other kernels by their names.
     """
-    return cast("Kernel", _Kernel(cast("FunctionType", function)))
+    return cast("Function", Kernel(function))
 
 
-class _Kernel:
-    """A kernel that waits for its first call."""
+class Kernel:
+    """A function that is compiled when it is first called, from Python or from another kernel."""
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
+        self._code: Callable[..., object] | None = None
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Any) -> object:  # noqa: ANN401 - a kernel's own types are those of its function
-        return self.code(*arguments)
+        """Run the compiled code."""
+        return (self._code or self.code)(*arguments)
 
-    @cached_property
+    @property
     def code(self) -> Callable[..., object]:
-        """The compiled function, in place of the one that waits: compiled code calls compiled code only."""
-        names = self._function.__globals__
-        for name in self._function.__code__.co_names:
-            if isinstance(called := names.get(name), _Kernel):
-                names[name] = called.code
-        code = _compile(self._function)
-        if names.get(self._function.__name__) is self:
-            names[self._function.__name__] = code
-        return code
+        """The function as numba compiles it."""
+        if self._code is None:
+            self._code = _compile(self._function)
+        return self._code
 
 
-def _compile(function: FunctionType) -> Callable[..., object]:
+def _compile(function: Callable[..., object]) -> Callable[..., object]:
     from numba import njit  # noqa: PLC0415 - slow to load
 
+    _teach_numba_kernels()
     try:
         code = njit(nogil=True, error_model="numpy", cache=True)(function)
     except RuntimeError:  # neither place can be written, as in a locked-down container: compile in each process
         code = njit(nogil=True, error_model="numpy")(function)
     return cast("Callable[..., object]", code)
+
+
+@cache
+def _teach_numba_kernels() -> None:
+    """Let compiled code that names a kernel call that kernel's compiled code."""
+    from numba.extending import typeof_impl  # noqa: PLC0415 - slow to load
+
+    @typeof_impl.register(Kernel)
+    def type_of_kernel(kernel: Kernel, context: object) -> object:
+        return typeof_impl(kernel.code, context)

@@ -167,7 +167,7 @@ def _flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out:
 
 @compiled
 def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
-    """RotationName each pair (x, y) in place by 0, 1, 2 or 3 quarters: (x, y), (-y, x), (-x, -y), (y, -x)."""
+    """Turn each pair (x, y) in place by 0, 1, 2 or 3 quarters: (x, y), (-y, x), (-x, -y), (y, -x)."""
     for pair in range(values.size // 2):
         turn = turns[pair >> 2] >> ((pair & 3) << 1) & 3
         x, y = values[2 * pair], values[2 * pair + 1]

@@ -1,16 +1,23 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them."""
 
+from d2pfed.secagg.checks import Contribute
 from d2pfed.secagg.client import Client
-from d2pfed.secagg.desk import Contribute
 from d2pfed.secagg.exchange import Exchange, ServerPhase, collect
 from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.history import History
 from d2pfed.secagg.invitation import Invitation, decode_invitation
 from d2pfed.secagg.messages import upload_bytes
 from d2pfed.secagg.phases import group_seed_of
-from d2pfed.secagg.position import Position
+from d2pfed.secagg.position import History, Position
 from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster, issue_roster
-from d2pfed.secagg.server import Advertising, Confirming, Masking, Sharing, Unmasking, carried, require_enough
+from d2pfed.secagg.server import (
+    Advertising,
+    Confirming,
+    Masking,
+    Sharing,
+    Unmasking,
+    require_enough,
+    with_enough_holders,
+)
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.unmask import Sum
 
@@ -38,7 +45,7 @@ __all__ = [
     "issue_roster",
     "encode_roster",
     "decode_roster",
-    "carried",
+    "with_enough_holders",
     "require_enough",
     "group_seed_of",
     "upload_bytes",

@@ -1,16 +1,70 @@
-"""All that a client insists on before it answers; tests show what each rule prevents."""
+"""What a client has agreed on for a session, and all that it insists on before it answers.
 
-from collections.abc import Mapping
+Tests show what each rule prevents: with that one rule patched away, the server recovers an update.
+"""
 
-from d2pfed.errors import PeerError, RolledBack
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from d2pfed.errors import ConfigError, PeerError, RolledBack
+from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import crypto
-from d2pfed.secagg.adverts import Advert, Joined, leaf
-from d2pfed.secagg.history import History
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
 from d2pfed.secagg.invitation import Invitation
-from d2pfed.secagg.position import Position, verify_position
+from d2pfed.secagg.position import History, Position, verify_position
 from d2pfed.secagg.roster import Enrolment, Roster
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.wire import ClientId, Subset
+
+# From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
+Contribute = Callable[[bytes, bytes, bytes | None], RingVector]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """What a client has in every phase of a session: it does not change from one to the next."""
+
+    session: Session
+    rank: int
+    contribute: Contribute
+    enrolment: Enrolment | None
+    history: History | None
+
+    def __post_init__(self) -> None:
+        if self.session.is_signed:
+            self.enrolled.require_self(self.client)
+            if self.enrolled.roster.digest != self.session.roster_digest:
+                raise ConfigError("a signed session belongs to the roster of its clients, got another one")
+            if self.history is None:
+                raise ConfigError("signed consistency needs a history, got none")
+
+    @property
+    def client(self) -> ClientId:
+        """Return this client's identity."""
+        return self.session.cohort[self.rank]
+
+    @property
+    def enrolled(self) -> Enrolment:
+        """Return the enrolment that signed consistency needs."""
+        if self.enrolment is None:
+            raise ConfigError("signed consistency needs an enrolment, got none")
+        return self.enrolment
+
+    @property
+    def depth(self) -> int | None:
+        """Return the depth of the tree that cohorts are drawn from, if they are drawn verifiably."""
+        return None if self.enrolment is None else self.enrolment.roster.depth
+
+    def sign(self, statement: bytes) -> bytes:
+        """Return this client's signature, empty where nothing is signed."""
+        return crypto.sign(self.enrolled.secret, statement) if self.session.is_signed else b""
+
+    def check_remaining(self, joined: JoinedClients, present: Subset) -> None:
+        """Check what must hold for the clients that are left, whichever exchange it is."""
+        require_self(self.rank, present)
+        require_quorum(self.session, present)
+        require_holders(joined, self.rank, present)
+        require_designated(self.session, present)
 
 
 def require_invited(session: Session, client: ClientId, invited: Invitation) -> None:
@@ -78,7 +132,7 @@ def require_quorum(session: Session, present: Subset) -> None:
         raise PeerError(f"at least {session.quorum} clients must be left, got {count}")
 
 
-def require_holders(joined: Joined, rank: int, present: Subset) -> None:
+def require_holders(joined: JoinedClients, rank: int, present: Subset) -> None:
     """Refuse a set that leaves a client too few holders: colluders among them would know all of its secrets.
 
     Those that hold its shares count, not those whose shares it holds: of the latter it may have any number.
@@ -95,7 +149,7 @@ def require_designated(session: Session, present: Subset) -> None:
 
 
 def require_own_leaf(listed: bytes, own: bytes) -> None:
-    """Refuse a list in which this client's advert has no part, or another one of its name.
+    """Refuse a list in which this client's advertisement has no part, or another one of its name.
 
     Its graph could have been chosen long ago, and others may have been shown other keys.
     """
@@ -103,36 +157,44 @@ def require_own_leaf(listed: bytes, own: bytes) -> None:
         raise PeerError("a client's own leaf must be in its place")
 
 
-def require_leaves_fit(session: Session, leaves: Mapping[int, bytes], adverts: Mapping[int, Advert]) -> None:
-    """Refuse adverts other than those that the list of all of them stands for, the client's own included."""
-    for rank, advert in adverts.items():
-        if leaves[rank] != leaf(session, session.cohort[rank], advert):
-            raise PeerError(f"the advert of client {session.cohort[rank]} is not the one in the list")
+def require_leaves_fit(
+    session: Session, leaves: Mapping[int, bytes], advertisements: Mapping[int, KeyAdvertisement]
+) -> None:
+    """Refuse advertisements other than those that the list of all of them stands for, the client's own included."""
+    for rank, advertisement in advertisements.items():
+        if leaves[rank] != leaf(session, session.cohort[rank], advertisement):
+            raise PeerError(f"the advertisement of client {session.cohort[rank]} is not the one in the list")
 
 
-def require_distinct_keys(adverts: Mapping[int, Advert]) -> None:
+def require_distinct_keys(advertisements: Mapping[int, KeyAdvertisement]) -> None:
     """Refuse one key under two names, be it another client's or this one's own."""
-    publics = [key for advert in adverts.values() for key in (advert.seal_public, advert.mask_public)]
+    publics = [
+        key
+        for advertisement in advertisements.values()
+        for key in (advertisement.seal_public, advertisement.mask_public)
+    ]
     if len(set(publics)) != len(publics):
         raise PeerError("all public keys of a session must be distinct")
 
 
-def require_enrolled_adverts(session: Session, roster: Roster, adverts: Mapping[int, Advert]) -> None:
+def require_enrolled_advertisements(
+    session: Session, roster: Roster, advertisements: Mapping[int, KeyAdvertisement]
+) -> None:
     """Refuse keys that their enrolled owner did not sign for this session: they could be the server's own."""
-    for rank, advert in adverts.items():
+    for rank, advertisement in advertisements.items():
         client = session.cohort[rank]
-        crypto.require_signature(roster.key(client), advert.signature, leaf(session, client, advert))
+        crypto.require_signature(roster.key(client), advertisement.signature, leaf(session, client, advertisement))
 
 
 def require_few_unopened(session: Session, colluders: int, unopened: int) -> None:
-    """Refuse to go on if more boxes do not open than bad clients can have sent: the server withholds claims.
+    """Refuse to go on if more ciphertexts do not open than bad clients can have sent: the server withholds claims.
 
     `colluders` is the client's own number: the session's is the server's, which would allow itself any. Where the
-    server keeps to the protocol no claims are made, and any number of boxes may be bad.
+    server keeps to the protocol no claims are made, and any number of ciphertexts may be bad.
     """
     most = max(1, min(session.colluders, colluders))
     if session.is_signed and unopened > most:
-        raise PeerError(f"at most {most} boxes may fail to open, got {unopened}")
+        raise PeerError(f"at most {most} ciphertexts may fail to open, got {unopened}")
 
 
 def require_enough_signatures(session: Session, signatures: Mapping[int, bytes]) -> None:

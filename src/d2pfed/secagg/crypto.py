@@ -58,10 +58,10 @@ def seal(key: bytes, plain: bytes) -> bytes:
     return AESGCM(key).encrypt(_NONCE, plain, None)
 
 
-def unseal(key: bytes, box: bytes) -> bytes:
-    """Return what was sealed, or refuse a box that was damaged, moved or made by someone else."""
+def unseal(key: bytes, ciphertext: bytes) -> bytes:
+    """Return what was sealed, or refuse a ciphertext that was damaged, moved or made by someone else."""
     try:
-        return AESGCM(key).decrypt(_NONCE, box, None)
+        return AESGCM(key).decrypt(_NONCE, ciphertext, None)
     except InvalidTag:
         raise PeerError("a sealed message does not open") from None
 

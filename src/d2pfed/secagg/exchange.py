@@ -53,7 +53,7 @@ def collect(phase: ServerPhase, exchange: Exchange) -> dict[ClientId, PeerError]
     return refused
 
 
-class Gate:
+class PendingAnswers:
     """Who was asked, and who has answered: a client's first answer is its only one."""
 
     def __init__(self, session: Session, asked: Subset) -> None:

@@ -1,13 +1,18 @@
-"""What every key, commitment and signed statement of the protocol is derived from."""
+"""What every key, commitment and signed statement is derived from, and what is encrypted under the share keys."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import crypto
-from d2pfed.secagg.adverts import Joined
-from d2pfed.secagg.session import Session
-from d2pfed.secagg.wire import ClientId, Subset, pack_subset
+from d2pfed.secagg.advertisements import JoinedClients
+from d2pfed.secagg.position import Position, unpack_position
+from d2pfed.secagg.session import Delivery, Session
+from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
+from d2pfed.secagg.wire import ClientId, Reader, Subset, pack_subset
 
+CONTRIBUTION_BYTES = 32
 NO_GROUP = b""  # what stands for the hash of the group seed where there is none
 
 
@@ -16,8 +21,8 @@ def commitment(session: Session, client: ClientId, seed: bytes) -> bytes:
     return digest("d2pfed commitment", session.digest, client, seed)
 
 
-def box_key(session: Session, shared: bytes, sender: ClientId, receiver: ClientId) -> bytes:
-    """Return the key of the one box from a sender to a receiver; the way back has another."""
+def share_key(session: Session, shared: bytes, sender: ClientId, receiver: ClientId) -> bytes:
+    """Return the key of the one ciphertext from a sender to a receiver; the way back has another."""
     return crypto.hkdf(shared, "d2pfed box", session.digest, sender, receiver)
 
 
@@ -31,11 +36,11 @@ def group_hash(seed: bytes) -> bytes:
     return digest("d2pfed group hash", seed)
 
 
-def context(joined: Joined, task: bytes, model: bytes, sharers: Subset) -> bytes:
+def context(joined: JoinedClients, task: bytes, model: bytes, sharers: Subset) -> bytes:
     """Return the hash of all that clients must have seen alike before they mask.
 
-    Guarantee: masks of two clients cancel only if both saw this session, these adverts, this task, this model and
-    these sharers. Checked: test_malicious_server.py (another model, another task for the victim).
+    Guarantee: masks of two clients cancel only if both saw this session, these advertisements, this task, this
+    model and these sharers. Checked: test_malicious_server.py (another model, another task for the victim).
     """
     trained = digest("d2pfed model", model), digest("d2pfed task", task)
     return digest("d2pfed context", joined.session.digest, joined.digest, *trained, pack_subset(sharers))
@@ -54,3 +59,36 @@ def self_mask_key(seed: bytes, context: bytes, client: ClientId) -> bytes:
 def survivors_statement(context: bytes, survivors: Subset) -> bytes:
     """Return what an enrolled client signs about whose vectors arrived."""
     return digest("d2pfed survivors", context, pack_subset(survivors))
+
+
+@dataclass(frozen=True, slots=True)
+class ShareContent:
+    """What one client encrypts for another: shares of its two secrets, its part of the group seed, a claim.
+
+    `claim` is the latest position of the receiver that the sender remembers."""
+
+    seed_share: int = field(repr=False)
+    key_share: int = field(repr=False)
+    contribution: bytes = field(repr=False)
+    claim: Position | None = None
+
+    def pack(self) -> bytes:
+        """Return the bytes to be encrypted."""
+        claim = b"" if self.claim is None else self.claim.pack()
+        return pack_shares((self.seed_share, self.key_share)) + self.contribution + claim
+
+
+def decrypt_shares(session: Session, key: bytes, ciphertext: bytes) -> ShareContent | None:
+    """Return what a ciphertext holds, or None if it does not decrypt or holds no shares.
+
+    Its sender spoilt it, or the server did. It must not stop its receiver, or one bad client would stop them all.
+    """
+    try:
+        plain = crypto.unseal(key, ciphertext)
+        shares = unpack_share(plain[:SHARE_BYTES]), unpack_share(plain[SHARE_BYTES : 2 * SHARE_BYTES])
+    except PeerError:
+        return None
+    rest = Reader(memoryview(plain)[2 * SHARE_BYTES :])
+    contribution = rest.take(CONTRIBUTION_BYTES if session.delivery is Delivery.EVERYONE else 0)
+    claim = rest.rest()
+    return ShareContent(*shares, contribution, unpack_position(claim) if claim else None)

@@ -6,7 +6,15 @@ from enum import IntEnum
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg.adverts import LEAF_BYTES, Advert, Joined, advert_bytes, leaf, lists_leaves, read_advert
+from d2pfed.secagg.advertisements import (
+    LEAF_BYTES,
+    JoinedClients,
+    KeyAdvertisement,
+    advertisement_bytes,
+    leaf,
+    lists_leaves,
+    read_advertisement,
+)
 from d2pfed.secagg.crypto import SIGNATURE_BYTES, TAG_BYTES
 from d2pfed.secagg.position import POSITION_BYTES
 from d2pfed.secagg.session import Delivery, Session
@@ -56,25 +64,25 @@ class MessageKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Adverts:
-    """Who joined and what follows from it, all the leaves that this client knows, and the adverts it was shown."""
+class KeyAdvertisements:
+    """Who joined and what follows from it, the leaves that this client knows, and the advertisements it was shown."""
 
-    joined: Joined
+    joined: JoinedClients
     leaves: Mapping[int, bytes]
-    adverts: Mapping[int, Advert]
+    advertisements: Mapping[int, KeyAdvertisement]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncryptedShares:
-    """Sealed boxes by the rank of the other end, and whose of them carry a claim about a position."""
+    """Sealed ciphertexts by the rank of the other end, and whose of them carry a claim about a position."""
 
-    boxes: Mapping[int, bytes]
+    ciphertexts: Mapping[int, bytes]
     claims: Subset
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskRequest:
-    """Who shared keys, the boxes for this client by sender's rank, the task, and the model."""
+    """Who shared keys, the ciphertexts for this client by sender's rank, the task, and the model."""
 
     sharers: Subset
     shares: EncryptedShares
@@ -91,23 +99,25 @@ class MaskedVector:
     vector: RingVector
 
 
-def encode_advert(session: Session, rank: int, advert: Advert) -> bytes:
+def encode_advertisement(session: Session, rank: int, advertisement: KeyAdvertisement) -> bytes:
     """Advertise a client's keys."""
-    return _frame(session, MessageKind.KEY_ADVERTISEMENT, rank, advert.pack())
+    return _frame(session, MessageKind.KEY_ADVERTISEMENT, rank, advertisement.pack())
 
 
-def decode_advert(session: Session, rank: int, data: bytes) -> Advert:
-    """Read a client's advert."""
+def decode_advertisement(session: Session, rank: int, data: bytes) -> KeyAdvertisement:
+    """Read a client's advertisement."""
     reader = _unframe(session, MessageKind.KEY_ADVERTISEMENT, rank, data)
-    advert = read_advert(session, reader)
+    advertisement = read_advertisement(session, reader)
     reader.end()
-    return advert
+    return advertisement
 
 
-def encode_adverts(joined: Joined, rank: int, leaves: Mapping[int, bytes], adverts: Mapping[int, Advert]) -> bytes:
-    """Tell a client who joined, with the adverts of its partners and its own."""
+def encode_advertisements(
+    joined: JoinedClients, rank: int, leaves: Mapping[int, bytes], advertisements: Mapping[int, KeyAdvertisement]
+) -> bytes:
+    """Tell a client who joined, with the advertisements of its partners and its own."""
     listed = [leaves[other] for other in sorted(leaves)] if lists_leaves(joined.session) else []
-    packed = [adverts[other].pack() for other in joined.shown(rank)]
+    packed = [advertisements[other].pack() for other in joined.shown(rank)]
     return _frame(
         joined.session,
         MessageKind.KEY_ADVERTISEMENTS,
@@ -118,61 +128,66 @@ def encode_adverts(joined: Joined, rank: int, leaves: Mapping[int, bytes], adver
     )
 
 
-def decode_adverts(session: Session, rank: int, data: bytes) -> Adverts:
-    """Read who joined: one advert for every partner in the subset and its own, no more and no fewer."""
+def decode_advertisements(session: Session, rank: int, data: bytes) -> KeyAdvertisements:
+    """Read who joined: one advertisement for every partner in the subset and its own, no more and no fewer."""
     reader = _unframe(session, MessageKind.KEY_ADVERTISEMENTS, rank, data)
     present = reader.subset(len(session.cohort))
     ranks = [int(other) for other in present.nonzero()[0]]
     if lists_leaves(session):
         leaves = dict(zip(ranks, reader.records(len(ranks), LEAF_BYTES), strict=True))
-        joined = Joined.of(session, present, leaves)
-        adverts = {other: read_advert(session, reader) for other in joined.shown(rank)}
+        joined = JoinedClients.of(session, present, leaves)
+        advertisements = {other: read_advertisement(session, reader) for other in joined.shown(rank)}
     else:
-        early = Joined(session, present, b"")  # the graph is known before the adverts
-        adverts = {other: read_advert(session, reader) for other in early.shown(rank)}
-        leaves = {other: leaf(session, session.cohort[other], advert) for other, advert in adverts.items()}
-        joined = Joined.of(session, present, leaves)
+        early = JoinedClients(session, present, b"")  # the graph is known before the advertisements
+        advertisements = {other: read_advertisement(session, reader) for other in early.shown(rank)}
+        leaves = {
+            other: leaf(session, session.cohort[other], advertisement)
+            for other, advertisement in advertisements.items()
+        }
+        joined = JoinedClients.of(session, present, leaves)
     reader.end()
-    return Adverts(joined, leaves, adverts)
+    return KeyAdvertisements(joined, leaves, advertisements)
 
 
-def encode_boxes(joined: Joined, rank: int, shares: EncryptedShares) -> bytes:
-    """Send a client's sealed shares, one box per other holder that joined, in order of rank."""
-    return _frame(joined.session, MessageKind.ENCRYPTED_SHARES, rank, *_pack_boxes(joined.session, shares))
+def encode_encrypted_shares(joined: JoinedClients, rank: int, shares: EncryptedShares) -> bytes:
+    """Send a client's sealed shares, one ciphertext per other holder that joined, in order of rank."""
+    return _frame(
+        joined.session, MessageKind.ENCRYPTED_SHARES, rank, *_pack_encrypted_shares(joined.session, shares)
+    )
 
 
-def decode_boxes(joined: Joined, rank: int, data: bytes) -> EncryptedShares:
+def decode_encrypted_shares(joined: JoinedClients, rank: int, data: bytes) -> EncryptedShares:
     """Read a client's sealed shares by receiver's rank."""
     reader = _unframe(joined.session, MessageKind.ENCRYPTED_SHARES, rank, data)
-    shares = _read_boxes(joined.session, joined.receivers(rank), reader)
+    shares = _read_encrypted_shares(joined.session, joined.receivers(rank), reader)
     reader.end()
     return shares
 
 
 def encode_mask_request(  # noqa: PLR0917 - the fields of the message
-    joined: Joined, rank: int, sharers: Subset, shares: EncryptedShares, task: bytes, model: bytes
+    joined: JoinedClients, rank: int, sharers: Subset, shares: EncryptedShares, task: bytes, model: bytes
 ) -> bytes:
-    """Ask a client for its masked vector: who shared keys, the boxes for it in order of rank, task and model."""
-    boxes = _pack_boxes(joined.session, shares)
+    """Ask a client for its masked vector: who shared keys, the ciphertexts for it in order of rank, task and model."""
+    ciphertexts = _pack_encrypted_shares(joined.session, shares)
     trained = pack_integer(len(task), 4), task, model
-    return _frame(joined.session, MessageKind.MASK_REQUEST, rank, pack_subset(sharers), *boxes, *trained)
+    return _frame(joined.session, MessageKind.MASK_REQUEST, rank, pack_subset(sharers), *ciphertexts, *trained)
 
 
-def decode_mask_request(joined: Joined, rank: int, data: bytes) -> MaskRequest:
-    """Read a request for the masked vector: one box from every sender in the subset, the task, then the model."""
+def decode_mask_request(joined: JoinedClients, rank: int, data: bytes) -> MaskRequest:
+    """Read a request for the masked vector: a ciphertext from every sender in the subset, the task, the model."""
     reader = _unframe(joined.session, MessageKind.MASK_REQUEST, rank, data)
     sharers = reader.subset(len(joined.session.cohort))
-    shares = _read_boxes(joined.session, joined.senders(rank, sharers), reader)
+    shares = _read_encrypted_shares(joined.session, joined.senders(rank, sharers), reader)
     return MaskRequest(sharers, shares, reader.take(reader.integer(4)), reader.rest())
 
 
-def encode_masked(session: Session, rank: int, masked: MaskedVector) -> bytes:
+def encode_masked_vector(session: Session, rank: int, masked: MaskedVector) -> bytes:
     """Send a masked vector at `bits` bits per coordinate, the context of its masks and the group's hash if any."""
     packed = session.ring.pack(masked.vector)
     return _frame(session, MessageKind.MASKED_VECTOR, rank, masked.context, masked.group, packed)
 
 
-def decode_masked(session: Session, rank: int, context: bytes, data: bytes) -> MaskedVector:
+def decode_masked_vector(session: Session, rank: int, context: bytes, data: bytes) -> MaskedVector:
     """Read a masked vector of the session's dimension; one masked in another context would spoil the sum."""
     reader = _unframe(session, MessageKind.MASKED_VECTOR, rank, data)
     if reader.take(CONTEXT_BYTES) != context:
@@ -225,7 +240,7 @@ def decode_signatures(session: Session, rank: int, data: bytes) -> dict[int, byt
     return dict(zip(signers, signatures, strict=True))
 
 
-def encode_opened(joined: Joined, rank: int, sharers: Subset, shares: Mapping[int, int]) -> bytes:
+def encode_unmasking_shares(joined: JoinedClients, rank: int, sharers: Subset, shares: Mapping[int, int]) -> bytes:
     """Send one share for every client of the sharers whose shares this one holds, and say whose it lacks."""
     lacking = [owner for owner in joined.owners(rank, sharers) if owner not in shares]
     missing = subset_of(len(joined.session.cohort), lacking)
@@ -233,7 +248,9 @@ def encode_opened(joined: Joined, rank: int, sharers: Subset, shares: Mapping[in
     return _frame(joined.session, MessageKind.UNMASKING_SHARES, rank, pack_subset(missing), packed)
 
 
-def decode_opened(joined: Joined, rank: int, sharers: Subset, data: bytes) -> dict[int, int | None]:
+def decode_unmasking_shares(
+    joined: JoinedClients, rank: int, sharers: Subset, data: bytes
+) -> dict[int, int | None]:
     """Read one share per owner's rank, None where the sender says that it never got one."""
     reader = _unframe(joined.session, MessageKind.UNMASKING_SHARES, rank, data)
     missing = reader.subset(len(joined.session.cohort))
@@ -247,8 +264,8 @@ def decode_opened(joined: Joined, rank: int, sharers: Subset, data: bytes) -> di
     return {owner: opened.get(owner) for owner in owners}
 
 
-def box_bytes(session: Session) -> int:
-    """Return the size of a box without a claim: two shares, the group contribution if there is one, and the tag."""
+def ciphertext_bytes(session: Session) -> int:
+    """Return the size of a ciphertext without a claim: two shares, the group contribution if any, and the tag."""
     contribution = SEED_BYTES if session.delivery is Delivery.EVERYONE else 0
     return 2 * SHARE_BYTES + contribution + TAG_BYTES
 
@@ -259,26 +276,26 @@ def upload_bytes(session: Session) -> int:
     In a sparse signed graph clients hold shares of more or fewer others, `degree` on the average: this is the mean.
     """
     subset = subset_bytes(len(session.cohort))
-    advert = HEADER_BYTES + advert_bytes(session)
-    boxes = HEADER_BYTES + session.degree * box_bytes(session) + (subset if session.is_signed else 0)
+    advertisement = HEADER_BYTES + advertisement_bytes(session)
+    ciphertexts = HEADER_BYTES + session.degree * ciphertext_bytes(session) + (subset if session.is_signed else 0)
     group = HASH_BYTES if session.delivery is Delivery.EVERYONE else 0
     masked = HEADER_BYTES + CONTEXT_BYTES + group + session.ring.packed_bytes(session.dimension)
     confirmation = HEADER_BYTES + SIGNATURE_BYTES if session.is_signed else 0
     opened = HEADER_BYTES + subset + (session.degree + 1) * SHARE_BYTES
-    return advert + boxes + masked + confirmation + opened
+    return advertisement + ciphertexts + masked + confirmation + opened
 
 
-def _pack_boxes(session: Session, shares: EncryptedShares) -> tuple[bytes, ...]:
+def _pack_encrypted_shares(session: Session, shares: EncryptedShares) -> tuple[bytes, ...]:
     claims = (pack_subset(shares.claims),) if session.is_signed else ()
-    return (*claims, *(shares.boxes[other] for other in sorted(shares.boxes)))
+    return (*claims, *(shares.ciphertexts[other] for other in sorted(shares.ciphertexts)))
 
 
-def _read_boxes(session: Session, others: Sequence[int], reader: Reader) -> EncryptedShares:
+def _read_encrypted_shares(session: Session, others: Sequence[int], reader: Reader) -> EncryptedShares:
     size = len(session.cohort)
     claims = reader.subset(size) if session.is_signed else subset_of(size, ())
     if bool((claims & ~subset_of(size, others)).any()):
-        raise PeerError("a claim must be in a box")
-    plain = box_bytes(session)
+        raise PeerError("a claim must be in a ciphertext")
+    plain = ciphertext_bytes(session)
     return EncryptedShares(
         {other: reader.take(plain + POSITION_BYTES * int(claims[other])) for other in others}, claims
     )

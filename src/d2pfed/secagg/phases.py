@@ -1,6 +1,23 @@
 """The phases of a client: each holds only what it may still use, and answers one request.
 
-Invited -> Advertised -> Shared -> Masked -> (Confirmed, if signed) -> Finished
+Theory of operation. A client is in one phase at a time. A phase accepts one kind of message, answers it with one
+message, and gives way to the next phase, which receives only the secrets listed here; all others are forgotten. The
+rounds of Bonawitz et al. (2017) are those of the server's requests: AdvertiseKeys, ShareKeys, MaskedInputCollection,
+ConsistencyCheck (if signed) and Unmasking.
+
+    phase       may use                               accepts             answers with            next
+    ----------  ------------------------------------  ------------------  ----------------------  ----------
+    Invited     its entropy                           INVITATION          KEY_ADVERTISEMENT       Advertised
+    Advertised  both private keys, self-mask seed     KEY_ADVERTISEMENTS  ENCRYPTED_SHARES        Shared
+    Shared      self-mask seed, its own share of it,  MASK_REQUEST        MASKED_VECTOR           Masked
+                agreed secrets of its partners
+    Masked      the shares it holds for others        UNMASK_REQUEST      UNMASKING_SHARES        Finished
+                                          if signed:  SURVIVORS           SURVIVORS_SIGNATURE     Confirmed
+    Confirmed   the same, and the set it has signed   UNMASK_REQUEST      UNMASKING_SHARES        Finished
+    Finished    nothing                               nothing
+
+Whatever else arrives, and whatever fails a check, leads to Finished. So a client answers each request once, and never
+reveals both secrets of another client: a phase that still holds shares has one way out, for one set of survivors.
 """
 
 from collections.abc import Mapping
@@ -12,11 +29,11 @@ import numpy as np
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import boxes, checks, crypto, keys, messages, shamir
-from d2pfed.secagg.adverts import Advert, Joined, leaf
-from d2pfed.secagg.desk import Desk
+from d2pfed.secagg import checks, crypto, keys, messages, shamir
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
+from d2pfed.secagg.checks import ClientSession
 from d2pfed.secagg.invitation import decode_invitation
-from d2pfed.secagg.messages import Adverts, EncryptedShares, MaskedVector, MessageKind
+from d2pfed.secagg.messages import EncryptedShares, KeyAdvertisements, MaskedVector, MessageKind
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.wire import ClientId, Subset, subset_of
@@ -25,7 +42,7 @@ from d2pfed.secagg.wire import ClientId, Subset, subset_of
 class Phase(Protocol):
     """A phase answers one request and names the next phase."""
 
-    def answer(self, desk: Desk, data: bytes) -> tuple[bytes, "Phase"]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Return the answer and the next phase."""
         ...
 
@@ -34,7 +51,7 @@ class Phase(Protocol):
 class Finished:
     """Nothing is left to use: the attempt is over for this client, well or badly."""
 
-    def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:  # noqa: ARG002 - a phase's signature
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:  # noqa: ARG002 - a phase's signature
         """Refuse whatever comes."""
         raise PeerError("this client has finished this attempt")
 
@@ -45,14 +62,14 @@ class Invited:
 
     entropy: Entropy
 
-    def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
         """Advertise keys that belong to this session alone, and where this client stands."""
-        session, history = desk.session, desk.history
-        invited = decode_invitation(data, desk.depth)
-        checks.require_invited(session, desk.client, invited)
+        session, history = local.session, local.history
+        invited = decode_invitation(data, local.depth)
+        checks.require_invited(session, local.client, invited)
         if session.is_signed and history is not None:
-            checks.require_server_position(desk.enrolled, history, desk.client, invited.remembered)
-        fresh = _fresh(session, desk.client, self.entropy)
+            checks.require_server_position(local.enrolled, history, local.client, invited.remembered)
+        fresh = _fresh(session, local.client, self.entropy)
         secrets = Advertised(
             fresh.child("seal").key,
             fresh.child("mask").key,
@@ -60,7 +77,7 @@ class Invited:
             fresh.child("shares"),
             history.position if session.is_signed and history is not None else None,
         )
-        return messages.encode_advert(session, desk.rank, secrets.advert(desk)), secrets
+        return messages.encode_advertisement(session, local.rank, secrets.advertisement(local)), secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +90,49 @@ class Advertised:
     entropy: Entropy
     position: Position | None
 
-    def advert(self, desk: Desk) -> Advert:
+    def advertisement(self, local: ClientSession) -> KeyAdvertisement:
         """Return the public side of the secrets."""
         publics = crypto.Agreement(self.seal_secret).public, crypto.Agreement(self.mask_secret).public
-        unsigned = Advert(*publics, keys.commitment(desk.session, desk.client, self.seed), self.position)
-        return replace(unsigned, signature=desk.sign(leaf(desk.session, desk.client, unsigned)))
+        unsigned = KeyAdvertisement(
+            *publics, keys.commitment(local.session, local.client, self.seed), self.position
+        )
+        return replace(unsigned, signature=local.sign(leaf(local.session, local.client, unsigned)))
 
-    def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
         """Split both secrets among the holders that joined, agree on keys with them, forget the private keys."""
-        session = desk.session
-        listed = messages.decode_adverts(session, desk.rank, data)
-        self._check(desk, listed)
+        session = local.session
+        listed = messages.decode_advertisements(session, local.rank, data)
+        self._check(local, listed)
         contribution = _group_contribution(self.entropy) if session.delivery is Delivery.EVERYONE else b""
-        shares = self._split(listed.joined, desk.rank)
+        shares = self._split(listed.joined, local.rank)
         seal, mask = crypto.Agreement(self.seal_secret), crypto.Agreement(self.mask_secret)
-        known = desk.history.known if session.is_signed and desk.history is not None else {}
+        known = local.history.known if session.is_signed and local.history is not None else {}
         sealed: dict[int, bytes] = {}
         peers: dict[int, Peer] = {}
-        for rank in listed.joined.partners(desk.rank, listed.joined.present):
-            advert, peer = listed.adverts[rank], session.cohort[rank]
-            shared = seal.agree(advert.seal_public)
-            peers[rank] = Peer(keys.box_key(session, shared, peer, desk.client), mask.agree(advert.mask_public))
+        for rank in listed.joined.partners(local.rank, listed.joined.present):
+            advertisement, peer = listed.advertisements[rank], session.cohort[rank]
+            shared = seal.agree(advertisement.seal_public)
+            peers[rank] = Peer(
+                keys.share_key(session, shared, peer, local.client), mask.agree(advertisement.mask_public)
+            )
             if rank in shares:
-                outbound = keys.box_key(session, shared, desk.client, peer)
-                content = boxes.Content(*shares[rank], contribution, known.get(peer))
+                outbound = keys.share_key(session, shared, local.client, peer)
+                content = keys.ShareContent(*shares[rank], contribution, known.get(peer))
                 sealed[rank] = crypto.seal(outbound, content.pack())
         claims = subset_of(len(session.cohort), [rank for rank in sealed if session.cohort[rank] in known])
-        state = Shared(self.seed, shares[desk.rank][0], contribution, listed.joined, peers, _met(desk, listed))
-        return messages.encode_boxes(listed.joined, desk.rank, EncryptedShares(sealed, claims)), state
+        state = Shared(self.seed, shares[local.rank][0], contribution, listed.joined, peers, _met(local, listed))
+        return messages.encode_encrypted_shares(listed.joined, local.rank, EncryptedShares(sealed, claims)), state
 
-    def _check(self, desk: Desk, listed: Adverts) -> None:
-        session, own = desk.session, self.advert(desk)
-        desk.check_left(listed.joined, listed.joined.present)
-        checks.require_own_leaf(listed.leaves[desk.rank], leaf(session, desk.client, own))
-        checks.require_leaves_fit(session, listed.leaves, listed.adverts)
-        checks.require_distinct_keys(listed.adverts)
+    def _check(self, local: ClientSession, listed: KeyAdvertisements) -> None:
+        session, own = local.session, self.advertisement(local)
+        local.check_remaining(listed.joined, listed.joined.present)
+        checks.require_own_leaf(listed.leaves[local.rank], leaf(session, local.client, own))
+        checks.require_leaves_fit(session, listed.leaves, listed.advertisements)
+        checks.require_distinct_keys(listed.advertisements)
         if session.is_signed:
-            checks.require_enrolled_adverts(session, desk.enrolled.roster, listed.adverts)
+            checks.require_enrolled_advertisements(session, local.enrolled.roster, listed.advertisements)
 
-    def _split(self, joined: Joined, rank: int) -> dict[int, tuple[int, int]]:
+    def _split(self, joined: JoinedClients, rank: int) -> dict[int, tuple[int, int]]:
         """Return (share of the seed, share of the mask key) by holder that joined, this client included."""
         holders = sorted([rank, *joined.receivers(rank)])
         stream = self.entropy.child("coefficients").stream()
@@ -123,15 +144,15 @@ class Advertised:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a client keeps about a partner: the key of the box to come, and the secret their mask grows from."""
+    """What a client keeps about a partner: the key of the ciphertext to come, and the secret their mask grows from."""
 
-    box_key: bytes = field(repr=False)
+    share_key: bytes = field(repr=False)
     mask_shared: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shared:
-    """Waits for the others' boxes and the model; answers with the masked vector.
+    """Waits for the others' ciphertexts and the model; answers with the masked vector.
 
     `met` is where others stood when they joined, to be remembered beyond this session; it is not saved with it.
     """
@@ -139,61 +160,71 @@ class Shared:
     seed: bytes = field(repr=False)
     own_seed_share: int = field(repr=False)
     contribution: bytes = field(repr=False)
-    joined: Joined
+    joined: JoinedClients
     peers: Mapping[int, Peer] = field(repr=False)
     met: Mapping[ClientId, Position] = field(default_factory=dict, repr=False)
 
-    def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
-        """Open the boxes, mask the contribution, and forget all that could unmask it."""
-        session, joined = desk.session, self.joined
-        request = messages.decode_mask_request(joined, desk.rank, data)
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
+        """Open the ciphertexts, mask the contribution, and forget all that could unmask it."""
+        session, joined = local.session, self.joined
+        request = messages.decode_mask_request(joined, local.rank, data)
         checks.require_within(request.sharers, joined.present)
-        desk.check_left(joined, request.sharers)
-        opened = self._open(desk, request.shares)
-        group = self._group_seed(desk, request.sharers, opened)
+        local.check_remaining(joined, request.sharers)
+        opened = self._open(local, request.shares)
+        group = self._group_seed(local, request.sharers, opened)
         context = keys.context(joined, request.task, request.model, request.sharers)
-        vector = _checked(session, desk.contribute(request.task, request.model, group))
+        vector = _checked(session, local.contribute(request.task, request.model, group))
         hashed = keys.NO_GROUP if group is None else keys.group_hash(group)
-        self._mask(desk, vector, context, hashed, self._partners(desk, request.sharers, opened))
+        self._mask(local, vector, context, hashed, self._partners(local, request.sharers, opened))
         seed_shares = {rank: content.seed_share for rank, content in opened.items()}
         key_shares = {rank: content.key_share for rank, content in opened.items()}
-        seed_shares[desk.rank] = self.own_seed_share
+        seed_shares[local.rank] = self.own_seed_share
         state = Masked(context, joined, request.sharers, seed_shares, key_shares)
-        return messages.encode_masked(session, desk.rank, MaskedVector(context, hashed, vector)), state
+        return messages.encode_masked_vector(session, local.rank, MaskedVector(context, hashed, vector)), state
 
-    def _open(self, desk: Desk, shares: EncryptedShares) -> dict[int, boxes.Content]:
-        """Return what is in the boxes that open; the others' senders, or the server, will be asked about them."""
+    def _open(self, local: ClientSession, shares: EncryptedShares) -> dict[int, keys.ShareContent]:
+        """Return what is in the ciphertexts that open; the others' senders, or the server, will be asked about them."""
         tried = {
-            rank: boxes.unseal(desk.session, self.peers[rank].box_key, box) for rank, box in shares.boxes.items()
+            rank: keys.decrypt_shares(local.session, self.peers[rank].share_key, ciphertext)
+            for rank, ciphertext in shares.ciphertexts.items()
         }
         opened = {rank: content for rank, content in tried.items() if content is not None}
-        colluders = 0 if desk.history is None else desk.history.colluders
-        checks.require_few_unopened(desk.session, colluders, len(tried) - len(opened))
+        colluders = 0 if local.history is None else local.history.colluders
+        checks.require_few_unopened(local.session, colluders, len(tried) - len(opened))
         for content in opened.values():
-            if content.claim is not None and desk.history is not None:
-                checks.require_peer_position(desk.enrolled, desk.history, desk.client, content.claim)
+            if content.claim is not None and local.history is not None:
+                checks.require_peer_position(local.enrolled, local.history, local.client, content.claim)
         return opened
 
-    def _partners(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> list[int]:  # noqa: ARG002
-        """Return with whom masks are shared, whoever's box opened: a server could spoil boxes to have fewer masks."""
-        return self.joined.partners(desk.rank, sharers)
+    def _partners(
+        self,
+        local: ClientSession,
+        sharers: Subset,
+        opened: Mapping[int, keys.ShareContent],  # noqa: ARG002 - masks must not depend on it
+    ) -> list[int]:
+        """Return with whom masks are shared, whoever's ciphertext opened: a server could spoil some for fewer masks."""
+        return self.joined.partners(local.rank, sharers)
 
-    def _group_seed(self, desk: Desk, sharers: Subset, opened: Mapping[int, boxes.Content]) -> bytes | None:
-        if desk.session.delivery is not Delivery.EVERYONE:
+    def _group_seed(
+        self, local: ClientSession, sharers: Subset, opened: Mapping[int, keys.ShareContent]
+    ) -> bytes | None:
+        if local.session.delivery is not Delivery.EVERYONE:
             return None
         if len(opened) != int(sharers.sum()) - 1:
-            raise PeerError("every client's part of the group seed is needed, got a box that does not open")
+            raise PeerError("every client's part of the group seed is needed, got a ciphertext that does not open")
         everyone = {rank: content.contribution for rank, content in opened.items()}
-        everyone[desk.rank] = self.contribution
-        return keys.group_seed(desk.session, [everyone[rank] for rank in sorted(everyone)])
+        everyone[local.rank] = self.contribution
+        return keys.group_seed(local.session, [everyone[rank] for rank in sorted(everyone)])
 
-    def _mask(self, desk: Desk, vector: RingVector, context: bytes, group: bytes, partners: list[int]) -> None:
-        ring, client = desk.session.ring, desk.client
+    def _mask(
+        self, local: ClientSession, vector: RingVector, context: bytes, group: bytes, partners: list[int]
+    ) -> None:
+        ring, client = local.session.ring, local.client
         ring.add_mask_into(vector, Stream(keys.self_mask_key(self.seed, context, client)))
         for rank in partners:
-            pair = client, desk.session.cohort[rank]
+            pair = client, local.session.cohort[rank]
             key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group)
-            apply = ring.add_mask_into if desk.rank < rank else ring.subtract_mask_into
+            apply = ring.add_mask_into if local.rank < rank else ring.subtract_mask_into
             apply(vector, Stream(key))
 
 
@@ -202,24 +233,24 @@ class Masked:
     """Waits to hear whose vectors arrived; answers with its signature, or with one share per client."""
 
     context: bytes
-    joined: Joined
+    joined: JoinedClients
     sharers: Subset
     seed_shares: Mapping[int, int] = field(repr=False)
     key_shares: Mapping[int, int] = field(repr=False)
 
-    def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
         """Confirm the survivors if the session is signed, else open the shares."""
-        session = desk.session
+        session = local.session
         kind = MessageKind.SURVIVORS if session.is_signed else MessageKind.UNMASK_REQUEST
-        survivors = messages.decode_survivors(session, kind, desk.rank, data)
+        survivors = messages.decode_survivors(session, kind, local.rank, data)
         checks.require_within(survivors, self.sharers)
-        desk.check_left(self.joined, survivors)
+        local.check_remaining(self.joined, survivors)
         if not session.is_signed:
-            return self.open(desk, survivors), Finished()
-        signature = desk.sign(keys.survivors_statement(self.context, survivors))
-        return messages.encode_confirmation(session, desk.rank, signature), Confirmed(self, survivors)
+            return self.unmasking_shares(local, survivors), Finished()
+        signature = local.sign(keys.survivors_statement(self.context, survivors))
+        return messages.encode_confirmation(session, local.rank, signature), Confirmed(self, survivors)
 
-    def open(self, desk: Desk, survivors: Subset) -> bytes:
+    def unmasking_shares(self, local: ClientSession, survivors: Subset) -> bytes:
         """Return one share per client: of the self-mask seed if its vector arrived, of the mask key if not.
 
         Guarantee: a survivor's mask key and a dropped client's seed stay closed; both would open its vector.
@@ -229,7 +260,7 @@ class Masked:
             owner: seed_share if survivors[owner] else self.key_shares[owner]
             for owner, seed_share in self.seed_shares.items()
         }
-        return messages.encode_opened(self.joined, desk.rank, self.sharers, shares)
+        return messages.encode_unmasking_shares(self.joined, local.rank, self.sharers, shares)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,13 +270,13 @@ class Confirmed:
     masked: Masked
     survivors: Subset
 
-    def answer(self, desk: Desk, data: bytes) -> tuple[bytes, Phase]:
+    def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, Phase]:
         """Open the shares once enough clients have signed what this one has signed."""
-        signatures = messages.decode_signatures(desk.session, desk.rank, data)
+        signatures = messages.decode_signatures(local.session, local.rank, data)
         statement = keys.survivors_statement(self.masked.context, self.survivors)
-        checks.require_enough_signatures(desk.session, signatures)
-        checks.require_confirmed(desk.session, desk.enrolled.roster, statement, signatures)
-        return self.masked.open(desk, self.survivors), Finished()
+        checks.require_enough_signatures(local.session, signatures)
+        checks.require_confirmed(local.session, local.enrolled.roster, statement, signatures)
+        return self.masked.unmasking_shares(local, self.survivors), Finished()
 
 
 def group_seed_of(session: Session, entropies: Mapping[int, Entropy]) -> bytes:
@@ -262,13 +293,15 @@ def _group_contribution(entropy: Entropy) -> bytes:
     return entropy.child("group").key
 
 
-def _met(desk: Desk, listed: Adverts) -> dict[ClientId, Position]:
+def _met(local: ClientSession, listed: KeyAdvertisements) -> dict[ClientId, Position]:
     """Return where the others stand. Each checks what is said about itself, so nobody checks it for them."""
-    positions = {desk.session.cohort[rank]: advert.position for rank, advert in listed.adverts.items()}
+    positions = {
+        local.session.cohort[rank]: advertisement.position for rank, advertisement in listed.advertisements.items()
+    }
     return {
         client: position
         for client, position in positions.items()
-        if position is not None and client != desk.client
+        if position is not None and client != local.client
     }
 
 

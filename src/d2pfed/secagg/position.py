@@ -1,6 +1,7 @@
 """How far a client's log has come, signed by the client: what peers, server and authority remember of it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.chain import HEAD_BYTES, first_head, next_head
@@ -9,6 +10,7 @@ from d2pfed.secagg import crypto
 from d2pfed.secagg.wire import ClientId, pack_integer
 
 __all__ = [
+    "History",
     "Position",
     "POSITION_BYTES",
     "NO_POSITION",
@@ -74,3 +76,20 @@ def verify_position(position: Position, public: bytes, authority: bytes, client:
     crypto.require_signature(
         public, position.signature, statement(authority, client, position.count, position.head)
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """A client's memory when it joins a signed session.
+
+    Attributes:
+        position: its own after the row that says that this session has begun, signed by itself.
+        contains: says whether its chain of rows has this head at this count.
+        known: the latest position at which it has met each other client, before this session.
+        colluders: how many of the cohort it expects to collude by its own reckoning, whatever the session says.
+    """
+
+    position: Position
+    contains: Callable[[int, bytes], bool]
+    known: Mapping[ClientId, Position] = field(default_factory=dict)
+    colluders: int = 0

@@ -14,9 +14,9 @@ import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.secagg import checks, crypto, keys, messages
-from d2pfed.secagg.adverts import Advert, Joined, leaf
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
 from d2pfed.secagg.draws import Opening
-from d2pfed.secagg.exchange import Gate, Outbox
+from d2pfed.secagg.exchange import Outbox, PendingAnswers
 from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import EncryptedShares, MessageKind
@@ -33,9 +33,9 @@ _NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 class _Known:
     """What later phases need from the first."""
 
-    joined: Joined
+    joined: JoinedClients
     roster: Roster | None
-    adverts: Mapping[int, Advert]
+    advertisements: Mapping[int, KeyAdvertisement]
     leaves: Mapping[int, bytes] = field(repr=False)
     blamed: frozenset[int]
 
@@ -60,26 +60,28 @@ class Advertising:
             raise ConfigError("signed consistency needs the session's roster, got none or another")
         if (roster is not None and roster.depth is not None) != (opening is not None):
             raise ConfigError("a roster's verifiable draws need an opening, and only they")
-        self._gate = Gate(session, np.array([client not in excluded for client in session.cohort]))
+        self._pending = PendingAnswers(session, np.array([client not in excluded for client in session.cohort]))
         self._roster = roster
         self._opening = opening
         self._remembered = remembered
-        self._adverts: dict[int, Advert] = {}
+        self._advertisements: dict[int, KeyAdvertisement] = {}
         self._publics: set[bytes] = set()
         self._blamed: set[int] = set()
 
     @property
     def positions(self) -> dict[ClientId, Position]:
         """Return where the clients that advertised stand, for the server to remember; none unless signed."""
-        cohort = self._gate.session.cohort
+        cohort = self._pending.session.cohort
         return {
-            cohort[rank]: advert.position for rank, advert in self._adverts.items() if advert.position is not None
+            cohort[rank]: advertisement.position
+            for rank, advertisement in self._advertisements.items()
+            if advertisement.position is not None
         }
 
     def outbox(self) -> Outbox:
         """Return the invitations."""
-        session = self._gate.session
-        return self._gate.outbox(
+        session = self._pending.session
+        return self._pending.outbox(
             lambda rank: encode_invitation(
                 session, rank, self._opening, self._remembered.get(session.cohort[rank])
             )
@@ -87,11 +89,11 @@ class Advertising:
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's keys; one that sends a key of low order is to blame, for no accident makes one."""
-        session, rank = self._gate.session, self._gate.admit(client)
-        advert = messages.decode_advert(session, rank, data)
+        session, rank = self._pending.session, self._pending.admit(client)
+        advertisement = messages.decode_advertisement(session, rank, data)
         if self._roster is not None and session.is_signed:
-            checks.require_enrolled_adverts(session, self._roster, {rank: advert})
-        publics = {advert.seal_public, advert.mask_public}
+            checks.require_enrolled_advertisements(session, self._roster, {rank: advertisement})
+        publics = {advertisement.seal_public, advertisement.mask_public}
         try:
             for public in publics:
                 crypto.require_order(public)
@@ -101,18 +103,20 @@ class Advertising:
         if len(publics) < 2 or publics & self._publics:
             raise PeerError("all public keys of a session must be distinct")
         self._publics |= publics
-        self._adverts[rank] = advert
+        self._advertisements[rank] = advertisement
 
     def close(self) -> "Sharing":
         """Go on with those that advertised and have holders enough."""
-        session, blamed = self._gate.session, frozenset(self._blamed)
-        present = subset_of(len(session.cohort), self._adverts)
+        session, blamed = self._pending.session, frozenset(self._blamed)
+        present = subset_of(len(session.cohort), self._advertisements)
         if session.fixed_graph is not None:
-            present = carried(session, session.fixed_graph, present, blamed)
+            present = with_enough_holders(session, session.fixed_graph, present, blamed)
         require_enough(session, present, blamed)
-        leaves = {rank: leaf(session, session.cohort[rank], self._adverts[rank]) for rank in _ranks(present)}
-        joined = Joined.of(session, present, leaves)
-        return Sharing(_Known(joined, self._roster, self._adverts, leaves, blamed))
+        leaves = {
+            rank: leaf(session, session.cohort[rank], self._advertisements[rank]) for rank in _ranks(present)
+        }
+        joined = JoinedClients.of(session, present, leaves)
+        return Sharing(_Known(joined, self._roster, self._advertisements, leaves, blamed))
 
 
 class Sharing:
@@ -120,38 +124,38 @@ class Sharing:
 
     def __init__(self, known: _Known) -> None:
         self._known = known
-        self._gate = Gate(known.joined.session, known.joined.present)
+        self._pending = PendingAnswers(known.joined.session, known.joined.present)
         self._sent: dict[int, EncryptedShares] = {}
 
     def outbox(self) -> Outbox:
         """Return the keys of each client's partners."""
         known = self._known
-        return self._gate.outbox(
-            lambda rank: messages.encode_adverts(known.joined, rank, known.leaves, known.adverts)
+        return self._pending.outbox(
+            lambda rank: messages.encode_advertisements(known.joined, rank, known.leaves, known.advertisements)
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's sealed shares."""
-        rank = self._gate.admit(client)
-        self._sent[rank] = messages.decode_boxes(self._known.joined, rank, data)
+        rank = self._pending.admit(client)
+        self._sent[rank] = messages.decode_encrypted_shares(self._known.joined, rank, data)
 
     def close(self, task: bytes, model: bytes) -> "Masking":
         """Go on with those that shared and have holders enough, and give them task and model."""
         joined, blamed = self._known.joined, self._known.blamed
         present = subset_of(len(joined.session.cohort), self._sent)
-        sharers = carried(joined.session, joined.graph, present, blamed)
+        sharers = with_enough_holders(joined.session, joined.graph, present, blamed)
         return Masking(self._known, sharers, self._sent, task, model)
 
 
 class Masking:
-    """Third exchange: pass the boxes and the model on, add up the masked vectors as they come."""
+    """Third exchange: pass the ciphertexts and the model on, add up the masked vectors as they come."""
 
     def __init__(
         self, known: _Known, sharers: Subset, sent: Mapping[int, EncryptedShares], task: bytes, model: bytes
     ) -> None:
         session = known.joined.session
         self._known = known
-        self._gate = Gate(session, sharers)
+        self._pending = PendingAnswers(session, sharers)
         self._sent = sent
         self._task, self._model = task, model
         self._context = keys.context(known.joined, task, model, sharers)
@@ -161,34 +165,34 @@ class Masking:
 
     def outbox(self) -> Outbox:
         """Return the requests for masked vectors."""
-        return self._gate.outbox(self._request)
+        return self._pending.outbox(self._request)
 
     def _request(self, rank: int) -> bytes:
-        joined, sharers = self._known.joined, self._gate.asked
-        boxes = {sender: self._sent[sender].boxes[rank] for sender in joined.senders(rank, sharers)}
-        claims = subset_of(len(sharers), [sender for sender in boxes if self._sent[sender].claims[rank]])
-        shares = EncryptedShares(boxes, claims)
+        joined, sharers = self._known.joined, self._pending.asked
+        ciphertexts = {sender: self._sent[sender].ciphertexts[rank] for sender in joined.senders(rank, sharers)}
+        claims = subset_of(len(sharers), [sender for sender in ciphertexts if self._sent[sender].claims[rank]])
+        shares = EncryptedShares(ciphertexts, claims)
         return messages.encode_mask_request(joined, rank, sharers, shares, self._task, self._model)
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Add a client's masked vector."""
-        session, rank = self._gate.session, self._gate.admit(client)
-        masked = messages.decode_masked(session, rank, self._context, data)
+        session, rank = self._pending.session, self._pending.admit(client)
+        masked = messages.decode_masked_vector(session, rank, self._context, data)
         session.ring.add_into(self._total, masked.vector)
         self._groups.add(masked.group)
         self._arrived.append(rank)
 
     def close(self) -> "Confirming":
         """Settle who has survived; it is final."""
-        session, blamed = self._gate.session, self._known.blamed
+        session, blamed = self._pending.session, self._known.blamed
         survivors = subset_of(len(session.cohort), self._arrived)
         require_enough(session, survivors, blamed)
         require_one_group(session, self._groups, survivors)
         aggregate = Aggregate(
             joined=self._known.joined,
-            adverts=self._known.adverts,
+            advertisements=self._known.advertisements,
             context=self._context,
-            sharers=self._gate.asked,
+            sharers=self._pending.asked,
             survivors=survivors,
             total=self._total,
             blamed=blamed,
@@ -203,7 +207,7 @@ class Confirming:
         self._aggregate = aggregate
         self._roster = roster
         asked = aggregate.survivors if aggregate.session.is_signed else np.zeros_like(aggregate.survivors)
-        self._gate = Gate(aggregate.session, asked)
+        self._pending = PendingAnswers(aggregate.session, asked)
         self._signatures: dict[int, bytes] = {}
 
     @property
@@ -214,22 +218,22 @@ class Confirming:
     def outbox(self) -> Outbox:
         """Return the survivors to be signed."""
         session, survivors = self._aggregate.session, self._aggregate.survivors
-        return self._gate.outbox(
+        return self._pending.outbox(
             lambda rank: messages.encode_survivors(session, MessageKind.SURVIVORS, rank, survivors)
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's signature."""
-        rank = self._gate.admit(client)
-        signature = messages.decode_confirmation(self._gate.session, rank, data)
+        rank = self._pending.admit(client)
+        signature = messages.decode_confirmation(self._pending.session, rank, data)
         if self._roster is not None:
             statement = keys.survivors_statement(self._aggregate.context, self._aggregate.survivors)
-            checks.require_confirmed(self._gate.session, self._roster, statement, {rank: signature})
+            checks.require_confirmed(self._pending.session, self._roster, statement, {rank: signature})
         self._signatures[rank] = signature
 
     def close(self) -> "Unmasking":
         """Go on if a quorum has signed."""
-        session = self._gate.session
+        session = self._pending.session
         if session.is_signed and len(self._signatures) < session.quorum:
             raise TooFewClients(
                 f"{session.quorum} clients must confirm the survivors, got {len(self._signatures)}",
@@ -245,7 +249,9 @@ class Unmasking:
         self._aggregate = aggregate
         self._signatures = signatures
         signers = subset_of(len(aggregate.session.cohort), signatures)
-        self._gate = Gate(aggregate.session, signers if aggregate.session.is_signed else aggregate.survivors)
+        self._pending = PendingAnswers(
+            aggregate.session, signers if aggregate.session.is_signed else aggregate.survivors
+        )
         self._shares: Shares = {int(owner): {} for owner in np.flatnonzero(aggregate.sharers)}
 
     @property
@@ -257,15 +263,15 @@ class Unmasking:
         """Return the requests for shares: with the survivors, or with the signatures under them."""
         session, survivors = self._aggregate.session, self._aggregate.survivors
         if session.is_signed:
-            return self._gate.outbox(lambda rank: messages.encode_signatures(session, rank, self._signatures))
-        return self._gate.outbox(
+            return self._pending.outbox(lambda rank: messages.encode_signatures(session, rank, self._signatures))
+        return self._pending.outbox(
             lambda rank: messages.encode_survivors(session, MessageKind.UNMASK_REQUEST, rank, survivors)
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's shares."""
-        rank = self._gate.admit(client)
-        opened = messages.decode_opened(self._aggregate.joined, rank, self._aggregate.sharers, data)
+        rank = self._pending.admit(client)
+        opened = messages.decode_unmasking_shares(self._aggregate.joined, rank, self._aggregate.sharers, data)
         for owner, share in opened.items():
             self._shares[owner][rank] = share
 
@@ -274,7 +280,7 @@ class Unmasking:
         return unmask(self._aggregate, self._shares, run_jobs)
 
 
-def carried(session: Session, graph: Graph, present: Subset, blamed: Collection[int] = ()) -> Subset:
+def with_enough_holders(session: Session, graph: Graph, present: Subset, blamed: Collection[int] = ()) -> Subset:
     """Return those of a subset whose secrets the others of it can open, or find that too few are left."""
     while np.any(short := present & (graph.count_holders(present) < session.least_holders)):
         present = present & ~short

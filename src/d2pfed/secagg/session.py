@@ -50,7 +50,9 @@ class Session:
     consistency: Consistency
     digest: bytes = field(init=False, repr=False)
     designated: ClientId = field(init=False, repr=False, compare=False)  # of all noise under `Delivery.DESIGNATED`
-    fixed_graph: Graph | None = field(init=False, repr=False, compare=False)  # None: it depends on the adverts
+    fixed_graph: Graph | None = field(
+        init=False, repr=False, compare=False
+    )  # None: it depends on the advertisements
 
     def __post_init__(self) -> None:
         self._check_name()
@@ -61,7 +63,7 @@ class Session:
             digest("d2pfed designated", pack_ids(self.cohort)), "little"
         )  # from the cohort alone
         object.__setattr__(self, "designated", self.cohort[drawn % len(self.cohort)])
-        # Against a server that lies, a sparse graph must not be known before the adverts are.
+        # Against a server that lies, a sparse graph must not be known before the advertisements are.
         fixed = None if self.is_signed and not self.is_complete else self._graph(self.digest)
         object.__setattr__(self, "fixed_graph", fixed)
 
@@ -94,9 +96,9 @@ class Session:
         """Return how many clients may send what does not fit before others draw a conclusion: one at the least."""
         return max(1, self.colluders)
 
-    def graph(self, adverts_digest: bytes) -> Graph:
-        """Return who holds whose shares, given the digest of all adverts, which matters if signed and sparse."""
-        return self.fixed_graph or self._graph(self.digest, adverts_digest)
+    def graph(self, advertisements_digest: bytes) -> Graph:
+        """Return who holds whose shares, given the digest of all advertisements, which matters if signed and sparse."""
+        return self.fixed_graph or self._graph(self.digest, advertisements_digest)
 
     def rank(self, client: ClientId) -> int:
         """Return the place of a client in the cohort, or refuse a stranger."""

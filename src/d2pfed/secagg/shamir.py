@@ -39,7 +39,7 @@ def split(secret: int, threshold: int, points: Sequence[int], stream: Stream, pr
     return _evaluate(falling, points, prime)
 
 
-class Opener:
+class Interpolation:
     """The Lagrange coefficients of one set of share holders, for all the secrets they hold together."""
 
     def __init__(self, points: Sequence[int], prime: int = PRIME) -> None:
@@ -90,8 +90,8 @@ class Corrector:
         if len(wrong) != len(locator) - 1:
             return None
         right = [place for place, value in enumerate(values) if value][: self._threshold]
-        opener = Opener([self._points[place] for place in right], self._prime)
-        secret = opener.join([shares[place] for place in right])
+        recovery = Interpolation([self._points[place] for place in right], self._prime)
+        secret = recovery.join([shares[place] for place in right])
         return Corrected(secret, wrong) if is_right(secret) else None
 
     def _syndromes(self, shares: Sequence[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """Taking the masks off a sum: open one secret of each client, check it, expand its masks."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,11 +11,10 @@ from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import Ring, RingVector
 from d2pfed.secagg import keys
-from d2pfed.secagg.adverts import Advert, Joined
-from d2pfed.secagg.blame import Disputes
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.crypto import Agreement
 from d2pfed.secagg.session import Session
-from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Opener
+from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Interpolation
 from d2pfed.secagg.wire import ClientId, Subset
 
 Shares = dict[int, dict[int, int | None]]  # by owner's rank, then holder's; None: the holder says it never got one
@@ -27,8 +27,8 @@ _MASKS_PER_JOB = 32  # enough to pay for handing a job to another process, few e
 class Aggregate:
     """The masked sum, and what is needed to unmask it; `blamed` are the ranks of those found to cheat so far."""
 
-    joined: Joined
-    adverts: Mapping[int, Advert]
+    joined: JoinedClients
+    advertisements: Mapping[int, KeyAdvertisement]
     context: bytes
     sharers: Subset
     survivors: Subset
@@ -77,10 +77,10 @@ class RunJobs(Protocol):
 def unmask(aggregate: Aggregate, shares: Shares, run_jobs: RunJobs) -> Sum:
     """Return the survivors' sum, or find that too few right shares are left to open some secret."""
     session, total = aggregate.session, aggregate.total.copy()
-    opener = _Opener(aggregate, shares)
-    for part in run_jobs(expand, _jobs(session, _masks(aggregate, opener))):
+    recovery = _SecretRecovery(aggregate, shares)
+    for part in run_jobs(expand, _jobs(session, _masks(aggregate, recovery))):
         session.ring.add_into(total, part)
-    return Sum(total, session.names(aggregate.blamed | opener.settle().certain()))
+    return Sum(total, session.names(aggregate.blamed | recovery.settle().certain()))
 
 
 def expand(job: MaskJob) -> RingVector:
@@ -93,7 +93,35 @@ def expand(job: MaskJob) -> RingVector:
     return part
 
 
-class _Opener:
+class Disputes:
+    """Pairs of clients of which one has cheated: an owner whose share did not reach its holder, or was wrong there.
+
+    A server that passes the ciphertexts on cannot tell which. But an honest client is in dispute with cheats only, so
+    whoever is in dispute with more others than there may be cheats is one itself.
+    """
+
+    def __init__(self, most_liars: int) -> None:
+        self._most = most_liars
+        self._others: defaultdict[int, set[int]] = defaultdict(set)
+
+    def add(self, owner: int, holders: Iterable[int]) -> None:
+        """Note whose share of an owner was missing or wrong."""
+        for holder in holders:
+            self._others[owner].add(holder)
+            self._others[holder].add(owner)
+
+    def certain(self) -> frozenset[int]:
+        """Return who is to blame whoever else is."""
+        return frozenset(client for client, others in self._others.items() if len(others) > self._most)
+
+    def around(self, owner: int) -> frozenset[int]:
+        """Return an owner and who is in dispute with it, if no certain cheat explains it: one of them must be one."""
+        certain = self.certain()
+        others = self._others.get(owner, set()) - certain
+        return frozenset({owner, *others}) if others and owner not in certain else frozenset()
+
+
+class _SecretRecovery:
     """Opens secrets from shares and checks them; remembers Lagrange coefficients, and whose shares were wrong."""
 
     def __init__(self, aggregate: Aggregate, shares: Shares) -> None:
@@ -105,19 +133,19 @@ class _Opener:
         self._disputes = Disputes(aggregate.session.most_liars)
         for owner, held in shares.items():
             self._disputes.add(owner, [holder for holder, share in held.items() if share is None])
-        self._coefficients: dict[tuple[int, ...], Opener] = {}
+        self._coefficients: dict[tuple[int, ...], Interpolation] = {}
         self._suspects: set[int] = set()
         self._right: dict[int, IsRight] = {}  # of the secrets that were opened, by owner
 
     def seed(self, owner: int) -> bytes:
         """Return a client's self-mask seed, as it committed to it."""
-        session, published = self._aggregate.session, self._aggregate.adverts[owner].commitment
+        session, published = self._aggregate.session, self._aggregate.advertisements[owner].commitment
         client = session.cohort[owner]
         return self._open(owner, lambda seed: keys.commitment(session, client, seed) == published)
 
     def mask_key(self, owner: int) -> Agreement:
         """Return a client's private mask key, as it advertised it."""
-        published = self._aggregate.adverts[owner].mask_public
+        published = self._aggregate.advertisements[owner].mask_public
         return Agreement(self._open(owner, lambda secret: Agreement(secret).public == published))
 
     def settle(self) -> Disputes:
@@ -149,7 +177,7 @@ class _Opener:
             return None
         points = tuple(self._aggregate.joined.points(owner, holders))
         if points not in self._coefficients:
-            self._coefficients[points] = Opener(points)
+            self._coefficients[points] = Interpolation(points)
         held = self._given[owner]
         return _secret(self._coefficients[points].join([held[holder] for holder in holders]), is_right)
 
@@ -203,15 +231,15 @@ def _secret(joined: int, is_right: IsRight) -> bytes | None:
     return secret if is_right(secret) else None
 
 
-def _masks(aggregate: Aggregate, opener: _Opener) -> Iterator[tuple[bool, bytes]]:
+def _masks(aggregate: Aggregate, recovery: _SecretRecovery) -> Iterator[tuple[bool, bytes]]:
     """Yield every mask left in the sum as (is it to be added, key)."""
     session, context = aggregate.session, aggregate.context
     for owner in map(int, np.flatnonzero(aggregate.survivors)):
-        yield False, keys.self_mask_key(opener.seed(owner), context, session.cohort[owner])
+        yield False, keys.self_mask_key(recovery.seed(owner), context, session.cohort[owner])
     for owner in map(int, np.flatnonzero(aggregate.sharers & ~aggregate.survivors)):
-        agreement = opener.mask_key(owner)
+        agreement = recovery.mask_key(owner)
         for peer in aggregate.joined.partners(owner, aggregate.survivors):
-            shared = agreement.agree(aggregate.adverts[peer].mask_public)
+            shared = agreement.agree(aggregate.advertisements[peer].mask_public)
             pair = session.cohort[owner], session.cohort[peer]
             key = keys.pair_mask_key(shared, context, pair, keys.NO_GROUP)
             yield peer > owner, key  # the higher of a pair had subtracted it

@@ -14,7 +14,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Collected, Masked, gather, session_of
 from d2pfed.runs import ExchangeRecord
-from d2pfed.secagg import Client, Delivery, Session, Sum, carried, group_seed_of, require_enough
+from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
 from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.wire import subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
@@ -111,7 +111,7 @@ class _Gathering:
         """Encode the survivors' updates and add them up, by the protocol's conditions and without its messages."""
         session, present, graph = self.session, self.session.cohort, _graph(self.session)
         for exchange in ("advertise", "share"):
-            ranks = carried(session, graph, _subset(session, self.left(present, exchange)))
+            ranks = with_enough_holders(session, graph, _subset(session, self.left(present, exchange)))
             present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
         survivors = self.left(present, "masked")
         require_enough(session, _subset(session, survivors))

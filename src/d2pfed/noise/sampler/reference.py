@@ -10,11 +10,11 @@ from d2pfed.numerics.randomness import Stream
 def discrete_gaussian(centre: Fraction, sigma_squared: Fraction, stream: Stream) -> int:
     """Draw k with probability proportional to exp(-(k - centre)^2 / (2 sigma^2)), exactly.
 
-    Guarantee: the law is exact; only integers and fractions are used. Proof: with t = floor(sigma) + 1, the
+    Guarantee: the distribution is exact; only integers and fractions are used. Proof: with t = floor(sigma) + 1, the
     proposal y is geometric outwards from the two integers around the centre c. If the one on its side is at
     distance a, it has the weight exp(-(|y - c| - a) / t), and completing the square shows that the acceptance
     below turns this into the Gaussian's weight (Canonne, Kamath and Steinke 2020, with a centre).
-    Checked: test_sampler.py::test_the_reference_fits_its_law.
+    Checked: test_sampler.py::test_the_reference_fits_its_distribution.
     The running time depends on the draw: see `CentredDiscreteGaussian` where that matters.
     """
     if sigma_squared <= 0:

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from d2pfed.noise.sampler.cumulative import cumulative
-from d2pfed.noise.sampler.laws import BinomialLaw, GaussianLaw, SkellamLaw
-from d2pfed.noise.sampler.tables import _fill, tabulate
+from d2pfed.noise.sampler.distributions import BinomialDistribution, GaussianDistribution, SkellamDistribution
+from d2pfed.noise.sampler.lookup import _fill, tabulate
 from d2pfed.numerics.randomness import Entropy
 
-LAWS = [
-    GaussianLaw(Fraction(0), Fraction(1, 100)),
-    GaussianLaw(Fraction(0), Fraction(4)),
-    GaussianLaw(Fraction(1, 2), Fraction(4)),
-    GaussianLaw(Fraction(0), Fraction(900)),
-    GaussianLaw(Fraction(0), Fraction(3000) ** 2),
-    SkellamLaw(Fraction(1, 100)),
-    SkellamLaw(Fraction(500)),
-    BinomialLaw(1),
-    BinomialLaw(7),
-    BinomialLaw(64),
-    BinomialLaw(10**7),
+DISTRIBUTIONS = [
+    GaussianDistribution(Fraction(0), Fraction(1, 100)),
+    GaussianDistribution(Fraction(0), Fraction(4)),
+    GaussianDistribution(Fraction(1, 2), Fraction(4)),
+    GaussianDistribution(Fraction(0), Fraction(900)),
+    GaussianDistribution(Fraction(0), Fraction(3000) ** 2),
+    SkellamDistribution(Fraction(1, 100)),
+    SkellamDistribution(Fraction(500)),
+    BinomialDistribution(1),
+    BinomialDistribution(7),
+    BinomialDistribution(64),
+    BinomialDistribution(10**7),
 ]
 
 
@@ -50,45 +50,45 @@ def look_up(table, words, centres=None):
     return out, marked
 
 
-def disagreements(table, law, words):
+def disagreements(table, distribution, words):
     """Count words that the lookup decides though they are undecided, or decides wrongly."""
-    values, undecided = plain_search(cumulative(law, table.bits), words)
+    values, undecided = plain_search(cumulative(distribution, table.bits), words)
     out, marked = look_up(table, words)
     return int(np.sum(~marked & (undecided | (out != values))))
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("bits", [8, 16, 64])
-def test_the_lookup_is_the_plain_search(law, bits):
-    table = tabulate((law,), bits)
-    words = words_to_try(cumulative(law, bits).entries, bits)
-    assert disagreements(table, law, words) == 0
+def test_the_lookup_is_the_plain_search(distribution, bits):
+    table = tabulate((distribution,), bits)
+    words = words_to_try(cumulative(distribution, bits).entries, bits)
+    assert disagreements(table, distribution, words) == 0
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_hardly_a_word_is_marked_without_need(law):
-    table, entries = tabulate((law,), 64), cumulative(law, 64).entries
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_hardly_a_word_is_marked_without_need(distribution):
+    table, entries = tabulate((distribution,), 64), cumulative(distribution, 64).entries
     words = words_to_try(entries, 64)
-    needless = look_up(table, words)[1] & ~plain_search(cumulative(law, 64), words)[1]
+    needless = look_up(table, words)[1] & ~plain_search(cumulative(distribution, 64), words)[1]
     assert np.all(np.minimum(words[needless], ~words[needless]) < 2**16)
 
 
 @pytest.mark.parametrize("damage", ["entry", "value"])
 def test_the_comparison_sees_a_damaged_table(damage):
-    law = GaussianLaw(Fraction(0), Fraction(4))
-    table = tabulate((law,), 64)
-    words = words_to_try(cumulative(law, 64).entries, 64)
+    distribution = GaussianDistribution(Fraction(0), Fraction(4))
+    table = tabulate((distribution,), 64)
+    words = words_to_try(cumulative(distribution, 64).entries, 64)
     bucket = int(np.flatnonzero(table.values[0, :, 0] != table.values[0, :, 1])[3])
     if damage == "entry":
         table.entries[0, bucket] += np.uint64(2)
     else:
         table.values[0, bucket, 1] -= 1
-    assert disagreements(table, law, words) > 0
+    assert disagreements(table, distribution, words) > 0
 
 
-def test_buckets_too_wide_for_a_law_are_refused():
-    wide = tabulate((GaussianLaw(Fraction(0), Fraction(1)),), 64).layout
-    fine = np.array(cumulative(GaussianLaw(Fraction(0), Fraction(900)), 64).entries, np.uint64)
+def test_buckets_too_wide_for_a_distribution_are_refused():
+    wide = tabulate((GaussianDistribution(Fraction(0), Fraction(1)),), 64).layout
+    fine = np.array(cumulative(GaussianDistribution(Fraction(0), Fraction(900)), 64).entries, np.uint64)
     with pytest.raises(AssertionError, match="wider"):
         _fill(wide, fine, 64)
 
@@ -96,10 +96,10 @@ def test_buckets_too_wide_for_a_law_are_refused():
 @pytest.mark.parametrize(("sigma", "fraction_bits"), [(Fraction(2), 8), (Fraction(1, 3), 3), (Fraction(50), 2)])
 def test_the_lookup_around_centres_is_the_plain_search_in_each_row(sigma, fraction_bits):
     scale = 1 << fraction_bits
-    laws = tuple(GaussianLaw(Fraction(part, scale), sigma**2) for part in range(scale))
-    table = tabulate(laws, 64)
+    distributions = tuple(GaussianDistribution(Fraction(part, scale), sigma**2) for part in range(scale))
+    table = tabulate(distributions, 64)
     for part in range(0, scale, max(1, scale // 8)):
-        exact = cumulative(laws[part], 64)
+        exact = cumulative(distributions[part], 64)
         words = words_to_try(exact.entries, 64)
         values, undecided = plain_search(exact, words)
         for whole in (-(2**40), -1, 0, 3):
@@ -109,8 +109,8 @@ def test_the_lookup_around_centres_is_the_plain_search_in_each_row(sigma, fracti
 
 
 def test_draws_may_overwrite_their_centres_and_refinement_still_knows_them():
-    laws = tuple(GaussianLaw(Fraction(part, 4), Fraction(4)) for part in range(4))
-    table = tabulate(laws, 8)  # so coarse that every tenth draw is refined
+    distributions = tuple(GaussianDistribution(Fraction(part, 4), Fraction(4)) for part in range(4))
+    table = tabulate(distributions, 8)  # so coarse that every tenth draw is refined
     centres = np.arange(-40_000, 40_000)
     apart, together = np.empty_like(centres), centres.copy()
     table.draw_into(apart, centres, Entropy.replay(b"in place").stream())
@@ -120,7 +120,7 @@ def test_draws_may_overwrite_their_centres_and_refinement_still_knows_them():
 
 
 def test_blocks_do_not_change_the_draws():
-    table = tabulate((GaussianLaw(Fraction(0), Fraction(4)),), 64)
+    table = tabulate((GaussianDistribution(Fraction(0), Fraction(4)),), 64)
     long, short = np.empty(50_000, np.int64), np.empty(100, np.int64)
     table.draw_into(long, None, Entropy.replay(b"blocks").stream())
     table.draw_into(short, None, Entropy.replay(b"blocks").stream())

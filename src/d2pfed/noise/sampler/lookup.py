@@ -1,9 +1,9 @@
-"""Lookup of words in cumulative laws, compiled, with a control flow that depends on neither words nor centres.
+"""Lookup tables of cumulative distributions, compiled, with a control flow that depends on neither words nor centres.
 
-A word u finds its value through a bucket. Small and large words are in the tails, where laws fall fast, so buckets
-must be finer there: with v = u, or the complement of u if its top bit is set, the words with equally many leading
-zeros of v are an octave, and an octave is cut into 2^m equal buckets, m being such that a bucket meets at most
-one entry of each law. A draw is then a bucket number, one comparison with that entry, and one of two values.
+A word u finds its value through a bucket. Small and large words are in the tails, where distributions fall fast, so
+buckets must be finer there: with v = u, or the complement of u if its top bit is set, the words with equally many
+leading zeros of v are an octave, and an octave is cut into 2^m equal buckets, m being such that a bucket meets at most
+one entry of each distribution. A draw is then a bucket number, one comparison with that entry, and one of two values.
 What remains visible is which cache lines of the table are read, and refinement, in one of about 2^57 draws.
 """
 
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from d2pfed.noise.sampler.cumulative import cumulative, refine
-from d2pfed.noise.sampler.laws import Law
+from d2pfed.noise.sampler.distributions import Distribution
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
@@ -43,10 +43,10 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
-    """Laws by row: a word is compared with `entries[row, bucket]` and takes one of `values[row, bucket]`."""
+class LookupTable:
+    """Distributions by row: a word is compared with `entries[row, bucket]` and takes one of `values[row, bucket]`."""
 
-    laws: tuple[Law, ...]
+    distributions: tuple[Distribution, ...]
     bits: int
     first: int
     layout: Layout
@@ -69,8 +69,10 @@ class Table:
             count = self._look_up(words, near, part, undecided)
             pending += [(start + index, centre, int(words[index])) for index, centre in undecided[:count].tolist()]
         for index, centre, word in pending:
-            whole, row = divmod(centre, len(self.laws))
-            out[index] = whole + refine(self.laws[row], word >> (WORD_BITS - self.bits), self.bits, stream)
+            whole, row = divmod(centre, len(self.distributions))
+            out[index] = whole + refine(
+                self.distributions[row], word >> (WORD_BITS - self.bits), self.bits, stream
+            )
 
     def _look_up(self, words: Words, centres: IntVector | None, out: IntVector, undecided: IntVector) -> int:
         """Write the values of words; list positions and centres of the undecided ones and return their number."""
@@ -82,14 +84,14 @@ class Table:
                 starts, shifts, self.entries[0], self.values[0], self.first, slack, words, out, undecided
             )
         else:
-            rows = self.entries, self.values, len(self.laws).bit_length() - 1
+            rows = self.entries, self.values, len(self.distributions).bit_length() - 1
             count = _look_up_around(starts, shifts, *rows, self.first, slack, words, centres, out, undecided)
         return int(count)
 
 
-def tabulate(laws: Sequence[Law], bits: int) -> Table:
-    """Build the table of a power of two of laws for words of `bits` bits, a multiple of eight up to 64."""
-    parts = [cumulative(law, bits) for law in laws]
+def tabulate(distributions: Sequence[Distribution], bits: int) -> LookupTable:
+    """Build the table of a power of two of distributions for words of `bits` bits, a multiple of eight up to 64."""
+    parts = [cumulative(distribution, bits) for distribution in distributions]
     first = min(part.first for part in parts)
     width = max(part.first + len(part.entries) for part in parts) - first
     rows = np.full((len(parts), width), (1 << bits) - 2, np.uint64)  # beyond the last entry nothing is decided
@@ -100,7 +102,7 @@ def tabulate(laws: Sequence[Law], bits: int) -> Table:
     rows *= np.uint64(_unit(bits))
     layout = _lay_out(rows, bits)
     entries, values = zip(*(_fill(layout, row, bits) for row in rows), strict=True)
-    return Table(tuple(laws), bits, first, layout, np.stack(entries), np.stack(values))
+    return LookupTable(tuple(distributions), bits, first, layout, np.stack(entries), np.stack(values))
 
 
 def _unit(bits: int) -> int:
@@ -208,7 +210,7 @@ def _look_up(  # noqa: PLR0917 - compiled code takes arrays, not values that hol
     out: IntVector,
     undecided: IntVector,
 ) -> int:
-    """Look words up in one law."""
+    """Look words up in one distribution."""
     count = 0
     for index in range(words.size):
         word = words[index]
@@ -235,7 +237,7 @@ def _look_up_around(  # noqa: PLR0917 - compiled code takes arrays, not values t
     out: IntVector,
     undecided: IntVector,
 ) -> int:
-    """Look words up in the law of their centre's fraction, and add what is whole of the centre."""
+    """Look words up in the distribution of their centre's fraction, and add what is whole of the centre."""
     count = 0
     for index in range(words.size):
         word, centre = words[index], centres[index]

@@ -18,7 +18,7 @@ DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Advert:
+class KeyAdvertisement:
     """A client's public keys for one session and the commitment to its self-mask seed; if signed, its position too."""
 
     seal_public: bytes
@@ -28,7 +28,7 @@ class Advert:
     signature: bytes = b""
 
     def pack(self) -> bytes:
-        """Return the advert's bytes."""
+        """Return the advertisement's bytes."""
         return self.seal_public + self.mask_public + self.commitment + self.packed_position + self.signature
 
     @property
@@ -37,45 +37,45 @@ class Advert:
         return b"" if self.position is None else self.position.pack()
 
 
-def leaf(session: Session, client: ClientId, advert: Advert) -> bytes:
-    """Return what an enrolled client signs about its keys, and what stands for the advert among all others."""
-    keys = advert.seal_public, advert.mask_public, advert.commitment
-    return digest("d2pfed advert", session.digest, client, *keys, advert.packed_position)
+def leaf(session: Session, client: ClientId, advertisement: KeyAdvertisement) -> bytes:
+    """Return what an enrolled client signs about its keys, and what stands for the advertisement among all others."""
+    keys = advertisement.seal_public, advertisement.mask_public, advertisement.commitment
+    return digest("d2pfed advert", session.digest, client, *keys, advertisement.packed_position)
 
 
-def read_advert(session: Session, reader: Reader) -> Advert:
-    """Read the next advert of a body."""
+def read_advertisement(session: Session, reader: Reader) -> KeyAdvertisement:
+    """Read the next advertisement of a body."""
     public = reader.take(PUBLIC_BYTES), reader.take(PUBLIC_BYTES), reader.take(COMMITMENT_BYTES)
     if not session.is_signed:
-        return Advert(*public)
-    return Advert(*public, unpack_position(reader.take(POSITION_BYTES)), reader.take(SIGNATURE_BYTES))
+        return KeyAdvertisement(*public)
+    return KeyAdvertisement(*public, unpack_position(reader.take(POSITION_BYTES)), reader.take(SIGNATURE_BYTES))
 
 
-def advert_bytes(session: Session) -> int:
-    """Return the size of an advert."""
+def advertisement_bytes(session: Session) -> int:
+    """Return the size of an advertisement."""
     signed = POSITION_BYTES + SIGNATURE_BYTES if session.is_signed else 0
     return 2 * PUBLIC_BYTES + COMMITMENT_BYTES + signed
 
 
 def binds_all(session: Session) -> bool:
-    """Say whether every client learns the leaf of every other: all adverts in a complete graph, leaves if signed."""
+    """Say whether every client learns every leaf: from all advertisements in a complete graph, or a list if signed."""
     return session.is_complete or session.is_signed
 
 
 def lists_leaves(session: Session) -> bool:
-    """Say whether leaves are sent, since not everyone gets everyone's advert."""
+    """Say whether leaves are sent, since not everyone gets everyone's advertisement."""
     return session.is_signed and not session.is_complete
 
 
-def adverts_digest(session: Session, joined: Subset, leaves: Mapping[int, bytes]) -> bytes:
-    """Return the digest A of who joined and, where all clients know them, of their adverts."""
+def advertisements_digest(session: Session, joined: Subset, leaves: Mapping[int, bytes]) -> bytes:
+    """Return the digest A of who joined and, where all clients know them, of their advertisements."""
     ordered = [leaves[int(rank)] for rank in np.flatnonzero(joined)] if binds_all(session) else []
     return digest("d2pfed adverts", pack_subset(joined), *ordered)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joined:
-    """Who joined a session, the digest A of their adverts, and the graph that follows from it."""
+class JoinedClients:
+    """Who joined a session, the digest A of their advertisements, and the graph that follows from it."""
 
     session: Session
     present: Subset
@@ -86,9 +86,9 @@ class Joined:
         object.__setattr__(self, "graph", self.session.graph(self.digest))
 
     @staticmethod
-    def of(session: Session, present: Subset, leaves: Mapping[int, bytes]) -> "Joined":
-        """Return what the adverts behind these leaves lead to."""
-        return Joined(session, present, adverts_digest(session, present, leaves))
+    def of(session: Session, present: Subset, leaves: Mapping[int, bytes]) -> "JoinedClients":
+        """Return what the advertisements behind these leaves lead to."""
+        return JoinedClients(session, present, advertisements_digest(session, present, leaves))
 
     def receivers(self, rank: int) -> list[int]:
         """Return to whom a client sends its shares: the holders of its secrets that joined, without itself."""
@@ -107,7 +107,7 @@ class Joined:
         return _others(rank, self.graph.partners(rank), present)
 
     def shown(self, rank: int) -> list[int]:
-        """Return whose adverts a client is sent: its partners' that joined, and its own."""
+        """Return whose advertisements a client is sent: its partners' that joined, and its own."""
         return sorted([*self.partners(rank, self.present), *([rank] if self.present[rank] else [])])
 
     def count_holders(self, rank: int, present: Subset) -> int:

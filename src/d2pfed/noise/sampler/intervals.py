@@ -1,19 +1,19 @@
-"""Enclosures in fixed point: integers `lower <= 2^precision * x <= upper` for the weights of a law.
+"""Intervals in fixed point: integers `lower <= 2^precision * x <= upper` for the weights of a distribution.
 
-Every step rounds the lower end down and the upper end up, and all quantities are positive, so an enclosure
-encloses whatever the precision; a low precision only makes it wide.
+Every step rounds the lower end down and the upper end up, and all quantities are positive, so an interval
+holds the true value whatever the precision; a low precision only makes it wide.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-Enclosure = tuple[int, int]
+Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Enclosures of a law's weights, up to a factor, from `first` on, and upper ends of the sums of its tails."""
+    """Intervals of a distribution's weights from `first` on, up to a factor, and upper bounds of both tails' sums."""
 
     first: int
     lower: tuple[int, ...]
@@ -23,8 +23,8 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """Weights met on the way from the weight 1 outwards, and the upper end of the sum of all that follow."""
+class Side:
+    """The weights on one side of the mode, from it outwards, and an upper bound of the sum of all that follow."""
 
     lower: tuple[int, ...]
     upper: tuple[int, ...]
@@ -36,12 +36,12 @@ def ceil_divide(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 
 
-def multiply(left: Enclosure, right: Enclosure, precision: int) -> Enclosure:
+def multiply(left: Interval, right: Interval, precision: int) -> Interval:
     """Enclose the product of two positive numbers."""
     return left[0] * right[0] >> precision, -(-left[1] * right[1] >> precision)
 
 
-def exp_minus(exponent: Fraction, precision: int) -> Enclosure:
+def exp_minus(exponent: Fraction, precision: int) -> Interval:
     """Enclose exp(-exponent), exponent >= 0, by the alternating series of a halved exponent, squared back."""
     halvings = max(0, exponent.numerator.bit_length() - exponent.denominator.bit_length() + 1)
     numerator, denominator = exponent.numerator, exponent.denominator << halvings
@@ -62,7 +62,7 @@ def exp_minus(exponent: Fraction, precision: int) -> Enclosure:
     return result
 
 
-def walk(ratios: Iterable[Enclosure], precision: int, tail_bits: int) -> Walk | None:
+def falling_side(ratios: Iterable[Interval], precision: int, tail_bits: int) -> Side | None:
     """Multiply falling ratios until all that follows sums to less than 2^-tail_bits; None if they end first."""
     weight = (1 << precision, 1 << precision)
     lower: list[int] = []
@@ -73,14 +73,14 @@ def walk(ratios: Iterable[Enclosure], precision: int, tail_bits: int) -> Walk | 
         if room > 0:  # from here on the weights are below a geometric series
             tail = ceil_divide(weight[1] << precision, room)
             if tail >> (precision - tail_bits) == 0:
-                return Walk(tuple(lower), tuple(upper), tail)
+                return Side(tuple(lower), tuple(upper), tail)
         lower.append(weight[0])
         upper.append(weight[1])
     return None
 
 
-def join(mode: int, left: Walk, right: Walk, precision: int) -> Weights:
-    """Put two walks from a common mode of weight 1 together."""
+def join(mode: int, left: Side, right: Side, precision: int) -> Weights:
+    """Put two sides from a common mode of weight 1 together."""
     one = (1 << precision,)
     return Weights(
         first=mode - len(left.lower),

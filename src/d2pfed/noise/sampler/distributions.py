@@ -1,6 +1,7 @@
-"""The weights of the laws that are sampled, enclosed to any precision from their exact rational parameters.
+"""Intervals around the weights of the sampled distributions, of any precision, from exact rational parameters.
 
-All are log-concave: the ratios of neighbouring weights fall from the mode outwards, which `bounds.walk` relies on.
+All are log-concave: the ratios of neighbouring weights fall from the mode outwards, which
+`intervals.falling_side` relies on.
 """
 
 from collections.abc import Iterator
@@ -9,11 +10,20 @@ from fractions import Fraction
 from math import isqrt
 from typing import Protocol, cast
 
-from d2pfed.noise.sampler.bounds import Enclosure, Walk, Weights, ceil_divide, exp_minus, join, multiply, walk
+from d2pfed.noise.sampler.intervals import (
+    Interval,
+    Side,
+    Weights,
+    ceil_divide,
+    exp_minus,
+    falling_side,
+    join,
+    multiply,
+)
 
 
-class Law(Protocol):
-    """A log-concave law on the integers with exact parameters; equal laws are equal keys."""
+class Distribution(Protocol):
+    """A log-concave distribution on the integers with exact parameters; equal distributions are equal keys."""
 
     def weights(self, precision: int, tail_bits: int) -> Weights:
         """Enclose the weights until each tail holds at most 2^-tail_bits of the mode's weight."""
@@ -23,7 +33,7 @@ class Law(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianLaw:
+class GaussianDistribution:
     """P(k) proportional to exp(-(k - centre)^2 / (2 sigma^2))."""
 
     centre: Fraction
@@ -37,12 +47,12 @@ class GaussianLaw:
         sides = []
         for offset in (-ahead, ahead):
             nearest = exp_minus((1 - 2 * offset) / (2 * self.sigma_squared), precision)
-            sides.append(_walk_endless(_geometric(nearest, shrink, precision), precision, tail_bits))
+            sides.append(_endless_side(_geometric(nearest, shrink, precision), precision, tail_bits))
         return join(mode, sides[0], sides[1], precision)
 
 
 @dataclass(frozen=True, slots=True)
-class SkellamLaw:
+class SkellamDistribution:
     """The difference of two Poisson variables of equal mean: P(k) proportional to Bessel's I_k(variance)."""
 
     variance: Fraction
@@ -52,12 +62,14 @@ class SkellamLaw:
         count = 64 + isqrt(int(self.variance))
         while True:
             ratios = self._ratios(2 * count, precision)
-            side = walk(ratios[:count], precision, tail_bits)  # the far half's enclosures are wide: only a run-up
+            side = falling_side(
+                ratios[:count], precision, tail_bits
+            )  # the far half's intervals are wide: only a run-up
             if side is not None:
                 return join(0, side, side, precision)
             count *= 2
 
-    def _ratios(self, count: int, precision: int) -> list[Enclosure]:
+    def _ratios(self, count: int, precision: int) -> list[Interval]:
         """Enclose I_(k+1) / I_k downwards from [0, 1] by r_(k-1) = 1 / (2 k / variance + r_k), which contracts."""
         numerator, denominator = self.variance.numerator, self.variance.denominator
         ratio = (0, 1 << precision)
@@ -75,7 +87,7 @@ class SkellamLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class BinomialLaw:
+class BinomialDistribution:
     """The number of heads in fair coin tosses: P(k) proportional to trials! / (k! (trials - k)!)."""
 
     trials: int
@@ -83,11 +95,11 @@ class BinomialLaw:
     def weights(self, precision: int, tail_bits: int) -> Weights:
         """Enclose the weights from their exact ratios."""
         mode = self.trials // 2
-        left = _walk_endless(self._ratios(mode, precision), precision, tail_bits)
-        right = _walk_endless(self._ratios(self.trials - mode, precision), precision, tail_bits)
+        left = _endless_side(self._ratios(mode, precision), precision, tail_bits)
+        right = _endless_side(self._ratios(self.trials - mode, precision), precision, tail_bits)
         return join(mode, left, right, precision)
 
-    def _ratios(self, rest: int, precision: int) -> Iterator[Enclosure]:
+    def _ratios(self, rest: int, precision: int) -> Iterator[Interval]:
         """Yield the ratios outwards on a side with `rest` values left; beyond the last value they are zero."""
         while True:
             step = rest << precision
@@ -95,11 +107,11 @@ class BinomialLaw:
             rest = max(rest - 1, 0)
 
 
-def _geometric(first: Enclosure, factor: Enclosure, precision: int) -> Iterator[Enclosure]:
+def _geometric(first: Interval, factor: Interval, precision: int) -> Iterator[Interval]:
     while True:
         yield first
         first = multiply(first, factor, precision)
 
 
-def _walk_endless(ratios: Iterator[Enclosure], precision: int, tail_bits: int) -> Walk:
-    return cast("Walk", walk(ratios, precision, tail_bits))  # None is for ratios that end
+def _endless_side(ratios: Iterator[Interval], precision: int, tail_bits: int) -> Side:
+    return cast("Side", falling_side(ratios, precision, tail_bits))  # None is for ratios that end
