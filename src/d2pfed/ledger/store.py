@@ -85,11 +85,11 @@ class Store:
         with explained(self._path):
             self._connection.close()
 
-    def rows(self, first: int = 0) -> tuple[Row, ...]:
-        """Return all rows from the given number on, as of one moment."""
+    def rows(self, first: int = 0) -> Iterator[Row]:
+        """Yield all rows from the given number on, as of one moment."""
         with explained(self._path):
             query = f"SELECT {_COLUMNS} FROM entry WHERE seq >= ? ORDER BY seq"  # noqa: S608 - a constant
-            return tuple(_decode_row(fields) for fields in self._connection.execute(query, (first,)))
+            yield from map(_decode_row, self._connection.execute(query, (first,)))
 
     def append(self, row: Row, head: Head) -> None:
         """Add a row after the given head, on the disk when this returns.
@@ -127,7 +127,7 @@ class Store:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """RotationName a failure of the file system or of SQLite into the one error that names the ledger."""
+    """Turn a failure of the file system or of SQLite into the one error that names the ledger."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
