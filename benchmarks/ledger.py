@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -54,8 +55,8 @@ def _measured(path: Path, releases: int) -> Iterator[Row]:
     with opened[0] as ledger:
         for number in range(releases, releases + _REPEATS):
             planned, real = _release(number, _COHORT, _QUORUM), _release(number, _COHORT, _COHORT)
-            reserves.append(_seconds(lambda planned=planned: ledger.reserve(planned)))
-            commits.append(_seconds(lambda real=real: ledger.commit(real)))
+            reserves.append(_seconds(partial(ledger.reserve, planned)))
+            commits.append(_seconds(partial(ledger.commit, real)))
     yield Row(what="reserve", releases=releases, seconds=median(reserves), goal=goal_step)
     yield Row(what="commit", releases=releases, seconds=median(commits), goal=goal_step)
     yield Row(what="verify", releases=releases, seconds=_seconds(lambda: verify(path)), goal=None)

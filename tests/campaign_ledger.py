@@ -307,7 +307,7 @@ def stops(count: int, directory: Path) -> dict[str, int]:
 
 def append_unfenced(store: Store, row: Row, _head: Head) -> None:
     """The planted bug: a server that writes after whatever row is the last one now."""
-    last = store.rows()[-1]
+    last = tuple(store.rows())[-1]
     moved = chained_row(last.head, epoch=row.epoch, kind=row.kind, key=row.key, body=row.body, epsilon=row.epsilon)
     APPEND(store, moved, last.head)
 

@@ -210,7 +210,7 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
         ([beginning(0.25)], "row 2: it records epsilon 0.25, and the charged runs cost 0.125"),
         ([beginning(1.5, 12)], "row 2: the runs begun so far are over the budget"),
         ([beginning(float("nan"))], "row 2: epsilon must be at least 0"),
-        ([BEGIN, reserving(epsilon=0.25)], "row 3: an attempt adds no epsilon: epsilon must stay 0.125, got 0.25"),
+        ([BEGIN, reserving(epsilon=0.25)], "row 3: an attempt adds no epsilon: it must stay 0.125, got 0.25"),
         ([BEGIN, reserving(contributors=4)], "row 3: its noise is"),
         ([BEGIN, RESERVE, (1, RowKind.COMMIT, KEY, reserving(contributors=4)[3], 0.125)], "row 4: its noise is"),
         ([BEGIN, reserving(1)], "row 3: .*the run has 1 rounds"),

@@ -119,9 +119,7 @@ class LedgerState:
         if row.kind is RowKind.VOID and row.body:
             raise LedgerError("a void attempt releases nothing, so its body must be empty")
         if row.epsilon != self.epsilon:
-            raise LedgerError(
-                f"an attempt is charged nothing of its own: epsilon must stay {self.epsilon}, got {row.epsilon}"
-            )
+            raise LedgerError(f"an attempt adds no epsilon: it must stay {self.epsilon}, got {row.epsilon}")
         before, after = self.attempts.get(row.key), self.step(row.kind, row.key, row.release)
         self.attempts[row.key] = after
         if before is None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger.private_files import sync_directory as sync_path  # a file is synced in the same way
 from d2pfed.ledger.rows import Head, Key, Row, RowKind
 
 APPLICATION = 0x44325046  # "D2PF" in the header of the file
@@ -59,9 +60,9 @@ class Store:
                 _set_up(connection)  # only now: the first row is in the file itself, and no log has to follow it
             finally:
                 connection.close()
-            _sync(draft)
+            sync_path(draft)
             draft.rename(path)
-            _sync(path.parent)
+            sync_path(path.parent)
 
     @staticmethod
     def open(path: Path) -> "Store":
@@ -222,11 +223,3 @@ def _decode_key(place: list[object]) -> Key | None:
             return Key(run, number, attempt)
         case _:
             raise ValueError(f"run, round and attempt have the wrong types: {place!r}")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
