@@ -16,7 +16,7 @@ from d2pfed.flower.home import init_home, read_home
 from d2pfed.flower.keys import decode_public
 from d2pfed.flower.rosters import accept_roster, read_own_roster
 from d2pfed.flower.runs import Runs
-from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.plan import decode_plan
 
 client = typer.Typer(
@@ -121,7 +121,7 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
     )
 
 
-def _chance(home: Path, history: History) -> str:
+def _chance(home: Path, history: ClientHistory) -> str:
     """Say how likely the peers of the last run are not to meet this client again."""
     begun = history.bodies(Entry.BEGUN)
     if not begun:

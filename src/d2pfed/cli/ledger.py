@@ -119,7 +119,7 @@ def _file(path: Path) -> Path:
 
 
 def _fields(row: Row) -> dict[str, object]:
-    key, begun, release = row.key, row.begun, row.release
+    key, begun, release = row.key, row.charged_run, row.release
     hidden = release is not None and release.sampling.method is Sampling.POISSON
     return {
         "row": row.seq,

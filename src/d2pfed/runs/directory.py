@@ -230,7 +230,7 @@ def open_ledger(
             if head is not None:
                 book.require_head(head)
         if seen is None and budget != charge.budget:
-            charge.require_promise()
+            charge.require_guarantee()
         book.begin(run, directory.identity().name, charge)
         book.require_own(run, seen, 0 if last is None else last.state.rounds)
         directory.note(book.head())
