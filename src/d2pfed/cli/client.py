@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from d2pfed.accounting import round_up
-from d2pfed.cli import options
+from d2pfed.cli.options import AsJson
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import ALL, RUNS, Given, carried_over
@@ -19,7 +19,7 @@ from d2pfed.flower.runs import Runs
 from d2pfed.ledger.client_history import Entry, History
 from d2pfed.plan import decode_plan
 
-client = typer.Typer(
+app = typer.Typer(
     help="Set up and look after a client of a federation.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
@@ -28,7 +28,7 @@ client = typer.Typer(
 HomePath = Annotated[Path, typer.Argument(metavar="HOME", help="The client's directory.")]
 
 
-@client.command("init")
+@app.command("init")
 def init(
     home: HomePath,
     identity: Annotated[
@@ -47,7 +47,7 @@ def init(
     print(f"{identity}={public.hex()}")
 
 
-@client.command("enrol")
+@app.command("enrol")
 def enrol(
     home: HomePath,
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
@@ -57,7 +57,7 @@ def enrol(
     print(f"roster {accepted.serial} with {len(accepted.keys)} clients, {_until(accepted.expires)}")
 
 
-@client.command("adopt")
+@app.command("adopt")
 def adopt(
     home: HomePath,
     carried: Annotated[str, typer.Option(help="What counts as spent beside the log: all or nothing.")] = "",
@@ -78,8 +78,8 @@ def adopt(
     print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
 
 
-@client.command("show")
-def show(home: HomePath, json: options.AsJson = False) -> None:
+@app.command("show")
+def show(home: HomePath, json: AsJson = False) -> None:
     """Print what this client has spent, how far its log is, and what would notice if it were rolled back."""
     place = read_home(home)
     history = place.log.read()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli import options
+from d2pfed.cli.options import AsJson
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.flower.authority import next_roster, shown_positions
@@ -20,7 +20,7 @@ from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.roster import LIFETIME_DAYS
 
-roster = typer.Typer(
+app = typer.Typer(
     help="Say who the clients of a federation are: the authority's commands, and the server's draws.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
@@ -30,13 +30,13 @@ KeyFile = Annotated[Path, typer.Argument(metavar="KEY", help="The authority's pr
 RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster.")]
 
 
-@roster.command("authority")
+@app.command("authority")
 def authority(file: KeyFile) -> None:
     """Make the authority's key and print its public half, which everyone needs."""
     print(make_secret(file).hex())
 
 
-@roster.command("draws")
+@app.command("draws")
 def draws(
     file: Annotated[Path, typer.Argument(help="Where the server keeps its secret tree of draws.")],
     depth: Annotated[int, typer.Option(help="2^depth draws serve all runs under one roster.")] = DEPTH,
@@ -45,7 +45,7 @@ def draws(
     print(make_draws(file, depth).encode())
 
 
-@roster.command("sign")
+@app.command("sign")
 def sign(  # noqa: PLR0917 - typer declares options as parameters
     key: KeyFile,
     file: RosterFile,
@@ -88,11 +88,11 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
     print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, good until {_day(signed.expires)}")
 
 
-@roster.command("show")
+@app.command("show")
 def show(
     file: RosterFile,
     authority_key: Annotated[str, typer.Argument(metavar="AUTHORITY", help="The authority's public key.")],
-    json: options.AsJson = False,
+    json: AsJson = False,
 ) -> None:
     """Check a roster's signature and print what it says."""
     found = decode_roster(file.read_bytes(), decode_public(authority_key))
