@@ -31,7 +31,7 @@ from d2pfed.plan import (
     ideal_multiplier,
     observers,
 )
-from d2pfed.plan.agreement import TYPES
+from d2pfed.plan.plan import TYPES
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
 from d2pfed.secagg.graph import Consistency
 
@@ -298,10 +298,10 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"bits": 33}, r"bits must be in \[1, 32\], got 33"),
         ({"bits": 7}, "bits must be at least 8 for this noise and cohort, got 7"),
         ({"bits": 3, "mechanism": MechanismName.DDGAUSS}, "3 bits are too few for ddgauss with 20 clients"),
-        ({"scheme": Sampling.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
-        ({"scheme": Sampling.ONCE, "max_participations": 2}, "one participation, got 2"),
-        ({"scheme": Sampling.ONCE, "rounds": 99, "spare": 2}, "101 x 20 > 2000; at most 100 rounds"),
-        ({"scheme": Sampling.POISSON}, "mechanism shared or designated, got centered"),
+        ({"sampling": Sampling.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
+        ({"sampling": Sampling.ONCE, "max_participations": 2}, "one participation, got 2"),
+        ({"sampling": Sampling.ONCE, "rounds": 99, "spare": 2}, "101 x 20 > 2000; at most 100 rounds"),
+        ({"sampling": Sampling.POISSON}, "mechanism shared or designated, got centered"),
         (
             {"mechanism": MechanismName.SHARED, "colluders": 0.1},
             "colluders must be 0 with the mechanism shared.* got 0.1",
@@ -334,7 +334,7 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"dimension": 10**400}, r"dimension must be in \[1, 1073741824\], got a number of 1329 bits"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_refused_in_one_line(wish, rule):
+def test_a_target_that_cannot_be_met_is_refused_in_one_line(wish, rule):
     with pytest.raises(ConfigError, match=rule) as refusal:
         calibrate(replace(SMALL, **wish))
     assert "\n" not in str(refusal.value)
@@ -552,10 +552,10 @@ def test_the_error_is_close_to_a_trusted_servers(target):
     assert told.noise_to_clip >= plan.sigma / target.clip / plan.cohort_size
 
 
-def test_an_explanation_names_every_observer_with_its_own_epsilon():
+def test_a_summary_names_every_observer_with_its_own_epsilon():
     target = replace(SMALL, population=20, colluders=0.15)
     plan = planned(target)
-    told = {str(item.observer): item.epsilon for item in describe(target, plan).spent}
+    told = {str(item.observer): item.epsilon for item in describe(target, plan).guarantees}
     assert list(told) == ["released", "server", "client", "colluding(3)", "alone"]
     assert told["released"] <= 2.0
     assert told["released"] <= told["server"] < told["client"] < told["colluding(3)"] < told["alone"] < math.inf
@@ -563,9 +563,9 @@ def test_an_explanation_names_every_observer_with_its_own_epsilon():
     assert [str(item) for item in observers(plan)] == list(told)
 
 
-def test_whom_the_promise_is_made_against_has_a_row():
+def test_the_observer_of_the_target_has_a_row():
     target = replace(SMALL, against=colluding(1), epsilon=20.0)
-    told = {str(item.observer): item.epsilon for item in describe(target, planned(target)).spent}
+    told = {str(item.observer): item.epsilon for item in describe(target, planned(target)).guarantees}
     assert list(told) == ["released", "server", "client", "colluding(1)", "alone"]
     assert told["colluding(1)"] <= 20.0
 
@@ -581,10 +581,10 @@ def test_whom_the_promise_is_made_against_has_a_row():
         ({"rounds": 100}, 110),
         ({"spare": 0}, 10),
         ({"spare": 25}, 35),
-        ({"scheme": Sampling.NONE}, 11),
-        ({"scheme": Sampling.ONCE}, 11),
-        ({"scheme": Sampling.ONCE, "rounds": 100}, 100),  # the population holds no further block
-        ({"scheme": Sampling.ONCE, "rounds": 95}, 100),
+        ({"sampling": Sampling.NONE}, 11),
+        ({"sampling": Sampling.ONCE}, 11),
+        ({"sampling": Sampling.ONCE, "rounds": 100}, 100),  # the population holds no further block
+        ({"sampling": Sampling.ONCE, "rounds": 95}, 100),
     ],
 )
 def test_a_run_may_be_charged_for_more_attempts_than_rounds(wish, attempts):

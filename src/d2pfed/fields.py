@@ -135,7 +135,7 @@ def _converted(each: Description, value: object) -> object:
         raise _refused(each, f"one of {', '.join(one.value for one in each.type)}", value)
     if each.parse is not None and isinstance(value, str):
         return each.parse(value)
-    raise _refused(each, f"a {each.type.__name__}", value)
+    raise _refused(each, f"of the type {each.type.__name__}{' or its name' if each.parse else ''}", value)
 
 
 def _whole(each: Description, value: object) -> int:

@@ -17,7 +17,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, observers
-from d2pfed.plan.agreement import guarantees
+from d2pfed.plan.plan import guarantees
 from d2pfed.round import Attempt, Outcome, aggregate
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_run
 from d2pfed.runs.report import read_story, write_report

@@ -7,7 +7,7 @@ from d2pfed.accounting import Adjacency, Guarantee, Observer, Unit, View
 from d2pfed.errors import ConfigError
 from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, describe
-from d2pfed.plan.agreement import TYPES
+from d2pfed.plan.plan import TYPES
 from d2pfed.runs.report.records import Record, read_text
 from d2pfed.runs.report.story import RoundPoint, Story
 from d2pfed.runs.report.tables import table, text_of
