@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from d2pfed.accounting import RELEASED, SERVER, Adjacency, Sampling, colluding
-from d2pfed.cli import COMMANDS
+from d2pfed.cli import COMMANDS, app, main
 from d2pfed.cli.options import Config, FieldOptions, SectionedCommand, with_fields
 from d2pfed.errors import ConfigError, MissingExtra, needs_extra
 from d2pfed.fields import RUN, TRAINING, about, check_types, described, descriptions, documented
@@ -210,10 +210,28 @@ def test_a_defect_in_an_import_is_not_a_missing_extra():
         import d2pfed_nothing.deeper  # noqa: F401, PLC0415
 
 
+@pytest.mark.parametrize("line", ["ledger create --help", "client init --help", "roster sign --help"])
+def test_no_help_shows_an_escape(line):
+    ended = CliRunner().invoke(app, line.split())
+    assert ended.exit_code == 0
+    assert "Arguments:" in ended.output
+    assert "[required]" in ended.output
+    assert "\\" not in ended.output
+
+
+@pytest.mark.parametrize("name", ["ledger", "client", "roster", "data"])
+def test_a_group_without_a_command_prints_its_help(monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", ["d2pfed", name])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    out = capsys.readouterr().out
+    assert "Commands" in out
+    assert COMMANDS[name] in " ".join(out.split())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_of_the_list_has_a_help(name):
-    from d2pfed.cli import app  # noqa: PLC0415
-
     ended = CliRunner().invoke(app, [name, "--help"])
     assert ended.exit_code == 0
     assert f"{name}" in ended.output.splitlines()[0] + ended.output.splitlines()[1]

@@ -34,7 +34,7 @@ class PeerError(D2PFedError):
 
 
 class RolledBack(PeerError):  # noqa: N818 - the name of the event, not of a defect
-    """Somebody has met this client at a position that its log does not have: it must not go on."""
+    """A peer or the server has seen this client at a position that its log does not have: it must not go on."""
 
     def __init__(self, text: str, count: int, head: bytes) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of
 
 
 class LedgerError(D2PFedError):
-    """The ledger cannot be read or written, or does not say what it must: nothing may be released."""
+    """The ledger cannot be read or written, or its content is inconsistent: nothing may be released."""
 
 
 def shown(number: int) -> str:

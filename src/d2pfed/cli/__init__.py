@@ -103,6 +103,9 @@ def run(app: typer.Typer, name: str) -> None:
         # The parser's complaints know how to name the option; they have no common public type.
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without a command
+            print(error.format_message())
+            sys.exit(0)
         _fail(name, error.format_message())
 
 

@@ -5,18 +5,22 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import needs_extra
 
 app = typer.Typer(
-    help="Fetch data sets, or show where they are.", no_args_is_help=True, pretty_exceptions_show_locals=False
+    help="Fetch data sets, or show where they are.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,
 )
 
 TaskName = Annotated[str, typer.Argument(help="infimnist, mnist-writers, cifar10 or shakespeare.")]
 
 
-@app.command("fetch")
+@app.command("fetch", cls=SectionedCommand)
 def fetch_command(
     name: TaskName,
     directory: Annotated[Path | None, typer.Option("--data", help="Where to put it. Default: the cache.")] = None,
@@ -34,7 +38,7 @@ def fetch_command(
             out().print(f"{file}")
 
 
-@app.command("where")
+@app.command("where", cls=SectionedCommand)
 def where_command(name: TaskName, directory: DataDirectory = None, json: AsJson = False) -> None:
     """Show which files of a data set were found, and where."""
     with needs_extra("train", *TRAIN_PACKAGES):

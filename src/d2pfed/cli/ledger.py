@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from d2pfed.accounting import Sampling, round_up
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, option
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, option
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
 from d2pfed.fields import PRIVACY
@@ -18,13 +18,15 @@ from d2pfed.round import run_plan
 app = typer.Typer(
     help="Show, verify or create the record of releases.",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
 
 File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
 
 
-@app.command("show")
+@app.command("show", cls=SectionedCommand)
 def show(
     path: File,
     plot: Annotated[Path | None, typer.Option(help="Write a plot of epsilon by run (PNG or SVG).")] = None,
@@ -52,7 +54,7 @@ def show(
     out().print(table)
 
 
-@app.command("verify")
+@app.command("verify", cls=SectionedCommand)
 def verify_command(path: File, json: AsJson = False) -> None:
     """Recompute everything from the rows alone: chain, order, servers, attempts, and every epsilon."""
     file = _file(path)
@@ -72,7 +74,7 @@ def verify_command(path: File, json: AsJson = False) -> None:
         out().print(f"Run {begun.run}: {found.charged[begun.run]} of {plan.max_attempts} attempts charged.")
 
 
-@app.command("create")
+@app.command("create", cls=SectionedCommand)
 def create(
     path: Annotated[Path, typer.Argument(help="The file to make.")],
     *,

@@ -128,12 +128,14 @@ class SectionedCommand(TyperCommand):
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write one list of options for each section; those without one come last."""
-        lists: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
+        lists: dict[str, list[tuple[str, str]]] = {section: [] for section in ("Arguments", *SECTIONS)}
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
             if record is not None:
-                section = getattr(each, "rich_help_panel", None) or RUN
-                lists.setdefault(section, []).append(record)
+                panel = getattr(each, "rich_help_panel", None) or RUN
+                section = "Arguments" if each.param_type_name == "argument" else panel
+                # Typer escapes brackets as if rich printed them.
+                lists.setdefault(section, []).append((record[0], record[1].replace("\\[", "[")))
         for section, records in lists.items():
             if records:
                 with formatter.section(section):

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import needs_extra
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 def report(
     run: Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")], *, json: AsJson = False
 ) -> None:
