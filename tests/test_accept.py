@@ -48,10 +48,10 @@ def drawn_roster():
 
 @cache
 def make_plan(sampling=Sampling.FIXED, consistency=Consistency.SIGNED, cohort_size=COHORT):
-    wish = {"dimension": 30, "population": POPULATION, "cohort_size": cohort_size, "rounds": 2, "epsilon": 20.0}
+    asked = {"dimension": 30, "population": POPULATION, "cohort_size": cohort_size, "rounds": 2, "epsilon": 20.0}
     return calibrate(
         PrivacyTarget(
-            **wish, delta=1e-3, sampling=sampling, consistency=consistency, attempts_per_round=3, spare=1
+            **asked, delta=1e-3, sampling=sampling, consistency=consistency, attempts_per_round=3, spare=1
         )
     )
 
@@ -330,7 +330,7 @@ def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch
 @pytest.mark.parametrize("kind", [MechanismName.SHARED, MechanismName.DESIGNATED])
 def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
     """Where every vector counts, those who are left try again only if the server keeps to the protocol."""
-    wish = {
+    asked = {
         "dimension": 30,
         "population": POPULATION,
         "cohort_size": COHORT,
@@ -338,10 +338,10 @@ def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
         "epsilon": 20.0,
         "delta": 1e-3,
     }
-    signed = calibrate(PrivacyTarget(**wish, mechanism=kind, consistency=Consistency.SIGNED))
+    signed = calibrate(PrivacyTarget(**asked, mechanism=kind, consistency=Consistency.SIGNED))
     with pytest.raises(PeerError, match="planned 12 clients, got 11"):
         session_of(signed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1], roster=enrol(CLIENTS))
-    assumed = calibrate(PrivacyTarget(**wish, mechanism=kind))
+    assumed = calibrate(PrivacyTarget(**asked, mechanism=kind))
     assert len(session_of(assumed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1]).cohort) == COHORT - 1
 
 

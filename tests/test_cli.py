@@ -154,7 +154,7 @@ def test_a_ledger_of_a_population_is_made_once(run):
     status, _, err = run("ledger show clients.sqlite --plot nothing.png")
     assert (status, err.count("\n")) == (2, 1)
     status, out, err = run(f"{TINY} --delta 1e-3 --max-participations 2 --ledger clients.sqlite")
-    assert status == 3, err  # its own promise is not within the ledger's budget
+    assert status == 3, err  # its own guarantee is not within the ledger's budget
     assert "cannot go on" in out
     assert "Test accuracy" not in out
 

@@ -212,9 +212,9 @@ def test_attack_a_designated_client_that_colludes(monkeypatch):
         plan.mechanism.encode(centres, Share(rank, plan.cohort_size, 0), root.child("client", rank))
         for rank in range(plan.cohort_size)
     ]
-    told = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
-    assert np.std(told) > 1
-    assert not np.any(sum(vectors) - told)  # the bare sum of zeros: no noise is left
+    added = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
+    assert np.std(added) > 1
+    assert not np.any(sum(vectors) - added)  # the bare sum of zeros: no noise is left
 
 
 @pytest.mark.parametrize("mechanism", [MechanismName.CENTERED, MechanismName.DDGAUSS])

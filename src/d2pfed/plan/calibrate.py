@@ -33,7 +33,7 @@ def calibrate(target: PrivacyTarget) -> Plan:
     """Find the least noise that keeps the whole run within the target's epsilon, and the bits that carry it.
 
     Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
-    most epsilon against the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_promise.
+    most epsilon against the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_guarantee.
     """
     if target.mechanism in HELD_BY_ONE and target.colluders:
         raise ConfigError(
