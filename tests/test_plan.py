@@ -618,7 +618,7 @@ def test_a_partition_has_blocks_for_all_attempts():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({}, "No client is taken to collude"),
+        ({}, "No client is assumed to collude"),
         ({"colluders": 0.01}, "at most 20 of 2000 clients collude; a simulation verifies no draw."),
         (
             {"colluders": 0.01, "consistency": Consistency.SIGNED},
