@@ -672,7 +672,7 @@ def test_noise_that_clients_know_is_no_protection_from_them():
 def test_reasons_name_what_they_rest_on():
     target = replace(SMALL, dropouts=0.1, population=20, colluders=0.1)
     summary = describe(target, planned(target))
-    for part in ("epsilon 2", "`released`", "10 rounds", "20 clients", "2 of them are missing", "2 of them tell"):
+    for part in ("epsilon 2", "`released`", "10 rounds", "20 clients", "2 of them are missing", "2 of them reveal"):
         assert part in summary.why_noise
     assert f"{summary.bits} bits" in summary.why_bits
     assert "missing" not in describe(SMALL, planned(SMALL)).why_noise
