@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from d2pfed.accounting import round_up
-from d2pfed.cli import options
+from d2pfed.cli.options import AsJson, SectionedCommand
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.account import ALL, RUNS, Given, carried_over
@@ -19,16 +19,18 @@ from d2pfed.flower.runs import Runs
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.plan import decode_plan
 
-client = typer.Typer(
-    help="Set up and look after a client of a federation.",
+app = typer.Typer(
+    help="Set up and maintain a client of a federation.",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
 
 HomePath = Annotated[Path, typer.Argument(metavar="HOME", help="The client's directory.")]
 
 
-@client.command("init")
+@app.command("init", cls=SectionedCommand)
 def init(
     home: HomePath,
     identity: Annotated[
@@ -47,24 +49,26 @@ def init(
     print(f"{identity}={public.hex()}")
 
 
-@client.command("enrol")
+@app.command("enrol", cls=SectionedCommand)
 def enrol(
     home: HomePath,
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
 ) -> None:
-    """Take a roster by hand; it also comes with each run, and is checked in the same way."""
+    """Accept a roster from a file; one also comes with each run, and is checked in the same way."""
     accepted = accept_roster(read_home(home), roster.read_bytes())[0].roster
     print(f"roster {accepted.serial} with {len(accepted.keys)} clients, {_until(accepted.expires)}")
 
 
-@client.command("adopt")
+@app.command("adopt", cls=SectionedCommand)
 def adopt(
     home: HomePath,
-    carried: Annotated[str, typer.Option(help="What counts as spent beside the log: all or nothing.")] = "",
+    carried: Annotated[
+        str, typer.Option(help="What counts as spent in addition to the log: all or nothing.")
+    ] = "",
     run: Annotated[
-        list[str] | None, typer.Option(help="A run since the backup: its whole plan is charged.")
+        list[str] | None, typer.Option(help="A run since the backup, charged for its whole plan; may be repeated.")
     ] = None,
-    why: Annotated[str, typer.Option(help="What has happened, for the log.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
 ) -> None:
     """Declare what a log that was lost, rolled back or restored does not know, and go on with it.
 
@@ -78,8 +82,8 @@ def adopt(
     print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
 
 
-@client.command("show")
-def show(home: HomePath, json: options.AsJson = False) -> None:
+@app.command("show", cls=SectionedCommand)
+def show(home: HomePath, json: AsJson = False) -> None:
     """Print what this client has spent, how far its log is, and what would notice if it were rolled back."""
     place = read_home(home)
     history = place.log.read()
@@ -122,7 +126,7 @@ def show(home: HomePath, json: options.AsJson = False) -> None:
 
 
 def _chance(home: Path, history: ClientHistory) -> str:
-    """Say how likely the peers of the last run are not to meet this client again."""
+    """Return how likely it is that the peers of the last run do not meet this client again."""
     begun = history.bodies(Entry.BEGUN)
     if not begun:
         return " that meet it again"

@@ -9,8 +9,8 @@ from d2pfed.accounting import Sampling, is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
-from d2pfed.plan.agreement import TYPES
 from d2pfed.plan.describe import describe_plan
+from d2pfed.plan.plan import TYPES
 from d2pfed.plan.widths import variance
 from d2pfed.runs.plain import from_json, parse, read_text
 from d2pfed.runs.records import End, RoundRecord, RunSummary
