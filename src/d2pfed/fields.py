@@ -90,10 +90,7 @@ def described(settings: object) -> list[tuple[str, object, str]]:
 
 def documented(kind: type[Kind]) -> type[Kind]:
     """Append to a settings class's docstring an Attributes section made from its fields."""
-    lines = [
-        f"    {each.name}: {each.help}{default_in_words(each)}{f' {each.filled_in} fills it in.' * bool(each.filled_in)}"
-        for each in descriptions(kind)
-    ]
+    lines = [f"    {each.name}: {each.help}{default_in_words(each)}{_later(each)}" for each in descriptions(kind)]
     kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Attributes:", *lines])
     return kind
 
@@ -103,6 +100,10 @@ def default_in_words(each: Description) -> str:
     if each.default is dataclasses.MISSING:
         return ""
     return f" Default: {each.unset if each.default is None else text_of(each.default)}."
+
+
+def _later(each: Description) -> str:
+    return f" {each.filled_in} fills it in." if each.filled_in else ""
 
 
 def text_of(value: object) -> str:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from d2pfed.learning.model import Model, Params, Tensors, cross_entropy
+from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Examples
 from d2pfed.numerics.compiled import compiled
 
@@ -28,7 +28,7 @@ def layers_of(model: Model) -> int | None:
     It must also train all its parameters, with biases, in float32, by cross entropy.
     """
     module = model.module
-    if type(module) is not nn.Sequential or model.losses is not cross_entropy:
+    if type(module) is not nn.Sequential or not model.is_plain:
         return None
     count = len(module) // 2
     kinds = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (count - 1)]

@@ -170,9 +170,8 @@ class PrivacyTarget:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, most in _LIMITS.items():
-            if name not in self.missing:
-                check_range(name, getattr(self, name), 1, most)
+        for name in set(_LIMITS) - set(self.missing):
+            check_range(name, getattr(self, name), 1, _LIMITS[name])
         check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
         check_range("draws", self.draws, 0, 1 << 32)
         if self.spare is not None:
@@ -188,15 +187,16 @@ class PrivacyTarget:
                 raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         if self.bits is not None:
             check_range("bits", self.bits, 1, MAX_BITS)
+        self._check_cohorts()
+
+    def _check_cohorts(self) -> None:
         if self.sampling is Sampling.POISSON and self.mechanism not in HELD_BY_ONE:
             raise ConfigError(
                 f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
                 f"mechanism shared or designated, got {self.mechanism}"
             )
-        if not self.missing:
-            self._check_cohorts()
-
-    def _check_cohorts(self) -> None:
+        if self.missing:
+            return
         if self.cohort_size > self.population:
             raise ConfigError(
                 f"cohort_size must be at most the population {self.population}, got {self.cohort_size}"
