@@ -72,7 +72,7 @@ class ConvolutionalNetwork:
     def can_train(self, examples: Examples) -> bool:
         """Tell whether examples are float32 images with known classes."""
         inputs, labels = examples.inputs, examples.labels
-        if inputs.ndim != 4 or inputs.dtype != torch.float32:
+        if inputs.ndim != 4 or inputs.dtype != torch.float32 or labels.ndim != 1 or labels.dtype != torch.int64:
             return False
         return not len(labels) or bool(labels.min() >= 0 and labels.max() < self.classes)
 

@@ -58,6 +58,8 @@ def can_train(examples: Examples, widths: Ints) -> bool:
     inputs, labels = examples.inputs, examples.labels
     if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or inputs[0:1].numel() not in (0, widths[0]):
         return False
+    if labels.ndim != 1 or labels.dtype != torch.int64:
+        return False
     return not len(labels) or bool(labels.min() >= 0 and labels.max() < widths[-1])
 
 

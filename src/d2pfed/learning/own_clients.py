@@ -52,10 +52,10 @@ class OwnClients:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledClients:
-    """The same clients where each holds real inputs with a class label: what the fast trainers take."""
+    """The same clients where each holds rows like these, one tensor of inputs and one of labels."""
 
     own: OwnClients
-    shape: tuple[int, ...]  # of one input
+    like: Examples = field(repr=False)  # of no rows
 
     @property
     def population(self) -> int:
@@ -66,13 +66,16 @@ class LabelledClients:
         """Return what one client holds."""
         rows = self.own.examples(client)
         if not len(rows):
-            return Examples(torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64))
+            return self.like
         found = rows.examples()
-        if found is None or found.inputs.shape[1:] != self.shape:
-            raise ConfigError(
-                f"client {client} must hold inputs of shape {self.shape} and one class each, as other clients do"
-            )
+        if found is None or _kind(found) != _kind(self.like):
+            raise ConfigError(f"client {client} must hold {_kind(self.like)}, as other clients do")
         return found
+
+
+def _kind(examples: Examples) -> str:
+    parts = (("inputs", examples.inputs), ("labels", examples.labels))
+    return " and ".join(f"{name} of shape {tuple(part.shape[1:])} and type {part.dtype}" for name, part in parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

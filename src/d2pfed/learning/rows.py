@@ -56,12 +56,11 @@ class Rows:
         return self._each(lambda leaf: leaf.to(device))
 
     def examples(self) -> Examples | None:
-        """Return the rows as real inputs with one class label each; None if they are something else."""
+        """Return the rows as one tensor of real inputs with one label each; None if they are something else."""
         inputs, labels = self.inputs, self.labels
         if not isinstance(inputs, torch.Tensor) or not isinstance(labels, torch.Tensor):
             return None
-        plain = inputs.ndim > 1 and inputs.is_floating_point() and labels.ndim == 1 and labels.dtype == torch.int64
-        return Examples(inputs, labels) if plain else None
+        return Examples(inputs, labels) if inputs.ndim > 1 and inputs.is_floating_point() else None
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Rows":
         return Rows(mapped(change, self.inputs), mapped(change, self.labels))
