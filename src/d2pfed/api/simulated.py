@@ -10,7 +10,7 @@ from d2pfed.learning import Model
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan
-from d2pfed.runs import ArrayShape, Evaluator, Listener, Run, RunSettings, RunSummary, open_run
+from d2pfed.runs import ArrayShape, Evaluator, Listener, Run, RunSettings, RunSummary, StopRule, open_run
 from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, SimulatedFederation
 from d2pfed.training import Cohorts
 
@@ -33,15 +33,21 @@ class SimulatedRun:
         evaluator: Evaluator,
         listening: Callable[[Run], Listener],
         backend: Backend,
+        *,
+        evaluate_every: int = 1,
+        stop: StopRule | None = None,
     ) -> RunSummary:
         """Train from where the run is to its end, its budget's end, or the listener's request to stop.
 
         The backend is closed at the end.
         """
         with closing(backend), self.open(path, ledger) as run:
+            listen = listening(run)
             if self.plan is None:
-                return run.train_in_the_clear(self.clear_federation(run, backend), evaluator, listening(run))
-            return run.train(self.federation(run, self.plan, backend), evaluator, listening(run))
+                clear = self.clear_federation(run, backend)
+                return run.train_in_the_clear(clear, evaluator, listen, evaluate_every=evaluate_every, stop=stop)
+            private = self.federation(run, self.plan, backend)
+            return run.train(private, evaluator, listen, evaluate_every=evaluate_every, stop=stop)
 
     @contextmanager
     def open(self, path: Path, ledger: Path | None) -> Iterator[Run]:
