@@ -1,7 +1,8 @@
 """From what a user asks of `fit` to a complete privacy target, or to cohorts in the clear."""
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from d2pfed.accounting import SERVER, CohortSampling, Sampling
@@ -13,7 +14,7 @@ from d2pfed.plan.calibrate import ideal_multiplier
 DEFAULT_PRIVACY = PrivacyTarget(epsilon=1.0, against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1)
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
-LEAST_COHORT = 20  # that is chosen
+LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones
 FEW_CLIENTS = 1000  # below it, the default delta is no small number
 
 
@@ -65,8 +66,8 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
     """Choose rounds and cohorts for a target whose clients are asked once each; a tenth of the rounds is reserve.
 
     The noise of a round does not depend on how many rounds there are, so its norm over the clip falls as cohorts grow.
-    Cohorts are as small as keeps it at 2, for as many rounds as that gives, from 10 to 100; what is left goes to the
-    cohorts.
+    Cohorts are as small as keeps it at 2 times the clip, for as many rounds as that gives, from 10 to 100, and never so
+    small that fewer than half of their clients can be counted on; what is left of the population makes them larger.
     """
     if target.sampling is not Sampling.ONCE:
         raise ConfigError(f"rounds and cohort_size must be given, unless sampling is once, got {target.sampling}")
@@ -81,24 +82,47 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
             raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort_size}")
         count = min(MOST_ROUNDS, _most_rounds(population // cohort_size))
         return count, cohort_size, f"{count:,} rounds: {population:,} clients in cohorts of {cohort_size:,}."
-    needed = _quiet_cohort(target)
-    most = max(1, _most_rounds(population // min(LEAST_COHORT, population)))
-    count = min(most, MANY_ROUNDS, max(LEAST_ROUNDS, _most_rounds(population // needed)))
-    size = min(MOST_COHORT, population // _blocks(count))
+    spread = _spread(target)
+    sound = _least_size(target, lambda size: _honest(target, size) >= size / 2)
+    if sound is None:
+        raise ConfigError(
+            f"no cohort of {population:,} clients has an honest half with {target.dropouts:g} dropouts and "
+            f"{target.colluders:g} colluders: plan for fewer"
+        )
+    quiet = _least_size(target, lambda size: _noise(target, size, spread) <= NOISE_TO_CLIP) or population
+    most = _most_rounds(population // min(population, max(sound, LEAST_COHORT)))
+    count = min(most, MANY_ROUNDS, max(LEAST_ROUNDS, _most_rounds(population // quiet)))
+    size = min(LARGEST_COHORT, population // _blocks(count) if count > 1 else population)
     why = (
-        f"{count:,} rounds with cohorts of {size:,} clients, each asked once: the noise of a round is about "
-        f"{NOISE_TO_CLIP * needed / size:.2g} times the clip, and {needed:,} clients keep it at {NOISE_TO_CLIP:g}."
+        f"{count:,} round{'s' * (count != 1)} with cohorts of {size:,} clients, each asked once: the noise of a round "
+        f"is {_noise(target, size, spread):.2g} times the clip ({quiet:,} clients keep it at {NOISE_TO_CLIP:g}, "
+        f"{sound:,} leave an honest half)."
     )
     return count, size, why
 
 
-def _quiet_cohort(target: PrivacyTarget) -> int:
-    """Return how many clients keep the norm of the noise in their mean at NOISE_TO_CLIP times the clip."""
+def _spread(target: PrivacyTarget) -> float:
+    """Return the norm of the least noise in a sum over the clip."""
     whole = replace(target, rounds=1, cohort_size=target.population, colluders=0.0, spare=0)
-    radii = target.adjacency.radii
-    spread = radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
-    honest = max(0.1, 1 - target.dropouts - target.colluders)
-    return max(1, math.ceil(spread / (NOISE_TO_CLIP * math.sqrt(honest))))
+    return target.adjacency.radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
+
+
+def _honest(target: PrivacyTarget, size: int) -> int:
+    """Return how many clients of a cohort neither drop out nor collude."""
+    own = replace(target, rounds=1, cohort_size=size, spare=0)
+    return own.quorum - own.cohort_colluders
+
+
+def _noise(target: PrivacyTarget, size: int, spread: float) -> float:
+    """Return the norm of the noise in the mean of a whole cohort over the clip."""
+    return spread / math.sqrt(size * max(1, _honest(target, size)))
+
+
+def _least_size(target: PrivacyTarget, holds: Callable[[int], bool]) -> int | None:
+    """Return the smallest cohort for which a condition holds that does so for all larger ones; None if for none."""
+    sizes = range(1, min(LARGEST_COHORT, target.population) + 1)
+    at = bisect_left(sizes, 1, key=holds)
+    return None if at == len(sizes) else sizes[at]
 
 
 def _blocks(rounds: int) -> int:
