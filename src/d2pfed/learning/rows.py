@@ -56,11 +56,11 @@ class Rows:
         return self._each(lambda leaf: leaf.to(device))
 
     def examples(self) -> Examples | None:
-        """Return the rows as one tensor of real inputs with one label each; None if they are something else."""
+        """Return the rows as one tensor of inputs and one of labels; None if they are something else."""
         inputs, labels = self.inputs, self.labels
         if not isinstance(inputs, torch.Tensor) or not isinstance(labels, torch.Tensor):
             return None
-        return Examples(inputs, labels) if inputs.ndim > 1 and inputs.is_floating_point() else None
+        return Examples(inputs, labels) if inputs.ndim > 1 else None
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Rows":
         return Rows(mapped(change, self.inputs), mapped(change, self.labels))
