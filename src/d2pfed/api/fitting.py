@@ -1,48 +1,30 @@
 """`fit`: a user's own module, trained over a user's own clients, private against the server by default."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file
-
-from d2pfed.api.backends import MISTAKES, BackendName, backend_named, mistake, start_backend, try_client
-from d2pfed.api.filling import DEFAULT_PRIVACY, Scope, scope_of
-from d2pfed.api.norms import FILE, NormRecorder, read_norms
-from d2pfed.api.result import FitResult
-from d2pfed.api.simulated import SimulatedRun, array_shapes
-from d2pfed.api.stopping import EarlyStop
-from d2pfed.api.watching import Callback, Watch, listener, watching
-from d2pfed.errors import BudgetExceeded, ConfigError
-from d2pfed.learning import (
-    Forward,
-    LocalTraining,
-    Losses,
-    Metric,
-    Model,
-    Module,
-    OwnClients,
-    Rows,
-    Step,
-    accuracy,
-    batches_of,
-    measure,
-    one_thread,
-    own_model,
-    trainer_for,
+from d2pfed.api.arguments import (
+    checked_callbacks,
+    checked_metrics,
+    checked_seed,
+    checked_stop,
+    fixed_digest,
+    function_name,
+    keep_baseline,
+    ledger_path,
+    run_directory,
+    whole_number,
 )
-from d2pfed.ledger.private_files import replace_file
-from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics import canonical
-from d2pfed.numerics.randomness import digest
-from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.plan.bounds import check_range
-from d2pfed.runs import End, RunSettings, RunSummary
-from d2pfed.runs.plain import to_json
-from d2pfed.runs.report import BASELINE, Baseline, read_report
-from d2pfed.simulation import Backend, Dropouts, Fidelity
+from d2pfed.api.backends import backend_named
+from d2pfed.api.filling import DEFAULT_PRIVACY, scope_of
+from d2pfed.api.own_run import Details, OwnEvaluator, OwnRun
+from d2pfed.api.result import FitResult
+from d2pfed.api.simulated import array_shapes
+from d2pfed.api.stopping import EarlyStop
+from d2pfed.api.watching import Callback, watching
+from d2pfed.learning import Forward, LocalTraining, Losses, Metric, Module, OwnClients, Step, one_thread, own_model
+from d2pfed.plan import PrivacyTarget
+from d2pfed.runs import RunSettings
 from d2pfed.training import ServerOptimizer
 
 
@@ -150,8 +132,8 @@ def fit(
         lr_decay=server_lr_decay,
         averaging=server_averaging,
     )
-    stop = _checked_stop(early_stop, validation)
-    details = _Details(local, scope.sampling.cohort_size, _name_of(step or loss), _fixed_digest(model), stop)
+    stop = checked_stop(early_stop, validation)
+    details = Details(local, scope.sampling.cohort_size, function_name(step or loss), fixed_digest(model), stop)
     settings = RunSettings(
         title=type(module).__name__,
         data=f"{own.population:,} clients",
@@ -159,222 +141,22 @@ def fit(
         rounds=scope.rounds,
         optimizer=server,
         arrays=array_shapes(model),
-        seed=_checked_seed(seed),
+        seed=checked_seed(seed),
         details=details,
     )
-    fitting = _Fitting(
+    run = OwnRun(
         model=model,
         clients=own,
         scope=scope,
         settings=settings,
         details=details,
-        evaluator=_OwnEvaluator(model, validation, test, _checked_metrics(metrics, model)),
-        evaluate_every=_whole("evaluate_every", evaluate_every, 1),
-        callbacks=_checked_callbacks(callbacks),
-        path=_directory(directory, settings, model),
+        evaluator=OwnEvaluator(model, validation, test, checked_metrics(metrics, model)),
+        evaluate_every=whole_number("evaluate_every", evaluate_every, 1),
+        callbacks=checked_callbacks(callbacks),
+        path=run_directory(directory, settings, model),
     )
-    where = backend_named(backend), None if workers is None else _whole("workers", workers, 1)
-    shared = _ledger_path(ledger)
-    _keep_baseline(fitting.path, baseline)
+    where = backend_named(backend), None if workers is None else whole_number("workers", workers, 1)
+    shared = ledger_path(ledger)
+    keep_baseline(run.path, baseline)
     with watching(scope.rounds, progress=progress) as watch, one_thread(model):
-        return fitting.run(watch, where, shared)
-
-
-@dataclass(frozen=True, slots=True)
-class _Details:
-    """What decides a run of `fit` beside what every run has; data and initial parameters are not compared."""
-
-    local: LocalTraining
-    cohort_size: int
-    loss: str
-    fixed: str  # digest of all parameters and buffers that are not trained
-    early_stop: EarlyStop | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OwnEvaluator:
-    """Measures a model on a user's data; those for the test are opened once, at the end."""
-
-    model: Model
-    validation: object = field(repr=False)
-    held_out: object = field(repr=False)
-    metrics: Mapping[str, Metric]
-
-    def validate(self, _rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return the metrics on the validation data; none without such data."""
-        return measure(self.model, params, batches_of(self.validation, "validation"), self.metrics)
-
-    def test(self, params: FloatVector) -> dict[str, float]:
-        """Return the metrics on the test data; none without such data."""
-        return measure(self.model, params, batches_of(self.held_out, "test"), self.metrics)
-
-    def rehearse(self, params: FloatVector) -> None:
-        """Measure one batch of the validation data, so that a mistake shows before anything is charged."""
-        batches: Iterator[Rows] = islice(batches_of(self.validation, "validation"), 1)
-        try:
-            measure(self.model, params, batches, self.metrics)
-        except MISTAKES as error:
-            raise mistake("the validation data cannot be measured", error) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fitting:
-    """All that decides a call, checked."""
-
-    model: Model
-    clients: OwnClients
-    scope: Scope
-    settings: RunSettings
-    details: _Details
-    evaluator: _OwnEvaluator
-    evaluate_every: int
-    callbacks: tuple[Callback, ...]
-    path: Path
-
-    def run(self, watch: Watch, where: tuple[BackendName, int | None], ledger: Path | None) -> FitResult:
-        """Train from where the run is, and say what it came to."""
-        plan = None if self.scope.target is None else calibrate(self.scope.target)
-        initial = self.model.initial()
-        self.evaluator.rehearse(initial)
-        backend, line = self._backend(initial, where)
-        notes = (*self.scope.notes, line)
-        for note in notes:
-            watch.say(note)
-        run = SimulatedRun(
-            settings=self.settings,
-            plan=plan,
-            sampling=self.scope.sampling,
-            initial=initial,
-            dropouts=Dropouts(),
-            fidelity=Fidelity.SUM,
-        )
-        summary = run.execute(
-            self.path,
-            ledger,
-            self.evaluator,
-            lambda opened: listener(opened, self.model, watch, self.callbacks),
-            backend if plan is not None else NormRecorder(backend, self.path / FILE),
-            evaluate_every=self.evaluate_every,
-            stop=self.details.early_stop,
-        )
-        if summary.end is End.EXHAUSTED and not summary.rounds:
-            raise BudgetExceeded(summary.stopped)
-        return self._result(summary, plan, notes)
-
-    def _backend(self, params: FloatVector, where: tuple[BackendName, int | None]) -> tuple[Backend, str]:
-        client, _ = self.clients.first()
-        try:
-            trainer = trainer_for(self.model, self.clients, self.details.local)
-        except MISTAKES as error:
-            raise mistake(f"client {client} cannot be trained", error) from error
-        seconds = try_client(trainer, params, client) * self.scope.sampling.cohort_size * self.scope.rounds
-        return start_backend(where[0], trainer, (params, client), seconds=seconds, workers=where[1])
-
-    def _result(self, summary: RunSummary, plan: Plan | None, notes: tuple[str, ...]) -> FitResult:
-        report = read_report(self.path)
-        arrays = load_file(self.path / "model.safetensors")
-        params = np.concatenate([arrays[each.name].reshape(-1) for each in self.settings.arrays])
-        quantiles, not_finite = read_norms(self.path)
-        stop = self.details.early_stop if summary.end is End.STOPPED else None
-        return FitResult(
-            module=self.model.load(params),
-            metrics=summary.metrics,
-            test_metrics=summary.test_metrics or None,
-            guarantees=summary.guarantees,
-            stop_guarantee=None if stop is None or plan is None else stop.guarantee(plan, summary.charged),
-            history=report.rounds,
-            norm_quantiles=quantiles,
-            not_finite=None if plan is not None else not_finite,
-            directory=self.path,
-            summary=summary,
-            plan_summary=report.plan_summary,
-            notes=notes,
-        )
-
-
-def _directory(given: object, settings: RunSettings, model: Model) -> Path:
-    """Return where a run is kept; by default another place for other settings or another initial module."""
-    if given is None:
-        name = digest(canonical.encode(settings), model.initial().tobytes()).hex()[:8]
-        return Path("runs") / f"{settings.title.lower()}-{name}"
-    if not isinstance(given, (str, Path)):
-        raise ConfigError(f"directory must be a path, got {type(given).__name__}")
-    return Path(given)
-
-
-def _keep_baseline(path: Path, baseline: object) -> None:
-    """Write the rounds of a baseline into a run's directory, where its report finds them."""
-    if baseline is None:
-        return
-    if isinstance(baseline, FitResult):
-        found = Baseline(baseline.directory.name, baseline.history)
-    elif isinstance(baseline, (str, Path)):
-        other = read_report(Path(baseline))
-        found = Baseline(other.run, other.rounds)
-    else:
-        raise ConfigError(f"baseline must be a FitResult or a run's directory, got {type(baseline).__name__}")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        replace_file(path / BASELINE, to_json(found).encode(), mode=0o666)
-    except OSError as error:
-        raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
-
-
-def _fixed_digest(model: Model) -> str:
-    """Return the digest of all that is not trained: a run goes on with the same only."""
-    parts = [part for name, value in sorted(model.fixed().items()) for part in (name, _content(value))]
-    return digest("d2pfed fixed parameters", *parts).hex()
-
-
-def _content(value: object) -> bytes:
-    return np.asarray(value.detach().cpu().numpy()).tobytes()  # type: ignore[attr-defined]
-
-
-def _checked_metrics(metrics: object, model: Model) -> dict[str, Metric]:
-    if metrics is None:
-        return {"accuracy": accuracy} if model.is_plain else {}
-    if not isinstance(metrics, Mapping) or not all(
-        isinstance(name, str) and callable(metric) for name, metric in metrics.items()
-    ):
-        raise ConfigError(f"metrics must be a dictionary of names and functions, got {type(metrics).__name__}")
-    if "loss" in metrics:
-        raise ConfigError("metrics has the name loss, which is the loss itself")
-    return dict(metrics)
-
-
-def _checked_stop(stop: object, validation: object) -> EarlyStop | None:
-    if stop is not None and not isinstance(stop, EarlyStop):
-        raise ConfigError(f"early_stop must be an EarlyStop or None, got {type(stop).__name__}")
-    if stop is not None and validation is None:
-        raise ConfigError("early_stop needs validation data, got none")
-    return stop
-
-
-def _checked_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    given = (callbacks,) if callable(callbacks) else callbacks
-    if not isinstance(given, Sequence) or not all(callable(each) for each in given):
-        raise ConfigError(f"callbacks must be functions, got {type(callbacks).__name__}")
-    return tuple(given)
-
-
-def _checked_seed(seed: object) -> int | None:
-    return None if seed is None else _whole("seed", seed, 0)
-
-
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be a whole number, got {value!r}")
-    check_range(name, value, least, 2**63 - 1)
-    return value
-
-
-def _ledger_path(ledger: object) -> Path | None:
-    if ledger is not None and not isinstance(ledger, (str, Path)):
-        raise ConfigError(f"ledger must be the path of a ledger's file, got {type(ledger).__name__}")
-    return None if ledger is None else Path(ledger)
-
-
-def _name_of(function: object) -> str:
-    if function is None:
-        return "cross_entropy"
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+        return run.execute(watch, where, shared)

@@ -5,7 +5,7 @@ from d2pfed.learning.evaluation import Metric, Metrics, accuracy, evaluate, meas
 from d2pfed.learning.local import LocalTraining, Optimizer
 from d2pfed.learning.model import Forward, Losses, Model, Params, Step, cross_entropy
 from d2pfed.learning.own_clients import LabelledClients, OwnClients
-from d2pfed.learning.own_model import Module, one_thread, own_model, trainer_for
+from d2pfed.learning.own_model import Module, fixed_content, one_thread, own_model, trainer_for
 from d2pfed.learning.partition import ByOwner, Dirichlet, Iid, Partition, Shards, parse_partition
 from d2pfed.learning.rows import Rows, batches_of, rows_of
 from d2pfed.learning.sequential import SequentialTrainer
@@ -54,6 +54,7 @@ __all__ = [
     "own_model",
     "trainer_for",
     "one_thread",
+    "fixed_content",
     "LabelledClients",
     "Forward",
     "Step",

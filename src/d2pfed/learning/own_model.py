@@ -93,6 +93,13 @@ def _tells_rows_apart(model: Model, examples: Examples) -> bool:
     return model.training_losses(values, few.inputs, few.labels).shape == (len(few),)
 
 
+def fixed_content(model: Model) -> Iterator[tuple[str, bytes]]:
+    """Yield names and bytes of all that is not trained, in the order of the names."""
+    for name, value in sorted(model.fixed().items()):
+        whole = value.detach().cpu().contiguous().reshape(-1)
+        yield name, whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""
+
+
 @contextmanager
 def one_thread(model: Model) -> Iterator[None]:
     """Let torch use one thread for a model on the CPU: small products are faster so, and cores stay free."""
