@@ -2,6 +2,7 @@ import os
 import signal
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -45,14 +46,22 @@ def deadly(params, clients, seed):
     return known(params, clients, seed)
 
 
-def without(lost):
-    """The same in this process, without those who were lost."""
+@dataclass(frozen=True)
+class Without:
+    """A backend in this process that loses these clients."""
 
-    def learn(params, clients, seed):
+    lost: set[int]
+
+    def train(self, params, clients, seed):
         for client, update in zip(clients, known(params, clients, seed), strict=True):
-            yield None if client in lost else update
+            yield None if client in self.lost else update
 
-    return learn
+    def encode(self, encoder, params, clients, seed):
+        left = tuple(client for client in clients if client not in self.lost)
+        return InProcess(known).encode(encoder, params, left, seed)
+
+    def close(self):
+        pass
 
 
 def make_plan(cohort_size=40, **changes):
@@ -117,7 +126,7 @@ def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(clus
         assert len(lost) == 5  # one piece of eight
         total = collected.unmask().vector
         assert len(backend.processes()) == 1
-    alone = InProcess(without(lost))
+    alone = Without(lost)
     assert np.array_equal(simulate(plan, alone, fidelity).unmask().vector, total)
 
 
@@ -146,7 +155,7 @@ def test_a_thousand_clients_on_two_workers_with_one_killed(cluster):
         collected = simulate(plan, backend, Fidelity.SUM)
         assert len(collected.survivors) == 875  # one piece of eight is lost with its worker
         assert len(backend.processes()) == 1
-    alone = InProcess(without(set(range(1000)) - set(collected.survivors)))
+    alone = Without(set(range(1000)) - set(collected.survivors))
     assert np.array_equal(simulate(plan, alone, Fidelity.SUM).unmask().vector, collected.unmask().vector)
 
 
