@@ -21,6 +21,8 @@ from d2pfed.ledger import read_rows
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
+from d2pfed.runs import RoundRecord
+from d2pfed.runs.plain import from_json
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect
 from d2pfed.simulation.ray_backend import RayBackend
 from d2pfed.training import ServerOptimizer
@@ -65,7 +67,7 @@ class Without:
 
 
 def make_plan(cohort_size=40, **changes):
-    wish = {
+    target = {
         "dimension": DIMENSION,
         "population": 4 * cohort_size,
         "cohort_size": cohort_size,
@@ -73,7 +75,7 @@ def make_plan(cohort_size=40, **changes):
         "epsilon": 20.0,
         "dropouts": 0.4,
     }
-    return calibrate(PrivacyTarget(**(wish | changes)))
+    return calibrate(PrivacyTarget(**(target | changes)))
 
 
 def simulate(plan, backend, fidelity, participations=None):
@@ -196,6 +198,11 @@ def test_a_run_goes_on_with_another_backend_and_the_same_ledger(cluster, tmp_pat
     assert (first.rounds, first.stopped) == (2, "interrupted")
     job.execute(paths[0], None, lambda progress: True)
     job.execute(paths[1], None, lambda progress: True)
+    records = [
+        from_json(RoundRecord, line, "metrics.jsonl")
+        for line in (paths[0] / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [(record.round, record.survivors) for record in records] == [(1, 20), (2, 20), (3, 20)]
     bodies = [[row.body for row in read_rows(path / "ledger.sqlite") if row.key is not None] for path in paths]
     assert bodies[0] == bodies[1]
     mixed, alone = (
