@@ -19,6 +19,7 @@ from d2pfed.runs.report import RunReport, write_report
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
 from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
+from d2pfed.runs.report.tables import table
 from d2pfed.runs.report.wording import guarantee_text, in_bytes, meaning
 from support.reports import Page, in_the_clear, interrupted, outside, records, report, with_summary
 
@@ -440,7 +441,7 @@ def test_a_run_in_the_clear_says_that_nothing_is_private_and_has_no_observer(tmp
     page = Page.read(written(in_the_clear(12), tmp_path))
     assert "trained in the clear: it protects nobody" in page.text
     assert "32 bits" in page.text
-    for word in ("What each observer", "ledger", "delta", "digest", "masked"):
+    for word in ("What each observer", "attempts charged", "ledger", "delta", "digest", "masked"):
         assert word not in page.text, word
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"accuracy", "loss"}
     assert outside((tmp_path / "report.html").read_text()) == []
@@ -481,3 +482,20 @@ def test_a_run_without_any_evaluation_has_a_report():
     given = with_summary(replace(given, rounds=rounds), metrics={}, test_metrics={})
     assert "no evaluation was given" in Page.read(render(given, [])).text
     assert [panel.plot.name for panel in panels(given)] == ["attempts", "noise", "survivors"]
+
+
+def test_test_data_that_do_not_exist_are_not_said_to_be_closed():
+    given = with_summary(report(12), test_metrics={})
+    assert "Validation accuracy 81.23 % no test data was given" in Page.read(render(given, [])).text
+    assert "81.23 % test data not opened yet" in Page.read(render(interrupted(5), [])).text
+
+
+def test_lists_in_settings_are_readable_and_bounded():
+    arrays = [
+        {"": "ArrayShape", "name": "weight", "shape": [2, 3]},
+        {"": "ArrayShape", "name": "bias", "shape": []},
+    ]
+    rows = dict(table({"arrays": arrays, "clients": list(range(100_000))}))
+    assert rows["arrays"] == "weight (2, 3), bias ()"
+    assert rows["clients"].startswith("0, 1, 2, ")
+    assert rows["clients"].endswith(", 19, and 99,980 more")
