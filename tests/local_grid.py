@@ -33,7 +33,7 @@ def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
         "population": clients,
         "cohort_size": clients,
         "rounds": rounds,
-        "scheme": Sampling.NONE,
+        "sampling": Sampling.NONE,
         "against": SERVER,
         "epsilon": 5000.0,
         "delta": 1e-5,

@@ -7,8 +7,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from safetensors.numpy import load_file
 
 from d2pfed.accounting import Sampling
+from d2pfed.cli import main
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, PeerError, TooFewClients
 from d2pfed.flower import server
 from d2pfed.flower.draws import Committed
@@ -17,9 +19,12 @@ from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.home import read_home
 from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import RowKind as LogEntry
+from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import MechanismName
+from d2pfed.runs import RoundRecord
+from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
@@ -34,6 +39,7 @@ from local_grid import (
     noise_bound,
     start,
 )
+from support.reports import Page, outside
 
 
 def kind(message: Message) -> MessageKind | None:
@@ -310,7 +316,7 @@ def test_the_roster_must_be_the_plans_population(tmp_path):
 
 
 def test_cohorts_come_from_the_whole_roster_whoever_is_connected(tmp_path):
-    """Drawing from those who are connected would break the sampling that the promise rests on."""
+    """Drawing from those who are connected would break the sampling that the guarantee rests on."""
     plan = make_plan(5, rounds=1, population=6, sampling=Sampling.FIXED, dropouts=0.4)
     roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=5)
     start(
@@ -536,7 +542,7 @@ def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
     drawn = [
         (int(body["draw"]), body["run"])
         for client in range(6)
-        for body in read_home(home_in(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_home(home_in(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     ]
     assert {draw for draw, _ in drawn} == {0, 3, 6, 9}
     assert len(drawn) == 4 * 4
@@ -558,7 +564,7 @@ def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
     blocks = {
         (body["round"], body["attempt"]): body["block"]
         for client in range(9)
-        for body in read_home(home_in(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_home(home_in(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     }
     assert blocks == {(0, 0): 0, (0, 1): 1, (1, 0): 2}
     assert json.loads((tmp_path / "run" / "notes.json").read_text())["block"] == 3
@@ -587,9 +593,9 @@ def test_a_kill_before_vectors_are_asked_for_costs_a_block_and_not_the_run(tmp_p
 
 def test_a_partition_that_goes_by_its_notes_alone_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        server._Run,
+        server.FlowerFederation,
         "_next",
-        lambda run, number, attempt: run._cohorts.draw(number, attempt, run._notes.block),
+        lambda own, attempt: own._cohorts.draw(attempt.round, attempt.number, own._notes.block),
     )
     with pytest.raises(ConfigError, match="uses each client once"):
         a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
@@ -628,3 +634,56 @@ def test_the_plans_consistency_is_that_of_the_roster(tmp_path):
         make_strategy(make_plan(consistency=Consistency.ASSUMED), tmp_path, roster)
     with pytest.raises(ConfigError, match="consistency must be assumed, got signed"):
         make_strategy(make_plan(), tmp_path, None)
+
+
+# What a run leaves
+
+
+def accuracy(rounds: int, _arrays: ArrayRecord) -> MetricRecord:
+    """The app's own evaluation."""
+    return MetricRecord({"accuracy": rounds / 4, "loss": 1.0})
+
+
+def test_the_report_of_a_run_is_written_and_read_back_and_shows_the_seconds_of_the_exchanges(
+    tmp_path, monkeypatch, capsys
+):
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path), evaluate_fn=accuracy)
+    run = tmp_path / "run"
+    first = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    monkeypatch.setattr("sys.argv", ["d2pfed", "report", str(run)])
+    main()
+    assert capsys.readouterr().out == f"The report is in {run / 'report.html'}.\n"
+    assert (run / "report.html").read_bytes() == first
+    page, report = Page.read(first.decode()), read_report(run)
+    assert outside(first.decode()) == []
+    assert "Finished after 2 rounds." in page.text
+    assert "Validation accuracy 50.00 %" in page.text
+    start_of = page.cells.index(report.rounds[0].exchanges[0].name)
+    shown = page.cells[start_of : start_of + 15]
+    assert shown[::3] == [lap.name for lap in report.rounds[0].exchanges]
+    for place, seconds in enumerate(shown[1::3]):
+        own = [record.exchanges[place].seconds for record in report.rounds]
+        assert float(seconds) == pytest.approx(sum(own) / 2, abs=0.0051)
+    assert shown[2::3] == ["10 of 10"] * 5
+    assert report.plan == make_plan()
+    assert report.summary.guarantees
+
+
+def test_every_line_of_the_metrics_is_a_record_of_a_round(tmp_path):
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path), evaluate_fn=accuracy)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [from_json(RoundRecord, line, "metrics.jsonl") for line in lines]
+    assert [to_json(record) for record in records] == lines
+    assert [(record.round, record.metrics["accuracy"], record.survivors) for record in records] == [
+        (1, 0.25, 5),
+        (2, 0.5, 5),
+    ]
+    assert all(len(record.exchanges) == 5 for record in records)
+
+
+def test_the_model_is_saved_by_the_apps_own_names(tmp_path):
+    params = start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path))
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert list(saved) == ["params"]
+    assert np.array_equal(saved["params"], params)
