@@ -28,12 +28,12 @@ Lose = Callable[[int, Message], Message | None]  # by client: what becomes of a 
 
 def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
     """A plan with so little noise that a sum shows who is in it."""
-    wish: dict[str, object] = {
+    target: dict[str, object] = {
         "dimension": DIMENSION,
         "population": clients,
         "cohort_size": clients,
         "rounds": rounds,
-        "scheme": Sampling.NONE,
+        "sampling": Sampling.NONE,
         "against": SERVER,
         "epsilon": 5000.0,
         "delta": 1e-5,
@@ -41,7 +41,7 @@ def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
         "spare": 4,
         "consistency": Consistency.SIGNED,
     }
-    return calibrate(PrivacyTarget(**(wish | changes)))
+    return calibrate(PrivacyTarget(**(target | changes)))
 
 
 def make_message(content: RecordDict, node: int, group: str = "", seconds: float = 60.0) -> Message:

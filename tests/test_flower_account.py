@@ -14,22 +14,22 @@ from d2pfed.secagg.graph import Consistency
 DELTA = 1e-5
 
 
-def plan_of(scheme: Sampling = Sampling.FIXED, rounds: int = 4, **changes: object) -> Plan:
-    wish = {
+def plan_of(sampling: Sampling = Sampling.FIXED, rounds: int = 4, **changes: object) -> Plan:
+    target = {
         "dimension": 16,
         "population": 60,
         "cohort_size": 12,
         "rounds": rounds,
-        "scheme": scheme,
+        "sampling": sampling,
         "against": SERVER,
         "epsilon": 4.0,
         "delta": DELTA,
         "spare": 0,
         "consistency": Consistency.SIGNED,
     }
-    if scheme is Sampling.FIXED:
-        wish["max_participations"] = 3
-    return calibrate(PrivacyTarget(**(wish | changes)))
+    if sampling is Sampling.FIXED:
+        target["max_participations"] = 3
+    return calibrate(PrivacyTarget(**(target | changes)))
 
 
 FIXED, NONE, ONCE = plan_of(), plan_of(Sampling.NONE), plan_of(Sampling.ONCE)
@@ -131,7 +131,7 @@ def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
         charge(account, plan, number=9)
     with pytest.raises(ConfigError, match=f"has sent {plan.max_participations} vectors in run a run"):
         account.require_turn(plan, "a run", account.log.read())
-    with pytest.raises(ConfigError, match="the plan's cap is"):
+    with pytest.raises(ConfigError, match="its plan allows"):
         account.require_room(plan, "a run", account.log.read())
 
 
@@ -216,7 +216,7 @@ def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(
 def test_a_run_that_is_carried_over_counts_wholly(home, account):
     lost(home).adopt(carried_over(RUNS, {"since the backup": FIXED}))
     given = Given.of(home.log.read())
-    assert given.max_participations("since the backup") == FIXED.max_participations
+    assert given.participations("since the backup") == FIXED.max_participations
     assert given.epsilon(DELTA) == client_epsilon([charged(FIXED, "", 0, 0)] * 3, DELTA)
 
 

@@ -19,7 +19,7 @@ from d2pfed.flower.client import home_of, private
 from d2pfed.flower.envelope import EXCHANGE
 from d2pfed.flower.home import SIMULATION_VARIABLE, read_home
 from d2pfed.flower.layout import Layout
-from d2pfed.flower.layout import RowKind as ArrayEntry
+from d2pfed.flower.layout import Entry as ArrayEntry
 from d2pfed.flower.part import Part
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.numerics import canonical
@@ -402,7 +402,7 @@ def test_a_plan_is_checked_while_no_lock_is_held(tmp_path, monkeypatch):
 
 
 WILD = {
-    '"cohort":5': '"cohort":1000000000000',
+    '"cohort_size":5': '"cohort_size":1000000000000',
     '"population":5': '"population":1000000000000',
     '"dimension":16': '"dimension":1' + "0" * 300,
     '"rounds":2': '"rounds":1' + "0" * 4000,

@@ -17,7 +17,7 @@ from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.home import read_home
 from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import RowKind as LogEntry
+from d2pfed.ledger.client_history import Entry as LogEntry
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import MechanismName
 from d2pfed.secagg import crypto

@@ -32,8 +32,8 @@ def test_saved_secrets_are_used_once(tmp_path):
                 return None
 
         with ThreadPoolExecutor(8) as pool:
-            participations = [each for each in pool.map(take, range(8)) if each is not None]
-        assert [each.state for each in participations] == [b"secret state"]
+            taken = [each for each in pool.map(take, range(8)) if each is not None]
+        assert [each.state for each in taken] == [b"secret state"]
         assert files(tmp_path) == []
 
 
