@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.secagg.wire import pack_integer
+
+NamedArrays = Mapping[str, np.ndarray]  # a model's arrays by name
 
 _TYPES = ("float16", "float32", "float64")
 _PARAMS = np.dtype("<f4")
@@ -22,7 +23,7 @@ _MOST_CHARACTERS = 1 << 21  # of a layout's text
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArraySpec:
     """One array of a model."""
 
     name: str
@@ -42,9 +43,9 @@ class Entry:
             raise ConfigError(f"array {self.name!r} must have at most 32 lengths, each in [0, {_MOST_PARAMS})")
 
     @staticmethod
-    def of(name: str, array: Array) -> "Entry":
+    def of(name: str, array: np.ndarray) -> "ArraySpec":
         """Return what a named array looks like."""
-        return Entry(name, tuple(array.shape), array.dtype)
+        return ArraySpec(name, tuple(array.shape), array.dtype.name)
 
     @property
     def size(self) -> int:
@@ -56,7 +57,7 @@ class Entry:
 class Layout:
     """The arrays of a model, in the order in which they lie in the flat vector."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ArraySpec, ...]
 
     def __post_init__(self) -> None:
         if len(self.entries) > _MOST_ARRAYS:
@@ -67,14 +68,14 @@ class Layout:
             raise ConfigError("the arrays of a model must have names of their own")
 
     @staticmethod
-    def of(arrays: ArrayRecord) -> "Layout":
+    def of(arrays: NamedArrays) -> "Layout":
         """Return the layout of a model's arrays."""
-        return Layout(tuple(Entry.of(name, array) for name, array in arrays.items()))
+        return Layout(tuple(ArraySpec.of(name, array) for name, array in arrays.items()))
 
     @staticmethod
     def decode(text: str) -> "Layout":
         """Return the layout that has exactly this canonical text."""
-        layout = canonical.decode(text, {"Layout": Layout, "Entry": Entry}, most=_MOST_CHARACTERS)
+        layout = canonical.decode(text, {"Layout": Layout, "ArraySpec": ArraySpec}, most=_MOST_CHARACTERS)
         if not isinstance(layout, Layout):
             raise PeerError("a layout was expected")
         return layout
@@ -88,24 +89,22 @@ class Layout:
         """How many parameters there are."""
         return sum(entry.size for entry in self.entries)
 
-    def flatten(self, arrays: ArrayRecord) -> FloatVector:
+    def flatten(self, arrays: NamedArrays) -> FloatVector:
         """Return the layout's parameters as one vector; refuse arrays that lack one or have it in another shape.
 
         Arrays of other names are left out: what a client freezes, or counts, stays with it.
         """
         named = {entry.name: arrays[entry.name] for entry in self.entries if entry.name in arrays}
-        found = tuple(Entry.of(name, array) for name, array in named.items())
+        found = tuple(ArraySpec.of(name, array) for name, array in named.items())
         if found != self.entries:
             raise ConfigError(f"the arrays must be {_names(self.entries)}, got {_names(found)}")
-        return np.concatenate([array.numpy().ravel().astype(np.float32) for array in named.values()])
+        return np.concatenate([array.ravel().astype(np.float32) for array in named.values()])
 
-    def unflatten(self, params: FloatVector) -> ArrayRecord:
+    def unflatten(self, params: FloatVector) -> dict[str, np.ndarray]:
         """Return the named arrays of a flat vector."""
         ends = np.cumsum([entry.size for entry in self.entries])[:-1]
         parts = zip(self.entries, np.split(params, ends), strict=True)
-        return ArrayRecord(
-            {entry.name: Array(part.reshape(entry.shape).astype(entry.type)) for entry, part in parts}
-        )
+        return {entry.name: part.reshape(entry.shape).astype(entry.type) for entry, part in parts}
 
 
 def encode_task(layout: Layout, config: Mapping[str, object]) -> bytes:
@@ -120,27 +119,33 @@ def encode_task(layout: Layout, config: Mapping[str, object]) -> bytes:
     return pack_integer(len(arrays), 4) + arrays + text
 
 
-def decode_task(task: bytes, layout: Layout) -> ConfigRecord:
-    """Return the training configuration of a round; refuse a task for another layout than the one introduced.
+def decode_task(task: bytes, layout: Layout) -> dict[str, object]:
+    """Return the training configuration of a round; refuse a task for another layout than the one announced.
 
-    Guarantee: what a client trains is in the context of its masks, so clients that were told different names, shapes
-    or settings do not cancel. Checked: test_flower_liar.py::test_other_names_for_other_clients_give_no_sum.
+    Guarantee: what a client trains is in the context of its masks, so clients that were sent different names, shapes
+    or settings do not cancel. Checked: test_flower_malicious_server.py::test_other_names_for_other_clients_give_no_sum.
     """
     size = int.from_bytes(task[:4], "little")
     require_layout(task[4 : 4 + size], layout)
     try:
         config = json.loads(task[4 + size :])
-        if isinstance(config, dict):
-            return ConfigRecord(config)
-    except (TypeError, ValueError, RecursionError):
-        pass
-    raise PeerError("a training configuration must be a flat JSON object")
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict) or not all(_is_setting(value) for value in config.values()):
+        raise PeerError("a training configuration must be a flat JSON object")
+    return config
 
 
-def require_layout(told: bytes, introduced: Layout) -> None:
-    """Refuse to train other arrays than those this run was introduced with."""
-    if told != introduced.encode().encode():
-        raise PeerError("a task must be for the layout that the run was introduced with")
+def require_layout(sent: bytes, announced: Layout) -> None:
+    """Refuse to train other arrays than those this run was announced with."""
+    if sent != announced.encode().encode():
+        raise PeerError("a task must be for the layout that the run was announced with")
+
+
+def _is_setting(value: object) -> bool:
+    """Say whether a value is a number, a text, or a list of one of these types."""
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, (bool, int, float, str)) for item in items) and len({type(i) for i in items}) <= 1
 
 
 def encode_model(params: FloatVector) -> bytes:
@@ -155,5 +160,5 @@ def decode_model(data: bytes, layout: Layout) -> FloatVector:
     return np.frombuffer(data, _PARAMS).astype(np.float32)
 
 
-def _names(entries: tuple[Entry, ...]) -> str:
+def _names(entries: tuple[ArraySpec, ...]) -> str:
     return ", ".join(f"{entry.name} {entry.shape} {entry.type}" for entry in entries) or "none of them"

@@ -12,13 +12,26 @@ from safetensors.numpy import save
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, TooFewClients
-from d2pfed.flower.cohorts import Drawn, SecretCohorts, cohort_source, require_lasting
-from d2pfed.flower.envelope import Introduction
-from d2pfed.flower.grid import Deadlines, GridExchange, Letter, Mail, letter
+from d2pfed.flower.cohorts import (
+    BlameTracking,
+    CohortDraw,
+    ParticipationLog,
+    SecretCohorts,
+    cohort_source,
+    require_lasting,
+)
+from d2pfed.flower.grid import (
+    Deadlines,
+    GridExchange,
+    GridTransport,
+    MessageFactory,
+    NodeRegistry,
+    make_message,
+)
 from d2pfed.flower.layout import Layout, encode_model, encode_task
-from d2pfed.flower.node_registry import NodeRegistry
-from d2pfed.flower.notes import Notes, Watched
 from d2pfed.flower.positions import Positions
+from d2pfed.flower.records import to_array_record, to_named_arrays
+from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
@@ -68,7 +81,7 @@ class PrivateFedAvg:
     ledger: Path | None = None  # one that other runs over these clients share; None: the directory's own
     step: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
-    make_letter: Letter = field(default=letter, repr=False)
+    message_factory: MessageFactory = field(default=make_message, repr=False)
 
     def __post_init__(self) -> None:
         if self.plan.sampling.method is Sampling.POISSON:
@@ -109,7 +122,7 @@ class PrivateFedAvg:
         rounds = self.plan.rounds if num_rounds is None else num_rounds
         if not 1 <= rounds <= self.plan.rounds:
             raise ConfigError(f"num_rounds must be in [1, {self.plan.rounds}], as planned, got {rounds}")
-        layout = Layout.of(initial_arrays)
+        layout = Layout.of(arrays := to_named_arrays(initial_arrays))
         if layout.dimension != self.plan.codec.rotation.dimension:
             raise ConfigError(
                 f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
@@ -123,9 +136,9 @@ class PrivateFedAvg:
             directory.replace("plan.json", canonical.encode(self.plan).encode())
             name = f"{directory.path.name}-{directory.identity().name}"
             with open_run(directory, self.plan, name, self.ledger, directory.load()) as book:
-                mail = Mail(grid, self.make_letter, self.deadlines.poll)
-                run = _Run(strategy, mail, directory, book, layout)
-                return run.execute(layout.flatten(initial_arrays), rounds, dict(train_config or {}), evaluate_fn)
+                transport = GridTransport(grid, self.message_factory, self.deadlines.poll)
+                run = _Run(strategy, transport, directory, book, layout)
+                return run.execute(layout.flatten(arrays), rounds, dict(train_config or {}), evaluate_fn)
 
     def _partition(self) -> bytes:
         is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
@@ -136,7 +149,12 @@ class _Run:
     """A run that is under way."""
 
     def __init__(
-        self, strategy: PrivateFedAvg, mail: Mail, directory: RunDirectory, book: Ledger, layout: Layout
+        self,
+        strategy: PrivateFedAvg,
+        transport: GridTransport,
+        directory: RunDirectory,
+        book: Ledger,
+        layout: Layout,
     ) -> None:
         self._plan = strategy.plan
         self._signed = strategy.roster
@@ -150,16 +168,16 @@ class _Run:
         self._name = f"{directory.path.name}-{identity.name}"
         secret = SecretCohorts(Cohorts(self._plan.sampling, identity.cohorts), strategy.population)
         self._cohorts = cohort_source(self._plan, self._signed, strategy.draws, self._name, secret)
-        self._notes = Notes(directory)
-        self._members = NodeRegistry(mail, self._introduction(), strategy.population, self._roster)
-        self._exchange = GridExchange(mail, self._members.nodes, self._deadlines, self._before)
+        self._participation = ParticipationLog(directory)
+        self._registry = NodeRegistry(transport, self._announcement(), strategy.population, self._roster)
+        self._exchange = GridExchange(transport, self._registry.nodes, self._deadlines, self._before)
         self._positions = _positions(strategy)
-        self._drawn = Drawn(())
+        self._drawn = CohortDraw(())
 
-    def _introduction(self) -> Introduction:
+    def _announcement(self) -> RunAnnouncement:
         roster = b"" if self._signed is None else self._signed.data
         plan, layout = canonical.encode(self._plan), self._layout.encode()
-        return Introduction(self._name, plan, layout, self._cohorts.first_draw, roster)
+        return RunAnnouncement(self._name, plan, layout, self._cohorts.first_draw, roster)
 
     def execute(
         self, initial: FloatVector, rounds: int, config: dict[str, object], evaluate: Evaluate | None
@@ -176,7 +194,7 @@ class _Run:
             state = record.state
             self._evaluate(result, state, evaluate)
             self._keep(record, result)
-        result.arrays = self._layout.unflatten(state.average)
+        result.arrays = to_array_record(self._layout.unflatten(state.average))
         self._directory.replace("model.safetensors", save({"params": state.average}))
         return result
 
@@ -193,17 +211,17 @@ class _Run:
 
     def _draw(self, number: int, attempt: int) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
-        self._drawn = self._cohorts.draw(number, attempt, self._notes.block)
+        self._drawn = self._cohorts.draw(number, attempt, self._participation.block)
         cohort = self._drawn.cohort
-        wanted = [client for client in cohort if client not in self._notes.excluded]
-        there = self._members.seek(wanted, self._deadlines.joining)
+        wanted = [client for client in cohort if client not in self._participation.excluded]
+        there = self._registry.wait_for(wanted, self._deadlines.joining)
         if len(there) < self._plan.quorum:
             raise TooFewClients(
                 f"round {number} needs {self._plan.quorum} of {len(cohort)} clients, {len(there)} came within "
                 f"{self._deadlines.joining:g} s; start again to go on",
                 there,
             )
-        self._exchange.laps.clear()
+        self._exchange.stats.clear()
         return cohort
 
     def _session(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
@@ -212,15 +230,15 @@ class _Run:
 
     def _before(self, kind: MessageKind) -> None:
         if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
-            self._notes.use_block()
+            self._participation.use_block()
 
-    def _gather(self, session: Session, task: bytes, model: bytes) -> Watched:
+    def _gather(self, session: Session, task: bytes, model: bytes) -> BlameTracking:
         invite = Invite(
             roster=self._roster,
             opening=self._drawn.opening,
             remembered={} if self._positions is None else self._positions.latest(),
             remember=self._remember,
-            excluded=self._notes.excluded,
+            excluded=self._participation.excluded,
         )
         try:
             gathered = gather(
@@ -228,9 +246,9 @@ class _Run:
             )
         except TooFewClients as lack:
             _log.warning("round %d, attempt %d is void: %s", session.round + 1, session.attempt, lack)
-            self._notes.exclude(lack.blamed)
+            self._participation.exclude(lack.blamed)
             raise
-        return Watched(gathered, self._notes)
+        return BlameTracking(gathered, self._participation)
 
     def _remember(self, shown: Mapping[int, Position]) -> None:
         if self._positions is not None:
@@ -246,7 +264,7 @@ class _Run:
 
     def _keep(self, record: RoundRecord, result: Result) -> None:
         metrics = result.evaluate_metrics_serverapp.get(record.round, MetricRecord())
-        laps = [asdict(lap) for lap in self._exchange.laps]
+        exchanges = [asdict(each) for each in self._exchange.stats]
         line = {
             "round": record.round,
             "attempt": record.attempt,
@@ -254,16 +272,18 @@ class _Run:
             "update_norm": record.update_norm,
             "epsilon": self._book.spent(),
             "metrics": dict(metrics),
-            "exchanges": laps,
+            "exchanges": exchanges,
         }
         self._directory.append(line)
         self._directory.save(Checkpoint(record.state, self._book.head().encode()))
         _log.info("round %d: %d survivors, epsilon %.4g", record.round, record.survivors, self._book.spent())
-        for lap in self._exchange.laps:
-            _log.info("  %-14s %d of %d in %.1f s", lap.exchange, lap.answered, lap.asked, lap.seconds)
+        for each in self._exchange.stats:
+            _log.info("  %-14s %d of %d in %.1f s", each.exchange, each.answered, each.asked, each.seconds)
 
     def _evaluate(self, result: Result, state: ServerState, evaluate: Evaluate | None) -> None:
-        metrics = evaluate(state.rounds, self._layout.unflatten(state.average)) if evaluate else None
+        metrics = (
+            evaluate(state.rounds, to_array_record(self._layout.unflatten(state.average))) if evaluate else None
+        )
         if metrics is not None:
             result.evaluate_metrics_serverapp[state.rounds] = metrics
 

@@ -1,16 +1,17 @@
-"""A server that says what a test wants it to say, to client apps in real homes."""
+"""A server that sends what a test wants it to send, to clients in real directories; needs no Flower."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
 
 from d2pfed.errors import D2PFedError
-from d2pfed.flower.draws import Draws
-from d2pfed.flower.envelope import Introduction, Request, unpack_answer
-from d2pfed.flower.layout import Layout, encode_model, encode_task
+from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.enrolment import Draws
+from d2pfed.flower.layout import Layout, NamedArrays, encode_model, encode_task
+from d2pfed.flower.private_client import PrivateClient, TrainArrays
+from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
@@ -19,14 +20,22 @@ from d2pfed.secagg import Session, Sum
 from d2pfed.secagg.draws import draw_cohort, draw_key
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.position import Position
-from homes import home_in
-from local_grid import DIMENSION, Train, make_app, make_context, make_message, one_hot
+from enrolled_clients import DIMENSION, directory_of
 
-LAYOUT = Layout.of(ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))}))
+LAYOUT = Layout.of({"params": np.zeros(DIMENSION, np.float32)})
+
+
+def add_one(client: int) -> TrainArrays:
+    """A training function that adds one at a client's own place of each array."""
+
+    def train(arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays:
+        return {name: array + np.eye(1, array.size, client, array.dtype)[0] for name, array in arrays.items()}
+
+    return train
 
 
 @dataclass
-class LyingServer:
+class MaliciousServer:
     """Speaks for one run; `refusals` are what clients said instead of an answer."""
 
     directory: Path
@@ -35,24 +44,27 @@ class LyingServer:
     run: str = "a run"
     first_draw: int = 0
     layout: Layout = LAYOUT
-    train: Callable[[int], Train] = one_hot
-    homes: dict[int, Path] = field(default_factory=dict)  # of clients that live elsewhere than expected
+    train: Callable[[int], TrainArrays] = add_one
+    moved: dict[int, Path] = field(default_factory=dict)  # directories of clients that are elsewhere
     remembered: dict[int, Position] = field(default_factory=dict)
     refusals: dict[int, D2PFedError] = field(default_factory=dict)
 
-    def ask(self, client: int, content: RecordDict) -> RecordDict:
-        """The answer of a client app to one message; errors come out as they are."""
-        home = self.homes.get(client, home_in(self.directory, client))
-        app = make_app(self.train(client))
-        return app(make_message(content, 100 + client), make_context(client, home)).content
+    def ask(self, client: int, kind: RequestKind, data: bytes) -> bytes:
+        """The answer of a client to one request; errors come out as they are."""
+        directory = self.moved.get(client, directory_of(self.directory, client))
+        return PrivateClient(read_client_config(directory), 100 + client, self.train(client)).answer(kind, data)
 
-    def introduction(self) -> Introduction:
+    def ask_frame(self, client: int, frame: bytes) -> bytes:
+        """The answer of a client to one frame."""
+        return self.ask(client, RequestKind.EXCHANGE, ExchangeRequest(frame, 60.0, 300.0).encode())
+
+    def announcement(self) -> RunAnnouncement:
         plan = canonical.encode(self.plan)
-        return Introduction(self.run, plan, self.layout.encode(), self.first_draw, self.roster.data)
+        return RunAnnouncement(self.run, plan, self.layout.encode(), self.first_draw, self.roster.data)
 
-    def introduce(self, *clients: int) -> None:
+    def announce(self, *clients: int) -> None:
         for client in clients or self.roster.roster.clients:
-            self.ask(client, self.introduction().pack())
+            self.ask(client, RequestKind.ANNOUNCEMENT, self.announcement().encode())
 
     def draw(self, number: int, attempt: int) -> int:
         return self.first_draw + number * self.plan.attempts_per_round + attempt
@@ -73,23 +85,22 @@ class LyingServer:
         roster = self.roster.roster
         return None if roster.depth is None else Draws(self.directory / "draws", roster).tree.open(draw)
 
-    def invitation(self, client: int = 0, number: int = 0, attempt: int = 0, **options: object) -> RecordDict:
+    def invitation(self, client: int = 0, number: int = 0, attempt: int = 0, **options: object) -> bytes:
         session = self.session(number, attempt, **options)
         opening = self.opening(session.draw)
-        frame = encode_invitation(session, session.rank(client), opening, self.remembered.get(client))
-        return Request(frame, 60.0, 300.0).pack()
+        return encode_invitation(session, session.rank(client), opening, self.remembered.get(client))
 
-    def invite(self, client: int = 0, number: int = 0, attempt: int = 0, **options: object) -> RecordDict:
-        return self.ask(client, self.invitation(client, number, attempt, **options))
+    def invite(self, client: int = 0, number: int = 0, attempt: int = 0, **options: object) -> bytes:
+        return self.ask_frame(client, self.invitation(client, number, attempt, **options))
 
     def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
         for client in requests:
             try:
-                answer = self.ask(client, Request(requests[client], 60.0, 300.0).pack())
+                answer = self.ask_frame(client, requests[client])
             except D2PFedError as error:
                 self.refusals[client] = error
                 continue
-            yield client, unpack_answer(answer)
+            yield client, answer
 
     def attempt(
         self, number: int = 0, attempt: int = 0, without: tuple[int, ...] = (), task: bytes | None = None
@@ -103,8 +114,8 @@ class LyingServer:
             remembered=self.remembered,
             excluded=without,
         )
-        told = encode_task(self.layout, {"server-round": number + 1}) if task is None else task
+        sent = encode_task(self.layout, {"server-round": number + 1}) if task is None else task
         masked = gather(
-            session, encode_model(np.zeros(DIMENSION, np.float32)), self.exchange, task=told, invite=invite
+            session, encode_model(np.zeros(DIMENSION, np.float32)), self.exchange, task=sent, invite=invite
         )
         return masked.unmask()
