@@ -13,7 +13,8 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from d2pfed.accounting import Sampling
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import ConfigError, LedgerError, PeerError
+from d2pfed.flower import client as client_module
 from d2pfed.flower.client import config_of, private
 from d2pfed.flower.client_account import ClientAccount, ClientSpending
 from d2pfed.flower.client_attempt import ClientAttempt
@@ -338,6 +339,19 @@ def test_an_error_of_the_clients_own_tells_the_server_nothing_of_its_machine(tmp
         app(message, make_context(0, tmp_path / "nowhere"))
     assert str(tmp_path) not in str(failure.value)
     assert str(tmp_path / "nowhere") in caplog.text
+
+
+@pytest.mark.parametrize("failure", [LedgerError, RuntimeError, UnicodeError])
+def test_whatever_is_wrong_with_a_config_tells_the_server_nothing(server, directory, monkeypatch, caplog, failure):
+    def broken(path):
+        raise failure(f"planted in {path}")
+
+    monkeypatch.setattr(client_module, "read_client_config", broken)
+    message = make_message(to_record(RequestKind.ANNOUNCEMENT, server.announcement().encode()), 100)
+    with pytest.raises(ConfigError, match="not set up; its own log says why") as raised:
+        private(message, make_context(0, directory), one_hot(0))
+    assert raised.value.__suppress_context__
+    assert f"planted in {directory}" in caplog.text
 
 
 def test_a_defect_tells_the_server_nothing_of_the_client(server, directory, caplog):

@@ -88,7 +88,7 @@ def test_a_budget_holds_against_the_server_and_the_plans_colluders(config):
     assert 3 < spent_by_colluders(config) <= 6
 
 
-def test_charged_at_the_noise_of_all_a_budget_is_overrun_by_colluders(config, monkeypatch):
+def test_charging_the_noise_of_all_clients_lets_colluders_exceed_the_budget(config, monkeypatch):
     def with_theirs(plan, run, number, attempt):
         return plan.release(run, number, attempt, (), plan.quorum)
 
@@ -97,7 +97,7 @@ def test_charged_at_the_noise_of_all_a_budget_is_overrun_by_colluders(config, mo
 
 
 @pytest.mark.parametrize("kind", [MechanismName.SHARED, MechanismName.DESIGNATED])
-def test_where_no_noise_is_ones_own_that_of_the_sum_is_charged(config, kind):
+def test_without_noise_of_its_own_a_client_charges_the_noise_of_the_sum(config, kind):
     plan = plan_of(Sampling.NONE, rounds=1, mechanism=kind, population=12)
     assert charged(plan, "a run", 0, 0) == plan.release("a run", 0, 0, (), plan.quorum)
 
@@ -117,7 +117,7 @@ def test_six_runs_do_not_cost_more_than_the_budget(config):
     six_runs_stay_within_the_budget(config)
 
 
-def test_an_account_for_each_run_is_caught(config, monkeypatch):
+def test_a_separate_account_per_run_exceeds_the_budget(config, monkeypatch):
     monkeypatch.setattr(ClientAccount, "_affords", lambda *_: True)
     with pytest.raises(AssertionError):
         six_runs_stay_within_the_budget(config)
@@ -135,14 +135,14 @@ def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
         account.require_room(plan, "a run", account.log.read())
 
 
-def test_a_sampled_client_at_its_cap_comes_and_sends_zero(account):
+def test_a_sampled_client_at_its_cap_takes_part_and_sends_zero(account):
     for number in range(FIXED.max_participations):
         charge(account, FIXED, number=number)
     account.require_below_cap(FIXED, "a run", account.log.read())
     account.require_room(FIXED, "a run", account.log.read())
 
 
-def test_a_spent_budget_is_like_a_reached_cap(config):
+def test_a_spent_budget_has_the_effect_of_a_reached_cap(config):
     one = client_epsilon([charged(FIXED, "", 0, 0)], DELTA)
     account = ClientAccount(config.log, ClientBudget(1.2 * one, DELTA))
     assert charge(account, FIXED) == 0
@@ -152,7 +152,7 @@ def test_a_spent_budget_is_like_a_reached_cap(config):
     assert len(ClientSpending.of(config.log.read()).releases) == 1
 
 
-def test_a_plan_beyond_what_is_left_is_refused(config):
+def test_a_plan_that_exceeds_the_remaining_budget_is_refused(config):
     account = ClientAccount(config.log, ClientBudget(FIXED.epsilon / 2, DELTA))
     with pytest.raises(ConfigError, match=r"with 3 vectors more, as this plan allows, .* its budget is 2"):
         account.require_room(FIXED, "a run", config.log.read())
@@ -230,6 +230,6 @@ def test_a_declaration_that_nothing_was_lost_is_in_the_log(config, account):
 
 
 @pytest.mark.parametrize(("choice", "runs"), [("some", {}), (RUNS, {}), (ALL, {"a run": FIXED})])
-def test_what_is_carried_over_is_said_in_one_of_three_ways(choice, runs):
+def test_a_declaration_carries_over_all_nothing_or_named_runs(choice, runs):
     with pytest.raises(ConfigError, match="may be carried over"):
         carried_over(choice, runs)

@@ -91,7 +91,7 @@ def test_a_roster_is_written_whole_or_not_at_all(tmp_path, federation, monkeypat
 
 
 @pytest.mark.parametrize("text", ["4", "4=00", "x=" + "00" * 32, "-1=" + "00" * 32, "9" * 30 + "=" + "00" * 32])
-def test_a_client_is_named_as_it_has_printed_itself(tmp_path, federation, text):
+def test_a_client_is_given_as_id_and_public_key(tmp_path, federation, text):
     with pytest.raises(ConfigError, match=r"ID=PUBLIC|hexadecimal"):
         command("roster", "sign", tmp_path / "authority.key", tmp_path / "new", "--", text)
     assert not (tmp_path / "new").exists()

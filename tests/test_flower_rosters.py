@@ -93,7 +93,7 @@ def test_an_expired_roster_is_refused(place):
         current_roster(place.config, at(end))
 
 
-def test_a_clock_that_was_set_back_helps_for_a_day_and_no_longer(place):
+def test_a_clock_set_back_extends_a_roster_by_at_most_a_day(place):
     """The latest roster that was seen, and the latest row, say what time it is at least."""
     long_ago = sign_roster(place.directory, {}, place.first.roster, None, now=int(time.time()) - 40 * DAY)
     with pytest.raises(PeerError, match="has expired"):
@@ -186,7 +186,7 @@ def test_a_roster_that_knows_this_client_by_another_key_or_not_at_all_is_refused
     assert place.config.log.read().serial == 1
 
 
-def test_a_crash_after_the_row_is_mended_by_the_next_roster_that_comes(place):
+def test_a_crash_after_the_row_is_repaired_by_the_next_roster(place):
     second = renewed(place)
     accept_roster(place.config, second.data)
     (place.config.directory / "roster").write_bytes(place.first.data)  # the row was written, the file was not

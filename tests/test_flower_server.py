@@ -147,7 +147,7 @@ PLANTED = b"planted-in-an-answer"
         MessageKind.UNMASK_REQUEST,
     ],
 )
-def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(tmp_path, caplog, asked):
+def test_the_log_names_the_refused_node_the_exchange_and_the_rule(tmp_path, caplog, asked):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def damaged(client, reply):
@@ -163,7 +163,7 @@ def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(t
     assert all(secret not in caplog.text for secret in (PLANTED.decode(), PLANTED.hex(), str(PLANTED)[2:-1]))
 
 
-def test_another_machines_words_stay_on_their_line_of_the_log(tmp_path, caplog):
+def test_the_text_of_a_remote_error_is_escaped_in_the_log(tmp_path, caplog):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     words = "oh\nround 7: 5 survivors\x1b[2J" + "!" * 1000
     grid.coming = lambda client, reply: (
@@ -236,7 +236,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     assert np.abs(params[:5] - 3 / 5).max() < 3**0.5 * noise_bound(plan, 5)
 
 
-def test_at_their_cap_silos_stay_away_and_the_run_ends(tmp_path):
+def test_unsampled_clients_at_their_cap_refuse_and_the_run_ends(tmp_path):
     plan, roster, grid = make_plan(rounds=2, spare=0), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def crash(number, arrays):
@@ -337,7 +337,7 @@ def test_a_model_of_another_size_than_planned_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["joining", "keys", "training", "poll"])
-def test_no_wait_is_without_end(name):
+def test_every_deadline_is_finite_and_positive(name):
     for seconds in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=f"the deadline {name} must be in"):
             Deadlines(**{name: seconds})
@@ -448,7 +448,7 @@ def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
     assert json.loads((tmp_path / "run" / "participation.json").read_text())["block"] == 3
 
 
-def test_a_roster_that_is_over_or_may_not_last_is_refused_before_anything_begins(tmp_path):
+def test_a_roster_that_has_or_may_expire_is_refused_before_the_run_begins(tmp_path):
     plan, grid = (
         make_plan(3, rounds=2, population=9, sampling=Sampling.ONCE, dropouts=0.0, spare=1),
         make_grid(tmp_path),

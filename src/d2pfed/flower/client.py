@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import ConfigError
 from d2pfed.flower.client_config import (
     NODE_SETTING,
     SIMULATION_VARIABLE,
@@ -56,7 +56,7 @@ def _config(context: Context) -> ClientConfig:
     """Return this client's config; what is wrong with it or its files is for the client's own log."""
     try:
         return config_of(context)
-    except (ConfigError, PeerError, OSError):  # Flower would send the text, with names of files, to the server
+    except Exception:  # noqa: BLE001 - whatever it is, Flower would send its text to the server
         _log.exception("this client's config cannot be used")
         raise ConfigError("this client is not set up; its own log says why") from None
 
