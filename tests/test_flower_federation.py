@@ -41,7 +41,7 @@ PLAN = {"dropouts": 0.2, "colluders": 0.1, "spare": 6, "epsilon": 20000.0}
 ENCODE = """
 import numpy as np
 import d2pfed.flower.client
-from local_grid import make_plan
+from enrolled_clients import make_plan
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 plan = make_plan()
