@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from crash_moments import Disk, lay_out
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import client_log, private_files
 from d2pfed.ledger.client_history import Anchor, ClientHistory, Entry, anchor_after
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest
+from support.crash_moments import Disk, lay_out
 
 AUTHORITY, CLIENT = bytes(range(32)), 7
 

@@ -17,9 +17,18 @@ from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.layout import encode_task
 from d2pfed.flower.records import from_record, to_record
 from d2pfed.flower.requests import RequestKind
-from enrolled_clients import directory_of, enrol, make_plan
-from local_grid import Train, make_app, make_context, make_grid, make_message, make_strategy, one_hot, start
-from malicious_server import MaliciousServer, shows_only
+from support.enrolled_clients import directory_of, enrol, make_plan
+from support.local_grid import (
+    Train,
+    make_app,
+    make_context,
+    make_grid,
+    make_message,
+    make_strategy,
+    one_hot,
+    start,
+)
+from support.malicious_server import MaliciousServer, shows_only
 
 VICTIM = 0
 

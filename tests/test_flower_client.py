@@ -27,8 +27,8 @@ from d2pfed.plan import Policy
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
-from enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
-from local_grid import (
+from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
+from support.local_grid import (
     make_app,
     make_context,
     make_grid,
@@ -37,7 +37,7 @@ from local_grid import (
     one_hot,
     start,
 )
-from malicious_server import MaliciousServer
+from support.malicious_server import MaliciousServer
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_an_invitation_is_answered_once(server):
 ANSWER = """
 import sys
 from pathlib import Path
-from local_grid import make_context, make_message
+from support.local_grid import make_context, make_message
 from d2pfed.flower.client import private
 from d2pfed.flower.records import to_record
 from d2pfed.flower.requests import ExchangeRequest, RequestKind

@@ -15,7 +15,7 @@ from d2pfed.flower.rosters import accept_roster, current_roster
 from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.graph import Consistency
-from enrolled_clients import anchor_in, directory_of, enrol
+from support.enrolled_clients import anchor_in, directory_of, enrol
 
 AUTHORITY = bytes(range(32))
 

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from crash_moments import Disk, lay_out
 from d2pfed.errors import PeerError
 from d2pfed.flower import client_state
 from d2pfed.flower.client_state import SavedPhase, SavedPhases
+from support.crash_moments import Disk, lay_out
 
 SESSION, OTHER = b"s" * 32, b"o" * 32
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from crash_moments import Disk, lay_out
 from d2pfed.cli import app
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.flower.client_config import read_client_config
@@ -22,7 +21,8 @@ from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.position import sign_position
-from enrolled_clients import directory_of, enrol, sign_roster
+from support.crash_moments import Disk, lay_out
+from support.enrolled_clients import directory_of, enrol, sign_roster
 
 
 def command(*arguments: object) -> str:

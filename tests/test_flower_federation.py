@@ -30,7 +30,7 @@ from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.plan import decode_plan
 from d2pfed.secagg.graph import Consistency
-from enrolled_clients import DIMENSION, make_plan, noise_bound
+from support.enrolled_clients import DIMENSION, make_plan, noise_bound
 
 ROOT = Path(__file__).resolve().parent.parent
 KILLED, SLOW, WRONG_CERTIFICATE, UNREGISTERED = 2, 3, 5, 6
@@ -41,7 +41,7 @@ PLAN = {"dropouts": 0.2, "colluders": 0.1, "spare": 6, "epsilon": 20000.0}
 ENCODE = """
 import numpy as np
 import d2pfed.flower.client
-from enrolled_clients import make_plan
+from support.enrolled_clients import make_plan
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 plan = make_plan()

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import malicious_server
-from crash_moments import Disk, lay_out
 from d2pfed.accounting import Sampling
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.flower import client_attempt, client_state, layout
@@ -27,8 +25,10 @@ from d2pfed.secagg import checks, messages
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position, sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, kind_of
-from enrolled_clients import anchor_in, directory_of, enrol, make_plan, sign_roster, write_settings
-from malicious_server import MaliciousServer, add_one, shows_only
+from support import malicious_server
+from support.crash_moments import Disk, lay_out
+from support.enrolled_clients import anchor_in, directory_of, enrol, make_plan, sign_roster, write_settings
+from support.malicious_server import MaliciousServer, add_one, shows_only
 
 VICTIM = 0
 

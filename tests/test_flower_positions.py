@@ -1,10 +1,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from crash_moments import Disk, lay_out
 from d2pfed.flower import positions
 from d2pfed.flower.positions import Positions
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.position import Position
+from support.crash_moments import Disk, lay_out
 
 
 def position(count: int, life: str = "one") -> Position:

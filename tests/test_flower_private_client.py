@@ -13,8 +13,8 @@ from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.private_client import PrivateClient
 from d2pfed.flower.requests import RequestKind, RunAcceptance
 from d2pfed.secagg.crypto import require_signature
-from enrolled_clients import directory_of, enrol, make_plan
-from malicious_server import MaliciousServer, add_one
+from support.enrolled_clients import directory_of, enrol, make_plan
+from support.malicious_server import MaliciousServer, add_one
 
 CLIENTS = 5
 

@@ -15,7 +15,7 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import encode_roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.position import sign_position
-from enrolled_clients import anchor_in, directory_of, enrol, sign_roster
+from support.enrolled_clients import anchor_in, directory_of, enrol, sign_roster
 
 DAY = 86_400
 

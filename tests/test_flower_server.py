@@ -29,8 +29,8 @@ from d2pfed.secagg import crypto
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
-from enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
-from local_grid import (
+from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
+from support.local_grid import (
     make_grid,
     make_message,
     make_strategy,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import Ring
-from stats import check_fits
+from support.stats import check_fits
 
 ALL_BITS = range(1, 33)
 rings = st.builds(Ring, st.integers(1, 32))

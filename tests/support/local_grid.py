@@ -14,7 +14,7 @@ from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.plan import Plan
-from enrolled_clients import DIMENSION, directory_of
+from support.enrolled_clients import DIMENSION, directory_of
 
 RUN = 17
 SERVER_NODE = 1

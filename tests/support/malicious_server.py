@@ -20,7 +20,7 @@ from d2pfed.secagg import Session, Sum
 from d2pfed.secagg.draws import draw_cohort, draw_key
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.position import Position
-from enrolled_clients import DIMENSION, directory_of
+from support.enrolled_clients import DIMENSION, directory_of
 
 LAYOUT = Layout.of({"params": np.zeros(DIMENSION, np.float32)})
 
