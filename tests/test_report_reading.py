@@ -62,14 +62,20 @@ def finished(tmp_path_factory) -> tuple[Path, bytes]:
     return path, first
 
 
-@pytest.fixture
-def run(finished, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def reported(finished, tmp_path_factory) -> Path:
     """Return a copy of it, whose summary also has what was spent so far."""
-    path = shutil.copytree(finished[0], tmp_path / "real")
+    path = shutil.copytree(finished[0], tmp_path_factory.mktemp("reported") / "real")
     summary = json.loads((path / "summary.json").read_text())
     (path / "summary.json").write_text(json.dumps(summary | {"so_far": summary["guarantees"]}))
     write_report(read_report(path), path)
     return path
+
+
+@pytest.fixture
+def run(reported, tmp_path) -> Path:
+    """Return a copy that a test may damage."""
+    return shutil.copytree(reported, tmp_path / "real")
 
 
 def test_a_run_leaves_a_report_when_interrupted_and_again_at_its_end(finished):
