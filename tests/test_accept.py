@@ -48,10 +48,10 @@ def drawn_roster():
 
 @cache
 def make_plan(sampling=Sampling.FIXED, consistency=Consistency.SIGNED, cohort_size=COHORT):
-    wish = {"dimension": 30, "population": POPULATION, "cohort_size": cohort_size, "rounds": 2, "epsilon": 20.0}
+    asked = {"dimension": 30, "population": POPULATION, "cohort_size": cohort_size, "rounds": 2, "epsilon": 20.0}
     return calibrate(
         PrivacyTarget(
-            **wish, delta=1e-3, sampling=sampling, consistency=consistency, attempts_per_round=3, spare=1
+            **asked, delta=1e-3, sampling=sampling, consistency=consistency, attempts_per_round=3, spare=1
         )
     )
 
@@ -137,7 +137,7 @@ def chosen_cohort(plan):
         key = draw_key(roster.digest, FIRST_DRAW, opening.seed)
         cohort = draw_cohort(key, roster.clients, plan.sampling, 0)
         if set(cohort) <= wanted:
-            return invite(plan, FIRST_DRAW, opening=opening, cohort_size=cohort)
+            return invite(plan, FIRST_DRAW, opening=opening, cohort=cohort)
     raise AssertionError
 
 
@@ -164,7 +164,7 @@ def uninvited(plan):
     session, _ = invite(plan, FIRST_DRAW)
     stranger = next(client for client in CLIENTS if client not in session.cohort)
     cohort = tuple(sorted([stranger, *session.cohort[1:]]))
-    return stranger, invite(plan, FIRST_DRAW, client=stranger, cohort_size=cohort)[1]
+    return stranger, invite(plan, FIRST_DRAW, client=stranger, cohort=cohort)[1]
 
 
 def test_a_client_that_was_not_drawn_stays_away():
@@ -207,7 +207,7 @@ def test_under_once_all_attempts_share_a_draw_and_take_a_block_each():
 
 def test_a_block_belongs_to_once():
     plan = make_plan()
-    _, invitation = invite(plan, FIRST_DRAW, block=1, cohort_size=cohort_of(plan, FIRST_DRAW))
+    _, invitation = invite(plan, FIRST_DRAW, block=1, cohort=cohort_of(plan, FIRST_DRAW))
     with pytest.raises(PeerError, match="block"):
         accept_drawn(plan, invitation)
 
@@ -236,7 +236,7 @@ def fifteen_of_twelve(plan):
     """An invitation to fifteen clients where twelve are planned, with a quorum that is eight of them."""
     session = make_session(
         15,
-        cohort_size=CLIENTS[:15],
+        cohort=CLIENTS[:15],
         roster_digest=enrol(CLIENTS).digest,
         run="a run",
         round=0,
@@ -291,7 +291,7 @@ def drawn_by_coins():
     draw = next(draw for draw in range(2**DEPTH) if len(cohort_of(plan, draw)) == 15)
     session = make_session(
         15,
-        cohort_size=cohort_of(plan, draw),
+        cohort=cohort_of(plan, draw),
         roster_digest=drawn_roster().digest,
         run="a run",
         round=0,
@@ -330,7 +330,7 @@ def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch
 @pytest.mark.parametrize("kind", [MechanismName.SHARED, MechanismName.DESIGNATED])
 def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
     """Where every vector counts, those who are left try again only if the server keeps to the protocol."""
-    wish = {
+    asked = {
         "dimension": 30,
         "population": POPULATION,
         "cohort_size": COHORT,
@@ -338,10 +338,10 @@ def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
         "epsilon": 20.0,
         "delta": 1e-3,
     }
-    signed = calibrate(PrivacyTarget(**wish, mechanism=kind, consistency=Consistency.SIGNED))
+    signed = calibrate(PrivacyTarget(**asked, mechanism=kind, consistency=Consistency.SIGNED))
     with pytest.raises(PeerError, match="planned 12 clients, got 11"):
         session_of(signed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1], roster=enrol(CLIENTS))
-    assumed = calibrate(PrivacyTarget(**wish, mechanism=kind))
+    assumed = calibrate(PrivacyTarget(**asked, mechanism=kind))
     assert len(session_of(assumed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1]).cohort) == COHORT - 1
 
 

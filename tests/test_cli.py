@@ -91,7 +91,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("plan --bits 4", "bits must be at least 8"),
         ("plan --dropouts 0.9", "what would do: at most 49 dropouts"),
         ("plan --mechanism shared --colluders 0.1", "colluders must be 0 with the mechanism shared"),
-        ("plan --sampling poisson", "poisson sampling and secret sizes go together"),
+        ("plan --sampling poisson --mechanism shared", "poisson sampling and secret sizes go together"),
         ("plan --sizes hidden", "sizes must be known or secret, got hidden"),
         ("plan --against nobody", "against must be released, server"),
         ("plan --nope", "No such option"),
@@ -100,7 +100,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("account --accountant binomial", "needs --trials and --levels"),
         ("account --noise-multiplier 0", "noise_multiplier must be in [0.001, 1e+06], got 0"),
         ("train --task nope", "task must be one of"),
-        ("train --optimizer nope", "optimizer must be sgd, adam, rmsprop, got nope"),
+        ("train --optimizer nope", "optimizer must be one of sgd, adam, rmsprop, got 'nope'"),
         ("train --task digits --model nope", "nope"),
         ("train --task digits --lost 2", "dropouts of masked must be in [0, 1], got 2"),
         ("train --task digits --lost 0.1,0.2", "lost must be one fraction or 4, got 2"),
@@ -154,7 +154,7 @@ def test_a_ledger_of_a_population_is_made_once(run):
     status, _, err = run("ledger show clients.sqlite --plot nothing.png")
     assert (status, err.count("\n")) == (2, 1)
     status, out, err = run(f"{TINY} --delta 1e-3 --max-participations 2 --ledger clients.sqlite")
-    assert status == 3, err  # its own promise is not within the ledger's budget
+    assert status == 3, err  # its own guarantee is not within the ledger's budget
     assert "cannot go on" in out
     assert "Test accuracy" not in out
 
@@ -212,8 +212,9 @@ def test_data_says_what_was_found_where(run, tmp_path):
     assert "not found" in run(f"data where infimnist --data {tmp_path}")[1]
 
 
-def test_without_arguments_the_commands_are_listed(run):
+def test_without_arguments_the_first_steps_are_printed(run):
     status, out, _ = run("")
     assert status == 0
-    assert "plan" in out
-    assert "train" in out
+    assert "To begin:" in out
+    assert "d2pfed train --task digits" in out
+    assert run("--version")[1].startswith("d2pfed ")

@@ -48,19 +48,19 @@ TRAIN_OPTIONS = PLAN_OPTIONS | {
     "--lr": REAL,
     "--momentum": REAL,
     "--epochs": WHOLE,
-    "--batch": WHOLE,
+    "--batch-size": WHOLE,
     "--server-lr": REAL,
     "--server-momentum": REAL,
-    "--server-adam": REAL,
+    "--server-second-moment": REAL,
     "--server-lr-decay": REAL,
-    "--averaging": REAL,
+    "--server-averaging": REAL,
     "--lost": (*REAL, "1/0", f"1/{HUGE}", "0,0,0,0", ",,,", "1e-320,0,0,0"),
     "--fidelity": WORD,
     "--seed": WHOLE,
     "--data": FILE,
     "--name": (*FILE, "a/b", "."),
     "--ledger": FILE,
-    "--engine": WORD,
+    "--backend": WORD,
 }
 ACCOUNT = "account --noise-multiplier 1 --population 400 --cohort-size 20 --rounds 4 --delta 1e-3"
 ACCOUNT_OPTIONS = {

@@ -9,7 +9,7 @@ import pytest
 from crash_moments import Disk, lay_out
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import client_log, private_files
-from d2pfed.ledger.client_history import Anchor, Entry, History, anchor_after
+from d2pfed.ledger.client_history import Anchor, ClientHistory, Entry, anchor_after
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest
@@ -24,14 +24,14 @@ def log_in(root: Path, clock=None) -> ClientLog:
     return ClientLog(home, outside, AUTHORITY, CLIENT, *([clock] if clock else []))
 
 
-def begin(log: ClientLog, number: int) -> History:
+def begin(log: ClientLog, number: int) -> ClientHistory:
     """Append one row, whoever comes in between."""
     while True:
         if (after := log.append(log.read(), Entry.BEGUN, {"number": number})) is not None:
             return after
 
 
-def numbers(history: History) -> list[object]:
+def numbers(history: ClientHistory) -> list[object]:
     return [body["number"] for body in history.bodies(Entry.BEGUN)]
 
 
@@ -261,7 +261,7 @@ def test_a_position_of_another_life_is_not_held(log, tmp_path):
 def test_a_mark_refuses_everything_until_it_is_adopted_and_the_count_goes_on_above_it(log, tmp_path):
     shown = Head(40, digest("a position of another life"))
     log.mark("shown by a peer", shown)
-    seen = History(log._start, (), 0, "")
+    seen = ClientHistory(log._start, (), 0, "")
     for call in (log.read, lambda: log.append(seen, Entry.BEGUN, {})):
         with pytest.raises(LedgerError, match="rolled back or cloned"):
             call()

@@ -7,8 +7,10 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from safetensors.numpy import load_file
 
 from d2pfed.accounting import Sampling
+from d2pfed.cli import main
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
 from d2pfed.flower import server
 from d2pfed.flower.client_config import read_client_config
@@ -17,9 +19,12 @@ from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.records import from_record, to_record
 from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import Entry as LogEntry
+from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import MechanismName
+from d2pfed.runs import RoundRecord
+from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
@@ -31,6 +36,7 @@ from local_grid import (
     make_strategy,
     start,
 )
+from support.reports import Page, outside
 
 
 def kind(message: Message) -> MessageKind | None:
@@ -420,7 +426,7 @@ def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
     drawn = [
         (int(body["draw"]), body["run"])
         for client in range(6)
-        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     ]
     assert {draw for draw, _ in drawn} == {0, 3, 6, 9}
     assert len(drawn) == 4 * 4
@@ -442,7 +448,7 @@ def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
     blocks = {
         (body["round"], body["attempt"]): body["block"]
         for client in range(9)
-        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     }
     assert blocks == {(0, 0): 0, (0, 1): 1, (1, 0): 2}
     assert json.loads((tmp_path / "run" / "participation.json").read_text())["block"] == 3
@@ -511,3 +517,56 @@ def test_the_plans_consistency_is_that_of_the_roster(tmp_path):
         make_strategy(make_plan(consistency=Consistency.ASSUMED), tmp_path, roster)
     with pytest.raises(ConfigError, match="consistency must be assumed, got signed"):
         make_strategy(make_plan(), tmp_path, None)
+
+
+# What a run leaves
+
+
+def accuracy(rounds: int, _arrays: ArrayRecord) -> MetricRecord:
+    """The app's own evaluation."""
+    return MetricRecord({"accuracy": rounds / 4, "loss": 1.0})
+
+
+def test_the_report_of_a_run_is_written_and_read_back_and_shows_the_seconds_of_the_exchanges(
+    tmp_path, monkeypatch, capsys
+):
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path), evaluate_fn=accuracy)
+    run = tmp_path / "run"
+    first = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    monkeypatch.setattr("sys.argv", ["d2pfed", "report", str(run)])
+    main()
+    assert capsys.readouterr().out == f"The report is in {run / 'report.html'}.\n"
+    assert (run / "report.html").read_bytes() == first
+    page, report = Page.read(first.decode()), read_report(run)
+    assert outside(first.decode()) == []
+    assert "Finished after 2 rounds." in page.text
+    assert "Validation accuracy 50.00 %" in page.text
+    start_of = page.cells.index(report.rounds[0].exchanges[0].name)
+    shown = page.cells[start_of : start_of + 15]
+    assert shown[::3] == [lap.name for lap in report.rounds[0].exchanges]
+    for place, seconds in enumerate(shown[1::3]):
+        own = [record.exchanges[place].seconds for record in report.rounds]
+        assert float(seconds) == pytest.approx(sum(own) / 2, abs=0.0051)
+    assert shown[2::3] == ["10 of 10"] * 5
+    assert report.plan == make_plan()
+    assert report.summary.guarantees
+
+
+def test_every_line_of_the_metrics_is_a_record_of_a_round(tmp_path):
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path), evaluate_fn=accuracy)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [from_json(RoundRecord, line, "metrics.jsonl") for line in lines]
+    assert [to_json(record) for record in records] == lines
+    assert [(record.round, record.metrics["accuracy"], record.survivors) for record in records] == [
+        (1, 0.25, 5),
+        (2, 0.5, 5),
+    ]
+    assert all(len(record.exchanges) == 5 for record in records)
+
+
+def test_the_model_is_saved_by_the_apps_own_names(tmp_path):
+    params = start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path))
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert list(saved) == ["params"]
+    assert np.array_equal(saved["params"], params)

@@ -1,5 +1,6 @@
 """Each gate is seen to fail: a violation is planted in a copy of the project, and the gate must name it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,7 @@ def test_the_type_checker_fails_on_a_planted_line(copy):
         ("accounting/events.py", "from d2pfed.noise.sampler import Binomial", "Imports go down the layers"),
         ("numerics/ring.py", "import cryptography", "Ciphers live in randomness and secagg.crypto"),
         ("noise/codec.py", "import torch", "Torch lives in learning"),
-        ("round.py", "import flwr", "Flower and Ray stay in their engines"),
+        ("round.py", "import flwr", "Flower and Ray stay in their backends"),
         ("flower/requests.py", "from flwr.app import RecordDict", "The client's half knows no transport"),
     ],
 )
@@ -108,3 +109,27 @@ def test_every_installed_file_is_pinned_by_hash():
 def test_the_build_backend_is_the_pinned_one():
     (backend,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert f"\n{backend} \\" in (ROOT / "constraints.txt").read_text()
+
+
+def drawn_layers(page: str) -> list[set[str]]:
+    """The layers as CONTRIBUTING draws them, from the top."""
+    (block,) = (found for found in re.findall(r"```\n(.*?)```", page, re.DOTALL) if found.startswith("cli"))
+    return [{name.strip() for name in re.split(r" {2,}", line)[0].split("|")} for line in block.splitlines()]
+
+
+def contract_layers() -> list[set[str]]:
+    """The layers that the linter enforces."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = (each for each in settings["contracts"] if each["type"] == "layers")
+    return [{name.strip().strip("()") for name in layer.split("|")} for layer in contract["layers"]]
+
+
+def test_the_layers_are_drawn_as_they_are_enforced():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert drawn_layers(page) == contract_layers()
+    assert drawn_layers(page.replace("\nplan ", "\nplans ")) != contract_layers()
+
+
+def test_every_part_of_the_package_is_in_the_drawing():
+    parts = {path.stem for path in (ROOT / "src" / "d2pfed").iterdir() if not path.name.startswith(("_", "py."))}
+    assert parts == set().union(*contract_layers())

@@ -16,10 +16,13 @@ from d2pfed.accounting import RELEASED, SERVER, colluding
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
-from d2pfed.ledger import Budget, Head, Key, Ledger, Meter, RowKind, read_budget, read_rows, verify
-from d2pfed.ledger.book import Book
+from d2pfed.ledger import Budget, Head, Key, Ledger, RowKind, read_budget, read_rows
+from d2pfed.ledger.ledger import Meter, create_metered, open_metered
+from d2pfed.ledger.lock import Lock
 from d2pfed.ledger.rows import first_row
+from d2pfed.ledger.state import LedgerState
 from d2pfed.ledger.store import Store
+from d2pfed.ledger.verify import verify_metered
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
 BUDGET = Budget(1.0, 1e-5)
@@ -44,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def new(path: Path, meter: Meter = additive, budget: Budget = BUDGET) -> Ledger:
-    return Ledger.create(path, budget, meter)
+    return create_metered(path, budget, meter)
 
 
 def charge(ledger: Ledger, number: int, run: str = "run") -> None:
@@ -82,7 +85,7 @@ def test_a_stop_gives_nothing_back(path):
     with new(path) as ledger:
         ledger.begin("run", "owner", plan_of(6))
         charge(ledger, 0)
-    with Ledger.open(path, additive) as ledger, pytest.raises(BudgetExceeded):
+    with open_metered(path, Lock.take, additive) as ledger, pytest.raises(BudgetExceeded):
         ledger.begin("second", "another", plan_of(6))
 
 
@@ -99,7 +102,7 @@ def test_the_beginning_is_asked_about_all_runs_together_in_their_order(path):
     assert asked == [(4,), (4, 1), (4, 1, 2)]
 
 
-def test_an_attempt_is_never_priced(path):
+def test_an_attempt_is_never_measured(path):
     with begun(path, BUDGET) as ledger:
         ledger._meter = None
         charge(ledger, 0)
@@ -121,7 +124,7 @@ def test_a_run_goes_on_under_its_name_its_owner_and_its_plan(path):
 
 
 @pytest.mark.parametrize("change", [{"delta": 1e-6}, {"max_participations": 2}, {"observer": SERVER}])
-def test_a_run_that_promises_something_else_than_the_budget_is_refused(path, change):
+def test_a_run_with_another_guarantee_than_the_budget_is_refused(path, change):
     with new(path) as ledger, pytest.raises(ConfigError, match="the ledger has the budget at delta 1e-05"):
         ledger.begin("run", "owner", replace(plan_of(1), **change))
 
@@ -148,7 +151,7 @@ def test_an_attempt_beyond_those_charged_is_refused(path):
 
 
 def test_a_ledger_that_does_not_count_attempts_is_caught(path, monkeypatch):
-    monkeypatch.setattr(Book, "_check_attempt", lambda *_: None)
+    monkeypatch.setattr(LedgerState, "_check_attempt", lambda *_: None)
     with pytest.raises(Failed, match="DID NOT RAISE"):
         test_an_attempt_beyond_those_charged_is_refused(path)
 
@@ -227,7 +230,7 @@ def test_participations_are_counted_over_all_runs_and_attempts(path):
             ledger.void(run, 1, 0)
         expected = {1: 2, 2: 0, 3: 1, 4: 1, 5: 0}
         assert ledger.participations("a", expected) == ledger.participations("b", expected) == expected
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         assert ledger.participations("a", expected) == expected
 
 
@@ -252,7 +255,7 @@ def under_once_a_client_has_one_charged_attempt(path):
         with pytest.raises(LedgerError, match="uses each client once, and client 1 has contributed"):
             ledger.commit(once(1, 0, 1, 4))
         ledger.commit(once(1, 0, 4, 5))
-    assert verify(path, additive).charged == {"run": 2}
+    assert verify_metered(path, additive).charged == {"run": 2}
 
 
 def test_under_once_a_client_has_one_charged_attempt(path):
@@ -260,7 +263,7 @@ def test_under_once_a_client_has_one_charged_attempt(path):
 
 
 def test_a_ledger_that_takes_a_block_twice_is_caught(path, monkeypatch):
-    monkeypatch.setattr(Book, "_check_block", lambda *_: None)
+    monkeypatch.setattr(LedgerState, "_check_block", lambda *_: None)
     with pytest.raises(Failed, match="DID NOT RAISE"):
         under_once_a_client_has_one_charged_attempt(path)
 
@@ -327,7 +330,7 @@ def test_steps_out_of_order_are_refused_and_change_nothing(path):
 def test_what_a_crashed_server_reserved_stays_charged_and_belongs_to_nobody(path):
     with begun(path, BUDGET) as ledger:
         ledger.reserve(release(0))
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         assert (ledger.charged("run"), ledger.releases()) == (1, (release(0),))
         with pytest.raises(LedgerError, match="has a row: take attempt 1"):
             ledger.reserve(release(0))
@@ -342,8 +345,8 @@ def test_what_a_crashed_server_reserved_stays_charged_and_belongs_to_nobody(path
 def test_a_meter_that_finds_less_than_was_recorded_is_not_this_budgets_meter(path):
     begun(path, BUDGET, 2).close()
     with pytest.raises(LedgerError, match="not this budget's meter"):
-        Ledger.open(path, costly(0.5))
-    with Ledger.open(path, costly(2)) as ledger:
+        open_metered(path, Lock.take, costly(0.5))
+    with open_metered(path, Lock.take, costly(2)) as ledger:
         assert ledger.spent() == 0.5
 
 
@@ -352,11 +355,11 @@ def test_an_older_copy_of_the_ledger_is_refused_by_whoever_saw_a_later_row(path)
     with begun(path, BUDGET) as ledger:
         charge(ledger, 0)
     shutil.copy(path, old)
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         charge(ledger, 1)
         seen = ledger.head()
     shutil.copy(old, path)
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         with pytest.raises(LedgerError, match="an older copy"):
             ledger.require_head(seen)
         charge(ledger, 2)
@@ -375,7 +378,7 @@ def test_a_run_that_somebody_else_carried_on_is_refused_to_its_copy(path):
         charge(ledger, 1)
         with pytest.raises(LedgerError, match="row 5 is unknown"):
             ledger.require_own("run", first, 0)  # a round that the checkpoint has not
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         ledger.require_own("run", first, 1)
         second = ledger.head()
         charge(ledger, 2)
@@ -450,7 +453,7 @@ def test_the_budget_is_the_one_the_ledger_was_created_with(path):
     budget = Budget(0.1, 1 / 3, colluding(3), 7)
     new(path, budget=budget).close()
     assert read_budget(path) == budget
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         assert ledger.budget == budget
 
 
@@ -483,7 +486,7 @@ class Schedules(RuleBasedStateMachine):
         self.epoch = 1
         self.begun: set[str] = set()
         self.model: dict[Key, tuple[RowKind, int, int]] = {}  # the last step, its epoch, and contributors
-        self.ledger = Ledger.create(self.path, Budget(float(self.budget), 0.0), additive)
+        self.ledger = create_metered(self.path, Budget(float(self.budget), 0.0), additive)
 
     def charged(self, run: str) -> int:
         return sum(key.run == run and state[0] is not RowKind.VOID for key, state in self.model.items())
@@ -541,13 +544,13 @@ class Schedules(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.ledger.close()
-        self.ledger = Ledger.open(self.path, additive)
+        self.ledger = open_metered(self.path, Lock.take, additive)
         self.epoch += 1
 
     @rule()
     def taken_over(self):
         old = self.ledger
-        self.ledger = Ledger.take_over(self.path, additive)
+        self.ledger = open_metered(self.path, Lock.replace, additive)
         self.epoch += 1
         with pytest.raises((LedgerError, BudgetExceeded), match=r"another server took over|would be"):
             old.begin("old", "old", replace(self.plan, rounds=1, max_attempts=1))
@@ -562,7 +565,7 @@ class Schedules(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "ledger"):
-            assert verify(self.path, additive).charged == {run: self.charged(run) for run in self.begun}
+            assert verify_metered(self.path, additive).charged == {run: self.charged(run) for run in self.begun}
             self.ledger.close()
             self.directory.cleanup()
 

@@ -14,7 +14,10 @@ import pytest
 import campaign_ledger
 from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
-from d2pfed.ledger import Budget, Ledger, store, verify
+from d2pfed.ledger import Budget, Ledger, store
+from d2pfed.ledger.ledger import create_metered, open_metered
+from d2pfed.ledger.lock import Lock
+from d2pfed.ledger.verify import verify_metered
 
 BUDGET = Budget(1000.0, 1e-5)
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see or disturb system calls")
@@ -97,10 +100,10 @@ def test_commits_that_are_not_synced_are_caught(tmp_path):
 @pytest.mark.parametrize("wrong", ["synchronous=NORMAL", "synchronous=OFF", "journal_mode=MEMORY"])
 def test_a_ledger_without_durable_settings_does_not_open(tmp_path, monkeypatch, wrong):
     path = tmp_path / "ledger"
-    Ledger.create(path, BUDGET, additive).close()
+    create_metered(path, BUDGET, additive).close()
     monkeypatch.setattr(store, "SETTINGS", (*store.SETTINGS, wrong))
     with pytest.raises(LedgerError, match="must survive a power cut"):
-        Ledger.open(path, additive)
+        open_metered(path, Lock.take, additive)
 
 
 @pytest.mark.parametrize("kilobytes", range(0, 64, 6))
@@ -131,8 +134,8 @@ def test_a_full_disk_refuses_before_release(tmp_path):
             with pytest.raises(LedgerError, match="closed"):
                 ledger.commit(release(0))
         (disk / "rubbish").unlink()
-        assert verify(disk / "ledger", additive).unfinished >= 1 + accepted
-        with Ledger.open(disk / "ledger", additive) as ledger:
+        assert verify_metered(disk / "ledger", additive).unfinished >= 1 + accepted
+        with open_metered(disk / "ledger", Lock.take, additive) as ledger:
             ledger.reserve(release(999))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -145,7 +148,7 @@ def test_a_database_that_may_not_grow_refuses_and_stays_whole(tmp_path):
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     accepted = reserve_until_refused(ledger, "full")
-    report = verify(path, additive)
+    report = verify_metered(path, additive)
     assert (report.unfinished, report.charged) == (accepted, {"run": accepted})
 
 
@@ -153,11 +156,15 @@ def open_and_print(directory: Path) -> None:
     """Try to write and to read a ledger as somebody without rights; print what was said."""
     if os.geteuid() == 0:
         os.setuid(65534)
-    for door in (Ledger.open, verify):
+    doors = {
+        "open": lambda path: open_metered(path, Lock.take, additive),
+        "verify": lambda path: verify_metered(path, additive),
+    }
+    for name, door in doors.items():
         try:
-            print(door.__name__, door(directory / "ledger", additive))
+            print(name, door(directory / "ledger"))
         except LedgerError as error:
-            print(door.__name__, repr(error))
+            print(name, repr(error))
 
 
 def test_a_read_only_ledger_refuses_to_open_and_can_still_be_verified(tmp_path):
@@ -186,7 +193,7 @@ def test_a_ledger_is_never_read_without_its_log(tmp_path):
         kept = path.read_bytes(), log.read_bytes()
     for file, content in zip((path, log), kept, strict=True):
         file.write_bytes(content)
-    assert verify(path, additive).charged == {"run": 1}
+    assert verify_metered(path, additive).charged == {"run": 1}
     path.with_name("ledger-shm").unlink()
     path.chmod(0o444)
     log.chmod(0o000)
@@ -202,7 +209,7 @@ def test_a_ledger_is_never_read_without_its_log(tmp_path):
 
 def test_rights_lost_in_the_middle_refuse_the_next_opening(tmp_path):
     path = tmp_path / "ledger"
-    Ledger.create(path, BUDGET, additive).close()
+    create_metered(path, BUDGET, additive).close()
     path.chmod(0o000)
     for folder in own_folders(tmp_path):
         folder.chmod(0o755)
@@ -233,7 +240,7 @@ def test_a_foreign_write_lock_refuses_and_changes_nothing(tmp_path):
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LedgerError, match="locked"):
                 ledger.reserve(release(0))
-    assert verify(path, additive).unfinished == 0
+    assert verify_metered(path, additive).unfinished == 0
 
 
 def test_an_error_that_is_not_the_files_also_closes_the_ledger(tmp_path, monkeypatch):
@@ -249,4 +256,4 @@ def test_an_error_that_is_not_the_files_also_closes_the_ledger(tmp_path, monkeyp
             ledger.reserve(release(0))
     with pytest.raises(LedgerError, match="closed"):
         ledger.reserve(release(0))
-    assert verify(path, additive).unfinished == 0
+    assert verify_metered(path, additive).unfinished == 0

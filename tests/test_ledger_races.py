@@ -9,7 +9,10 @@ import pytest
 import campaign_ledger
 from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
-from d2pfed.ledger import Budget, Ledger, verify
+from d2pfed.ledger import Budget
+from d2pfed.ledger.ledger import create_metered, open_metered
+from d2pfed.ledger.lock import Lock
+from d2pfed.ledger.verify import verify_metered
 from test_ledger_crashes import campaign
 
 BUDGET = Budget(1.0, 1e-5)
@@ -38,28 +41,28 @@ def test_a_server_without_a_fence_is_caught_committing_after_a_takeover(tmp_path
 
 def test_a_second_server_is_refused_at_once(tmp_path):
     path = tmp_path / "ledger"
-    with Ledger.create(path, BUDGET, additive):
+    with create_metered(path, BUDGET, additive):
         with pytest.raises(LedgerError, match="another server has it open"):
-            Ledger.open(path, additive)
+            open_metered(path, Lock.take, additive)
         with pytest.raises(LedgerError, match="another server has it open"):
-            Ledger.create(path, BUDGET, additive)
+            create_metered(path, BUDGET, additive)
         (tmp_path / "link").symlink_to(path)
         with pytest.raises(LedgerError, match="another server has it open"):
-            Ledger.open(tmp_path / "link", additive)
-    Ledger.open(path, additive).close()
+            open_metered(tmp_path / "link", Lock.take, additive)
+    open_metered(path, Lock.take, additive).close()
 
 
 def test_after_a_takeover_the_new_server_holds_the_lock(tmp_path):
     path = tmp_path / "ledger"
-    with begun(path, BUDGET) as old, Ledger.take_over(path, additive) as new:
+    with begun(path, BUDGET) as old, open_metered(path, Lock.replace, additive) as new:
         with pytest.raises(LedgerError, match="another server has it open"):
-            Ledger.open(path, additive)
+            open_metered(path, Lock.take, additive)
         with pytest.raises(LedgerError, match="another server took over: found row 3 of epoch 2"):
             old.reserve(release(0))
         with pytest.raises(LedgerError, match="closed"):
             old.reserve(release(0))
         new.reserve(release(0))
-    assert verify(path, additive).servers == 2
+    assert verify_metered(path, additive).servers == 2
 
 
 def test_who_waits_for_a_lock_that_is_replaced_waits_for_the_new_one(tmp_path):
@@ -67,13 +70,13 @@ def test_who_waits_for_a_lock_that_is_replaced_waits_for_the_new_one(tmp_path):
     epochs = []
 
     def wait() -> None:
-        with Ledger.open_in_turn(path, additive) as ledger:
+        with open_metered(path, Lock.wait, additive) as ledger:
             epochs.append(ledger.reserve(release(0)).epoch)
 
     old = begun(path, BUDGET)
     waiter = threading.Thread(target=wait)
     waiter.start()
-    new = Ledger.take_over(path, additive)
+    new = open_metered(path, Lock.replace, additive)
     old.close()
     new.reserve(release(1))
     new.close()
@@ -88,11 +91,11 @@ def test_a_failed_opening_gives_the_lock_back(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(LedgerError, match="not this budget's meter"):
-            Ledger.open(path, lambda budget, _: additive(budget, ()))
+            open_metered(path, Lock.take, lambda budget, _: additive(budget, ()))
         with pytest.raises(LedgerError, match="already exists"):
-            Ledger.create(path, BUDGET, additive)
+            create_metered(path, BUDGET, additive)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-    Ledger.open(path, additive).close()
+    open_metered(path, Lock.take, additive).close()
 
 
 def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
@@ -100,7 +103,7 @@ def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
     epochs = []
 
     def wait() -> None:
-        with Ledger.open_in_turn(path, additive) as ledger:
+        with open_metered(path, Lock.wait, additive) as ledger:
             epochs.append(ledger.reserve(release(0)).epoch)
 
     old = begun(path, BUDGET)
@@ -120,14 +123,14 @@ def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
 def test_readers_see_a_whole_ledger_at_any_moment_of_servers_coming_and_going(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     path = tmp_path / "ledger"
-    Ledger.create(path, Budget(1e6, 1e-5), additive).close()
+    create_metered(path, Budget(1e6, 1e-5), additive).close()
     heads = [0]
     with subprocess.Popen(
         [sys.executable, campaign_ledger.__file__, "visits", "30", str(tmp_path)], env=environment
     ) as writer:
         while writer.poll() is None:
-            heads.append(verify(path, additive).head.seq)
+            heads.append(verify_metered(path, additive).head.seq)
     assert writer.returncode == 0
     assert heads == sorted(heads)
     assert len(set(heads)) > 5
-    assert verify(path, additive).servers == 31
+    assert verify_metered(path, additive).servers == 31

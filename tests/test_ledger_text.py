@@ -18,7 +18,10 @@ from d2pfed.accounting.events import (
     Unit,
 )
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger import Budget, decode_release, encode_release
+from d2pfed.ledger import Budget, Head, Key, RowKind, decode_release, encode_release
+from d2pfed.ledger.rows import chained_row
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import digest
 
 whole = st.integers(1, 2**70)
 ratios = st.builds(Fraction, whole, whole)
@@ -188,4 +191,17 @@ def test_a_negative_identity_is_refused_before_it_is_written():
                 noise=release.noise,
                 participants=(-1, 2),
             )
+        )
+
+
+def test_a_row_is_hashed_from_the_canonical_text_of_its_fields():
+    """The text is put together by hand; the planted twin swaps two fields."""
+    for key in (None, Key('a "run" \u00e9\\', 3, 1)):
+        row = chained_row(
+            Head(4, bytes(32)), epoch=2, kind=RowKind.COMMIT, key=key, body='{"a":"\u00fc"}', epsilon=0.1
+        )
+        fields = (row.seq, row.epoch, row.kind, row.key, row.body, row.epsilon)
+        assert row.hash == digest("d2pfed ledger row", bytes(32), canonical.encode(fields))
+        assert row.hash != digest(
+            "d2pfed ledger row", bytes(32), canonical.encode((row.epoch, row.seq, *fields[2:]))
         )

@@ -11,8 +11,8 @@ import pytest
 from campaign_ledger import additive, begun, plan_of, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import (
-    Begun,
     Budget,
+    ChargedRun,
     Head,
     Key,
     Ledger,
@@ -23,7 +23,10 @@ from d2pfed.ledger import (
     read_rows,
     verify,
 )
+from d2pfed.ledger.ledger import create_metered, open_metered
+from d2pfed.ledger.lock import Lock
 from d2pfed.ledger.rows import chained_row, first_row
+from d2pfed.ledger.verify import verify_metered
 
 BUDGET = Budget(1.0, 1e-5)
 CHANGES = {
@@ -49,7 +52,7 @@ def path(tmp_path: Path) -> Path:
         ledger.reserve(release(1))
         ledger.void("run", 1, 0)
         ledger.reserve(release(1, 1))
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         ledger.reserve(release(1, 2))
         ledger.commit(release(1, 2))
     return path
@@ -62,7 +65,7 @@ def alter(path: Path, *statements: str) -> None:
 
 
 def test_a_ledger_that_holds_together_is_summed_up(path):
-    report = verify(path, additive)
+    report = verify_metered(path, additive)
     assert report == Verification(
         budget=BUDGET,
         head=read_rows(path)[-1].head,
@@ -70,7 +73,7 @@ def test_a_ledger_that_holds_together_is_summed_up(path):
         committed=2,
         void=1,
         unfinished=1,
-        runs=(Begun("run", "owner", plan_of(8)),),
+        runs=(ChargedRun("run", "owner", plan_of(8)),),
         charged={"run": 3},
         spent=1.0,
         units=0,
@@ -90,20 +93,20 @@ def test_rows_tell_what_a_table_needs(path):
 
 
 def test_it_can_be_verified_while_a_server_writes(path):
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         for number in range(2, 6):
             ledger.reserve(release(number))
-            assert verify(path, additive).head == ledger.head()
-            assert verify(path, additive).spent == ledger.spent()
+            assert verify_metered(path, additive).head == ledger.head()
+            assert verify_metered(path, additive).spent == ledger.spent()
 
 
 def test_another_process_can_verify_it(path):
     program = (
         "import sys; from pathlib import Path; from campaign_ledger import additive\n"
-        "from d2pfed.ledger import verify; print(verify(Path(sys.argv[1]), additive).spent)"
+        "from d2pfed.ledger.verify import verify_metered; print(verify_metered(Path(sys.argv[1]), additive).spent)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with Ledger.open(path, additive) as ledger:
+    with open_metered(path, Lock.take, additive) as ledger:
         ledger.reserve(release(7))
         command = [sys.executable, "-c", program, str(path)]
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -118,9 +121,9 @@ def test_a_change_of_any_field_of_any_row_is_found(path, tmp_path, column):
         copy.write_bytes(content)
         alter(copy, f"UPDATE entry SET {column} = {CHANGES[column]} WHERE seq = {seq}")
         with pytest.raises(LedgerError, match=rf"row ({seq}|{seq + 1}|{seq + 100}):"):
-            verify(copy, additive)
+            verify_metered(copy, additive)
         with pytest.raises(LedgerError):
-            Ledger.open(copy, additive)
+            open_metered(copy, Lock.take, additive)
 
 
 def test_a_missing_row_is_found_unless_it_is_the_last_which_only_a_head_shows(path, tmp_path):
@@ -130,14 +133,14 @@ def test_a_missing_row_is_found_unless_it_is_the_last_which_only_a_head_shows(pa
         copy.write_bytes(content)
         alter(copy, f"DELETE FROM entry WHERE seq = {seq}")
         with pytest.raises(LedgerError, match=f"row {seq + 1}:"):
-            verify(copy, additive)
+            verify_metered(copy, additive)
     alter(path, "DELETE FROM entry WHERE seq = 10")
-    assert verify(path, additive).unfinished == 2
-    with Ledger.open(path, additive) as ledger, pytest.raises(LedgerError):
+    assert verify_metered(path, additive).unfinished == 2
+    with open_metered(path, Lock.take, additive) as ledger, pytest.raises(LedgerError):
         ledger.require_head(head)
     alter(path, "DELETE FROM entry")
     with pytest.raises(LedgerError, match="no rows"):
-        verify(path, additive)
+        verify_metered(path, additive)
 
 
 def forge(path: Path, *steps) -> None:
@@ -147,7 +150,7 @@ def forge(path: Path, *steps) -> None:
     for epoch, kind, key, body, epsilon in ((1, RowKind.OPEN, None, "", 0.0), *steps):
         row = chained_row(row.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)
         rows.append(row)
-    Ledger.create(path, BUDGET, additive).close()
+    create_metered(path, BUDGET, additive).close()
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM entry")
         for row in rows:
@@ -157,7 +160,7 @@ def forge(path: Path, *steps) -> None:
 
 
 KEY, BODY = Key("run", 0, 0), encode_release(release(0))
-BEGIN = (1, RowKind.BEGIN, None, Begun("run", "owner", plan_of(1)).encode(), 0.125)
+BEGIN = (1, RowKind.BEGIN, None, ChargedRun("run", "owner", plan_of(1)).encode(), 0.125)
 RESERVE = (1, RowKind.RESERVE, KEY, BODY, 0.125)
 COMMIT = (1, RowKind.COMMIT, KEY, BODY, 0.125)
 VOID = (1, RowKind.VOID, KEY, "", 0.125)
@@ -165,11 +168,11 @@ VOID = (1, RowKind.VOID, KEY, "", 0.125)
 
 def test_a_forged_ledger_that_keeps_the_rules_is_as_good_as_a_real_one(tmp_path):
     forge(tmp_path / "ledger", BEGIN, RESERVE, COMMIT)
-    assert verify(tmp_path / "ledger", additive).spent == 0.125
+    assert verify_metered(tmp_path / "ledger", additive).spent == 0.125
 
 
 def beginning(epsilon: float, attempts: int = 1, run: str = "run", owner: str = "owner") -> tuple:
-    return (1, RowKind.BEGIN, None, Begun(run, owner, plan_of(attempts)).encode(), epsilon)
+    return (1, RowKind.BEGIN, None, ChargedRun(run, owner, plan_of(attempts)).encode(), epsilon)
 
 
 def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon: float = 0.125) -> tuple:
@@ -194,7 +197,7 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
         ([BEGIN, (1, RowKind.RESERVE, None, BODY, 0.125)], "row 3: reserve needs the run"),
         ([(1, RowKind.CREATE, KEY, BUDGET.encode(), 0.0)], "row 2: .*create cannot follow nothing"),
         ([(1, RowKind.BEGIN, KEY, BEGIN[3], 0.125)], "row 2: a run's first row names no attempt"),
-        ([(1, RowKind.BEGIN, None, BODY, 0.125)], "row 2: not the text of a begun"),
+        ([(1, RowKind.BEGIN, None, BODY, 0.125)], "row 2: not the text of a charged run"),
         ([BEGIN, beginning(0.25)], "row 3: run run has begun already"),
         ([BEGIN, beginning(0.25, run="other")], "row 3: run other: its directory has begun run run here"),
         ([BEGIN, (1, RowKind.RESERVE, KEY, BODY[:-1], 0.125)], "row 3: not the text of a release"),
@@ -207,7 +210,7 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
         ([beginning(0.25)], "row 2: it records epsilon 0.25, and the charged runs cost 0.125"),
         ([beginning(1.5, 12)], "row 2: the runs begun so far are over the budget"),
         ([beginning(float("nan"))], "row 2: epsilon must be at least 0"),
-        ([BEGIN, reserving(epsilon=0.25)], "row 3: an attempt prices nothing: epsilon must stay 0.125, got 0.25"),
+        ([BEGIN, reserving(epsilon=0.25)], "row 3: an attempt adds no epsilon: it must stay 0.125, got 0.25"),
         ([BEGIN, reserving(contributors=4)], "row 3: its noise is"),
         ([BEGIN, RESERVE, (1, RowKind.COMMIT, KEY, reserving(contributors=4)[3], 0.125)], "row 4: its noise is"),
         ([BEGIN, reserving(1)], "row 3: .*the run has 1 rounds"),
@@ -224,7 +227,7 @@ def reserving(number: int = 0, attempt: int = 0, contributors: int = 8, epsilon:
 def test_a_broken_rule_is_found_under_a_right_chain(tmp_path, steps, words):
     forge(tmp_path / "ledger", *steps)
     with pytest.raises(LedgerError, match=words):
-        verify(tmp_path / "ledger", additive)
+        verify_metered(tmp_path / "ledger", additive)
 
 
 def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):
@@ -234,19 +237,19 @@ def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):
         values = (row.seq, row.epoch, "open", None, None, None, "", row.epsilon.hex(), row.hash)
         connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
     with pytest.raises(LedgerError, match="row 12: its number must be 11"):
-        verify(path, additive)
+        verify_metered(path, additive)
 
 
 def test_a_ledger_that_does_not_begin_with_its_creation_is_refused(tmp_path):
     path = tmp_path / "ledger"
-    Ledger.create(path, BUDGET, additive).close()
+    create_metered(path, BUDGET, additive).close()
     row = replace(first_row(BUDGET), kind=RowKind.OPEN)
     row = replace(row, hash=row.chained(bytes(32)))
     alter(path, "DELETE FROM entry WHERE seq = 1", "UPDATE entry SET kind = 'open'")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE entry SET hash = ?", (row.hash,))
     with pytest.raises(LedgerError, match="row 0: it must create the ledger"):
-        verify(path, additive)
+        verify_metered(path, additive)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ def test_what_is_no_ledger_is_refused_by_every_door(tmp_path):
     for path in (empty, text, other, folder, tmp_path / "missing"):
         for door in (Ledger.open, Ledger.open_in_turn, Ledger.take_over, verify):
             with pytest.raises(LedgerError, match=str(path)):
-                door(path, additive)
+                door(path)
         for door in (read_rows, read_budget):
             with pytest.raises(LedgerError, match=str(path)):
                 door(path)
@@ -287,7 +290,7 @@ def test_a_database_of_another_program_is_refused_whatever_else_it_holds(path):
     alter(path, "PRAGMA application_id = 1")
     for door in (Ledger.open, verify):
         with pytest.raises(LedgerError, match="the file is not a ledger"):
-            door(path, additive)
+            door(path)
 
 
 def test_damage_that_no_row_shows_is_refused(path):
@@ -298,7 +301,7 @@ def test_damage_that_no_row_shows_is_refused(path):
     path.write_bytes(content)
     for door in (Ledger.open, verify):
         with pytest.raises(LedgerError, match="damaged"):
-            door(path, additive)
+            door(path)
 
 
 def pages(path: Path) -> list[tuple[str, int]]:
@@ -311,7 +314,7 @@ def test_a_newer_format_is_refused(path):
     alter(path, "PRAGMA user_version = 3")
     for door in (Ledger.open, verify):
         with pytest.raises(LedgerError, match="its format is 3, and this version of d2pfed reads 2"):
-            door(path, additive)
+            door(path)
 
 
 def test_a_damaged_page_is_refused_before_any_release(path, tmp_path):
@@ -325,12 +328,12 @@ def test_a_damaged_page_is_refused_before_any_release(path, tmp_path):
             + content[offset + 64 :]
         )
         try:
-            rows = verify(copy, additive)
+            rows = verify_metered(copy, additive)
         except LedgerError:
             refused += 1
             continue
-        assert rows.head == verify(path, additive).head  # the bytes were free space
+        assert rows.head == verify_metered(path, additive).head  # the bytes were free space
     assert refused > 20
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(LedgerError):
-        Ledger.open(path, additive)
+        open_metered(path, Lock.take, additive)

@@ -14,7 +14,7 @@ from d2pfed.accounting import SERVER, Adjacency, Sampling, account, round_up
 from d2pfed.cli import show
 from d2pfed.errors import ConfigError, LedgerError, TooFewClients
 from d2pfed.ledger import Ledger
-from d2pfed.ledger.book import Book
+from d2pfed.ledger.state import LedgerState
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, aggregate, private_sum, run_plan
@@ -160,8 +160,8 @@ def test_six_runs_cost_what_six_runs_cost(tmp_path):
 
 
 def test_a_ledger_that_charges_the_cap_once_for_all_runs_is_caught(tmp_path, monkeypatch):
-    plans = Book.plans
-    monkeypatch.setattr(Book, "plans", lambda self: plans(self)[:1])
+    plans = LedgerState.plans
+    monkeypatch.setattr(LedgerState, "plans", lambda self: plans(self)[:1])
     with pytest.raises(AssertionError):
         six_runs_cost_what_six_runs_cost(tmp_path)
 
@@ -340,9 +340,9 @@ def test_runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path):
 
 
 def test_releases_under_another_runs_name_are_caught(tmp_path, monkeypatch):
-    step = Book.step
+    step = LedgerState.step
     monkeypatch.setattr(
-        Book,
+        LedgerState,
         "step",
         lambda self, kind, key, release: step(self, kind, replace(key, run="a"), replace(release, run="a")),
     )

@@ -31,7 +31,7 @@ from d2pfed.plan import (
     ideal_multiplier,
     observers,
 )
-from d2pfed.plan.agreement import TYPES
+from d2pfed.plan.plan import TYPES
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
 from d2pfed.secagg.graph import Consistency
 
@@ -51,7 +51,7 @@ def epsilon_of(plan, noise):
     return account(releases, plan.against, delta=plan.delta, max_participations=plan.max_participations).epsilon
 
 
-def keeps_its_promise(plan):
+def keeps_its_guarantee(plan):
     honest = plan.quorum - plan.colluders - plan.cut_off if plan.noise(2) != plan.noise(1) else 1
     return epsilon_of(plan, plan.noise(honest)) <= plan.epsilon
 
@@ -80,20 +80,20 @@ def name_of(target):
 
 
 @pytest.mark.parametrize("target", GRID, ids=name_of)
-def test_a_plan_keeps_its_promise(target):
+def test_a_plan_keeps_its_guarantee(target):
     plan = planned(target)
-    assert keeps_its_promise(plan)
+    assert keeps_its_guarantee(plan)
     assert plan.epsilon == target.epsilon
     assert plan.wrap_probability <= 1e-2
 
 
 @pytest.mark.parametrize("target", GRID, ids=name_of)
-def test_one_per_cent_less_noise_breaks_the_promise(target):
+def test_one_per_cent_less_noise_breaks_the_guarantee(target):
     plan = planned(target)
     assert epsilon_of(plan, weaker(plan.contributed, Fraction(99, 100))) > plan.epsilon
 
 
-wishes = st.builds(
+targets = st.builds(
     PrivacyTarget,
     dimension=st.integers(1, 300),
     population=st.sampled_from([100, 1000, 10**6]),
@@ -118,28 +118,28 @@ wishes = st.builds(
 
 
 @settings(max_examples=20)
-@given(wishes)
-def test_any_plan_that_is_made_keeps_its_promise(target):
+@given(targets)
+def test_any_plan_that_is_made_keeps_its_guarantee(target):
     assume(2 * target.quorum > target.cohort_size + target.cohort_colluders)
     assume(target.quorum - target.cohort_colluders >= 2)
     try:
         plan = calibrate(target)
     except ConfigError as refusal:
-        if "for none" not in str(refusal):  # so rarely drawn that delta alone keeps the promise
+        if "for none" not in str(refusal):  # so rarely drawn that delta alone keeps the guarantee
             raise
         reject()
-    assert keeps_its_promise(plan)
+    assert keeps_its_guarantee(plan)
     assert plan.wrap_probability <= 1e-2
     assert canonical.decode(canonical.encode(plan), TYPES) == plan
     assert plan.codec.radius <= Fraction(target.clip) / Fraction(plan.codec.granularity)
 
 
-def test_the_check_rejects_plans_that_forget_what_they_promise():
+def test_the_check_rejects_plans_that_forget_dropouts_or_colluders():
     """Planted bugs: noise for a whole cohort where some may be missing, or may tell their noise."""
-    for wish in (replace(SMALL, dropouts=0.25), replace(SMALL, colluders=0.01)):
-        forgetful = replace(planned(SMALL), quorum=wish.quorum, colluders=wish.cohort_colluders)
-        assert keeps_its_promise(planned(wish))
-        assert not keeps_its_promise(forgetful)
+    for asked in (replace(SMALL, dropouts=0.25), replace(SMALL, colluders=0.01)):
+        forgetful = replace(planned(SMALL), quorum=asked.quorum, colluders=asked.cohort_colluders)
+        assert keeps_its_guarantee(planned(asked))
+        assert not keeps_its_guarantee(forgetful)
 
 
 def test_the_main_example_has_the_noise_and_the_bits_it_should():
@@ -148,7 +148,7 @@ def test_the_main_example_has_the_noise_and_the_bits_it_should():
     assert plan.ring.bits == 8
     assert plan.wrap_probability <= 1e-2
     assert plan.noise_multiplier == pytest.approx(plan.sigma / 2, rel=1e-3)
-    assert keeps_its_promise(plan)
+    assert keeps_its_guarantee(plan)
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 100])
@@ -261,7 +261,7 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
 
 
 @pytest.mark.parametrize(
-    ("wish", "rule"),
+    ("asked", "rule"),
     [
         ({"dimension": 0}, r"dimension must be in \[1, 1073741824\], got 0"),
         ({"population": 0}, r"population must be in \[1, 1000000000\], got 0"),
@@ -298,10 +298,10 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"bits": 33}, r"bits must be in \[1, 32\], got 33"),
         ({"bits": 7}, "bits must be at least 8 for this noise and cohort, got 7"),
         ({"bits": 3, "mechanism": MechanismName.DDGAUSS}, "3 bits are too few for ddgauss with 20 clients"),
-        ({"scheme": Sampling.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
-        ({"scheme": Sampling.ONCE, "max_participations": 2}, "one participation, got 2"),
-        ({"scheme": Sampling.ONCE, "rounds": 99, "spare": 2}, "101 x 20 > 2000; at most 100 rounds"),
-        ({"scheme": Sampling.POISSON}, "mechanism shared or designated, got centered"),
+        ({"sampling": Sampling.ONCE, "rounds": 101}, "101 x 20 > 2000; at most 100 rounds"),
+        ({"sampling": Sampling.ONCE, "max_participations": 2}, "one participation, got 2"),
+        ({"sampling": Sampling.ONCE, "rounds": 99, "spare": 2}, "101 x 20 > 2000; at most 100 rounds"),
+        ({"sampling": Sampling.POISSON}, "mechanism shared or designated, got centered"),
         (
             {"mechanism": MechanismName.SHARED, "colluders": 0.1},
             "colluders must be 0 with the mechanism shared.* got 0.1",
@@ -334,28 +334,28 @@ def test_the_fraction_of_dropouts_is_taken_as_it_is_written():
         ({"dimension": 10**400}, r"dimension must be in \[1, 1073741824\], got a number of 1329 bits"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_refused_in_one_line(wish, rule):
+def test_a_target_that_cannot_be_met_is_refused_in_one_line(asked, rule):
     with pytest.raises(ConfigError, match=rule) as refusal:
-        calibrate(replace(SMALL, **wish))
+        calibrate(replace(SMALL, **asked))
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("kind", MechanismName)
 @pytest.mark.parametrize("bits", [13, 15, 32])
-def test_a_wish_for_bits_is_met_and_the_promise_kept(kind, bits):
+def test_given_bits_are_used_and_the_guarantee_kept(kind, bits):
     target = replace(SMALL, mechanism=kind, bits=bits, sampling=Sampling.NONE, epsilon=8.0)
     plan = planned(target)
     assert plan.ring.bits == bits
     assert plan.wrap_probability <= 1e-2
-    assert keeps_its_promise(plan)
+    assert keeps_its_guarantee(plan)
     assert variance(plan.noise(1)) <= MAX_TABLE_SIGMA**2  # one client's noise can be drawn
 
 
 @pytest.mark.parametrize("cohort", [100, 101, 300])
 def test_a_shared_seed_needs_a_complete_graph_and_nobody_else_does(cohort):
-    wish = replace(SMALL, cohort_size=cohort, sampling=Sampling.NONE)
-    assert planned(replace(wish, mechanism=MechanismName.SHARED)).neighbours == cohort - 1
-    assert (planned(wish).neighbours == cohort - 1) == (cohort == 100)
+    asked = replace(SMALL, cohort_size=cohort, sampling=Sampling.NONE)
+    assert planned(replace(asked, mechanism=MechanismName.SHARED)).neighbours == cohort - 1
+    assert (planned(asked).neighbours == cohort - 1) == (cohort == 100)
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_the_default_cap_loses_at_most_one_per_cent_and_is_the_least(rounds, pop
     assert cap == 1 or lost(cap - 1) > 0.01 * (1 - 1e-9)
 
 
-def test_the_default_cap_of_an_amplified_promise_hardly_ever_binds():
+def test_the_default_cap_of_an_amplified_guarantee_hardly_ever_binds():
     target = PrivacyTarget(dimension=1, population=100_000, cohort_size=100, rounds=100, spare=0, delta=1e-5)
     rate, cap = mpmath.mpf("0.001"), target.effective_max_participations
 
@@ -543,60 +543,67 @@ def test_against_the_server_the_cap_decides():
 @pytest.mark.parametrize("target", [GOLDEN, *GRID[::7]], ids=name_of)
 def test_the_error_is_close_to_a_trusted_servers(target):
     plan = planned(target)
-    told = describe(target, plan)
+    summary = describe(target, plan)
     most = {MechanismName.SKELLAM: 1.6, MechanismName.BINOMIAL: 20}.get(target.mechanism, 1.05)
-    assert 0.99 <= told.relative_error <= most
-    assert told.bits == plan.ring.bits
-    assert told.modulus == 2**told.bits
-    assert told.upload_bytes == math.ceil(told.bits * plan.codec.length / 8)
-    assert told.noise_to_clip >= plan.sigma / target.clip / plan.cohort_size
+    assert 0.99 <= summary.relative_error <= most
+    assert summary.bits == plan.ring.bits
+    assert summary.modulus == 2**summary.bits
+    assert summary.upload_bytes == math.ceil(summary.bits * plan.codec.length / 8)
+    assert summary.noise_to_clip >= plan.sigma / target.clip / plan.cohort_size
 
 
-def test_an_explanation_names_every_observer_with_its_own_epsilon():
+def test_a_summary_names_every_observer_with_its_own_epsilon():
     target = replace(SMALL, population=20, colluders=0.15)
     plan = planned(target)
-    told = {str(item.observer): item.epsilon for item in describe(target, plan).spent}
-    assert list(told) == ["released", "server", "client", "colluding(3)", "alone"]
-    assert told["released"] <= 2.0
-    assert told["released"] <= told["server"] < told["client"] < told["colluding(3)"] < told["alone"] < math.inf
-    assert told == {str(item.observer): item.epsilon for item in guarantees(plan)}
-    assert [str(item) for item in observers(plan)] == list(told)
+    summary = {str(item.observer): item.epsilon for item in describe(target, plan).guarantees}
+    assert list(summary) == ["released", "server", "client", "colluding(3)", "alone"]
+    assert summary["released"] <= 2.0
+    assert (
+        summary["released"]
+        <= summary["server"]
+        < summary["client"]
+        < summary["colluding(3)"]
+        < summary["alone"]
+        < math.inf
+    )
+    assert summary == {str(item.observer): item.epsilon for item in guarantees(plan)}
+    assert [str(item) for item in observers(plan)] == list(summary)
 
 
-def test_whom_the_promise_is_made_against_has_a_row():
+def test_the_observer_of_the_target_has_a_row():
     target = replace(SMALL, against=colluding(1), epsilon=20.0)
-    told = {str(item.observer): item.epsilon for item in describe(target, planned(target)).spent}
-    assert list(told) == ["released", "server", "client", "colluding(1)", "alone"]
-    assert told["colluding(1)"] <= 20.0
+    summary = {str(item.observer): item.epsilon for item in describe(target, planned(target)).guarantees}
+    assert list(summary) == ["released", "server", "client", "colluding(1)", "alone"]
+    assert summary["colluding(1)"] <= 20.0
 
 
 # Attempts to spare
 
 
 @pytest.mark.parametrize(
-    ("wish", "attempts"),
+    ("asked", "attempts"),
     [
         ({}, 11),
         ({"rounds": 1}, 2),
         ({"rounds": 100}, 110),
         ({"spare": 0}, 10),
         ({"spare": 25}, 35),
-        ({"scheme": Sampling.NONE}, 11),
-        ({"scheme": Sampling.ONCE}, 11),
-        ({"scheme": Sampling.ONCE, "rounds": 100}, 100),  # the population holds no further block
-        ({"scheme": Sampling.ONCE, "rounds": 95}, 100),
+        ({"sampling": Sampling.NONE}, 11),
+        ({"sampling": Sampling.ONCE}, 11),
+        ({"sampling": Sampling.ONCE, "rounds": 100}, 100),  # the population holds no further block
+        ({"sampling": Sampling.ONCE, "rounds": 95}, 100),
     ],
 )
-def test_a_run_may_be_charged_for_more_attempts_than_rounds(wish, attempts):
-    target = replace(SMALL, **wish)
+def test_a_run_may_be_charged_for_more_attempts_than_rounds(asked, attempts):
+    target = replace(SMALL, **asked)
     assert target.max_attempts == attempts
     assert planned(target).max_attempts == attempts
 
 
-def test_the_promise_is_for_all_attempts_and_not_for_the_rounds_alone():
+def test_the_guarantee_is_for_all_attempts_and_not_for_the_rounds_alone():
     plan = planned(replace(SMALL, spare=10))
-    assert keeps_its_promise(plan)
-    assert not keeps_its_promise(replace(planned(replace(SMALL, spare=0)), max_attempts=20))
+    assert keeps_its_guarantee(plan)
+    assert not keeps_its_guarantee(replace(planned(replace(SMALL, spare=0)), max_attempts=20))
 
 
 def test_a_partition_has_blocks_for_all_attempts():
@@ -609,9 +616,9 @@ def test_a_partition_has_blocks_for_all_attempts():
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("asked", "words"),
     [
-        ({}, "No client is taken to collude"),
+        ({}, "No client is assumed to collude"),
         ({"colluders": 0.01}, "at most 20 of 2000 clients collude; a simulation verifies no draw."),
         (
             {"colluders": 0.01, "consistency": Consistency.SIGNED},
@@ -625,16 +632,16 @@ def test_a_partition_has_blocks_for_all_attempts():
         ({"population": 20, "colluders": 0.1}, "Everyone is in the cohort: 2 colluders, if at most 2 of 20"),
     ],
 )
-def test_a_plan_says_how_many_may_collude_and_why(wish, words):
-    target = replace(SMALL, **wish)
-    told = describe(target, planned(target))
-    assert words in told.why_colluders
-    assert told.colluders == planned(target).colluders == target.cohort_colluders
+def test_a_plan_says_how_many_may_collude_and_why(asked, words):
+    target = replace(SMALL, **asked)
+    summary = describe(target, planned(target))
+    assert words in summary.why_colluders
+    assert summary.colluders == planned(target).colluders == target.cohort_colluders
 
 
 def test_a_plan_says_what_its_graph_withstands():
     large = replace(SMALL, population=10**5, cohort_size=2000, dropouts=0.1, colluders=0.05)
-    for wish, words in (
+    for asked, words in (
         (SMALL, "with everyone else; 11 shares open one. Consistency is assumed"),
         (
             replace(SMALL, consistency=Consistency.SIGNED),
@@ -642,40 +649,51 @@ def test_a_plan_says_what_its_graph_withstands():
         ),
         (replace(large, consistency=Consistency.SIGNED), "failure 2^-40 over 2^60 graphs"),
     ):
-        told, plan = describe(wish, planned(wish)), planned(wish)
-        assert words in told.why_graph
-        assert (told.neighbours, told.threshold, told.cut_off) == (plan.neighbours, plan.threshold, plan.cut_off)
-    assert f"may keep {plan.cut_off} more of the survivors out" in told.why_graph
-    assert f"the server keeps {plan.cut_off} of them out of the sum" in told.why_noise
+        summary, plan = describe(asked, planned(asked)), planned(asked)
+        assert words in summary.why_graph
+        assert (summary.neighbours, summary.threshold, summary.cut_off) == (
+            plan.neighbours,
+            plan.threshold,
+            plan.cut_off,
+        )
+    assert f"may keep {plan.cut_off} more of the survivors out" in summary.why_graph
+    assert f"the server keeps {plan.cut_off} of them out of the sum" in summary.why_noise
 
 
 def test_noise_that_clients_know_is_no_protection_from_them():
-    told = {
+    summary = {
         str(item.observer): item.epsilon
         for item in guarantees(planned(replace(SMALL, mechanism=MechanismName.SHARED)))
     }
-    assert told["released"] < told["server"] < math.inf
-    assert told["client"] == told["alone"] == math.inf
+    assert summary["released"] < summary["server"] < math.inf
+    assert summary["client"] == summary["alone"] == math.inf
 
 
 def test_reasons_name_what_they_rest_on():
     target = replace(SMALL, dropouts=0.1, population=20, colluders=0.1)
-    told = describe(target, planned(target))
-    for part in ("epsilon 2", "`released`", "10 rounds", "20 clients", "2 of them are missing", "2 of them tell"):
-        assert part in told.why_noise
-    assert f"{told.bits} bits" in told.why_bits
+    summary = describe(target, planned(target))
+    for part in (
+        "epsilon 2",
+        "`released`",
+        "10 rounds",
+        "20 clients",
+        "2 of them are missing",
+        "2 of them reveal",
+    ):
+        assert part in summary.why_noise
+    assert f"{summary.bits} bits" in summary.why_bits
     assert "missing" not in describe(SMALL, planned(SMALL)).why_noise
 
 
-def test_a_hopeless_wish_is_warned_of_with_a_cohort_that_would_help():
+def test_a_hopeless_target_is_warned_of_with_a_cohort_that_would_help():
     hopeless = PrivacyTarget(
         dimension=996_298, population=2000, cohort_size=10, rounds=300, epsilon=1.0, delta=1e-5
     )
-    told = describe(hopeless, planned(hopeless))
-    (warning,) = told.warnings
+    summary = describe(hopeless, planned(hopeless))
+    (warning,) = summary.warnings
     helpful = int(warning.split("a cohort of about ")[1].split()[0])
-    assert helpful == pytest.approx(10 * told.noise_to_clip / 10, rel=0.1)
-    assert told.noise_to_clip == pytest.approx(math.sqrt(996_298) * planned(hopeless).sigma / 10, rel=0.02)
+    assert helpful == pytest.approx(10 * summary.noise_to_clip / 10, rel=0.1)
+    assert summary.noise_to_clip == pytest.approx(math.sqrt(996_298) * planned(hopeless).sigma / 10, rel=0.02)
     assert describe(SMALL, planned(SMALL)).warnings == ()
 
 

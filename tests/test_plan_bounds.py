@@ -17,7 +17,7 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate, decode_plan
-from d2pfed.plan.agreement import MOST_CHARACTERS
+from d2pfed.plan.plan import MOST_CHARACTERS
 
 HUGE = 10**300
 ENDLESS = 10**5000  # Python itself refuses to print it

@@ -13,7 +13,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import Centered, DDGauss, Share
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.plan import Enrolled, MechanismName, Policy, PrivacyTarget, agreement, calibrate, policy, quorums
+from d2pfed.plan import Enrolled, MechanismName, Policy, PrivacyTarget, calibrate, policy, quorums
+from d2pfed.plan import plan as plan_module
 from d2pfed.plan.collusion import colluders_within
 from d2pfed.secagg.graph import Consistency, Neighbourhood, make_graph
 
@@ -166,8 +167,8 @@ def test_attack_a_number_of_colluders_that_flatters(monkeypatch):
 
 def test_attack_two_neighbours_and_a_threshold_of_two(monkeypatch):
     """Both neighbours of somebody collude: they hold all the shares that open it, before any request to unmask."""
-    wish = replace(TARGET, cohort_size=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
-    bare = replace(planned(wish), neighbours=2, threshold=2, colluders=60)
+    target = replace(TARGET, cohort_size=200, dropouts=0.0, colluders=0.0, consistency=Consistency.ASSUMED)
+    bare = replace(planned(target), neighbours=2, threshold=2, colluders=60)
     with pytest.raises(ConfigError, match="2 neighbours and a threshold of 2 must withstand"):
         Policy(most_epsilon=20).check(bare)
     monkeypatch.setattr(policy, "_check_graph", nothing)
@@ -187,7 +188,7 @@ def test_attack_a_sparse_graph_under_signatures(monkeypatch):
     """The same plan for an enrolled client does not even exist."""
     with pytest.raises(ConfigError, match="sparse graph under signed consistency needs more than 1000"):
         replace(planned(TARGET), neighbours=2, threshold=2)
-    monkeypatch.setattr(agreement, "check_bounds", nothing)
+    monkeypatch.setattr(plan_module, "check_bounds", nothing)
     bare = replace(planned(TARGET), neighbours=2, threshold=2)
     with pytest.raises(ConfigError, match="sparse graph under signed consistency needs more than 1000"):
         Policy().check(bare, ENROLLED)
@@ -197,8 +198,8 @@ def test_attack_a_sparse_graph_under_signatures(monkeypatch):
 
 def test_attack_a_designated_client_that_colludes(monkeypatch):
     """It knows the whole noise: the server subtracts it, and has the sum up to rounding."""
-    wish = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
-    plan = planned(wish)
+    target = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
+    plan = planned(target)
     with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, the plan has designated"):
         Policy().check(plan, ENROLLED)
     with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
@@ -211,14 +212,14 @@ def test_attack_a_designated_client_that_colludes(monkeypatch):
         plan.mechanism.encode(centres, Share(rank, plan.cohort_size, 0), root.child("client", rank))
         for rank in range(plan.cohort_size)
     ]
-    told = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
-    assert np.std(told) > 1
-    assert not np.any(sum(vectors) - told)  # the bare sum of zeros: no noise is left
+    added = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
+    assert np.std(added) > 1
+    assert not np.any(sum(vectors) - added)  # the bare sum of zeros: no noise is left
 
 
 @pytest.mark.parametrize("mechanism", [MechanismName.CENTERED, MechanismName.DDGAUSS])
 def test_attack_an_epsilon_that_lies(mechanism, monkeypatch):
-    """A hundredth of the noise, and the promise as it was: the client computes its own epsilon."""
+    """A hundredth of the noise, and the stated epsilon unchanged: the client computes its own epsilon."""
     honest = planned(replace(TARGET, mechanism=mechanism))
     codec = replace(honest.codec, granularity=honest.codec.granularity / 16, fraction_bits=4)
     noise = Centered(Fraction(2)) if mechanism is MechanismName.CENTERED else DDGauss(honest.mechanism.sigma / 16)
@@ -262,7 +263,7 @@ def test_attack_two_quorums_that_share_only_colluders(monkeypatch):
     monkeypatch.setattr(quorums, "_require_honest_majority", nothing)
     with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold"):
         calibrate(FALLS)
-    monkeypatch.setattr(agreement, "require_honest_majority", nothing)
+    monkeypatch.setattr(plan_module, "require_honest_majority", nothing)
     plan = calibrate(FALLS)
     victim, colluders, others = 0, set(range(15, 20)), list(range(1, 15))
     with_it, without_it = {victim, *others[:7]} | colluders, set(others[7:]) | colluders
@@ -299,7 +300,7 @@ def test_attack_survivors_that_are_cut_off(monkeypatch):
     monkeypatch.setattr(quorums, "choose", forgetful)
     with pytest.raises(ConfigError, match="honest survivors out, got 0"):
         calibrate(LARGE)
-    monkeypatch.setattr(agreement, "check_bounds", nothing)
+    monkeypatch.setattr(plan_module, "check_bounds", nothing)
     careless = calibrate(replace(LARGE, spare=0))
 
     def epsilon(kept_out):
@@ -322,7 +323,7 @@ def test_attack_noise_of_survivors_that_are_cut_off(monkeypatch):
     with pytest.raises(ConfigError, match=r"epsilon against colluding\(\d+\) must be at most"):
         strict.check(plan, enrolled)
     Policy(most_epsilon=epsilon[plan.cut_off] * (1 + 1e-9)).check(plan, enrolled)
-    monkeypatch.setattr(agreement, "check_bounds", nothing)
+    monkeypatch.setattr(plan_module, "check_bounds", nothing)
     monkeypatch.setattr(policy, "check_bounds", nothing)
     strict.check(replace(plan, cut_off=0), enrolled)
 
@@ -342,8 +343,8 @@ def test_a_release_counts_the_noise_of_who_cannot_be_cut_off():
     assert plan.release("a run", 1, 2, (), 1900).run == "a run"
 
 
-def test_a_policy_does_not_trust_whom_the_promise_is_made_against():
-    """A promise to who sees the models alone says nothing of the server."""
+def test_a_policy_does_not_trust_the_observer_of_the_plan():
+    """A guarantee against an observer of the models says nothing of the server."""
     amplified = planned(replace(TARGET, against=RELEASED, max_participations=None, epsilon=1.0, rounds=100))
     with pytest.raises(ConfigError, match="must be at most"):
         Policy(least_noise_multiplier=0.0).check(amplified, ENROLLED)

@@ -8,6 +8,7 @@ import pytest
 
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Head, Ledger, read_budget
+from d2pfed.ledger.private_files import replace_file
 from d2pfed.runs.directory import Checkpoint, RunDirectory
 from d2pfed.training import ServerOptimizer
 from power import Disk
@@ -122,3 +123,17 @@ def test_a_cut_takes_what_was_never_synced(tmp_path, monkeypatch):
     os.fsync(descriptor)
     os.close(descriptor)
     assert (disk.cut(tmp_path.with_name("left")) / "file").read_bytes() == b""
+
+
+@pytest.mark.parametrize("skipped", [None, 0, 1])
+def test_a_replaced_file_survives_a_power_cut_old_or_new(tmp_path, monkeypatch, skipped):
+    """The planted twins leave out the sync of the content, and that of the directory."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root, monkeypatch)
+    replace_file(root / "file", b"old", mode=0o644)
+    disk.skipped = frozenset() if skipped is None else frozenset({disk.count + skipped})
+    replace_file(root / "file", b"new", mode=0o644)
+    left = (disk.cut(tmp_path / "left") / "file").read_bytes()
+    assert left == {None: b"new", 0: b"", 1: b"old"}[skipped]
+    assert (root / "file").stat().st_mode & 0o077 == 0o044

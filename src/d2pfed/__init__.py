@@ -4,26 +4,40 @@ The names here are what most programs need: what is asked for (`PrivacyTarget`),
 `describe`), what it costs, and private sums. Training needs the extra `train`.
 """
 
-from d2pfed.accounting import (
-    ALONE,
-    CLIENT,
-    RELEASED,
-    SERVER,
-    Adjacency,
-    CohortSampling,
-    Guarantee,
-    Observer,
-    Release,
-    Sampling,
-    account,
-    colluding,
-)
-from d2pfed.errors import BudgetExceeded, ConfigError, D2PFedError, LedgerError, PeerError, TooFewClients
-from d2pfed.ledger import Budget, Ledger, verify
-from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import MechanismName, Plan, PlanSummary, Policy, PrivacyTarget, calibrate, describe
-from d2pfed.round import Participant, aggregate, private_sum
-from d2pfed.training import ServerOptimizer, train
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from d2pfed.accounting import (
+        ALONE,
+        CLIENT,
+        RELEASED,
+        SERVER,
+        Adjacency,
+        CohortSampling,
+        Guarantee,
+        Observer,
+        Release,
+        Sampling,
+        account,
+        colluding,
+    )
+    from d2pfed.errors import (
+        BudgetExceeded,
+        ConfigError,
+        D2PFedError,
+        DamagedFile,
+        DownloadError,
+        LedgerError,
+        MissingExtra,
+        PeerError,
+        TooFewClients,
+    )
+    from d2pfed.ledger import Budget, Ledger, verify
+    from d2pfed.numerics.randomness import Entropy
+    from d2pfed.plan import MechanismName, Plan, PlanSummary, Policy, PrivacyTarget, calibrate, describe
+    from d2pfed.round import Participant, aggregate, private_sum
+    from d2pfed.training import ServerOptimizer, train
 
 __all__ = [
     "PrivacyTarget",
@@ -60,4 +74,56 @@ __all__ = [
     "TooFewClients",
     "BudgetExceeded",
     "LedgerError",
+    "DamagedFile",
+    "DownloadError",
+    "MissingExtra",
 ]
+
+# Where each public name is defined: its module is imported when the name is first used.
+_NAMES = {
+    "d2pfed.accounting": (
+        "ALONE",
+        "CLIENT",
+        "RELEASED",
+        "SERVER",
+        "Adjacency",
+        "CohortSampling",
+        "Guarantee",
+        "Observer",
+        "Release",
+        "Sampling",
+        "account",
+        "colluding",
+    ),
+    "d2pfed.errors": (
+        "BudgetExceeded",
+        "ConfigError",
+        "D2PFedError",
+        "DamagedFile",
+        "DownloadError",
+        "LedgerError",
+        "MissingExtra",
+        "PeerError",
+        "TooFewClients",
+    ),
+    "d2pfed.ledger": ("Budget", "Ledger", "verify"),
+    "d2pfed.numerics.randomness": ("Entropy",),
+    "d2pfed.plan": ("MechanismName", "Plan", "PlanSummary", "Policy", "PrivacyTarget", "calibrate", "describe"),
+    "d2pfed.round": ("Participant", "aggregate", "private_sum"),
+    "d2pfed.training": ("ServerOptimizer", "train"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

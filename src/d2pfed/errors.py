@@ -1,12 +1,32 @@
 """The exceptions raised on purpose; any other one is a bug of ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class D2PFedError(Exception):
     """Base of every error that d2pfed raises on purpose."""
 
 
-class ConfigError(D2PFedError):
-    """A wish cannot be met: the text names the rule and the value that breaks it."""
+class ConfigError(D2PFedError, ValueError):
+    """A setting or an input cannot be used: the text names the rule and the value that breaks it."""
+
+
+class DamagedFile(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """A file does not hold what was written to it, or what its kind must hold: the text names file and finding."""
+
+
+class DownloadError(D2PFedError):
+    """A file could not be downloaded, or is not the one that was expected."""
+
+
+class MissingExtra(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
+    """A package is not installed that an optional part of d2pfed needs: the text says what to install."""
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(f"{package} is not installed; run: pip install 'd2pfed[{extra}]'")
+        self.extra = extra
+        self.package = package
 
 
 class PeerError(D2PFedError):
@@ -14,7 +34,7 @@ class PeerError(D2PFedError):
 
 
 class RolledBack(PeerError):  # noqa: N818 - the name of the event, not of a defect
-    """Somebody has met this client at a position that its log does not have: it must not go on."""
+    """A peer or the server has seen this client at a position that its log does not have: it must not go on."""
 
     def __init__(self, text: str, count: int, head: bytes) -> None:
         super().__init__(text)
@@ -36,9 +56,24 @@ class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of
 
 
 class LedgerError(D2PFedError):
-    """The ledger cannot be read or written, or does not say what it must: nothing may be released."""
+    """The ledger cannot be read or written, or its content is inconsistent: nothing may be released."""
 
 
 def shown(number: int) -> str:
     """Return a whole number as an error shows it; one that nobody would read, and Python may not print, by its size."""
     return str(number) if abs(number) < 10**20 else f"a number of {number.bit_length()} bits"
+
+
+@contextmanager
+def needs_extra(extra: str, *packages: str) -> Iterator[None]:
+    """Turn a failed import of one of these packages into the error that says which extra to install.
+
+    Any other failed import is left as it is: it is a defect, not a missing extra.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in packages:
+            raise
+        raise MissingExtra(extra, package) from None

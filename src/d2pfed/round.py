@@ -213,7 +213,7 @@ def enrolled_in(roster: Roster | None) -> Enrolled | None:
 
 
 def _listed(invited: Invitation) -> tuple[int, ...]:
-    """Return the cohort as the server lists it; that it may choose its members is part of what is promised then."""
+    """Return the cohort as the server lists it; the guarantee then assumes that it may choose the members."""
     if invited.draw or invited.block:
         raise PeerError(f"cohorts are not drawn here, got draw {invited.draw}, block {invited.block}")
     return invited.cohort or ()

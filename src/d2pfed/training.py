@@ -7,6 +7,7 @@ import numpy as np
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
+from d2pfed.fields import TRAINING, about, check_types, documented
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.round import Outcome
@@ -54,17 +55,25 @@ def shuffle_seed(run: str, number: int) -> int:
     return int.from_bytes(digest("shuffle", run, number)[:7], "little")
 
 
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptimizer:
     """How the server moves the model by a round's mean: FedAvg with momentum or Adam, decay and averaging."""
 
-    lr: float = 1.0
-    momentum: float = 0.0
-    second_moment: float = 0.0  # Adam's second decay; 0 means none
-    lr_decay: float = 1.0  # the rate is multiplied by this each round
-    averaging: float = 0.0  # decay of the running average of models; 0 means the last model counts
+    lr: float = field(default=1.0, metadata=about("The server's learning rate.", TRAINING))
+    momentum: float = field(default=0.0, metadata=about("The server's momentum.", TRAINING))
+    second_moment: float = field(
+        default=0.0, metadata=about("Decay of Adam's second moment at the server; 0: no Adam.", TRAINING)
+    )
+    lr_decay: float = field(
+        default=1.0, metadata=about("Factor by which the server's learning rate shrinks in each round.", TRAINING)
+    )
+    averaging: float = field(
+        default=0.0, metadata=about("Decay of the running average of models; 0: the last model counts.", TRAINING)
+    )
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 < self.lr <= MOST_RATE:
             raise ConfigError(f"the server's lr must be positive and at most {MOST_RATE:g}, got {self.lr}")
         for name in ("momentum", "second_moment", "averaging"):

@@ -1,30 +1,89 @@
 """The d2pfed command: parse, call one function, print."""
 
 import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
-from d2pfed.cli.account import account
-from d2pfed.cli.client import client
-from d2pfed.cli.data import data
-from d2pfed.cli.ledger import ledger
-from d2pfed.cli.plan import plan
-from d2pfed.cli.report import report
-from d2pfed.cli.roster import roster
-from d2pfed.cli.train import train
 from d2pfed.errors import D2PFedError
 
+if TYPE_CHECKING:
+    from click import Command, Context, HelpFormatter
+
+# Each command is a module of this package, loaded when it is called; the line is what the list of commands shows.
+COMMANDS = {
+    "plan": "Show what a privacy target requires: noise, bits, bytes and epsilons.",
+    "train": "Train a model privately over simulated clients, or resume a run.",
+    "report": "Write the report of a run again.",
+    "account": "Show the epsilon that given noise, sampling and rounds amount to.",
+    "ledger": "Show, verify or create the record of releases.",
+    "client": "Set up and maintain a client of a federation.",
+    "roster": "Sign and check the list of a federation's clients.",
+    "data": "Fetch data sets, or show where they are.",
+}
+START = """\
+Federated learning with secure aggregation and distributed differential privacy.
+
+To begin:
+  d2pfed plan                                     what noise and how many bytes a privacy target requires
+  d2pfed train --task digits --population 100 --cohort-size 50 --rounds 20 --epsilon 10
+                                                  a small private training run on bundled data
+  d2pfed report runs/NAME                         the report of a run
+  d2pfed --help                                   all commands; d2pfed COMMAND --help: all options of one
+"""
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports the module of a command only when it is called."""
+
+    def list_commands(self, ctx: "Context") -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of the commands in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":  # noqa: ARG002 - click's signature
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(import_module(f"{__name__}.{cmd_name}").app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002 - click's signature
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
 app = typer.Typer(
+    cls=LazyGroup,
     help="Federated learning with secure aggregation and distributed differential privacy.",
     add_completion=False,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (plan, train, account, report):
-    app.command()(command)
-for group, name in ((ledger, "ledger"), (client, "client"), (roster, "roster"), (data, "data")):
-    app.add_typer(group, name=name)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"d2pfed {version('d2pfed')}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Federated learning with secure aggregation and distributed differential privacy."""
+    if context.invoked_subcommand is None:
+        print(START, end="")
 
 
 def main() -> None:
@@ -35,8 +94,8 @@ def main() -> None:
 def run(app: typer.Typer, name: str) -> None:
     """Run a command line; on bad input print one line that says rule and value, and exit with 2."""
     try:
-        app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name=name)
-    except typer.Abort:
+        app(sys.argv[1:], prog_name=name, standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
     except (D2PFedError, OSError) as error:  # the latter: a folder that is a file, a full disk
         _fail(name, str(error))
@@ -44,6 +103,9 @@ def run(app: typer.Typer, name: str) -> None:
         # The parser's complaints know how to name the option; they have no common public type.
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without a command
+            print(error.format_message())
+            sys.exit(0)
         _fail(name, error.format_message())
 
 

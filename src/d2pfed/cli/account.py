@@ -2,14 +2,16 @@
 
 import math
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from d2pfed.accounting import Accountant, Adjacency, CohortSampling, Sampling, cpsgd_epsilon, epsilon_of, round_up
-from d2pfed.cli.options import AsJson, CohortSize, Neighbours, Population, Rounds, SamplingScheme
+from d2pfed.accounting import Accountant, CohortSampling, cpsgd_epsilon, epsilon_of, round_up
+from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, option, with_fields
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError
+from d2pfed.fields import PRIVACY, convert
+from d2pfed.plan import PrivacyTarget
 from d2pfed.plan.bounds import MOST_POPULATION, MOST_ROUNDS, check_range
 
 MOST_DIMENSION, MOST_TRIALS, MOST_LEVELS = 1 << 31, 1 << 53, 1 << 31
@@ -26,25 +28,38 @@ class Name(StrEnum):
     BINOMIAL = "binomial"
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+
+SETTING = FieldOptions(
+    kind=PrivacyTarget,
+    only=("population", "cohort_size", "rounds", "delta", "sampling", "adjacency", "dimension"),
+    defaults={"population": 100_000, "cohort_size": 100, "rounds": 100, "delta": 1e-5, "dimension": 51_370},
+)
+
+
+@app.command(cls=SectionedCommand)
+@with_fields(SETTING)
 def account(
+    setting: dict[str, Any],
     *,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Sigma over the sensitivity of the stated adjacency.")
+        float | None, option("Sigma over the sensitivity of the stated adjacency.", PRIVACY)
     ] = None,
-    sampling: SamplingScheme = Sampling.FIXED,
-    population: Population = 100_000,
-    cohort: CohortSize = 100,
-    rounds: Rounds = 100,
-    delta: Annotated[float, typer.Option(help="Failure probability.")] = 1e-5,
-    accountant: Annotated[Name, typer.Option(help="wbk-mironov is the paper's; binomial is cpSGD's.")] = Name.PLD,
-    adjacency: Neighbours = Adjacency.REPLACE_ONE,
-    trials: Annotated[int | None, typer.Option(help="binomial: fair coins in the whole sum.")] = None,
-    levels: Annotated[int | None, typer.Option(help="binomial: quantisation levels.")] = None,
-    dimension: Annotated[int, typer.Option(help="binomial: coordinates.")] = 51_370,
-    delta_per_round: Annotated[float, typer.Option(help="binomial: failure probability of one round.")] = 1e-6,
+    accountant: Annotated[
+        Name, option("wbk-mironov is the paper's; binomial is cpSGD's. Default: pld.", PRIVACY)
+    ] = Name.PLD,
+    trials: Annotated[int | None, option("binomial: number of fair coins in the whole sum.", PRIVACY)] = None,
+    levels: Annotated[int | None, option("binomial: number of quantisation levels.", PRIVACY)] = None,
+    delta_per_round: Annotated[
+        float, option("binomial: failure probability of one round. Default: 1e-06.", PRIVACY)
+    ] = 1e-6,
     json: AsJson = False,
 ) -> None:
-    """Say what epsilon follows from given noise, sampling and rounds."""
+    """Show the epsilon that given noise, sampling and rounds amount to."""
+    setting = convert(PrivacyTarget, setting)
+    population, cohort, rounds = setting["population"], setting["cohort_size"], setting["rounds"]
+    sampling, adjacency, delta = setting["sampling"], setting["adjacency"], setting["delta"]
+    dimension = setting["dimension"]
     drawn = CohortSampling(sampling, population, cohort)
     for name, value, most in (
         ("population", population, MOST_POPULATION),
@@ -90,7 +105,7 @@ def account(
         "adjacency": adjacency,
         "sampling": sampling,
         "population": population,
-        "cohort": cohort,
+        "cohort_size": cohort,
         "rounds": rounds,
         "noise_multiplier": noise_multiplier,
         "trials": trials,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from d2pfed.accounting import round_up
-from d2pfed.cli import options
+from d2pfed.cli.options import AsJson, SectionedCommand
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_account import ALL, RUNS, ClientSpending, carried_over
@@ -16,19 +16,21 @@ from d2pfed.flower.client_config import init_client, read_client_config
 from d2pfed.flower.client_state import AcceptedRuns
 from d2pfed.flower.enrolment import decode_public
 from d2pfed.flower.rosters import accept_roster, read_own_roster
-from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.plan import decode_plan
 
-client = typer.Typer(
-    help="Set up and look after a client of a federation.",
+app = typer.Typer(
+    help="Set up and maintain a client of a federation.",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
 
 ClientDirectory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The client's directory.")]
 
 
-@client.command("init")
+@app.command("init", cls=SectionedCommand)
 def init(
     directory: ClientDirectory,
     identity: Annotated[
@@ -47,24 +49,26 @@ def init(
     print(f"{identity}={public.hex()}")
 
 
-@client.command("enrol")
+@app.command("enrol", cls=SectionedCommand)
 def enrol(
     directory: ClientDirectory,
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
 ) -> None:
-    """Take a roster by hand; it also comes with each run, and is checked in the same way."""
+    """Accept a roster from a file; one also comes with each run, and is checked in the same way."""
     accepted = accept_roster(read_client_config(directory), roster.read_bytes())[0].roster
     print(f"roster {accepted.serial} with {len(accepted.keys)} clients, {_until(accepted.expires)}")
 
 
-@client.command("adopt")
+@app.command("adopt", cls=SectionedCommand)
 def adopt(
     directory: ClientDirectory,
-    carried: Annotated[str, typer.Option(help="What counts as spent beside the log: all or nothing.")] = "",
+    carried: Annotated[
+        str, typer.Option(help="What counts as spent in addition to the log: all or nothing.")
+    ] = "",
     run: Annotated[
-        list[str] | None, typer.Option(help="A run since the backup: its whole plan is charged.")
+        list[str] | None, typer.Option(help="A run since the backup, charged for its whole plan; may be repeated.")
     ] = None,
-    why: Annotated[str, typer.Option(help="What has happened, for the log.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
 ) -> None:
     """Declare what a log that was lost, rolled back or restored does not know, and go on with it.
 
@@ -78,8 +82,8 @@ def adopt(
     print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
 
 
-@client.command("show")
-def show(directory: ClientDirectory, json: options.AsJson = False) -> None:
+@app.command("show", cls=SectionedCommand)
+def show(directory: ClientDirectory, json: AsJson = False) -> None:
     """Print what this client has spent, how far its log is, and what would notice if it were rolled back."""
     config = read_client_config(directory)
     history = config.log.read()
@@ -122,8 +126,8 @@ def show(directory: ClientDirectory, json: options.AsJson = False) -> None:
     )
 
 
-def _chance(directory: Path, history: History) -> str:
-    """Say how likely the peers of the last run are not to meet this client again."""
+def _chance(directory: Path, history: ClientHistory) -> str:
+    """Return how likely it is that the peers of the last run do not meet this client again."""
     begun = history.bodies(Entry.BEGUN)
     if not begun:
         return " that meet it again"

@@ -1,28 +1,34 @@
-"""`d2pfed data`: fetch a data set's official files, or say where they were found."""
+"""`d2pfed data`: fetch a data set's official files, or show where they were found."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import AsJson, DataDirectory
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, SectionedCommand
 from d2pfed.cli.show import out, print_json
+from d2pfed.errors import needs_extra
 
-data = typer.Typer(
-    help="Fetch data sets, or say where they are.", no_args_is_help=True, pretty_exceptions_show_locals=False
+app = typer.Typer(
+    help="Fetch data sets, or show where they are.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,
 )
 
 TaskName = Annotated[str, typer.Argument(help="infimnist, mnist-writers, cifar10 or shakespeare.")]
 
 
-@data.command("fetch")
+@app.command("fetch", cls=SectionedCommand)
 def fetch_command(
     name: TaskName,
-    directory: Annotated[Path | None, typer.Option("--data", help="Where to put it. [default: the cache]")] = None,
+    directory: Annotated[Path | None, typer.Option("--data", help="Where to put it. Default: the cache.")] = None,
     json: AsJson = False,
 ) -> None:
     """Download a data set's official files and check them."""
-    from d2pfed.learning import cache_directory, fetch  # noqa: PLC0415 - torch takes seconds to load
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.learning import cache_directory, fetch  # noqa: PLC0415 - an extra
 
     files = fetch(name, directory or cache_directory())
     if json:
@@ -32,10 +38,11 @@ def fetch_command(
             out().print(f"{file}")
 
 
-@data.command("where")
+@app.command("where", cls=SectionedCommand)
 def where_command(name: TaskName, directory: DataDirectory = None, json: AsJson = False) -> None:
-    """Say which files of a data set were found, and where."""
-    from d2pfed.learning import where  # noqa: PLC0415 - torch takes seconds to load
+    """Show which files of a data set were found, and where."""
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.learning import where  # noqa: PLC0415 - an extra
 
     found = where(name, directory)
     if json:

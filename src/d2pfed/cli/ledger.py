@@ -4,30 +4,33 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from d2pfed.accounting import Sampling, round_up
-from d2pfed.cli import options
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, option
 from d2pfed.cli.show import delta_as_given, out, print_json
-from d2pfed.errors import BudgetExceeded, ConfigError
+from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
+from d2pfed.fields import PRIVACY
 from d2pfed.ledger import Budget, Ledger, Row, RowKind, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
+from d2pfed.plan.target import observer_named
 from d2pfed.round import run_plan
 
-ledger = typer.Typer(
+app = typer.Typer(
     help="Show, verify or create the record of releases.",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
 
 File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
 
 
-@ledger.command("show")
+@app.command("show", cls=SectionedCommand)
 def show(
     path: File,
     plot: Annotated[Path | None, typer.Option(help="Write a plot of epsilon by run (PNG or SVG).")] = None,
-    json: options.AsJson = False,
+    json: AsJson = False,
 ) -> None:
     """Print every row: which run was charged, which attempts were reserved, committed or void."""
     file = _file(path)
@@ -37,6 +40,8 @@ def show(
     if json:
         print_json({"budget": budget, "rows": [_fields(row) for row in rows]})
         return
+    from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
+
     table = Table(
         title=f"Budget: {_budget(budget)}", caption="epsilon: of all runs so far, if none was chosen from outputs"
     )
@@ -49,8 +54,8 @@ def show(
     out().print(table)
 
 
-@ledger.command("verify")
-def verify_command(path: File, json: options.AsJson = False) -> None:
+@app.command("verify", cls=SectionedCommand)
+def verify_command(path: File, json: AsJson = False) -> None:
     """Recompute everything from the rows alone: chain, order, servers, attempts, and every epsilon."""
     file = _file(path)
     found = verify(file)
@@ -69,24 +74,32 @@ def verify_command(path: File, json: options.AsJson = False) -> None:
         out().print(f"Run {begun.run}: {found.charged[begun.run]} of {plan.max_attempts} attempts charged.")
 
 
-@ledger.command("create")
+@app.command("create", cls=SectionedCommand)
 def create(
     path: Annotated[Path, typer.Argument(help="The file to make.")],
     *,
-    epsilon: options.Epsilon,
-    delta: Annotated[float, typer.Option(help="Failure probability of the promise.")],
-    against: options.Against = "released",
-    max_participations: Annotated[int, typer.Option(help="The cap on one client's contributions.")] = 1,
+    epsilon: Annotated[float, option("Bound on what the observer learns about one client.", PRIVACY)],
+    delta: Annotated[float, option("Failure probability of the guarantee.", PRIVACY)],
+    against: Annotated[
+        str,
+        option(
+            "Observer that epsilon holds against: released, server, client, alone or colluding(c). "
+            "Default: released.",
+            PRIVACY,
+        ),
+    ] = "released",
+    max_participations: Annotated[int, option("Cap on the contributions of one client. Default: 1.", PRIVACY)] = 1,
     declare: Annotated[
         list[Path] | None,
-        typer.Option(help="A plan.json that will be run, fixed before any output is seen; once for each run."),
+        typer.Option(help="A plan.json that will be run, fixed before any output is seen; may be repeated."),
     ] = None,
 ) -> None:
     """Make a ledger for all runs over one population, tuning runs included."""
-    from d2pfed.runs.plain import read_text  # noqa: PLC0415 - slow to load
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.runs.plain import read_text  # noqa: PLC0415 - slow to load
 
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
-    budget = Budget(epsilon, delta, options.observer_named(against), max_participations, declared)
+    budget = Budget(epsilon, delta, observer_named(against), max_participations, declared)
     try:
         Ledger.create(path, budget).close()
     except BudgetExceeded as error:
@@ -100,7 +113,8 @@ def _budget(budget: Budget) -> str:
 
 
 def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:
-    from d2pfed.runs.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib takes a second to load
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.runs.report.plots import Ink, Line, Plot, draw  # noqa: PLC0415 - matplotlib is an extra
 
     if not epsilons or path.suffix not in (".png", ".svg"):
         raise ConfigError(f"a plot needs a run and a name that ends in .png or .svg, got {len(epsilons)}, {path}")
@@ -119,7 +133,7 @@ def _file(path: Path) -> Path:
 
 
 def _fields(row: Row) -> dict[str, object]:
-    key, begun, release = row.key, row.begun, row.release
+    key, begun, release = row.key, row.charged_run, row.release
     hidden = release is not None and release.sampling.method is Sampling.POISSON
     return {
         "row": row.seq,

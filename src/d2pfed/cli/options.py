@@ -1,95 +1,210 @@
-"""The options that several commands share, declared once."""
+"""Command-line options: made from the fields of settings classes, or declared here once for several commands."""
 
-from enum import StrEnum
-from fractions import Fraction
+import dataclasses
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+from typer.core import TyperCommand
 
-from d2pfed.accounting import ALONE, CLIENT, RELEASED, SERVER, Adjacency, Observer, Sampling, colluding
 from d2pfed.errors import ConfigError
-from d2pfed.plan import MechanismName, RotationName
-from d2pfed.secagg.graph import Consistency
-from d2pfed.simulation import EXCHANGES, Backend, Dropouts, LocalTraining
+from d2pfed.fields import DATA, RUN, Description, default_in_words, descriptions
 
-Choice = TypeVar("Choice", bound=StrEnum)
+if TYPE_CHECKING:
+    from click import Context, HelpFormatter
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
-Epsilon = Annotated[float, typer.Option(help="How much the observer may learn about one client.")]
-Delta = Annotated[
-    float | None, typer.Option(help="Failure probability of the promise. [default: population^-1.1]")
-]
-Against = Annotated[
-    str, typer.Option(help="Whom the promise is made against: released, server, client, colluding(c).")
-]
-Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
-Population = Annotated[int, typer.Option(help="Number of clients there are.")]
-CohortSize = Annotated[int, typer.Option("--cohort-size", help="Number of clients asked in each round.")]
-Mechanism = Annotated[MechanismName, typer.Option(help="How noise enters the sum.")]
-SamplingScheme = Annotated[Sampling, typer.Option("--sampling", help="How cohorts are drawn.")]
-Sizes = Annotated[str, typer.Option(help="Whether cohort sizes are known or secret (needs poisson sampling).")]
-Neighbours = Annotated[Adjacency, typer.Option("--adjacency", help="Which two worlds are compared.")]
-DropoutRate = Annotated[float, typer.Option("--dropouts", help="Fraction of a cohort that may be missing.")]
-Colluders = Annotated[float, typer.Option(help="Share of the population that tells the server all it knows.")]
-Draws = Annotated[
-    int, typer.Option(help="Cohorts that the server can choose among, as clients verify; 0: they do not.")
-]
-Told = Annotated[
-    str, typer.Option("--consistency", help="How clients know that all are told the same: assumed, signed.")
-]
-Spare = Annotated[
-    int | None, typer.Option(help="Attempts beyond one a round that may be charged. [default: a tenth]")
-]
-Participations = Annotated[
-    int | None, typer.Option(help="Cap on one client's contributions. [default: hardly ever binds]")
-]
-Clip = Annotated[float, typer.Option(help="L2 bound on one client's update.")]
-Bits = Annotated[int | None, typer.Option(help="Bits a coordinate. [default: as few as serve]")]
-Rotation = Annotated[RotationName, typer.Option(help="The random rotation.")]
-DataDirectory = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: D2PFED_DATA]")]
+    from d2pfed.simulation import Dropouts
+
+TRAIN_PACKAGES = ("torch", "sklearn", "safetensors", "matplotlib", "jinja2", "mlxtend")  # of the extra `train`
+SECTIONS = ("Privacy", "Training", "Data", "Run")  # in the order of the help
 
 
-def observer_named(name: str) -> Observer:
-    """Return the observer of that name."""
-    plain = {str(known): known for known in (RELEASED, SERVER, CLIENT, ALONE)}
-    if name in plain:
-        return plain[name]
-    count = name.removeprefix("colluding(").removesuffix(")")
-    if name == f"colluding({count})" and count.isdecimal() and len(count) <= 9:
-        return colluding(int(count))
-    raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name}")
+def option(text: str, section: str = RUN, *names: str, metavar: str | None = None) -> Any:  # noqa: ANN401 - typer's own type
+    """Return an option that a section of the help lists; its text states the default in words."""
+    return typer.Option(*names, help=text, rich_help_panel=section, show_default=False, metavar=metavar)
 
 
-def scheme_of(sampling: Sampling, sizes: str) -> Sampling:
-    """Check that cohort sizes are as secret as the scheme needs them."""
+AsJson = Annotated[bool, option("Print JSON and nothing else on standard output.", RUN, "--json")]
+DataDirectory = Annotated[
+    Path | None, option("Directory of the data sets. Default: D2PFED_DATA, or the cache.", DATA, "--data")
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FieldOptions:
+    """The options of a command that are made from the fields of a settings class.
+
+    Attributes:
+        kind: The settings class.
+        prefix: Put before every name, so that two classes may have fields of the same name.
+        defaults: Defaults of this command where they differ from those of the class; None: in words, see `unset`.
+        unset: What such a None stands for.
+        left_out: Fields that the command sets itself.
+        only: The fields that the command has; empty: all.
+    """
+
+    kind: type
+    prefix: str = ""
+    defaults: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    unset: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[Description, ...]:
+        """The fields that become options, with this command's defaults."""
+        return tuple(
+            dataclasses.replace(
+                each,
+                default=self.defaults.get(each.name, each.default),
+                unset=self.unset.get(each.name, each.unset),
+                optional=each.optional or each.name in self.unset,
+            )
+            for each in descriptions(self.kind)
+            if each.name not in self.left_out and (not self.only or each.name in self.only)
+        )
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the parameters that declare these options to typer."""
+        return [self._parameter(each) for each in self.fields]
+
+    def _parameter(self, each: Description) -> inspect.Parameter:
+        kind: Any = each.type if each.parse is None else str
+        metavar = None
+        if each.parse is not None:
+            metavar = each.type.__name__.upper()
+        elif issubclass(kind, Enum):
+            metavar = "|".join(str(one.value) for one in kind)
+            kind = str  # the settings class refuses a wrong name, and lists the right ones
+        default = str(each.default.value) if isinstance(each.default, Enum) else each.default
+        name = f"{self.prefix}{each.name}"
+        flag = f"--{name.replace('_', '-')}"
+        declared = option(f"{each.help}{default_in_words(each)}", each.section, flag, metavar=metavar)
+        if default is None:
+            kind = Optional[kind]  # noqa: UP045 - built at run time
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=str(default) if each.parse is not None and default is not None else default,
+            annotation=Annotated[kind, declared],
+        )
+
+    def take(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Remove the values of these options from all that were given, and return them by field name."""
+        return {each.name: given.pop(f"{self.prefix}{each.name}") for each in self.fields}
+
+
+def with_fields(*sources: FieldOptions) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of settings classes to a command.
+
+    The command takes one dictionary of values for each class, and its own options by keyword.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = list(signature.parameters.values())[len(sources) :]
+
+        @wraps(command)
+        def called(**given: Any) -> None:  # noqa: ANN401 - typer has converted them
+            values = [source.take(given) for source in sources]
+            command(*values, **given)
+
+        parameters = [each for source in sources for each in source.parameters()] + own
+        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return decorate
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose help lists its options by section."""
+
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Write one list of options for each section; those without one come last."""
+        lists: dict[str, list[tuple[str, str]]] = {section: [] for section in ("Arguments", *SECTIONS)}
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(each, "rich_help_panel", None) or RUN
+                section = "Arguments" if each.param_type_name == "argument" else panel
+                # Typer escapes brackets as if rich printed them.
+                lists.setdefault(section, []).append((record[0], record[1].replace("\\[", "[")))
+        for section, records in lists.items():
+            if records:
+                with formatter.section(section):
+                    formatter.write_dl(records)
+
+
+def read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Take the defaults of a command from a TOML file; the callback of `--config`.
+
+    A key is the name of an option, with underscores. What the command line says overrides the file.
+    """
+    if file is None:
+        return None
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not a TOML file: {error}") from None
+    known = [each.name for each in context.command.params if each.name and each.name not in ("config", "help")]
+    for key, value in found.items():
+        if key not in known:
+            near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.0)
+            raise ConfigError(f"{file}: there is no option {key}; the nearest name is {near[0]}")
+        if not isinstance(value, (str, int, float)):
+            raise ConfigError(f"{file}: {key} must be a string, a number, true or false, got {value!r}")
+    # As text: the parser would cut 1.5 rounds down to 1.
+    context.default_map = {key: str(value) for key, value in found.items()}
+    return file
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="TOML file with options by name, such as cohort_size = 100; the command line overrides it.",
+        rich_help_panel=RUN,
+        is_eager=True,
+        callback=read_config,
+        show_default=False,
+    ),
+]
+
+
+def check_sizes(sampling: str, sizes: str) -> None:
+    """Check that cohort sizes are secret under poisson sampling, and only there."""
     if sizes not in ("known", "secret"):
         raise ConfigError(f"sizes must be known or secret, got {sizes}")
-    if (sampling is Sampling.POISSON) != (sizes == "secret"):
+    if (sampling == "poisson") != (sizes == "secret"):
         raise ConfigError(
             f"poisson sampling and secret sizes go together, got sampling {sampling} and sizes {sizes}"
         )
-    return sampling
 
 
-def consistency_named(name: str) -> Consistency:
-    """Return how clients know that all are told the same."""
-    try:
-        return Consistency(name)
-    except ValueError:
-        raise ConfigError(f"consistency must be assumed or signed, got {name}") from None
+Sizes = Annotated[
+    str,
+    option(
+        "Whether cohort sizes are public; secret needs poisson sampling. Default: known.",
+        "Privacy",
+        "--sizes",
+        metavar="known|secret",
+    ),
+]
 
 
-def one_of(kind: type[Choice], name: str) -> Choice:
-    """Return the member of an enumeration with that value."""
-    try:
-        return kind(name)
-    except ValueError:
-        raise ConfigError(f"{kind.__name__.lower()} must be {', '.join(kind)}, got {name}") from None
-
-
-def dropouts_of(text: str) -> Dropouts:
+def parse_dropouts(text: str) -> "Dropouts":
     """Return the simulated losses: one fraction before the third exchange, or four, one before each."""
+    from fractions import Fraction  # noqa: PLC0415 - as below
+
+    from d2pfed.simulation import EXCHANGES, Dropouts  # noqa: PLC0415 - slow to load, and the help needs none of it
+
     try:
         rates = [Fraction(part) for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -97,12 +212,3 @@ def dropouts_of(text: str) -> Dropouts:
     if len(rates) not in (1, len(EXCHANGES)):
         raise ConfigError(f"lost must be one fraction or {len(EXCHANGES)}, got {len(rates)}")
     return Dropouts(masked=rates[0]) if len(rates) == 1 else Dropouts(*rates)
-
-
-def on_ray(local_training: LocalTraining, workers: int, address: str | None) -> Backend:
-    """Return Ray workers, or say what to install."""
-    try:
-        from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError:
-        raise ConfigError("the Ray backend needs Ray: pip install 'd2pfed[ray]'") from None
-    return RayBackend(local_training, workers, address)

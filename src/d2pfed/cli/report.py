@@ -5,15 +5,20 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import AsJson
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand
 from d2pfed.cli.show import out, print_json
+from d2pfed.errors import needs_extra
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
 
 
+@app.command(cls=SectionedCommand)
 def report(
     run: Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")], *, json: AsJson = False
 ) -> None:
     """Write a run's report.html and its plots again, from its plan, settings, metrics and summary."""
-    from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - the plotter takes a second to load
+    with needs_extra("train", *TRAIN_PACKAGES):
+        from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - an extra
 
     page = write_report(read_report(run), run)
     if json:

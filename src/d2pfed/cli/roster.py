@@ -1,4 +1,4 @@
-"""`d2pfed roster`: who the clients of a federation are, by the word of an authority that is not the server."""
+"""`d2pfed roster`: the list of a federation's clients, signed by an authority that is not the server."""
 
 import time
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli import options
+from d2pfed.cli.options import AsJson, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.flower.client_config import require_identity
@@ -27,9 +27,11 @@ from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.roster import LIFETIME_DAYS
 
-roster = typer.Typer(
-    help="Say who the clients of a federation are: the authority's commands, and the server's draws.",
+app = typer.Typer(
+    help="Sign and check the list of a federation's clients.",
     no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_show_locals=False,
 )
 
@@ -37,13 +39,13 @@ KeyFile = Annotated[Path, typer.Argument(metavar="KEY", help="The authority's pr
 RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster.")]
 
 
-@roster.command("authority")
+@app.command("authority", cls=SectionedCommand)
 def authority(file: KeyFile) -> None:
     """Make the authority's key and print its public half, which everyone needs."""
     print(make_secret(file).hex())
 
 
-@roster.command("draws")
+@app.command("draws", cls=SectionedCommand)
 def draws(
     file: Annotated[Path, typer.Argument(help="Where the server keeps its secret tree of draws.")],
     depth: Annotated[int, typer.Option(help="2^depth draws serve all runs under one roster.")] = DEPTH,
@@ -52,7 +54,7 @@ def draws(
     print(make_draws(file, depth).encode())
 
 
-@roster.command("sign")
+@app.command("sign", cls=SectionedCommand)
 def sign(  # noqa: PLR0917 - typer declares options as parameters
     key: KeyFile,
     file: RosterFile,
@@ -65,9 +67,9 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
     previous: Annotated[
         Path | None, typer.Option(help="The roster before: its clients stay, its floors only rise.")
     ] = None,
-    remove: Annotated[list[int] | None, typer.Option(help="A client that is enrolled no longer.")] = None,
+    remove: Annotated[list[int] | None, typer.Option(help="A client to remove; may be repeated.")] = None,
     positions: Annotated[list[Path] | None, typer.Option(help="Positions that a server has seen: floors.")] = None,
-    days: Annotated[int, typer.Option(help="How long the roster is good.")] = LIFETIME_DAYS,
+    days: Annotated[int, typer.Option(help="Days until the roster expires.")] = LIFETIME_DAYS,
     deep: Annotated[bool, typer.Option("--deep", help="Allow more than 2^16 draws.")] = False,
 ) -> None:
     """Sign the next roster; its nonce is drawn here and now, after the server's draws are known."""
@@ -95,13 +97,13 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
     print(f"roster {signed.serial} with {len(signed.keys)} clients in {file}, good until {_day(signed.expires)}")
 
 
-@roster.command("show")
+@app.command("show", cls=SectionedCommand)
 def show(
     file: RosterFile,
     authority_key: Annotated[str, typer.Argument(metavar="AUTHORITY", help="The authority's public key.")],
-    json: options.AsJson = False,
+    json: AsJson = False,
 ) -> None:
-    """Check a roster's signature and print what it says."""
+    """Check a roster's signature and print its content."""
     found = decode_roster(file.read_bytes(), decode_public(authority_key))
     if json:
         keys = {str(client): found.keys[client].hex() for client in found.clients}

@@ -5,11 +5,13 @@ import json
 import math
 from enum import Enum
 from fractions import Fraction
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from d2pfed.accounting import Guarantee, Observer, round_up
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 OBSERVED = {
     "released": "who sees only the models",
@@ -49,8 +51,10 @@ def plain(value: object) -> object:
     return str(value)
 
 
-def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> Table:
+def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> "Table":
     """Return the table of one epsilon per observer, each with all that it depends on; bounds are rounded up."""
+    from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
+
     table = Table(title=f"What each observer can learn about one client{when}", title_justify="left")
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left")
@@ -73,12 +77,16 @@ def delta_as_given(delta: float) -> str:
     return written if float(written) == delta else round_up(delta, 3)
 
 
-def out() -> Console:
+def out() -> "Console":
     """Return the console for results; a file has no width of its own, so it gets enough for a table."""
+    from rich.console import Console  # noqa: PLC0415 - as above
+
     console = Console()
     return console if console.is_terminal else Console(width=140)
 
 
-def err() -> Console:
+def err() -> "Console":
     """Return the console for progress and notes."""
+    from rich.console import Console  # noqa: PLC0415 - as above
+
     return Console(stderr=True)

@@ -1,193 +1,179 @@
-"""`d2pfed train`: the main job, from a wish to a trained model, a ledger and a summary."""
+"""`d2pfed train`: from a privacy target to a trained model, a ledger and a summary."""
 
+import os
 import sys
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from d2pfed.accounting import Adjacency, Sampling
-from d2pfed.cli import options
+from d2pfed.cli.options import (
+    TRAIN_PACKAGES,
+    AsJson,
+    Config,
+    DataDirectory,
+    FieldOptions,
+    SectionedCommand,
+    Sizes,
+    check_sizes,
+    option,
+    parse_dropouts,
+    with_fields,
+)
 from d2pfed.cli.progress import Watcher
 from d2pfed.cli.show import epsilons, err, out, plain, print_json
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, needs_extra
+from d2pfed.fields import DATA, TRAINING
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, describe
+from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
-from d2pfed.simulation import Fidelity
+from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
+from d2pfed.simulation.process_backend import ProcessBackend
 from d2pfed.training import ServerOptimizer
+
+with needs_extra("train", *TRAIN_PACKAGES):
+    from d2pfed.api import Job, Settings
+    from d2pfed.learning import (
+        LocalTraining,
+        build_model,
+        fitting,
+        load_task,
+        parse_partition,
+        use_one_thread,
+    )
 
 if TYPE_CHECKING:
     from d2pfed.runs import RoundRecord, RunSummary
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
 
 LONGEST_NAME = 100
 EXHAUSTED = 3  # the exit status of a run that its budget or its attempts have ended
 
 
-class Engine(StrEnum):
+class BackendName(StrEnum):
     """Where the clients of a simulation are trained and encoded."""
 
-    PROCESS = "process"  # in this process
+    PROCESSES = "processes"  # in worker processes of this machine, one per core
+    IN_PROCESS = "in-process"
     RAY = "ray"  # by workers on one machine or many
 
 
+# What serves the default task; the classes' own defaults are the plain ones of FedAvg.
+TARGET = FieldOptions(
+    kind=PrivacyTarget,
+    defaults={"population": None, "cohort_size": 100, "rounds": 100},
+    unset={"population": "the task's"},
+    left_out=("dimension", "draws", "consistency", "attempts_per_round"),
+)
+LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 3})
+SERVER = FieldOptions(
+    kind=ServerOptimizer, prefix="server_", defaults={"lr": 0.8, "momentum": 0.5, "averaging": 0.8}
+)
+
+
+@app.command(cls=SectionedCommand)
+@with_fields(TARGET, LOCAL, SERVER)
 def train(
+    wanted: dict[str, Any],
+    local: dict[str, Any],
+    server: dict[str, Any],
     *,
     task: Annotated[
-        str, typer.Option(help="infimnist, digits, mnist-writers, cifar10 or shakespeare.")
+        str,
+        option("infimnist, digits, mnist-writers, cifar10 or shakespeare. Default: infimnist.", DATA),
     ] = "infimnist",
     model: Annotated[
         str | None,
-        typer.Option(help="edges, mlp, logistic, cnn, small-cnn or char. [default: what serves the task]"),
+        option("edges, mlp, logistic, cnn, small-cnn or char. Default: the one for the task.", TRAINING),
     ] = None,
-    epsilon: options.Epsilon = 1.0,
-    delta: options.Delta = None,
-    against: options.Against = "released",
-    rounds: options.Rounds = 100,
-    population: Annotated[
-        int | None, typer.Option(help="Number of clients there are. [default: the task's]")
+    partition: Annotated[
+        str | None, option("iid, shards, dirichlet:ALPHA or owner. Default: the task's.", DATA)
     ] = None,
-    cohort: options.CohortSize = 100,
-    mechanism: options.Mechanism = MechanismName.CENTERED,
-    sampling: options.SamplingScheme = Sampling.FIXED,
-    sizes: options.Sizes = "known",
-    adjacency: options.Neighbours = Adjacency.REPLACE_ONE,
-    dropouts: options.DropoutRate = 0.0,
-    colluders: options.Colluders = 0.0,
-    max_participations: options.Participations = None,
-    spare: Annotated[
-        int | None,
-        typer.Option(help="Attempts beyond one a round that epsilon covers: what a kill costs. [default: 10 %]"),
-    ] = None,
-    clip: options.Clip = 1.0,
-    bits: options.Bits = None,
-    rotation: options.Rotation = RotationName.HADAMARD,
-    partition: Annotated[str | None, typer.Option(help="iid, shards, dirichlet:ALPHA or owner.")] = None,
-    optimizer: Annotated[str, typer.Option(help="The clients' optimizer: sgd, adam or rmsprop.")] = "sgd",
-    lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.2,
-    momentum: Annotated[float, typer.Option(help="The clients' momentum.")] = 0.0,
-    epochs: Annotated[int, typer.Option(help="The clients' passes over their data.")] = 3,
-    batch: Annotated[int, typer.Option(help="The clients' batch size.")] = 10,
-    server_lr: Annotated[float, typer.Option(help="The server's learning rate.")] = 0.8,
-    server_momentum: Annotated[float, typer.Option(help="The server's momentum.")] = 0.5,
-    server_adam: Annotated[
-        float, typer.Option(help="Decay of Adam's second moment at the server; 0: no Adam.")
-    ] = 0.0,
-    server_lr_decay: Annotated[
-        float, typer.Option(help="The server's learning rate shrinks by this factor each round.")
-    ] = 1.0,
-    averaging: Annotated[float, typer.Option(help="Decay of the running average of models; 0: none.")] = 0.8,
+    data: DataDirectory = None,
+    sizes: Sizes = "known",
     lost: Annotated[
         str,
-        typer.Option(help="Fraction of clients lost in each simulated round, or four: one before each exchange."),
+        option("Fraction of clients lost in each simulated round, or four: one before each exchange. Default: 0."),
     ] = "0",
     fidelity: Annotated[
-        Fidelity, typer.Option(help="Of all rounds but the first, which is `protocol`.")
+        Fidelity, option("Simulation of all rounds but the first, which is `protocol`. Default: sum.")
     ] = Fidelity.SUM,
     seed: Annotated[
-        int | None, typer.Option(help="Repeat a run exactly; whoever knows it undoes the noise.")
+        int | None,
+        option(
+            "Repeat a run exactly; whoever knows the seed can remove the noise. Default: the system's entropy."
+        ),
     ] = None,
-    data: options.DataDirectory = None,
-    name: Annotated[str | None, typer.Option(help="The run's name. [default: task and a digest]")] = None,
+    name: Annotated[str | None, option("The run's name. Default: the task and a digest of the settings.")] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="A ledger that other runs over these clients share: see ledger create.")
+        Path | None,
+        option("Ledger shared with other runs over these clients, see `ledger create`. Default: the run's own."),
     ] = None,
     stop_is_blind: Annotated[
         bool,
         typer.Option(
-            "--stop-is-blind", help="Nobody will stop the run for what it has shown: say what was spent."
+            "--stop-is-blind",
+            help="Declare that nobody stops the run because of its outputs, so that the spent part may be reported.",
         ),
     ] = False,
-    engine: Annotated[Engine, typer.Option(help="Where clients are trained and encoded.")] = Engine.PROCESS,
+    backend: Annotated[
+        BackendName, option("Where clients are trained: processes, in-process or ray. Default: processes.")
+    ] = BackendName.PROCESSES,
     address: Annotated[
-        str | None, typer.Option(help="A Ray cluster's address, for --engine ray. [default: this machine]")
+        str | None, option("Address of a Ray cluster, for --backend ray. Default: this machine.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Ray workers, for --engine ray.")] = 2,
-    json: options.AsJson = False,
+    workers: Annotated[int | None, option("Worker processes. Default: one per core.")] = None,
+    config: Config = None,  # noqa: ARG001 - its callback has read it
+    json: AsJson = False,
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
-    # Torch takes seconds to load, and no other command needs it.
-    from d2pfed.api import Job, Settings  # noqa: PLC0415
-    from d2pfed.learning import (  # noqa: PLC0415
-        LocalTraining,
-        Optimizer,
-        build_model,
-        fitting,
-        load_task,
-        parse_partition,
-    )
-
     if seed is not None:
         check_range("seed", seed, 0, 2**63 - 1)
     if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
         raise ConfigError(
-            f"a run's name must be one of a folder, of at most {LONGEST_NAME} characters, got {name!r}"
+            f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
         )
-    chosen = load_task(
-        task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
-    )
+    use_one_thread()  # of torch: each core has a worker process
+    trained, stepped = LocalTraining(**local), ServerOptimizer(**server)
+    population = wanted.pop("population")
+    with needs_extra("train", *TRAIN_PACKAGES):
+        chosen = load_task(
+            task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
+        )
     model = model or fitting(chosen)
     network = build_model(model, chosen, seed=seed or 0)
-    target = PrivacyTarget(
-        dimension=network.dimension,
-        population=chosen.clients.population,
-        cohort_size=cohort,
-        rounds=rounds,
-        epsilon=epsilon,
-        delta=delta,
-        against=options.observer_named(against),
-        mechanism=mechanism,
-        sampling=options.scheme_of(sampling, sizes),
-        adjacency=adjacency,
-        dropouts=dropouts,
-        colluders=colluders,
-        max_participations=max_participations,
-        spare=spare,
-        clip=clip,
-        bits=bits,
-        rotation=rotation,
-    )
+    target = PrivacyTarget(dimension=network.dimension, population=chosen.clients.population, **wanted)
+    check_sizes(target.sampling, sizes)
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
-    tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - rounds)
+    tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - target.rounds)
     target = replace(target, attempts_per_round=tries)
     settings = Settings(
         task=task,
         data=chosen.description,
         model=model,
         target=target,
-        local=LocalTraining(
-            optimizer=options.one_of(Optimizer, optimizer),
-            lr=lr,
-            momentum=momentum,
-            epochs=epochs,
-            batch_size=batch,
-        ),
-        server=ServerOptimizer(
-            lr=server_lr,
-            momentum=server_momentum,
-            second_moment=server_adam,
-            lr_decay=server_lr_decay,
-            averaging=averaging,
-        ),
-        dropouts=options.dropouts_of(lost),
+        local=trained,
+        server=stepped,
+        dropouts=parse_dropouts(lost),
         fidelity=fidelity,
         seed=seed,
         stop_is_blind=stop_is_blind,
     )
-    job = Job.of(settings, chosen, network)
+    agreed = calibrate(target)
+    job = Job(settings, chosen, network, agreed)
     directory = Path("runs") / (name or f"{task}-{digest(canonical.encode(settings)).hex()[:8]}")
     console = err()
     console.print(chosen.description)
-    for warning in describe(target, job.plan).warnings:
+    for warning in describe(target, agreed).warnings:
         console.print(f"Warning: {warning}")
-    backend = options.on_ray(job.trainer(), workers, address) if engine is Engine.RAY else None
-    with Watcher(job.plan.rounds, "round") as watcher:
-        summary = job.execute(directory, ledger, partial(_listen, watcher, job.plan), backend)
+    started = start_backend(backend, job.trainer(), workers, address)
+    with Watcher(agreed.rounds, "round") as watcher:
+        summary = job.execute(directory, ledger, partial(_listen, watcher, agreed), started)
     if json:
         print_json(plain(summary))
     else:
@@ -197,6 +183,20 @@ def train(
             sys.exit(watcher.exit_status)
         case "exhausted":
             sys.exit(EXHAUSTED)
+
+
+def start_backend(
+    name: BackendName, local_training: TrainClients, workers: int | None, address: str | None
+) -> Backend:
+    """Start what trains the clients; worker processes are forked while this process has no other thread."""
+    match name:
+        case BackendName.PROCESSES:
+            return ProcessBackend(local_training, workers)
+        case BackendName.IN_PROCESS:
+            return InProcess(local_training)
+    with needs_extra("ray", "ray"):
+        from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
+    return RayBackend(local_training, workers or len(os.sched_getaffinity(0)), address)
 
 
 def _listen(watcher: Watcher, plan: Plan, record: "RoundRecord") -> bool:
@@ -226,8 +226,8 @@ def _print(summary: "RunSummary") -> None:
                 f"validation {100 * summary.metrics['accuracy']:.2f} %."
             )
     console.print(
-        f"Each client sent {summary.upload_bytes:,} bytes a round for {summary.dimension:,} parameters "
-        f"({summary.bits} bits a coordinate)."
+        f"Each client sent {summary.upload_bytes:,} bytes per round for {summary.dimension:,} parameters "
+        f"({summary.bits} bits per coordinate)."
     )
     console.print(
         f"{summary.charged:,} of {summary.max_attempts:,} attempts are charged. The epsilons are those of all of them, "

@@ -8,7 +8,7 @@ from d2pfed.accounting import Release, Sampling, client_epsilon, round_up
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.flower.client_config import ClientBudget
 from d2pfed.ledger import decode_release, encode_release
-from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.plan import Plan
 
@@ -25,7 +25,7 @@ class ClientSpending:
     is_all_spent: bool
 
     @staticmethod
-    def of(history: History) -> "ClientSpending":
+    def of(history: ClientHistory) -> "ClientSpending":
         """Return what a log says, declarations included."""
         charged = [decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE)]
         words = [*history.bodies(Entry.OPENING), *history.bodies(Entry.DECLARATION)]
@@ -50,7 +50,7 @@ class ClientAccount:
     log: ClientLog
     budget: ClientBudget
 
-    def require_room(self, plan: Plan, run: str, history: History) -> None:
+    def require_room(self, plan: Plan, run: str, history: ClientHistory) -> None:
         """Refuse a plan that may spend more than this client has left."""
         spending = ClientSpending.of(history)
         self.require_below_cap(plan, run, history)
@@ -63,7 +63,7 @@ class ClientAccount:
                 f"{self.budget.epsilon:g}"
             )
 
-    def require_below_cap(self, plan: Plan, run: str, history: History) -> None:
+    def require_below_cap(self, plan: Plan, run: str, history: ClientHistory) -> None:
         """Refuse a run whose cap is reached where nothing is sampled: there, a refusal reveals nothing."""
         participations = ClientSpending.of(history).participations(run)
         if not _samples(plan) and participations >= plan.max_participations:
@@ -79,7 +79,7 @@ class ClientAccount:
         attempt: int,
         note: Mapping[str, object],
         *,
-        require: Callable[[History], None] = lambda _history: None,
+        require: Callable[[ClientHistory], None] = lambda _history: None,
     ) -> int:
         """Record one more vector before it is made, and return how many of this run were sent before.
 

@@ -15,7 +15,7 @@ from d2pfed.flower.layout import Layout
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import accept_roster, current_roster
-from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
@@ -49,7 +49,7 @@ class ClientAttempt:
 
     config: ClientConfig
     enrolment: Enrolment | None
-    history: History
+    history: ClientHistory
     terms: RunTerms
     plan: Plan
     session: Session
@@ -82,7 +82,7 @@ class ClientAttempt:
         """Say whether the cohort follows from a verified draw."""
         return self.enrolment is not None and self.enrolment.roster.depth is not None
 
-    def require_draw_left(self, history: History) -> None:
+    def require_draw_left(self, history: ClientHistory) -> None:
         """Refuse a second vector on the draw of a partition: two runs may have begun on it before either got one."""
         if self.is_drawn and self.plan.sampling.method is Sampling.ONCE:
             require_unused_draw(history, self.session, self.plan)
@@ -154,7 +154,7 @@ def require_same_roster(run: str, terms: RunTerms, digest_now: bytes) -> None:
         raise PeerError(f"run {run} was announced under another roster: it must be announced again")
 
 
-def require_later(history: History, session: Session) -> None:
+def require_later(history: ClientHistory, session: Session) -> None:
     """Refuse an attempt that is not later than all that this client has begun in its run: stale, or repeated."""
     begun = [_numbers(body) for body in history.bodies(Entry.BEGUN) if body["run"] == session.run]
     last = max(begun, default=(-1, -1))
@@ -165,7 +165,7 @@ def require_later(history: History, session: Session) -> None:
         )
 
 
-def require_unused_draw(history: History, session: Session, plan: Plan) -> None:
+def require_unused_draw(history: ClientHistory, session: Session, plan: Plan) -> None:
     """Refuse a draw that was used before under this roster, in any run; under `once`, one that got a vector."""
     entry = Entry.CHARGE if plan.sampling.method is Sampling.ONCE else Entry.BEGUN
     used = [body["draw"] for body in history.bodies(entry) if body["roster"] == session.roster_digest.hex()]
@@ -189,7 +189,7 @@ def _numbers(body: Mapping[str, object]) -> tuple[int, int]:
     return int(str(body["round"])), int(str(body["attempt"]))
 
 
-def _standing(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, History]:
+def _standing(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:
     """Return under which roster this client stands, and its log; without a key it has no roster."""
     if config.secret is None:
         return None, config.log.read()

@@ -9,7 +9,7 @@ from pathlib import Path
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.enrolment import decode_public
-from d2pfed.ledger.client_history import Entry, History
+from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.private_files import read_file, replace_file
 from d2pfed.ledger.rows import Head
 from d2pfed.secagg import Enrolment, Roster, decode_roster
@@ -34,7 +34,7 @@ def read_roster(file: Path, authority: str) -> SignedRoster:
     return SignedRoster(decode_roster(data, decode_public(authority)), data)
 
 
-def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, History]:
+def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
     """Return the enrolment under a roster, whoever brought it, if this client may go by it; the log knows it then.
 
     Guarantee: never an older roster than one before, never two of one serial, never an expired one, never one whose
@@ -58,7 +58,7 @@ def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -
     return enrolment, history
 
 
-def current_roster(config: ClientConfig, clock: Clock = time.time) -> tuple[Enrolment, History]:
+def current_roster(config: ClientConfig, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
     """Return the enrolment under the roster that this client has."""
     data = read_file(_file(config))
     if data is None:
@@ -74,14 +74,14 @@ def read_own_roster(config: ClientConfig) -> Roster | None:
     return None if data is None else decode_roster(data, config.authority)
 
 
-def require_floor(roster: Roster, client: int, history: History) -> None:
+def require_floor(roster: Roster, client: int, history: ClientHistory) -> None:
     """Refuse a roster whose authority has seen a position of this client that its log lacks: it was lost or cloned."""
     count, head = roster.floors[client]
     if not history.holds(Head(count, head)):
         raise PeerError(f"the authority has seen position {count} of this client, which its log does not hold")
 
 
-def _check(config: ClientConfig, roster: Roster, history: History, clock: Clock) -> None:
+def _check(config: ClientConfig, roster: Roster, history: ClientHistory, clock: Clock) -> None:
     roster.key(config.client)
     try:
         require_serial(roster, history.serial, bytes.fromhex(history.roster))
@@ -96,7 +96,7 @@ def _check(config: ClientConfig, roster: Roster, history: History, clock: Clock)
         raise
 
 
-def latest_time(history: History, roster: Roster) -> int:
+def latest_time(history: ClientHistory, roster: Roster) -> int:
     """Return the latest time that this client has seen: no clock can be before it by more than a day."""
     issued = [body["issued"] for body in history.bodies(Entry.ROSTER) if isinstance(body["issued"], int)]
     return max(roster.issued, history.latest_seconds(), *issued, 0)

@@ -283,19 +283,14 @@ class _Evaluator:
     def __init__(self, layout: Layout, evaluate: Evaluate | None) -> None:
         self._layout = layout
         self._evaluate = evaluate
-        self._found: dict[int, MetricRecord] = {}
+        self._found: dict[int, MetricRecord | None] = {}
 
     def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
         """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
         if rounds not in self._found and self._evaluate is not None:
-            found = self._evaluate(rounds, to_array_record(self._layout.unflatten(params)))
-            if found is not None:
-                self._found[rounds] = found
-        return {
-            name: float(value)
-            for name, value in self._found.get(rounds, MetricRecord()).items()
-            if isinstance(value, (int, float))
-        }
+            self._found[rounds] = self._evaluate(rounds, to_array_record(self._layout.unflatten(params)))
+        found = self._found.get(rounds) or MetricRecord()
+        return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
     def test(self, _params: FloatVector) -> dict[str, float]:
         """Return nothing: a deployment has no test data of its own."""
@@ -305,7 +300,8 @@ class _Evaluator:
         """Return what Flower's strategies return."""
         result = Result()
         result.arrays = arrays
-        result.evaluate_metrics_serverapp.update(self._found)
+        found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
+        result.evaluate_metrics_serverapp.update(found)
         return result
 
 

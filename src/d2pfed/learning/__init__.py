@@ -9,7 +9,7 @@ from d2pfed.learning.sequential import SequentialTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import Clients, Examples, ReloadedClients, StoredClients, Task
 from d2pfed.learning.tasks import load_clients, load_task
-from d2pfed.learning.trainer import LocalTrainer, Method
+from d2pfed.learning.trainer import LocalTrainer, Method, use_one_thread
 
 __all__ = [
     "Examples",
@@ -40,4 +40,5 @@ __all__ = [
     "SequentialTrainer",
     "Metrics",
     "evaluate",
+    "use_one_thread",
 ]

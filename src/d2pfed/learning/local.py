@@ -1,7 +1,7 @@
 """What a client does with its examples: a few epochs of SGD, Adam or RMSprop, in a seeded order."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, shown
+from d2pfed.fields import TRAINING, about, check_types, documented
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
 MOST_EPOCHS, MOST_BATCH = 10_000, 100_000
@@ -26,17 +27,19 @@ class Optimizer(StrEnum):
     RMSPROP = "rmsprop"
 
 
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTraining:
     """How a client trains: fresh optimizer each round, `epochs` passes over shuffled batches."""
 
-    optimizer: Optimizer = Optimizer.SGD
-    lr: float = 0.1
-    momentum: float = 0.0
-    epochs: int = 1
-    batch_size: int = 10
+    optimizer: Optimizer = field(default=Optimizer.SGD, metadata=about("The clients' optimizer.", TRAINING))
+    lr: float = field(default=0.1, metadata=about("The clients' learning rate.", TRAINING))
+    momentum: float = field(default=0.0, metadata=about("The clients' momentum, for sgd.", TRAINING))
+    epochs: int = field(default=1, metadata=about("The clients' passes over their data in a round.", TRAINING))
+    batch_size: int = field(default=10, metadata=about("The clients' batch size.", TRAINING))
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 < self.lr <= MOST_RATE:
             raise ConfigError(f"lr must be positive and at most {MOST_RATE:g}, got {self.lr}")
         if not 0 <= self.momentum < 1:

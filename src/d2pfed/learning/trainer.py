@@ -229,3 +229,8 @@ class _Seen:
         own = self.clients.examples(client)
         with torch.no_grad():
             return Examples(self.front(own.inputs), own.labels)
+
+
+def use_one_thread() -> None:
+    """Let torch use one thread in this process: for programs that start a worker process per core."""
+    torch.set_num_threads(1)

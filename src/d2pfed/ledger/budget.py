@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
@@ -57,9 +58,9 @@ class RunPlan:
         """All that the run may release, as it is accounted for."""
         return PlanCost(self.release, self.max_attempts, self.max_participations)
 
-    def require_promise(self) -> None:
+    def require_guarantee(self) -> None:
         """Refuse a run whose attempts, all of them charged, would spend more than it guarantees by itself."""
-        charged = price(self.budget, (self,))
+        charged = charge_plans(self.budget, (self,))
         if not charged.admitted:
             raise BudgetExceeded(
                 f"a run of {self.max_attempts} attempts spends epsilon {charged.composed_epsilon}, and it guarantees "
@@ -103,10 +104,10 @@ class Budget:
     @staticmethod
     def decode(text: str) -> "Budget":
         """Return the budget that has exactly this text."""
-        return _decoded(text, Budget)
+        return _decoded(text, Budget, "budget")
 
 
-def price(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
+def charge_plans(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
     """Return whether whole runs, in the order in which they began, are within a budget, and what they cost.
 
     Guarantee: the budget holds whatever runs and stops were chosen from earlier outputs. Proof: theory.md#filters.
@@ -116,7 +117,7 @@ def price(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ChargedRun:
     """A run that was charged: its name, whose it is, and its plan."""
 
     run: str
@@ -131,9 +132,9 @@ class Begun:
         return canonical.encode(self)
 
     @staticmethod
-    def decode(text: str) -> "Begun":
+    def decode(text: str) -> "ChargedRun":
         """Return the beginning of a run that has exactly this text."""
-        return _decoded(text, Begun)
+        return _decoded(text, ChargedRun, "charged run")
 
 
 def check_name(run: str) -> None:
@@ -156,6 +157,7 @@ def require_no_worse(release: Release, charged: Release) -> None:
         raise BudgetExceeded(f"its noise is {release.noise}, and what was charged has {charged.noise}")
 
 
+@lru_cache(1024)  # a ledger has few kinds of noise, one for each number of survivors
 def _is_no_worse(noise: Noise, planned: Noise) -> bool:
     if isinstance(noise, ContinuousGaussian) or isinstance(planned, ContinuousGaussian):
         return noise == planned
@@ -171,11 +173,10 @@ def _brief(budget: Budget) -> str:
     )
 
 
-_TYPES = RELEASE_TYPES | {kind.__name__: kind for kind in (Budget, RunPlan, Begun, Observer, View)}
+_TYPES = RELEASE_TYPES | {kind.__name__: kind for kind in (Budget, RunPlan, ChargedRun, Observer, View)}
 
 
-def _decoded(text: str, kind: type[Value]) -> Value:
-    name = kind.__name__.lower()
+def _decoded(text: str, kind: type[Value], name: str) -> Value:
     try:
         value = canonical.decode(text, _TYPES)
     except ConfigError as error:

@@ -62,7 +62,7 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ClientHistory:
     """A log that was found whole, as of one moment."""
 
     start: Head

@@ -15,8 +15,8 @@ from d2pfed.ledger.client_history import (
     ADOPT,
     Anchor,
     Body,
+    ClientHistory,
     Entry,
-    History,
     LogRow,
     anchor_after,
     head_after,
@@ -56,7 +56,7 @@ class ClientLog:
         self._mark_file = anchor / "mark"
         self._start = Head(0, first_head(authority, client))
 
-    def create(self, carried: Body) -> History:
+    def create(self, carried: Body) -> ClientHistory:
         """Begin a log where there is none, and its anchor; refuses where there is either, or a trace of trouble."""
         make_directory(self._outside)
         with self._locked():
@@ -64,7 +64,7 @@ class ClientLog:
             row = self._row(self._start, Entry.OPENING, carried)
             replace_file(self._file, row.line())
             self._move(Anchor(row.head))
-            return History(self._start, (row,), 0, "")
+            return ClientHistory(self._start, (row,), 0, "")
 
     def has_begun(self) -> bool:
         """Say whether there are both a log and an anchor."""
@@ -87,7 +87,7 @@ class ClientLog:
         rows, more = parse(self._start, read_file(self._file) or b"")
         return not more and [row.entry for row in rows] == [Entry.OPENING]
 
-    def read(self) -> History:
+    def read(self) -> ClientHistory:
         """Return the log, found whole and at one with its anchor; refuse everything else.
 
         A crash between row and anchor leaves one row more: the anchor is moved up. A line that a crash cut short was
@@ -96,7 +96,7 @@ class ClientLog:
         with self._locked():
             return self._read()
 
-    def append(self, seen: History, entry: Entry, body: Body) -> History | None:
+    def append(self, seen: ClientHistory, entry: Entry, body: Body) -> ClientHistory | None:
         """Add a row after the history that the caller has seen; None, and nothing is added, if others came first."""
         row = self._row(seen.head, entry, body)
         with self._locked():
@@ -109,7 +109,7 @@ class ClientLog:
             append_file(self._file, row.line())
             anchor = anchor_after(anchor, [row])
             self._move(anchor)
-        return History(seen.start, (*seen.rows, row), anchor.serial, anchor.roster)
+        return ClientHistory(seen.start, (*seen.rows, row), anchor.serial, anchor.roster)
 
     def mark(self, why: str, shown: Head) -> None:
         """Note, outside of the log, that a position was shown that this log does not hold; nothing works after it."""
@@ -119,7 +119,7 @@ class ClientLog:
             lines = [*before, f"{shown.encode()} {why}".encode()]
             replace_file(self._mark_file, b"".join(line + b"\n" for line in lines))
 
-    def adopt(self, carried: Body) -> History:
+    def adopt(self, carried: Body) -> ClientHistory:
         """Go on with what is left of the log, by a person's declaration of what it does not know.
 
         The rows that hold together are kept, a damaged file is kept aside, and the count goes on above all positions
@@ -129,7 +129,7 @@ class ClientLog:
         with self._locked():
             data = read_file(self._file) or b""
             found, _ = parse(self._start, data)
-            before = History(self._start, found, 0, "")
+            before = ClientHistory(self._start, found, 0, "")
             adopted = [head for head in self._known_heads() if not before.holds(head)]
             if not adopted and self._is_whole() and before.latest_seconds() <= self._clock():
                 raise LedgerError(
@@ -148,7 +148,7 @@ class ClientLog:
             self._move(anchor)
             self._mark_file.unlink(missing_ok=True)
             sync_directory(self._outside)
-            return History(self._start, tuple(rows), anchor.serial, anchor.roster)
+            return ClientHistory(self._start, tuple(rows), anchor.serial, anchor.roster)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class ClientLog:
         seq = before.seq + 1 if number is None else number
         return LogRow(entry, json.loads(text), text, head_after(before, seq, entry, text))
 
-    def _read(self) -> History:
+    def _read(self) -> ClientHistory:
         anchor = self._require_anchor()
         data = read_file(self._file)
         if data is None:
@@ -178,7 +178,7 @@ class ClientLog:
         if rows[-1:] and rows[-1].head != anchor.head:
             anchor = anchor_after(anchor, rows)
             self._move(anchor)
-        return History(self._start, rows, anchor.serial, anchor.roster)
+        return ClientHistory(self._start, rows, anchor.serial, anchor.roster)
 
     def _require_anchor(self) -> Anchor:
         if (marked := read_file(self._mark_file)) is not None:

@@ -10,10 +10,10 @@ from typing import Self
 from d2pfed.accounting.events import Release
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, LedgerError
-from d2pfed.ledger.book import Book, replay
-from d2pfed.ledger.budget import Begun, Budget, RunPlan, price
+from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, charge_plans
 from d2pfed.ledger.lock import Lock
 from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, first_row
+from d2pfed.ledger.state import LedgerState, replay
 from d2pfed.ledger.store import Store, require_file
 from d2pfed.ledger.text import encode_release
 
@@ -44,43 +44,35 @@ class Ledger:
     knows whether the row is on the disk: the ledger closes itself, and only a new opening tells.
     """
 
-    def __init__(self, store: Store, book: Book, meter: Meter, closing: ExitStack) -> None:
+    def __init__(self, store: Store, state: LedgerState, meter: Meter, closing: ExitStack) -> None:
         self._store = store
-        self._book = book
+        self._state = state
         self._meter = meter
         self._closing: ExitStack | None = closing
 
     @staticmethod
-    def create(path: Path, budget: Budget, meter: Meter = price) -> "Ledger":
+    def create(path: Path, budget: Budget) -> "Ledger":
         """Make a ledger with this budget and open it; refuses if there is one."""
-        path = path.resolve()
-        charged = measure(meter, budget, budget.declared)
-        if not charged.admitted:
-            raise BudgetExceeded(f"the declared runs: {_refusal(charged, budget)}")
-        with ExitStack() as undo:
-            undo.callback((lock := Lock.take(path)).close)
-            Store.create(path, first_row(budget))
-            undo.pop_all()
-        return _opened(path, meter, lock)
+        return create_metered(path, budget, charge_plans)
 
     @staticmethod
-    def open(path: Path, meter: Meter = price) -> "Ledger":
+    def open(path: Path) -> "Ledger":
         """Open a ledger; refuses at once if another server has it open."""
-        return _opened(path.resolve(), meter, Lock.take(_existing(path)))
+        return open_metered(path, Lock.take, charge_plans)
 
     @staticmethod
-    def open_in_turn(path: Path, meter: Meter = price) -> "Ledger":
+    def open_in_turn(path: Path) -> "Ledger":
         """Open a ledger as soon as no other server has it open."""
-        return _opened(path.resolve(), meter, Lock.wait(_existing(path)))
+        return open_metered(path, Lock.wait, charge_plans)
 
     @staticmethod
-    def take_over(path: Path, meter: Meter = price) -> "Ledger":
+    def take_over(path: Path) -> "Ledger":
         """Open a ledger although another server has it open, and shut that one out.
 
         Guarantee: the other server, even if it was only asleep, commits nothing more.
         Checked: test_ledger_races.py::test_a_stopped_server_cannot_commit_after_a_takeover.
         """
-        return _opened(path.resolve(), meter, Lock.replace(_existing(path)))
+        return open_metered(path, Lock.replace, charge_plans)
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +91,7 @@ class Ledger:
     @property
     def budget(self) -> Budget:
         """What may be spent."""
-        return self._book.budget
+        return self._state.budget
 
     def begin(self, run: str, owner: str, plan: RunPlan) -> None:
         """Charge a run for all attempts that it may take, or find that it was charged; it belongs to one owner.
@@ -109,12 +101,12 @@ class Ledger:
         Checked: test_ledger.py::test_a_run_is_charged_wholly_when_it_begins.
         """
         self._require_open()
-        begun, found = Begun(run, owner, plan), self._book.runs.get(run)
+        begun, found = ChargedRun(run, owner, plan), self._state.runs.get(run)
         if found is not None:
             _require_same(found, begun)
             return
-        self._book.check_begin(begun)
-        charged = measure(self._meter, self.budget, (*self._book.plans(), plan))
+        self._state.check_begin(begun)
+        charged = measure(self._meter, self.budget, (*self._state.plans(), plan))
         if not charged.admitted:
             raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
         self._append(RowKind.BEGIN, None, begun.encode(), charged.composed_epsilon)
@@ -140,23 +132,23 @@ class Ledger:
 
     def releases(self) -> tuple[Release, ...]:
         """Return what may have been released: all that was committed, and all that was reserved and is not void."""
-        return self._book.releases()
+        return self._state.releases()
 
     def spent(self) -> float:
         """Return epsilon of all runs that are charged, each with all attempts that it may take, composed."""
-        return self._book.epsilon
+        return self._state.epsilon
 
     def charged(self, run: str) -> int:
         """Return how many attempts of a run may have been opened; void ones are not among them."""
-        return self._book.charged[run]
+        return self._state.charged[run]
 
     def participations(self, run: str, clients: Iterable[int]) -> dict[int, int]:
         """Return in how many attempts of a run that may have been opened each client took part."""
-        return {client: self._book.participations[run, client] for client in clients}
+        return {client: self._state.participations[run][client] for client in clients}
 
     def require_plan(self, run: str, plan: bytes) -> None:
         """Refuse a plan, by its digest, that is not the one a run was charged for: another has another cap."""
-        begun = self._book.runs.get(run)
+        begun = self._state.runs.get(run)
         if begun is None:
             raise LedgerError(f"run {run} has not begun")
         if begun.plan.plan != plan:
@@ -164,18 +156,18 @@ class Ledger:
 
     def next_attempt(self, run: str, number: int) -> int:
         """Return the first attempt at round `number` of a run that no row mentions."""
-        return self._book.tried[run, number]
+        return self._state.tried[run, number]
 
     def head(self) -> Head:
         """Return the last row's number and hash, which a checkpoint carries."""
-        return self._book.head
+        return self._state.head
 
     def require_head(self, head: Head) -> None:
         """Refuse if this ledger does not hold the row that someone has seen: it is an older copy, or another."""
-        last = self._book.head.seq
+        last = self._state.head.seq
         if head.seq > last:
             raise LedgerError(f"row {head.seq} was seen and the ledger ends at row {last}: it is an older copy")
-        if self._book.hashes[head.seq] != head.hash:
+        if self._state.hashes[head.seq] != head.hash:
             raise LedgerError(
                 f"row {head.seq} is not the one that was seen: this is another ledger, or a rewritten one"
             )
@@ -187,9 +179,9 @@ class Ledger:
         Checked: test_run.py::test_of_a_run_and_its_copy_one_goes_on.
         """
         self._require_open()
-        epoch = 0 if head is None else self._store.rows(head.seq)[0].epoch
+        epoch = 0 if head is None else next(self._store.rows(head.seq)).epoch
         seen = -1 if head is None else head.seq
-        for row in self._store.rows(seen + 1):
+        for row in tuple(self._store.rows(seen + 1)):
             if row.key is not None and row.key.run == run and (row.epoch > epoch or row.key.round > rounds):
                 raise LedgerError(
                     f"run {run}: row {row.seq} is unknown to its directory, which is an older copy, or has one that "
@@ -198,17 +190,17 @@ class Ledger:
 
     def _step(self, kind: RowKind, key: Key, release: Release | None) -> Row:
         self._require_open()
-        self._book.step(kind, key, release)
+        self._state.step(kind, key, release)
         return self._append(kind, key, "" if release is None else encode_release(release), self.spent())
 
     def _append(self, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
-        row = _next_row(self._book, kind, key, body, epsilon)
+        row = _next_row(self._state, kind, key, body, epsilon)
         try:
-            self._store.append(row, self._book.head)
+            self._store.append(row, self._state.head)
         except BaseException:
             self.close()
             raise
-        self._book.add(row)
+        self._state.add(row)
         return row
 
     def _require_open(self) -> None:
@@ -216,7 +208,7 @@ class Ledger:
             raise LedgerError("the ledger is closed")
 
 
-def _require_same(found: Begun, begun: Begun) -> None:
+def _require_same(found: ChargedRun, begun: ChargedRun) -> None:
     if found.owner != begun.owner:
         raise LedgerError(f"run {found.run} was begun by another directory: choose another name")
     if found.plan != begun.plan:
@@ -227,27 +219,41 @@ def _refusal(charged: FilterDecision, budget: Budget) -> str:
     return charged.reason or f"epsilon would be {charged.composed_epsilon}, the budget is {budget.epsilon}"
 
 
-def _existing(path: Path) -> Path:
+def create_metered(path: Path, budget: Budget, meter: Meter) -> Ledger:
+    """Make a ledger and open it, its runs charged by this meter."""
+    path = path.resolve()
+    charged = measure(meter, budget, budget.declared)
+    if not charged.admitted:
+        raise BudgetExceeded(f"the declared runs: {_refusal(charged, budget)}")
+    with ExitStack() as undo:
+        undo.callback((lock := Lock.take(path)).close)
+        Store.create(path, first_row(budget))
+        undo.pop_all()
+    return _opened(path, meter, lock)
+
+
+def open_metered(path: Path, lock: Callable[[Path], Lock], meter: Meter) -> Ledger:
+    """Open a ledger under a lock that is taken in this way, its runs charged by this meter."""
     require_file(path)  # before the lock, which would leave a file beside a ledger that is not there
-    return path.resolve()
+    return _opened(path.resolve(), meter, lock(path.resolve()))
 
 
 def _opened(path: Path, meter: Meter, lock: Lock) -> Ledger:
     with ExitStack() as undo:
         undo.callback(lock.close)
         undo.callback((store := Store.open(path)).close)
-        book = replay(store.rows())
-        epsilon = measure(meter, book.budget, book.plans()).composed_epsilon
-        if epsilon < book.epsilon * (1 - ROUNDING):
+        state = replay(store.rows())
+        epsilon = measure(meter, state.budget, state.plans()).composed_epsilon
+        if epsilon < state.epsilon * (1 - ROUNDING):
             raise LedgerError(
-                f"the meter says {epsilon}, recorded is {book.epsilon}: it is not this budget's meter"
+                f"the meter says {epsilon}, recorded is {state.epsilon}: it is not this budget's meter"
             )
-        row = _next_row(book, RowKind.OPEN, None, "", epsilon)
-        store.append(row, book.head)
-        book.add(row)
-        return Ledger(store, book, meter, undo.pop_all())
+        row = _next_row(state, RowKind.OPEN, None, "", epsilon)
+        store.append(row, state.head)
+        state.add(row)
+        return Ledger(store, state, meter, undo.pop_all())
 
 
-def _next_row(book: Book, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
-    epoch = book.epoch + (kind is RowKind.OPEN)
-    return chained_row(book.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)
+def _next_row(state: LedgerState, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
+    epoch = state.epoch + (kind is RowKind.OPEN)
+    return chained_row(state.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)

@@ -60,11 +60,15 @@ def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
         os.close(descriptor)
 
 
-def replace_file(file: Path, content: bytes) -> None:
-    """Write a file for its owner alone, on the disk when this returns; a crash leaves the old one or the new one."""
+def replace_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Write a file, by default for its owner alone, on the disk when this returns.
+
+    Guarantee: a crash leaves the old one or the new one, never a part. `mode` is subject to the umask.
+    Checked: test_power_loss.py::test_a_replaced_file_survives_a_power_cut_old_or_new.
+    """
     draft = _draft(file)
     draft.unlink(missing_ok=True)
-    _write_new(draft, content)
+    _write_new(draft, content, mode)
     draft.replace(file)
     sync_directory(file.parent)
 

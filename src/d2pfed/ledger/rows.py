@@ -1,14 +1,14 @@
 """The values a ledger is made of: its rows and the hash that chains them."""
 
+import json
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from d2pfed.accounting import Release
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.budget import LARGEST, Begun, Budget, check_name
+from d2pfed.ledger.budget import LARGEST, Budget, ChargedRun, check_name
 from d2pfed.ledger.text import decode_release
-from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 
 HASH_BYTES = 32
@@ -20,7 +20,7 @@ class RowKind(StrEnum):
 
     CREATE = "create"  # the ledger begins, with its budget
     OPEN = "open"  # a server begins to write, with the next epoch; all earlier servers are shut out
-    BEGIN = "begin"  # a run begins and is charged, with all attempts that it may take: the only row that prices
+    BEGIN = "begin"  # a run begins and is charged, with all attempts that it may take: the only row that raises epsilon
     RESERVE = "reserve"  # an attempt of a run, before masked vectors are asked for
     COMMIT = "commit"  # what the attempt releases, before it is unmasked
     VOID = "void"  # the attempt ended before anything could be unmasked
@@ -93,9 +93,9 @@ class Row:
         return decode_release(self.body) if self.kind in (RowKind.RESERVE, RowKind.COMMIT) else None
 
     @property
-    def begun(self) -> Begun | None:
+    def charged_run(self) -> ChargedRun | None:
         """The run that begins, if the row is about one."""
-        return Begun.decode(self.body) if self.kind is RowKind.BEGIN else None
+        return ChargedRun.decode(self.body) if self.kind is RowKind.BEGIN else None
 
     @property
     def survivors(self) -> int | None:
@@ -108,8 +108,19 @@ class Row:
         Guarantee: a change of any field of any row changes all later hashes, as SHA-256 is collision-resistant and
         the text is injective. Checked: test_ledger_verify.py::test_a_change_of_any_field_of_any_row_is_found.
         """
-        text = canonical.encode((self.seq, self.epoch, self.kind, self.key, self.body, float(self.epsilon)))
-        return digest("d2pfed ledger row", previous, text)
+        return digest("d2pfed ledger row", previous, self._text())
+
+    def _text(self) -> str:
+        """Return the canonical text of all fields but the hash, put together by hand: a ledger has 10^5 rows."""
+        key = "null"
+        if self.key is not None:
+            run = json.dumps(self.key.run)
+            key = f'{{"":"Key","attempt":{self.key.attempt},"round":{self.key.round},"run":{run}}}'
+        kind, epsilon = (
+            f'{{"":"RowKind","is":"{self.kind}"}}',
+            f'{{"":"float","is":"{float(self.epsilon).hex()}"}}',
+        )
+        return f"[{self.seq},{self.epoch},{kind},{key},{json.dumps(self.body)},{epsilon}]"
 
 
 def first_row(budget: Budget) -> Row:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.ledger.private_files import sync_directory as sync_path  # a file is synced in the same way
 from d2pfed.ledger.rows import Head, Key, Row, RowKind
 
 APPLICATION = 0x44325046  # "D2PF" in the header of the file
@@ -59,9 +60,9 @@ class Store:
                 _set_up(connection)  # only now: the first row is in the file itself, and no log has to follow it
             finally:
                 connection.close()
-            _sync(draft)
+            sync_path(draft)
             draft.rename(path)
-            _sync(path.parent)
+            sync_path(path.parent)
 
     @staticmethod
     def open(path: Path) -> "Store":
@@ -85,11 +86,11 @@ class Store:
         with explained(self._path):
             self._connection.close()
 
-    def rows(self, first: int = 0) -> tuple[Row, ...]:
-        """Return all rows from the given number on, as of one moment."""
+    def rows(self, first: int = 0) -> Iterator[Row]:
+        """Yield all rows from the given number on, as of one moment."""
         with explained(self._path):
             query = f"SELECT {_COLUMNS} FROM entry WHERE seq >= ? ORDER BY seq"  # noqa: S608 - a constant
-            return tuple(_decode_row(fields) for fields in self._connection.execute(query, (first,)))
+            yield from map(_decode_row, self._connection.execute(query, (first,)))
 
     def append(self, row: Row, head: Head) -> None:
         """Add a row after the given head, on the disk when this returns.
@@ -127,7 +128,7 @@ class Store:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """RotationName a failure of the file system or of SQLite into the one error that names the ledger."""
+    """Turn a failure of the file system or of SQLite into the one error that names the ledger."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -222,11 +223,3 @@ def _decode_key(place: list[object]) -> Key | None:
             return Key(run, number, attempt)
         case _:
             raise ValueError(f"run, round and attempt have the wrong types: {place!r}")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,8 +2,11 @@
 
 import base64
 import binascii
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from d2pfed.accounting.events import (
     Adjacency,
@@ -38,6 +41,20 @@ RELEASE_TYPES: dict[str, type] = {
 _TYPES = RELEASE_TYPES | {"Recorded": Recorded}
 
 
+# What differs between the attempts of one run: participants, attempt, round, run. The rest of a text, the frame, is
+# one of few in a ledger and decoded once. Braces are matched by depth, so a part cannot reach into the next.
+_NUMBER = r"(0|[1-9][0-9]{0,18})"
+_VALUE = r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+_ATTEMPT = re.compile(
+    r'(\{"":"Recorded","participants":")([A-Za-z0-9+/=]*)'
+    rf'(","release":\{{"":"Release","adjacency":{_VALUE},"attempt":){_NUMBER}'
+    rf'(,"noise":{_VALUE},"participants":\[\],"round":){_NUMBER}'
+    r'(,"run":)("(?:[^"\\]|\\.)*")'
+    rf'(,"sampling":{_VALUE},"unit":{_VALUE}\}},"version":[0-9]+\}})'
+)
+_FRAMES = 1024  # how many frames are remembered: a frame for each number of survivors, of a few hundred bytes each
+
+
 def encode_release(release: Release) -> str:
     """Return the canonical text of a release."""
     packed = _pack(release.participants)
@@ -50,6 +67,25 @@ def decode_release(text: str) -> Release:
     Guarantee: `encode_release(decode_release(text)) == text`, so unknown fields, other versions and other spellings of
     a value are refused. Checked: test_ledger_text.py::test_a_damaged_text_is_refused_or_is_canonical.
     """
+    parts = _ATTEMPT.fullmatch(text) if len(text) <= canonical.MOST_CHARACTERS else None
+    if parts is None:
+        return _decode_whole(text)
+    start, packed, before, attempt, between, number, name, run, end = parts.groups()
+    frame = _decode_frame(f'{start}{before}0{between}0{name}""{end}')
+    try:
+        decoded_run, participants = json.loads(run), _unpack(packed)
+        release = replace(
+            frame, run=decoded_run, round=int(number), attempt=int(attempt), participants=participants
+        )
+    except (ConfigError, ValueError, binascii.Error) as error:
+        raise LedgerError(f"not the text of a release: {error}") from error
+    # The frame is canonical, and so are the two whole numbers by their pattern and the participants as unpacked.
+    if json.dumps(decoded_run) != run:
+        raise LedgerError("not the canonical text of a release: another spelling")
+    return release
+
+
+def _decode_whole(text: str) -> Release:
     try:
         recorded = canonical.decode(text, _TYPES)
         if not isinstance(recorded, Recorded) or recorded.version != VERSION:
@@ -60,6 +96,9 @@ def decode_release(text: str) -> Release:
     if encode_release(release) != text:
         raise LedgerError("not the canonical text of a release: another spelling")
     return release
+
+
+_decode_frame = lru_cache(_FRAMES)(_decode_whole)
 
 
 def _pack(participants: Sequence[int]) -> str:
@@ -78,16 +117,24 @@ def _pack(participants: Sequence[int]) -> str:
     return base64.b64encode(packed).decode()
 
 
+@lru_cache(2)  # a commit often has its reservation's participants; more would hold large cohorts for nothing
 def _unpack(text: str) -> tuple[int, ...]:
+    """Return the identities that `_pack` writes as exactly this text."""
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode() != text:
+        raise ValueError("the participants are in another spelling of base64")
     identities: list[int] = []
     previous, gap, shift = -1, 0, 0
-    for byte in base64.b64decode(text, validate=True):
-        gap |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            previous += gap + 1
-            identities.append(previous)
-            gap, shift = 0, 0
+    for byte in data:
+        if byte > 127:
+            gap |= (byte & 127) << shift
+            shift += 7
+            continue
+        if shift and not byte:
+            raise ValueError("a participant has more bytes than it needs")
+        previous += (gap | byte << shift) + 1
+        identities.append(previous)
+        gap = shift = 0
     if shift:
         raise ValueError("the last participant is cut short")
     return tuple(identities)

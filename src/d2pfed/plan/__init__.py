@@ -1,9 +1,9 @@
-"""What is wished, what is agreed, and how the one becomes the other."""
+"""Privacy targets, plans, and how the one becomes the other."""
 
-from d2pfed.plan.agreement import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.calibrate import calibrate, ideal_multiplier
 from d2pfed.plan.collusion import VERIFIED_DRAWS
 from d2pfed.plan.describe import PlanSummary, describe
+from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.policy import Enrolled, Policy
 from d2pfed.plan.target import MechanismName, PrivacyTarget, RotationName
 

@@ -1,17 +1,26 @@
-"""From a wish to a plan: the least noise, on the private side, and the fewest bits that carry it."""
+"""From a privacy target to a plan: the least noise, on the private side, and the fewest bits that carry it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from d2pfed.accounting import RELEASED, ContinuousGaussian, Guarantee, Noise, Release, Sampling, Unit, View
-from d2pfed.accounting import account as certified
-from d2pfed.accounting import upper_bound as coarse
+from d2pfed.accounting import (
+    RELEASED,
+    ContinuousGaussian,
+    Guarantee,
+    Noise,
+    Observer,
+    Release,
+    Sampling,
+    Unit,
+    View,
+    upper_bound,
+)
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.ring import MAX_BITS, Ring
-from d2pfed.plan.agreement import Plan
 from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
+from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
 from d2pfed.plan.target import HELD_BY_ONE, MechanismName, PrivacyTarget
@@ -22,10 +31,10 @@ Account = Callable[..., Guarantee]
 
 
 def calibrate(target: PrivacyTarget) -> Plan:
-    """Find the least noise that keeps the whole run within the wished epsilon, and the bits that carry it.
+    """Find the least noise that keeps the whole run within the target's epsilon, and the bits that carry it.
 
     Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
-    most epsilon against the wished observer. Checked: test_plan.py::test_a_plan_keeps_its_promise.
+    most epsilon against the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_guarantee.
     """
     if target.mechanism in HELD_BY_ONE and target.colluders:
         raise ConfigError(
@@ -43,11 +52,11 @@ def calibrate(target: PrivacyTarget) -> Plan:
     return draft.with_bits(plan)
 
 
-@lru_cache(maxsize=64)  # an explanation asks for what the calibration began with
+@lru_cache(maxsize=64)  # a summary asks for what the calibration began with
 def ideal_multiplier(target: PrivacyTarget) -> float:
     """Return sigma over twice the clip for a continuous Gaussian that the observer does not know.
 
-    No mechanism needs less; what each needs more is its price for having no trusted server.
+    No mechanism needs less; the excess of each is the cost of having no trusted server.
     """
     seen = target
     if target.against.view is not View.RELEASED:
@@ -63,9 +72,9 @@ def ideal_multiplier(target: PrivacyTarget) -> float:
         )
 
     def epsilon_at(multiplier: float) -> float:
-        return _account(coarse, seen, ContinuousGaussian(2 * multiplier, 1.0)).epsilon
+        return _account(_coarse, seen, ContinuousGaussian(2 * multiplier, 1.0)).epsilon
 
-    return least_multiplier(epsilon_at, target.epsilon, 1.0, _wish(target))
+    return least_multiplier(epsilon_at, target.epsilon, 1.0, _wording(target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +91,28 @@ class _Draft:
         return self.target.quorum - self.target.cohort_colluders - self.hood.cut_off
 
     def search(self, start: float) -> Plan:
-        """Return the member with the least noise whose certified epsilon keeps the promise."""
+        """Return the member with the least noise whose certified epsilon is within the target."""
 
         target = self.target
 
-        def price(account: Account, multiplier: float) -> Guarantee:
+        @cache
+        def spent(account: Account, multiplier: float) -> Guarantee:
             return _account(account, target, self._noise(multiplier))
 
-        if reason := price(coarse, start).reason:
+        if reason := spent(_coarse, start).reason:
             raise ConfigError(f"no plan with the mechanism {target.mechanism} keeps any epsilon: {reason}")
-        multiplier = least_multiplier(lambda at: price(coarse, at).epsilon, target.epsilon, start, _wish(target))
+        multiplier = least_multiplier(
+            lambda at: spent(_coarse, at).epsilon, target.epsilon, start, _wording(target)
+        )
         step = (
             PRECISION  # doubled each time: where the fine grid says more than the coarse one, it may be far more
         )
-        while price(certified, multiplier).epsilon > target.epsilon:
+        while spent(run_guarantee, multiplier).epsilon > target.epsilon:
             multiplier, step = multiplier * (1 + step), 2 * step
         return self.plan(multiplier)
 
     def _noise(self, multiplier: float) -> Noise:
-        """Return the noise that the promise rests on, as `Plan.contributed` does."""
+        """Return the noise that the guarantee rests on, as `Plan.contributed` does."""
         codec, mechanism = parts_of(self.target, self.steps, multiplier, self.contributors)
         return mechanism.noise(codec, self.contributors)
 
@@ -131,7 +143,7 @@ class _Draft:
         )
 
     def with_bits(self, plan: Plan) -> Plan:
-        """Return the plan with the wished ring, or with the least that is unlikely to wrap."""
+        """Return the plan with the target's ring, or with the least that is unlikely to wrap."""
         _require_drawable(plan)
         fitting = [
             bits
@@ -140,7 +152,7 @@ class _Draft:
         ]
         if not fitting:
             raise ConfigError(
-                f"a sum over {plan.cohort_size} clients needs more than {MAX_BITS} bits a coordinate"
+                f"a sum over {plan.cohort_size} clients needs more than {MAX_BITS} bits per coordinate"
             )
         bits = self.target.bits or fitting[0]
         if bits < fitting[0]:
@@ -168,12 +180,20 @@ def _account(account: Account, target: PrivacyTarget, noise: Noise) -> Guarantee
         participants=(),
     )
     return account(
-        [release] * target.max_attempts,
+        release,
+        target.max_attempts,
         target.against,
-        delta=target.effective_delta,
-        max_participations=target.effective_max_participations,
+        target.effective_delta,
+        target.effective_max_participations,
     )
 
 
-def _wish(target: PrivacyTarget) -> str:
+def _coarse(
+    release: Release, attempts: int, observer: Observer, delta: float, max_participations: int
+) -> Guarantee:
+    """Bound what `run_guarantee` returns, on a coarser grid and faster."""
+    return upper_bound([release] * attempts, observer, delta=delta, max_participations=max_participations)
+
+
+def _wording(target: PrivacyTarget) -> str:
     return f"epsilon {target.epsilon:g} at delta {target.effective_delta:g} against `{target.against}`"

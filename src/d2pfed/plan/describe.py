@@ -1,15 +1,15 @@
-"""What a plan costs and why, in numbers and in sentences."""
+"""What a plan requires and why, in numbers and in sentences."""
 
 import math
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Guarantee, Sampling, round_up
 from d2pfed.noise.mechanisms import Centered
-from d2pfed.plan.agreement import Plan, guarantees
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
-from d2pfed.plan.policy import kind_of
+from d2pfed.plan.plan import Plan, guarantees
+from d2pfed.plan.policy import mechanism_name
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import variance
 from d2pfed.secagg.graph import Consistency
@@ -19,7 +19,7 @@ HOPELESS = 10.0  # the noise's norm in the mean over the clip: above it, updates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """A plan's price: noise, bits, error, what each observer may learn, and what to think of it."""
+    """Summary of a plan: noise, bits, error, a guarantee for each observer, reasons and warnings."""
 
     noise_multiplier: float
     sigma: float
@@ -43,7 +43,7 @@ class PlanSummary:
 
 
 def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
-    """Return what a plan costs and why."""
+    """Return what a plan requires and why."""
     spread = _error(plan) * math.sqrt(plan.codec.rotation.dimension)
     ideal = 2 * ideal_multiplier(target) * target.clip / plan.cohort_size
     return PlanSummary(
@@ -79,7 +79,7 @@ def describe_plan(plan: Plan) -> PlanSummary:
         epsilon=plan.epsilon,
         delta=plan.delta,
         against=plan.against,
-        mechanism=kind_of(plan.mechanism),
+        mechanism=mechanism_name(plan.mechanism),
         sampling=plan.sampling.method,
         adjacency=plan.adjacency,
         consistency=plan.consistency,
@@ -103,7 +103,7 @@ def _error(plan: Plan) -> float:
 def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
     missing = plan.cohort_size - plan.quorum
     reserve = f", even if {missing} of them are missing" if missing else ""
-    reserve += f", and {plan.colluders} of them tell their noise" if plan.colluders else ""
+    reserve += f", and {plan.colluders} of them reveal their noise" if plan.colluders else ""
     reserve += f", and the server keeps {plan.cut_off} of them out of the sum" if plan.cut_off else ""
     more = plan.max_attempts - plan.rounds
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
@@ -138,7 +138,7 @@ def _why_graph(plan: Plan) -> str:
 def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
     colluding = colluding_clients(target.colluders, target.population)
     if colluding == 0:
-        return "No client is taken to collude with the server."
+        return "No client is assumed to collude with the server."
     among = f"if at most {colluding} of {target.population} clients collude"
     if plan.cohort_size == target.population:
         return f"Everyone is in the cohort: {plan.colluders} colluders, {among}."
@@ -146,7 +146,7 @@ def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
         return f"Cohorts not verified: the server may put {plan.colluders} colluders into one, {among}."
     simulated = plan.consistency is Consistency.ASSUMED
     text = (
-        f"Cohorts {'taken to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders "
+        f"Cohorts {'assumed to be ' * simulated}verified: {target.draws} draws, at most {plan.colluders} colluders "
         f"in each except with chance 2^-40, {among}"
     )
     if simulated:

@@ -1,4 +1,4 @@
-"""The codec and the mechanism that give a plan a wished noise."""
+"""The codec and the mechanism that give a plan its noise."""
 
 import math
 from dataclasses import replace
@@ -58,7 +58,7 @@ def finest(target: PrivacyTarget, multiplier: float) -> float:
 
 
 def finest_within(ring: Ring, target: PrivacyTarget, multiplier: float, contributors: int) -> float:
-    """Return the most steps to the clip for which the wished ring still holds the sum."""
+    """Return the most steps to the clip for which the target's ring still holds the sum."""
     for exponent in range(16 * 8 - 1, -17, -1):
         codec = _codec(target, 2 ** (exponent / 8), _FRACTION_BITS)
         mechanism = _mechanism(target, codec, multiplier, contributors)

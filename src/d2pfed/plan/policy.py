@@ -7,14 +7,14 @@ from fractions import Fraction
 from d2pfed.accounting import CohortSampling, Noise, Sampling, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
-from d2pfed.plan.agreement import Plan
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
+from d2pfed.plan.plan import Plan
 from d2pfed.plan.target import MechanismName
 from d2pfed.plan.widths import noise_width, variance, widest
 from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 
 _MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
-_KINDS: dict[type, MechanismName] = {
+_NAMES: dict[type, MechanismName] = {
     Centered: MechanismName.CENTERED,
     Shared: MechanismName.SHARED,
     Designated: MechanismName.DESIGNATED,
@@ -70,7 +70,7 @@ class Policy:
 
         `enrolled` comes from the client's own roster, which makes the client one that insists on signed consistency.
         Without it the client believes that the server keeps to the protocol: consistency is assumed, the population
-        is what the plan says, and cohorts are drawn as promised.
+        is what the plan says, and cohorts are drawn as stated.
 
         Sizes are checked before anything is computed from them. Then the client puts its own number of colluders in
         the place of the plan's: the quorum rule, the graph's bounds and epsilon must hold with that. Epsilon is
@@ -104,10 +104,10 @@ class Policy:
         _check_at_most("delta", plan.delta, self.most_delta)
 
     def _check_mechanism(self, plan: Plan) -> None:
-        kind = kind_of(plan.mechanism)
-        if kind not in self.mechanisms:
+        name = mechanism_name(plan.mechanism)
+        if name not in self.mechanisms:
             allowed = ", ".join(self.mechanisms)
-            raise ConfigError(f"this client's policy: the mechanism must be one of {allowed}, the plan has {kind}")
+            raise ConfigError(f"this client's policy: the mechanism must be one of {allowed}, the plan has {name}")
         width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
         _check_at_most("width of a client's noise", width, most)
 
@@ -168,9 +168,9 @@ def _check_colluders(plan: Plan, colluders: int) -> None:
     _check_at_least("colluders", plan.colluders, colluders)
 
 
-def kind_of(mechanism: Mechanism) -> MechanismName:
+def mechanism_name(mechanism: Mechanism) -> MechanismName:
     """Return the name of a mechanism."""
-    return _KINDS[type(mechanism)]
+    return _NAMES[type(mechanism)]
 
 
 def _check_at_least(name: str, value: float, least: float) -> None:

@@ -1,4 +1,4 @@
-"""Which cohort, quorum and graph withstand a wish's dropouts and colluders."""
+"""Which cohort, quorum and graph withstand a target's dropouts and colluders."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from d2pfed.secagg.graph import (
 
 
 def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:
-    """Return who holds whose shares: the least that withstands the wished dropouts and colluders."""
+    """Return who holds whose shares: the least that withstands the target's dropouts and colluders."""
     _require_honest_majority(target)
     risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)
     # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two. A server that
@@ -38,7 +38,7 @@ def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:
 
 
 def _require_honest_majority(target: PrivacyTarget) -> None:
-    """Refuse a wish whose quorums may have nobody honest in common, and say what would do."""
+    """Refuse a target whose quorums may have nobody honest in common, and state what would do."""
     cohort, quorum, colluders = target.cohort_size, target.quorum, target.cohort_colluders
     if 2 * quorum > cohort + colluders:
         return

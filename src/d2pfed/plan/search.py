@@ -1,4 +1,4 @@
-"""The least noise that keeps a promise."""
+"""The least noise that keeps a guarantee."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ PRECISION = 5e-4  # relative, of the noise: how far above the least the answer m
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
 
 
-def least_multiplier(epsilon_at: Callable[[float], float], epsilon: float, start: float, wish: str) -> float:
+def least_multiplier(epsilon_at: Callable[[float], float], epsilon: float, start: float, wanted: str) -> float:
     """Return a multiplier that keeps epsilon, while one smaller by the precision does not.
 
     `epsilon_at` falls. Where it is smooth, a line through the ends in logarithms leads close to the root, and two
@@ -21,13 +21,13 @@ def least_multiplier(epsilon_at: Callable[[float], float], epsilon: float, start
         low, high, above = low / 2, low, below
         if low < SMALLEST_MULTIPLIER:
             raise ConfigError(
-                f"{wish} asks for noise below {SMALLEST_MULTIPLIER:g} times the sensitivity: for none"
+                f"{wanted} asks for noise below {SMALLEST_MULTIPLIER:g} times the sensitivity: for none"
             )
         below = epsilon_at(low)
     while above > epsilon:
         low, high, below = high, high * 2, above
         if high > LARGEST_MULTIPLIER:
-            raise ConfigError(f"{wish} asks for noise above {LARGEST_MULTIPLIER:g} times the sensitivity")
+            raise ConfigError(f"{wanted} asks for noise above {LARGEST_MULTIPLIER:g} times the sensitivity")
         above = epsilon_at(high)
     probes = 0
     while high > low * (1 + PRECISION):

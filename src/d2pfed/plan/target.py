@@ -1,16 +1,29 @@
-"""The PrivacyTarget: what a person wishes for before any noise is chosen."""
+"""The PrivacyTarget: what is asked for, before any noise is chosen."""
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
 
-from d2pfed.accounting import CAP_SHARE, RELEASED, Adjacency, CohortSampling, Observer, Sampling, cap_excess
+from d2pfed.accounting import (
+    ALONE,
+    CAP_SHARE,
+    CLIENT,
+    RELEASED,
+    SERVER,
+    Adjacency,
+    CohortSampling,
+    Observer,
+    Sampling,
+    cap_excess,
+    colluding,
+)
 from d2pfed.errors import ConfigError, shown
+from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan.bounds import (
@@ -25,7 +38,7 @@ from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within
 from d2pfed.secagg.graph import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
-SPARE = Fraction(1, 10)  # attempts that may be charged beyond one a round, as a share of the rounds
+SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds
 
 
 class MechanismName(StrEnum):
@@ -49,32 +62,97 @@ class RotationName(StrEnum):
     PHASE = "phase"
 
 
+def observer_named(name: str) -> Observer:
+    """Return the observer of that name."""
+    known = {str(each): each for each in (RELEASED, SERVER, CLIENT, ALONE)}
+    if name in known:
+        return known[name]
+    count = name.removeprefix("colluding(").removesuffix(")")
+    if name == f"colluding({count})" and count.isdecimal() and count.isascii() and len(count) <= 9:
+        return colluding(int(count))
+    raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name[:80]!r}")
+
+
+@documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
-    """A wish: how private, against whom, over which clients, for how many rounds of how long a vector."""
+    """A privacy target: how private, against whom, over which clients, for how many rounds of how long a vector.
 
-    dimension: int
-    population: int
-    cohort_size: int
-    rounds: int
-    epsilon: float = 1.0
-    delta: float | None = None  # None: population^-1.1
-    against: Observer = RELEASED
-    mechanism: MechanismName = MechanismName.CENTERED
-    sampling: Sampling = Sampling.FIXED
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
-    dropouts: float = 0.0  # the fraction of a cohort that may be missing from the sum
-    colluders: float = 0.0  # the share of the population that may tell the server all it knows
-    draws: int = VERIFIED_DRAWS  # cohorts that the server can choose among, as clients verify; 0: they do not
-    consistency: Consistency = Consistency.ASSUMED  # a simulation; a deployment says signed
-    max_participations: int | None = None  # None: the least cap that costs next to nothing
-    attempts_per_round: int = 3
-    spare: int | None = None  # attempts beyond one a round that may be charged; None: a tenth of the rounds
-    clip: float = 1.0
-    bits: int | None = None  # None: as few as serve
-    rotation: RotationName = RotationName.HADAMARD
+    Enumerations may be given by name: `PrivacyTarget(..., mechanism="skellam", against="server")`.
+    """
+
+    dimension: int = field(metadata=about("Number of parameters that are trained.", TRAINING))
+    population: int = field(metadata=about("Number of clients in the population.", PRIVACY))
+    cohort_size: int = field(metadata=about("Number of clients asked in each round.", PRIVACY))
+    rounds: int = field(metadata=about("Number of rounds.", TRAINING))
+    epsilon: float = field(
+        default=1.0, metadata=about("Bound on what the observer learns about one client.", PRIVACY)
+    )
+    delta: float | None = field(
+        default=None, metadata=about("Failure probability of the guarantee.", PRIVACY, unset="population^-1.1")
+    )
+    against: Observer = field(
+        default=RELEASED,
+        metadata=about(
+            "Observer that epsilon holds against: released, server, client, alone or colluding(c).",
+            PRIVACY,
+            parse=observer_named,
+        ),
+    )
+    mechanism: MechanismName = field(
+        default=MechanismName.CENTERED, metadata=about("How noise enters the sum.", PRIVACY)
+    )
+    sampling: Sampling = field(default=Sampling.FIXED, metadata=about("How cohorts are drawn.", PRIVACY))
+    adjacency: Adjacency = field(
+        default=Adjacency.REPLACE_ONE, metadata=about("Which neighbouring data sets are compared.", PRIVACY)
+    )
+    dropouts: float = field(
+        default=0.0, metadata=about("Fraction of a cohort that may be missing from the sum.", PRIVACY)
+    )
+    colluders: float = field(
+        default=0.0,
+        metadata=about("Fraction of the population that may tell the server all it knows.", PRIVACY),
+    )
+    draws: int = field(
+        default=VERIFIED_DRAWS,
+        metadata=about(
+            "Number of cohorts that the server can choose among, as clients verify; 0: draws are not verified.",
+            PRIVACY,
+        ),
+    )
+    consistency: Consistency = field(
+        default=Consistency.ASSUMED,
+        metadata=about(
+            "How clients know that the server sent all of them the same: assumed (simulation), signed (deployment).",
+            PRIVACY,
+        ),
+    )
+    max_participations: int | None = field(
+        default=None,
+        metadata=about(
+            "Cap on the contributions of one client.", PRIVACY, unset="the least cap that hardly ever binds"
+        ),
+    )
+    attempts_per_round: int = field(default=3, metadata=about("How often one round may be tried.", PRIVACY))
+    spare: int | None = field(
+        default=None,
+        metadata=about(
+            "Attempts beyond one per round that epsilon covers, for rounds that fail after they were charged.",
+            PRIVACY,
+            unset="a tenth of the rounds",
+        ),
+    )
+    clip: float = field(default=1.0, metadata=about("L2 bound on the update of one client.", PRIVACY))
+    bits: int | None = field(
+        default=None,
+        metadata=about("Bits per coordinate.", PRIVACY, unset="the fewest that hold the noise and the sum"),
+    )
+    rotation: RotationName = field(
+        default=RotationName.HADAMARD, metadata=about("The random rotation before rounding.", PRIVACY)
+    )
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_range("dimension", self.dimension, 1, MAX_DIMENSION)
         check_range("population", self.population, 1, MOST_POPULATION)
         check_range("cohort_size", self.cohort_size, 1, MOST_COHORT)
@@ -128,7 +206,7 @@ class PrivacyTarget:
 
     @property
     def max_attempts(self) -> int:
-        """How many attempts the whole run may be charged for: one a round and the spare ones.
+        """How many attempts the whole run may be charged for: one per round and the spare ones.
 
         A crash between charge and result costs one. Under `once` an attempt uses up a block of the population, so
         there are no more than it holds.
@@ -153,14 +231,14 @@ class PrivacyTarget:
 
     @property
     def effective_delta(self) -> float:
-        """The delta of the promise: below 1 / population unless it was given."""
+        """The delta of the guarantee: below 1 / population unless it was given."""
         return self.population**-1.1 if self.delta is None else self.delta
 
     @property
     def effective_max_participations(self) -> int:
         """How often one client may contribute: as given, or the least that costs next to nothing.
 
-        An amplified promise pays for the chance that a cap binds, so there it is one that hardly ever does; elsewhere
+        An amplified guarantee pays for the chance that a cap binds, so there it is one that hardly ever does; elsewhere
         at most 1 % of all contributions are lost to it.
         """
         return self.max_participations or _default_cap(self)

@@ -15,6 +15,7 @@ from safetensors.numpy import save
 
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Head, Ledger, read_budget
+from d2pfed.ledger.private_files import replace_file, sync_directory
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import run_plan
@@ -127,17 +128,11 @@ class RunDirectory:
             opened.flush()
             os.fsync(descriptor)
         draft.replace(file)
-        _sync(self.path)
+        sync_directory(self.path)
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file so that a crash leaves the old one or the new one, never a part."""
-        temporary = self.path / f".{name}.new"
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / name)
-        _sync(self.path)
+        replace_file(self.path / name, content, mode=0o666)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep the state after a round."""
@@ -189,7 +184,7 @@ class RunDirectory:
             opened.flush()
             os.fsync(opened.fileno())
         if is_new:
-            _sync(self.path)
+            sync_directory(self.path)
 
     def keep_metrics(self, rounds: int) -> None:
         """Forget the metrics of later rounds, whose state was not kept, and lines that a crash or a hand has torn."""
@@ -206,9 +201,9 @@ def open_ledger(
     """Open the ledger of a run and charge it there, or find it charged; the caller closes it.
 
     `shared` is a ledger that other runs over these clients draw on too; None: the directory's own, which is made with
-    this plan's promise for a budget when the run begins. `last` is the directory's checkpoint.
+    this plan's guarantee for a budget when the run begins. `last` is the directory's checkpoint.
 
-    Guarantee: the run is within its own promise and its ledger's budget, and this directory is the only one that has
+    Guarantee: the run is within its own guarantee and its ledger's budget, and this directory is the only one that has
     carried it on. Checked: test_run.py.
     """
     charge, seen = run_plan(plan), directory.seen()
@@ -230,7 +225,7 @@ def open_ledger(
             if head is not None:
                 book.require_head(head)
         if seen is None and budget != charge.budget:
-            charge.require_promise()
+            charge.require_guarantee()
         book.begin(run, directory.identity().name, charge)
         book.require_own(run, seen, 0 if last is None else last.state.rounds)
         directory.note(book.head())
@@ -260,15 +255,7 @@ def _make_durably(path: Path) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(missing):
-        _sync(folder.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(folder.parent)
 
 
 def _read_text(file: Path) -> str:

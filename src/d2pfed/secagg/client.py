@@ -87,7 +87,7 @@ class Client:
 
 
 def encode_phase(session: Session, rank: int, phase: Phase) -> bytes:
-    """Return a phase and its secrets as bytes; who restores them twice breaks the protocol's promise."""
+    """Return a phase and its secrets as bytes; restoring them twice breaks the protocol's guarantee."""
     if not isinstance(phase, SavedPhase):
         raise ConfigError("a finished client has nothing to save")
     return frame(_KINDS[type(phase)], session.digest, session.cohort[rank], _pack(phase))

@@ -1,6 +1,6 @@
 """Simulated federations: the clients of a cohort in this process, in others, or on a cluster."""
 
-from d2pfed.simulation.backend import Backend, Encoder, InProcess, LocalTraining
+from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients
 from d2pfed.simulation.clear import ClearFederation, plain_mean
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.simulation.federation import Fidelity, SimulatedFederation, collect
@@ -13,7 +13,7 @@ __all__ = [
     "Encoder",
     "Fidelity",
     "InProcess",
-    "LocalTraining",
+    "TrainClients",
     "SimulatedFederation",
     "collect",
     "plain_mean",

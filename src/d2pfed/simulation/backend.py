@@ -16,7 +16,7 @@ from d2pfed.round import Participant
 from d2pfed.secagg import Session
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
-LocalTraining = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
+TrainClients = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
 
 # Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
 _TOGETHER_BYTES = 1 << 26  # of the updates that two threads share: it bounds memory; to change over costs time
@@ -72,7 +72,7 @@ class Backend(Protocol):
 class InProcess:
     """This process."""
 
-    local_training: LocalTraining
+    local_training: TrainClients
 
     def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
         """Yield the updates of these clients, in their order."""

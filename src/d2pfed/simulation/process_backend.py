@@ -15,7 +15,7 @@ import numpy as np
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Encoder, LocalTraining
+from d2pfed.simulation.backend import Encoder, TrainClients
 
 _PIECES = 4  # of a cohort per worker: what a dying worker takes with it is one piece
 _LEAST_PIECE = 10  # clients: below it, handing over costs more than it gains
@@ -32,7 +32,7 @@ class ProcessBackend:
     Checked: test_process_backend.py::test_sums_are_those_of_the_in_process_backend.
     """
 
-    def __init__(self, local_training: LocalTraining, workers: int | None = None, start: str = "fork") -> None:
+    def __init__(self, local_training: TrainClients, workers: int | None = None, start: str = "fork") -> None:
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
@@ -119,7 +119,7 @@ class _Stage:
     seed: int
 
 
-def _work(connection: Connection, inherited: Sequence[Connection], local_training: LocalTraining) -> None:
+def _work(connection: Connection, inherited: Sequence[Connection], local_training: TrainClients) -> None:
     """Train, or train and encode, the clients that are sent, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has started this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -135,7 +135,7 @@ def _work(connection: Connection, inherited: Sequence[Connection], local_trainin
                 connection.send(_answer(stage, message, local_training))
 
 
-def _answer(stage: _Stage, clients: tuple[int, ...], local_training: LocalTraining) -> object:
+def _answer(stage: _Stage, clients: tuple[int, ...], local_training: TrainClients) -> object:
     try:
         updates = list(local_training(stage.params, clients, stage.seed))
         if stage.encoder is None:

@@ -13,7 +13,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Encoder, LocalTraining
+from d2pfed.simulation.backend import Encoder, TrainClients
 
 _PIECES = 4  # of a cohort for each worker: what a dying worker takes with it is one piece
 
@@ -27,7 +27,7 @@ class RayBackend:
     encoder on the same tree of entropy. Checked: test_ray_backend.py::test_sums_are_those_of_the_in_process_backend.
     """
 
-    def __init__(self, local_training: LocalTraining, workers: int, address: str | None) -> None:
+    def __init__(self, local_training: TrainClients, workers: int, address: str | None) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         self._started = not ray.is_initialized()
@@ -93,7 +93,7 @@ class RayBackend:
 class _Worker:
     """One process with the local trainer: trains, encodes and adds up the clients that it is given."""
 
-    def __init__(self, local_training: LocalTraining) -> None:
+    def __init__(self, local_training: TrainClients) -> None:
         self._local_training = local_training
 
     def whereabouts(self) -> tuple[int, str]:

@@ -1,13 +1,15 @@
 """Writing a report: whole files only, the page last."""
 
-import os
 from pathlib import Path
 
 from d2pfed.errors import ConfigError
+from d2pfed.ledger.private_files import replace_file
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
 from d2pfed.runs.report.plots import draw
 from d2pfed.runs.report.run_report import RunReport
+
+_MODE = 0o666  # as the umask allows: a report is for others to read
 
 
 def write_report(report: RunReport, directory: Path) -> Path:
@@ -21,18 +23,9 @@ def write_report(report: RunReport, directory: Path) -> Path:
         plots = directory / "plots"
         plots.mkdir(exist_ok=True)
         for panel, drawing in drawn:
-            _replace(plots / f"{panel.plot.name}.png", drawing.png)
-            _replace(plots / f"{panel.plot.name}.svg", drawing.svg.encode())
-        _replace(directory / "report.html", page.encode())
+            replace_file(plots / f"{panel.plot.name}.png", drawing.png, mode=_MODE)
+            replace_file(plots / f"{panel.plot.name}.svg", drawing.svg.encode(), mode=_MODE)
+        replace_file(directory / "report.html", page.encode(), mode=_MODE)
     except OSError as error:
         raise ConfigError(f"cannot write the report in {directory}: {error.strerror}") from error
     return directory / "report.html"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -1,17 +1,17 @@
 """What the rows add up to: the rules of the ledger as a fold over its rows, the same for writing and verifying."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from d2pfed.accounting.events import Release, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
-from d2pfed.ledger.budget import Begun, Budget, RunPlan, require_no_worse
+from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, require_no_worse
 from d2pfed.ledger.rows import ROOT, Head, Key, Row, RowKind
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptState:
     """An attempt so far: its last kind of row, the server it belongs to, and what it may have released."""
 
     kind: RowKind
@@ -19,7 +19,7 @@ class Attempt:
     release: Release
 
 
-class Book:
+class LedgerState:
     """The state after a number of rows; `add` refuses a row that breaks a rule and then changes nothing."""
 
     def __init__(self, first: Row) -> None:
@@ -29,13 +29,12 @@ class Book:
         self.budget = Budget.decode(first.body)
         self.epoch = 0
         self.epsilon = 0.0
-        self.runs: dict[str, Begun] = {}  # in the order of their beginning
-        self.attempts: dict[Key, Attempt] = {}  # in the order of their reservations
+        self.runs: dict[str, ChargedRun] = {}  # in the order of their beginning
+        self.attempts: dict[Key, AttemptState] = {}  # in the order of their reservations
         self.charged: Counter[str] = Counter()  # attempts of each run that are not void
         self.tried: Counter[tuple[str, int]] = Counter()  # attempts of each round of a run, void ones included
-        self.participations: Counter[tuple[str, int]] = (
-            Counter()
-        )  # charged attempts of a run that each client took part in
+        # Charged attempts of a run that each client took part in, by run: counted once, with the attempt's rows.
+        self.participations: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.hashes = [first.hash]
 
     @property
@@ -67,15 +66,15 @@ class Book:
         self.epoch, self.epsilon = row.epoch, row.epsilon
         self.hashes.append(row.hash)
 
-    def check_begin(self, begun: Begun) -> None:
-        """Refuse a run that has begun, or whose promise is not of the budget's kind."""
+    def check_begin(self, begun: ChargedRun) -> None:
+        """Refuse a run that has begun, or whose guarantee is not of the budget's kind."""
         if begun.run in self.runs:
             raise LedgerError(f"run {begun.run} has begun already")
         if other := next((each.run for each in self.runs.values() if each.owner == begun.owner), None):
             raise LedgerError(f"run {begun.run}: its directory has begun run {other} here")
         self.budget.require_like(begun.plan)
 
-    def step(self, kind: RowKind, key: Key, release: Release | None) -> Attempt:
+    def step(self, kind: RowKind, key: Key, release: Release | None) -> AttemptState:
         """Return an attempt after its next step, or refuse a step that is not allowed."""
         if release is not None and (release.run, release.round, release.attempt) != (
             key.run,
@@ -90,7 +89,7 @@ class Book:
                 raise LedgerError(f"{key} has a row: take attempt {self.tried[key.run, key.round]}")
             self._check_attempt(key, release)
             self._check_block(key, release, ())
-            return Attempt(kind, self.epoch, release)
+            return AttemptState(kind, self.epoch, release)
         if begun is None or begun.kind is not RowKind.RESERVE or kind not in (RowKind.COMMIT, RowKind.VOID):
             raise LedgerError(f"{key}: {kind} cannot follow {'nothing' if begun is None else begun.kind}")
         if begun.epoch != self.epoch:
@@ -99,7 +98,7 @@ class Book:
         if release is not None:
             _check_realised(release, begun.release)
             self._check_block(key, release, begun.release.participants)
-        return replace(begun, kind=kind, release=begun.release if release is None else release)
+        return AttemptState(kind, begun.epoch, begun.release if release is None else release)
 
     def _check_open(self, row: Row) -> None:
         if row.epoch != self.epoch + 1:
@@ -111,7 +110,7 @@ class Book:
         self._check_epoch(row)
         if row.key is not None:
             raise LedgerError("a run's first row names no attempt")
-        begun = Begun.decode(row.body)
+        begun = ChargedRun.decode(row.body)
         self.check_begin(begun)
         self.runs[begun.run] = begun
 
@@ -122,18 +121,19 @@ class Book:
         if row.kind is RowKind.VOID and row.body:
             raise LedgerError("a void attempt releases nothing, so its body must be empty")
         if row.epsilon != self.epsilon:
-            raise LedgerError(f"an attempt prices nothing: epsilon must stay {self.epsilon}, got {row.epsilon}")
+            raise LedgerError(f"an attempt adds no epsilon: it must stay {self.epsilon}, got {row.epsilon}")
         before, after = self.attempts.get(row.key), self.step(row.kind, row.key, row.release)
         self.attempts[row.key] = after
         if before is None:
             self.tried[row.key.run, row.key.round] += 1
             self.charged[row.key.run] += 1
-        else:
-            self.participations.subtract((row.key.run, client) for client in before.release.participants)
         if row.kind is RowKind.VOID:
             self.charged[row.key.run] -= 1
-        else:
-            self.participations.update((row.key.run, client) for client in after.release.participants)
+        counted = () if before is None else before.release.participants
+        real = () if row.kind is RowKind.VOID else after.release.participants
+        if counted != real:
+            self.participations[row.key.run].subtract(set(counted).difference(real))
+            self.participations[row.key.run].update(set(real).difference(counted))
 
     def _check_epoch(self, row: Row) -> None:
         if row.epoch != self.epoch:
@@ -162,7 +162,7 @@ class Book:
             again = [
                 client
                 for client in set(release.participants).difference(counted)
-                if self.participations[key.run, client]
+                if self.participations[key.run][client]
             ]
             if again:
                 raise LedgerError(f"{key}: `once` uses each client once, and client {min(again)} has contributed")
@@ -179,16 +179,18 @@ def _check_chain(row: Row, seq: int, previous: bytes) -> None:
 
 def _check_realised(realised: Release, reserved: Release) -> None:
     require_no_worse(realised, reserved)
-    strangers = set(realised.participants) - set(reserved.participants)
+    strangers = set(realised.participants).difference(reserved.participants)
     if reserved.participants and strangers:
         raise LedgerError(f"client {min(strangers)} takes part and was not among those reserved for")
 
 
-def replay(rows: Sequence[Row]) -> Book:
-    """Return the state after all rows, each checked; refuses the first that is wrong."""
-    if not rows:
+def replay(rows: Iterable[Row]) -> LedgerState:
+    """Return the state after all rows, each checked as it is read; refuses the first that is wrong."""
+    each = iter(rows)
+    first = next(each, None)
+    if first is None:
         raise LedgerError("it has no rows, so no budget")
-    book = Book(rows[0])
-    for row in rows[1:]:
-        book.add(row)
-    return book
+    state = LedgerState(first)
+    for row in each:
+        state.add(row)
+    return state

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from d2pfed.accounting import (
     ALONE,
@@ -61,12 +62,12 @@ class Plan:
     sampling: CohortSampling
     rounds: int
     attempts_per_round: int  # how often one round may be tried
-    max_attempts: int  # how many attempts of the whole run may be charged: the promise is for so many releases
+    max_attempts: int  # how many attempts of the whole run may be charged: the guarantee covers so many releases
     max_participations: int  # how often one client may contribute before it sends zero plus noise
-    epsilon: float  # the promise, for the observer `against`
+    epsilon: float  # the guarantee, for the observer `against`
     delta: float
     against: Observer
-    consistency: Consistency  # how clients know that all were told the same
+    consistency: Consistency  # how clients know that the server sent all of them the same
     colluders: int  # of a cohort, that may tell the server all they know
     quorum: int  # fewest survivors that may be unmasked: the noise is enough for these
     threshold: int  # how many shares open a secret
@@ -125,7 +126,7 @@ class Plan:
 
     @property
     def contributed(self) -> Noise | None:
-        """The noise that the promise rests on: a quorum's, less who may be cut off, without what colluders know."""
+        """The noise that the guarantee rests on: a quorum's, less the clients that may be cut off or collude."""
         return self.noise(self.quorum - self.cut_off).without(self.colluders)
 
     @property
@@ -150,7 +151,7 @@ class Plan:
         return digest("d2pfed plan", canonical.encode(self))
 
     def noise(self, survivors: int) -> Noise:
-        """Return the law of the noise in a sum over so many clients."""
+        """Return the distribution of the noise in a sum over so many clients."""
         return self.mechanism.noise(self.codec, survivors)
 
     def release(
@@ -205,15 +206,23 @@ def decode_plan(text: str) -> Plan:
 
 
 def observers(plan: Plan) -> tuple[Observer, ...]:
-    """Return those for whom an epsilon is always printed, together; whom the promise is made against is among them."""
+    """Return the observers whose epsilons are always printed together; `against` is among them."""
     groups = {plan.colluders, plan.against.colluders} - {0}
     return (RELEASED, SERVER, CLIENT, *(colluding(count) for count in sorted(groups)), ALONE)
 
 
 def guarantees(plan: Plan) -> tuple[Guarantee, ...]:
-    """Return what the whole plan spends against each observer, if all attempts are charged at a quorum and no more."""
-    releases = [plan.release("", 0, 0, (), plan.quorum)] * plan.max_attempts
+    """Return what the whole plan spends against each observer, if all attempts are charged with the least noise."""
+    release = plan.release("", 0, 0, (), plan.quorum)
     return tuple(
-        account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
+        run_guarantee(release, plan.max_attempts, observer, plan.delta, plan.max_participations)
         for observer in observers(plan)
     )
+
+
+@lru_cache(maxsize=256)  # a summary asks for what the calibration ended with
+def run_guarantee(
+    release: Release, attempts: int, observer: Observer, delta: float, max_participations: int
+) -> Guarantee:
+    """Return what so many equal releases spend against one observer."""
+    return account([release] * attempts, observer, delta=delta, max_participations=max_participations)

@@ -1,0 +1,161 @@
+"""Dataclass fields that describe themselves: one place for a setting's meaning, its type check and its default."""
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from numbers import Real
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+from d2pfed.errors import ConfigError, shown
+
+Kind = TypeVar("Kind")
+
+PRIVACY, TRAINING, DATA, RUN = "Privacy", "Training", "Data", "Run"  # the sections of the command line's help
+
+
+def about(
+    text: str, section: str, *, unset: str = "", parse: Callable[[str], object] | None = None
+) -> Mapping[str, object]:
+    """Return the metadata of a field.
+
+    Args:
+        text: What the setting means, as a sentence.
+        section: The section of the command line's help that lists it.
+        unset: What None stands for, in words, where the field may be None.
+        parse: How a string becomes a value, for a type that is neither a number nor an enum.
+    """
+    return {"help": text, "section": section, "unset": unset, "parse": parse}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One field of a settings class, as help, command line, configuration file and report show it."""
+
+    name: str
+    type: Any  # without None
+    default: object  # dataclasses.MISSING if it must be given
+    help: str
+    section: str
+    unset: str
+    optional: bool
+    parse: Callable[[str], object] | None
+
+
+def descriptions(kind: type) -> tuple[Description, ...]:
+    """Return the described fields of a settings class, in order."""
+    return _read(cast("Any", kind))
+
+
+@cache
+def _read(kind: type) -> tuple[Description, ...]:
+    hints = get_type_hints(kind)
+    found = []
+    for item in dataclasses.fields(kind):
+        if "help" not in item.metadata:
+            continue
+        kinds = [part for part in get_args(hints[item.name]) or (hints[item.name],) if part is not type(None)]
+        found.append(
+            Description(
+                name=item.name,
+                type=kinds[0],
+                default=item.default,
+                help=item.metadata["help"],
+                section=item.metadata["section"],
+                unset=item.metadata["unset"],
+                optional=type(None) in get_args(hints[item.name]),
+                parse=item.metadata["parse"],
+            )
+        )
+    return tuple(found)
+
+
+def described(settings: object) -> list[tuple[str, object, str]]:
+    """Return name, value and meaning of each field, for a table of settings; None is put in words."""
+    return [
+        (each.name, each.unset if (value := getattr(settings, each.name)) is None else value, each.help)
+        for each in descriptions(type(settings))
+    ]
+
+
+def documented(kind: type[Kind]) -> type[Kind]:
+    """Append to a settings class's docstring an Attributes section made from its fields."""
+    lines = [f"    {each.name}: {each.help}{default_in_words(each)}" for each in descriptions(kind)]
+    kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Attributes:", *lines])
+    return kind
+
+
+def default_in_words(each: Description) -> str:
+    """Return the sentence that states a default; nothing if the field must be given."""
+    if each.default is dataclasses.MISSING:
+        return ""
+    return f" Default: {each.unset if each.default is None else text_of(each.default)}."
+
+
+def text_of(value: object) -> str:
+    """Return a value as it is written on the command line."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def check_types(settings: object) -> None:
+    """Convert each field of a frozen settings object to its type, or refuse it with rule and value.
+
+    Names become members of their enum, whole numbers become floats where a float is meant; for `__post_init__`.
+    """
+    for each in descriptions(type(settings)):
+        value = getattr(settings, each.name)
+        if not (value is None and each.optional):
+            object.__setattr__(settings, each.name, _converted(each, value))
+
+
+def convert(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
+    """Return values of some fields of a settings class, each converted to its type or refused."""
+    known = {each.name: each for each in descriptions(kind)}
+    return {
+        name: value if value is None and known[name].optional else _converted(known[name], value)
+        for name, value in values.items()
+    }
+
+
+def _converted(each: Description, value: object) -> object:
+    if each.type is int:
+        return _whole(each, value)
+    if each.type is float:
+        return _real(each, value)
+    if isinstance(value, each.type):
+        return value
+    if issubclass(each.type, Enum):
+        # A member of another enum is refused, even if it is a string that is spelt alike.
+        if isinstance(value, str) and not isinstance(value, Enum) and value in [one.value for one in each.type]:
+            return each.type(value)
+        raise _refused(each, f"one of {', '.join(one.value for one in each.type)}", value)
+    if each.parse is not None and isinstance(value, str):
+        return each.parse(value)
+    raise _refused(each, f"of the type {each.type.__name__}{' or its name' if each.parse else ''}", value)
+
+
+def _whole(each: Description, value: object) -> int:
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise _refused(each, "a whole number", value)
+
+
+def _real(each: Description, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise _refused(each, "a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise _refused(each, "a number that a float holds", value) from None
+
+
+def _refused(each: Description, rule: str, value: object) -> ConfigError:
+    given = shown(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)[:80]
+    return ConfigError(f"{each.name} must be {rule}{' or None' * each.optional}, got {given}")
