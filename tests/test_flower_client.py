@@ -206,7 +206,7 @@ def test_training_that_fails_contributes_zero_and_its_noise(tmp_path, value):
 def test_messages_of_other_strategies_are_refused(directory, category):
     message = make_message(RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord({"lr": 0.1})}), 100)
     message.metadata.message_type = category
-    with pytest.raises(PeerError, match="one record of d2pfed"):
+    with pytest.raises(PeerError, match="of d2pfed"):
         private(message, make_context(0, directory), one_hot(0))
 
 

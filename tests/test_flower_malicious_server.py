@@ -468,7 +468,7 @@ def test_secrets_restored_within_one_start_of_the_machine_answer_a_mask_request_
     session, ring = server.session(), server.plan.ring
     context = answers[0][HEADER_BYTES : HEADER_BYTES + messages.CONTEXT_BYTES]
     rank = session.rank(VICTIM)
-    first, second = (messages.decode_masked(session, rank, context, frame).vector for frame in answers)
+    first, second = (messages.decode_masked_vector(session, rank, context, frame).vector for frame in answers)
     ring.subtract_into(first, second)
     assert 0 < np.abs(ring.centre(first)).max() < ring.modulus // 4  # no mask is left in it
     assert vectors(server) == 1  # of the three that it has made

@@ -19,7 +19,7 @@ from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.records import from_record, to_record
 from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import Entry as LogEntry
+from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import MechanismName
 from d2pfed.runs import RoundRecord
@@ -426,7 +426,7 @@ def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
     drawn = [
         (int(body["draw"]), body["run"])
         for client in range(6)
-        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     ]
     assert {draw for draw, _ in drawn} == {0, 3, 6, 9}
     assert len(drawn) == 4 * 4
@@ -448,7 +448,7 @@ def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
     blocks = {
         (body["round"], body["attempt"]): body["block"]
         for client in range(9)
-        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     }
     assert blocks == {(0, 0): 0, (0, 1): 1, (1, 0): 2}
     assert json.loads((tmp_path / "run" / "participation.json").read_text())["block"] == 3
