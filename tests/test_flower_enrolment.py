@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from d2pfed.cli import app
-from d2pfed.errors import ConfigError, LedgerError, PeerError
+from d2pfed.errors import ConfigError, DamagedFile, LedgerError, PeerError
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.enrolment import DrawCommitment, Draws, make_draws, next_roster, read_secret, shown_positions
 from d2pfed.flower.positions import Positions
@@ -308,7 +308,7 @@ def test_a_damaged_record_is_refused(draws, tmp_path):
     draws.reserve("one", 1)
     for text in ("[]", "{", json.dumps({"one": 3})):
         (tmp_path / "draws.used").write_text(text)
-        with pytest.raises(ConfigError, match="record of used draws is damaged"):
+        with pytest.raises(DamagedFile, match="record of used draws is damaged"):
             draws.reserve("two", 1)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Head, Ledger, read_budget
-from d2pfed.ledger.private_files import replace_file
+from d2pfed.ledger.files import replace_file
 from d2pfed.runs.directory import Checkpoint, RunDirectory
 from d2pfed.training import ServerOptimizer
 from support.power import Disk

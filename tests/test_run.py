@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from d2pfed.accounting import SERVER, Sampling
 from d2pfed.api import Job, Settings
-from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.plan import PrivacyTarget
@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_refused(parts, tmp_path):
     job(parts).execute(path, None, after(2))
     file = path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(ConfigError, match="is not a checkpoint"):
+    with pytest.raises(DamagedFile, match="is not a checkpoint"):
         job(parts).execute(path, None, forever)
 
 

@@ -21,7 +21,7 @@ from d2pfed.flower.enrolment import (
     read_secret,
     shown_positions,
 )
-from d2pfed.ledger.private_files import create_file
+from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public

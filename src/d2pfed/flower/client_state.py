@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.private_files import (
+from d2pfed.ledger.files import (
     FileError,
     locked,
     make_directory,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from d2pfed.accounting import Sampling
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import ConfigError, DamagedFile, TooFewClients
 from d2pfed.flower.enrolment import Draws
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import SignedRoster
@@ -120,7 +120,7 @@ class ParticipationLog:
             self.excluded = frozenset(int(client) for client in found["excluded"])
             self.block = int(found["block"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{file} is damaged: {error}") from error
+            raise DamagedFile(f"{file} is damaged: {error}") from error
 
     def exclude(self, blamed: Iterable[int]) -> None:
         """Treat clients as dropped out from now on."""

@@ -6,9 +6,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import ConfigError, DamagedFile, PeerError
 from d2pfed.flower.positions import Positions
-from d2pfed.ledger.private_files import OTHERS_MAY_USE, create_file, locked, read_file, replace_file
+from d2pfed.ledger.files import OTHERS_MAY_USE, create_file, locked, read_file, replace_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg import Roster, issue_roster
 from d2pfed.secagg.crypto import signing_public
@@ -131,7 +131,7 @@ def _decode(data: bytes | None) -> dict[str, tuple[int, int]]:
     try:
         return {str(run): (int(first), int(count)) for run, (first, count) in json.loads(data).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"the record of used draws is damaged: {error}") from None
+        raise DamagedFile(f"the record of used draws is damaged: {error}") from None
 
 
 def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[ClientId, Position]:

@@ -14,7 +14,7 @@ from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.client_state import SavedPhase, SavedPhases
 from d2pfed.flower.layout import Layout, NamedArrays, decode_model, decode_task
 from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
-from d2pfed.ledger.private_files import FileError
+from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.private_files import sync_directory as sync_path  # a file is synced in the same way
+from d2pfed.ledger.files import sync_directory as sync_path  # a file is synced in the same way
 from d2pfed.ledger.rows import Head, Key, Row, RowKind
 
 APPLICATION = 0x44325046  # "D2PF" in the header of the file

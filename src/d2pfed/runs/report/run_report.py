@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from d2pfed.accounting import Sampling, is_amplified
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, DamagedFile
 from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
 from d2pfed.plan.describe import describe_plan
@@ -130,7 +130,7 @@ def _rows(settings: dict[str, object], file: Path) -> tuple[tuple[str, str], ...
     try:
         return table(settings)
     except ConfigError as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+        raise DamagedFile(f"{file} is damaged: {error}") from error
 
 
 def _summarise(target: PrivacyTarget | None, plan: Plan) -> PlanSummary:
@@ -161,7 +161,7 @@ def _decode(text: str, kind: type[Value], where: str) -> Value:
     try:
         value = canonical.decode(text, _TYPES)
     except ConfigError as error:
-        raise ConfigError(f"{where} is damaged: {error}") from error
+        raise DamagedFile(f"{where} is damaged: {error}") from error
     if not isinstance(value, kind):
-        raise ConfigError(f"{where} is damaged: it must hold a {kind.__name__}, got a {type(value).__name__}")
+        raise DamagedFile(f"{where} is damaged: it must hold a {kind.__name__}, got a {type(value).__name__}")
     return value
