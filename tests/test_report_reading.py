@@ -12,7 +12,7 @@ import pytest
 from d2pfed.accounting import Sampling
 from d2pfed.api import Job, Settings
 from d2pfed.cli import main
-from d2pfed.errors import ConfigError
+from d2pfed.errors import D2PFedError
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
 from d2pfed.plan import MechanismName, PrivacyTarget
 from d2pfed.runs import RoundRecord, RunSummary
@@ -185,7 +185,7 @@ def test_what_is_no_directory_is_refused(run, monkeypatch, capsys):
 def test_a_file_that_cannot_be_read_is_named(run):
     (run / "plan.json").unlink()
     (run / "plan.json").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot read .*plan\.json"):
+    with pytest.raises(D2PFedError, match=r"cannot read .*plan\.json"):
         read_report(run)
 
 
@@ -195,7 +195,7 @@ def test_a_file_of_something_else_is_refused_by_name(run, name, content):
     if (name, content) == ("metrics.jsonl", b""):
         return  # a crash may take metrics, and the report goes on without
     (run / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(D2PFedError, match=name):
         read_report(run)
 
 
@@ -230,7 +230,7 @@ def test_a_damaged_value_is_refused(run, name, old, new):
     text = (run / name).read_text()
     assert old in text
     (run / name).write_text(text.replace(old, new))
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(D2PFedError) as refused:
         read_report(run)
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -242,7 +242,7 @@ def test_a_run_that_went_on_since_its_summary_must_be_resumed_first(run):
     metrics.write_text(
         metrics.read_text() + metrics.read_text().splitlines()[1].replace('"round": 2', '"round": 3')
     )
-    with pytest.raises(ConfigError, match=r"summary\.json has 2 rounds and metrics\.jsonl 3: .*resume it"):
+    with pytest.raises(D2PFedError, match=r"summary\.json has 2 rounds and metrics\.jsonl 3: .*resume it"):
         read_report(run)
 
 
@@ -256,7 +256,7 @@ def test_every_record_and_the_summary_come_back_by_the_type_that_wrote_them(run)
 def test_a_private_run_without_its_plan_is_not_shown_as_one_in_the_clear(run):
     """The summary knows its width: the planted twin says that nothing was encoded, and has no plan to show."""
     (run / "plan.json").unlink()
-    with pytest.raises(ConfigError, match=r"plan\.json is missing"):
+    with pytest.raises(D2PFedError, match=r"plan\.json is missing"):
         read_report(run)
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"bits": None}))
@@ -266,5 +266,5 @@ def test_a_private_run_without_its_plan_is_not_shown_as_one_in_the_clear(run):
 def test_a_run_in_the_clear_with_a_plan_beside_it_is_refused(run):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"bits": None}))
-    with pytest.raises(ConfigError, match=r"plan\.json is there, and by summary\.json .* in the clear"):
+    with pytest.raises(D2PFedError, match=r"plan\.json is there, and by summary\.json .* in the clear"):
         read_report(run)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from d2pfed.accounting import SERVER, Sampling
 from d2pfed.api import Job, Settings
-from d2pfed.errors import ConfigError, DamagedFile, LedgerError
+from d2pfed.errors import ConfigError, D2PFedError, DamagedFile, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.plan import PrivacyTarget
@@ -141,7 +141,7 @@ def test_a_checkpoint_with_any_byte_changed_is_one_clear_error(tmp_path, finishe
     content = bytearray(file.read_bytes())
     content[place % len(content)] ^= 1
     file.write_bytes(content)
-    with RunDirectory.open(path, (path / "settings.json").read_text()) as directory, pytest.raises(ConfigError):
+    with RunDirectory.open(path, (path / "settings.json").read_text()) as directory, pytest.raises(D2PFedError):
         directory.load()
 
 
