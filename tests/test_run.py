@@ -344,7 +344,7 @@ def test_a_damaged_file_is_one_clear_error(parts, tmp_path, finished, name, cont
     path = tmp_path / "run"
     finished_copy = shutil.copytree(finished, path)
     (finished_copy / name).write_bytes(content)
-    with pytest.raises((ConfigError, LedgerError)) as caught:
+    with pytest.raises(D2PFedError) as caught:
         job(parts).execute(path, None, forever)
     assert "\n" not in str(caught.value)
 
@@ -355,7 +355,7 @@ def test_a_directory_in_place_of_a_file_is_one_clear_error(parts, tmp_path, fini
     shutil.copytree(finished, path)
     (path / name).unlink()
     (path / name).mkdir()
-    with pytest.raises((ConfigError, LedgerError, OSError)) as caught:
+    with pytest.raises((D2PFedError, OSError)) as caught:
         job(parts).execute(path, None, forever)
     assert "\n" not in str(caught.value)
 
@@ -571,5 +571,5 @@ def test_private_and_clear_runs_leave_records_of_one_type(tmp_path, finished):
         assert [record.round for record in records] == [1, 2, 3, 4]
         assert [to_json(record) for record in records] == lines
         assert all(record.exchanges == () for record in records)
-    with pytest.raises(ConfigError, match="it has no `metrics`"):
+    with pytest.raises(DamagedFile, match="it has no `metrics`"):
         from_json(RoundRecord, lines[0].replace('"metrics"', '"metric"'), "metrics.jsonl")
