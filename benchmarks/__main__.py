@@ -131,7 +131,7 @@ def engines_command(
     address: Annotated[str | None, typer.Option(help="A Ray cluster's address. [default: this machine]")] = None,
     json: AsJson = False,
 ) -> None:
-    """Time a simulated round by each backend: worker processes, this process, Ray."""
+    """Time a simulated round by each backend."""
     from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
 
     rows = list(bench_engines(clients, workers, address))

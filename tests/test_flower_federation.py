@@ -32,6 +32,8 @@ from d2pfed.plan import decode_plan
 from d2pfed.secagg.graph import Consistency
 from support.enrolled_clients import DIMENSION, make_plan, noise_bound
 
+pytestmark = pytest.mark.slow  # real processes over TLS take minutes: the nightly script runs them
+
 ROOT = Path(__file__).resolve().parent.parent
 KILLED, SLOW, WRONG_CERTIFICATE, UNREGISTERED = 2, 3, 5, 6
 SURVIVORS = 0, 1, 3, 4
