@@ -1,9 +1,10 @@
 """What may be spent, and what a run is charged: wholly, when it begins."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from operator import attrgetter
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
@@ -157,13 +158,21 @@ def require_no_worse(release: Release, charged: Release) -> None:
         raise BudgetExceeded(f"its noise is {release.noise}, and what was charged has {charged.noise}")
 
 
-@lru_cache(1024)  # a ledger has few kinds of noise, one for each number of survivors
 def _is_no_worse(noise: Noise, planned: Noise) -> bool:
     if isinstance(noise, ContinuousGaussian) or isinstance(planned, ContinuousGaussian):
         return noise == planned
+    same = _all_but_contributors(type(noise))
     return (
-        noise.contributors >= planned.contributors and replace(noise, contributors=planned.contributors) == planned
+        type(noise) is type(planned)
+        and noise.contributors >= planned.contributors
+        and bool(same(noise) == same(planned))
     )
+
+
+@cache
+def _all_but_contributors(kind: type[Noise]) -> Callable[[Noise], object]:
+    """Return what reads all other fields of a noise; hashing its fractions would take longer than comparing them."""
+    return attrgetter(*(item.name for item in fields(kind) if item.name != "contributors"))
 
 
 def _brief(budget: Budget) -> str:
