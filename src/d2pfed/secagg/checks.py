@@ -29,7 +29,7 @@ class ClientSession:
     contribute: Contribute
     enrolment: Enrolment | None
     history: History | None
-    agree: crypto.Agree = crypto.Agreement.agree
+    agree: crypto.Agree = crypto.agree
 
     def __post_init__(self) -> None:
         if self.session.is_signed:

@@ -6,7 +6,8 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg.advertisements import DIGEST_BYTES, JoinedClients
 from d2pfed.secagg.checks import ClientSession, Contribute
-from d2pfed.secagg.crypto import Agree, Agreement
+from d2pfed.secagg.crypto import Agree
+from d2pfed.secagg.crypto import agree as compute_secret
 from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, MessageKind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Invited, Masked, Peer, Phase, Shared
 from d2pfed.secagg.position import POSITION_BYTES, History, Position, unpack_position
@@ -42,7 +43,7 @@ class Client:
         entropy: Entropy,
         enrolment: Enrolment | None = None,
         history: History | None = None,
-        agree: Agree = Agreement.agree,
+        agree: Agree = compute_secret,
     ) -> None:
         self._local = ClientSession(session, session.rank(client), contribute, enrolment, history, agree)
         self._phase: Phase = Invited(entropy)

@@ -38,11 +38,16 @@ class Agreement:
 Agree = Callable[[Agreement, bytes], bytes]
 
 
+def agree(own: Agreement, public: bytes) -> bytes:
+    """Compute the secret: what every client does outside of simulations."""
+    return own.agree(public)
+
+
 class PairSecrets:
     """Finds the secret of a pair once where both of its ends are in this process: in a simulation, nowhere else.
 
     The first end computes the secret and leaves it here, the second takes it away. A deployment's client agrees by
-    `Agreement.agree`, the default everywhere. Checked: test_secagg_pairs.py.
+    `agree`, the default everywhere. Checked: test_secagg_pairs.py.
     """
 
     def __init__(self) -> None:
