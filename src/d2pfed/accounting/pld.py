@@ -443,7 +443,7 @@ def _convolve(log_pmfs: Sequence[_LogPmf], slope: float, size: int) -> tuple[Flo
         exponents = slope * pmf.values + pmf.logs - pmf.tilted(slope).log / pmf.count
         masses = np.exp(exponents)
         index = np.rint(pmf.values / pmf.losses.step).astype(np.int64) % size
-        folded = np.bincount(index, weights=masses, minlength=size)
+        folded: FloatArray = np.bincount(index, weights=masses, minlength=size).astype(np.float64, copy=False)
         norm = math.sqrt(inner(folded, folded))
         largest = np.abs(slope * pmf.values) + np.abs(pmf.logs)
         relative += pmf.count * 8 * _UNIT * (2 * float(largest[exponents > -745].max()) + 8)

@@ -23,11 +23,11 @@ _HEADS = {kind: [tag + size.to_bytes(8, "big") for size in range(128)] for kind,
 
 def encode_path(*path: PathPart) -> bytes:
     """Join the parts of a path so that no two different paths give the same bytes."""
-    joined = []
+    joined: list[bytes] = []
     for part in path:
         kind = type(part)
         heads = _HEADS[kind]
-        body = part if kind is bytes else str(part).encode()
+        body = part if isinstance(part, bytes) else str(part).encode()
         size = len(body)
         joined += (heads[size] if size < len(heads) else _TAGS[kind] + size.to_bytes(8, "big"), body)
     return b"".join(joined)

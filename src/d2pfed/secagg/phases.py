@@ -221,7 +221,8 @@ class Shared:
         self, local: ClientSession, vector: RingVector, context: bytes, group: bytes, partners: list[int]
     ) -> None:
         client = local.client
-        added, subtracted = [Stream(keys.self_mask_key(self.seed, context, client))], []
+        added = [Stream(keys.self_mask_key(self.seed, context, client))]
+        subtracted: list[Stream] = []
         for rank in partners:
             pair = client, local.session.cohort[rank]
             key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group)
