@@ -15,6 +15,7 @@ from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Collected, Masked, gather, session_of
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
+from d2pfed.secagg.crypto import PairSecrets
 from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.wire import subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
@@ -187,6 +188,7 @@ class _Loopback:
     def __init__(self, gathering: _Gathering) -> None:
         self._gathering = gathering
         self._clients: dict[int, Client] = {}
+        self._pairs = PairSecrets()
         self._updates: dict[int, FloatVector] = {}  # of those who are about to answer
         self._exchanges = iter(EXCHANGES)
 
@@ -211,6 +213,6 @@ class _Loopback:
             given = self._gathering
             participant = simulated_participant(given.plan, client, given.entropy, given.participations)
             self._clients[client] = participant.join(
-                given.session, lambda _task, _model: self._updates.pop(client)
+                given.session, lambda _task, _model: self._updates.pop(client), agree=self._pairs.agree
             )
         return self._clients[client]
