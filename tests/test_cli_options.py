@@ -141,7 +141,7 @@ def test_names_are_accepted_for_every_enumeration():
         (PrivacyTarget, {"rounds": "4"}, "rounds must be a whole number, got '4'"),
         (PrivacyTarget, {"rounds": 4.0}, "rounds must be a whole number, got 4.0"),
         (PrivacyTarget, {"rounds": True}, "rounds must be a whole number, got True"),
-        (PrivacyTarget, {"rounds": None}, "rounds must be a whole number, got None"),
+        (PrivacyTarget, {"spare": "x"}, "spare must be a whole number or None, got .x."),
         (PrivacyTarget, {"bits": "8"}, "bits must be a whole number or None, got '8'"),
         (PrivacyTarget, {"epsilon": "1"}, "epsilon must be a number, got '1'"),
         (PrivacyTarget, {"epsilon": None}, "epsilon must be a number, got None"),

@@ -1,7 +1,7 @@
 """Federated learning with secure aggregation and distributed differential privacy.
 
-The names here are what most programs need: what is asked for (`PrivacyTarget`), what it takes (`calibrate`,
-`describe`), what it costs, and private sums. Training needs the extra `train`.
+The names here are what most programs need: training (`fit`), what is asked for (`PrivacyTarget`), what it takes
+(`calibrate`, `describe`), what it costs, and private sums. Training needs the extra `train`.
 """
 
 from importlib import import_module
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         account,
         colluding,
     )
+    from d2pfed.api import EarlyStop, FitResult, fit
     from d2pfed.errors import (
         BudgetExceeded,
         ConfigError,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from d2pfed.training import ServerOptimizer, train
 
 __all__ = [
+    "fit",
+    "FitResult",
+    "EarlyStop",
     "PrivacyTarget",
     "MechanismName",
     "calibrate",
@@ -95,6 +99,7 @@ _NAMES = {
         "account",
         "colluding",
     ),
+    "d2pfed.api": ("EarlyStop", "FitResult", "fit"),
     "d2pfed.errors": (
         "BudgetExceeded",
         "ConfigError",

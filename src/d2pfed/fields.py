@@ -17,7 +17,12 @@ PRIVACY, TRAINING, DATA, RUN = "Privacy", "Training", "Data", "Run"  # the secti
 
 
 def about(
-    text: str, section: str, *, unset: str = "", parse: Callable[[str], object] | None = None
+    text: str,
+    section: str,
+    *,
+    unset: str = "",
+    parse: Callable[[str], object] | None = None,
+    filled_in: str = "",
 ) -> Mapping[str, object]:
     """Return the metadata of a field.
 
@@ -26,8 +31,9 @@ def about(
         section: The section of the command line's help that lists it.
         unset: What None stands for, in words, where the field may be None.
         parse: How a string becomes a value, for a type that is neither a number nor an enum.
+        filled_in: Who fills the field in where it is left out, for a field that must be known in the end.
     """
-    return {"help": text, "section": section, "unset": unset, "parse": parse}
+    return {"help": text, "section": section, "unset": unset, "parse": parse, "filled_in": filled_in}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,7 @@ class Description:
     unset: str
     optional: bool
     parse: Callable[[str], object] | None
+    filled_in: str
 
 
 def descriptions(kind: type) -> tuple[Description, ...]:
@@ -61,12 +68,13 @@ def _read(kind: type) -> tuple[Description, ...]:
             Description(
                 name=item.name,
                 type=kinds[0],
-                default=item.default,
+                default=dataclasses.MISSING if item.metadata["filled_in"] else item.default,
                 help=item.metadata["help"],
                 section=item.metadata["section"],
                 unset=item.metadata["unset"],
                 optional=type(None) in get_args(hints[item.name]),
                 parse=item.metadata["parse"],
+                filled_in=item.metadata["filled_in"],
             )
         )
     return tuple(found)
@@ -82,7 +90,7 @@ def described(settings: object) -> list[tuple[str, object, str]]:
 
 def documented(kind: type[Kind]) -> type[Kind]:
     """Append to a settings class's docstring an Attributes section made from its fields."""
-    lines = [f"    {each.name}: {each.help}{default_in_words(each)}" for each in descriptions(kind)]
+    lines = [f"    {each.name}: {each.help}{default_in_words(each)}{_later(each)}" for each in descriptions(kind)]
     kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__ or ""), "", "Attributes:", *lines])
     return kind
 
@@ -92,6 +100,10 @@ def default_in_words(each: Description) -> str:
     if each.default is dataclasses.MISSING:
         return ""
     return f" Default: {each.unset if each.default is None else text_of(each.default)}."
+
+
+def _later(each: Description) -> str:
+    return f" {each.filled_in} fills it in." if each.filled_in else ""
 
 
 def text_of(value: object) -> str:
@@ -108,7 +120,7 @@ def check_types(settings: object) -> None:
     """
     for each in descriptions(type(settings)):
         value = getattr(settings, each.name)
-        if not (value is None and each.optional):
+        if not (value is None and (each.optional or each.filled_in)):
             object.__setattr__(settings, each.name, _converted(each, value))
 
 

@@ -1,25 +1,17 @@
 """A simulated training run: from settings to a released model, resumable after every round."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from d2pfed.accounting import CohortSampling, Sampling
+from d2pfed.api.simulated import SimulatedRun, array_shapes
 from d2pfed.learning import LocalTrainer, LocalTraining, Model, Task, evaluate
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
-from d2pfed.simulation import (
-    Backend,
-    ClearFederation,
-    Dropouts,
-    Fidelity,
-    InProcess,
-    SimulatedFederation,
-)
-from d2pfed.training import Cohorts, ServerOptimizer
+from d2pfed.runs import Listener, Run, RunSettings, RunSummary
+from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, InProcess
+from d2pfed.training import ServerOptimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +68,20 @@ class Job:
         trained, None in this process; a run may go on with another backend than it began with. It is closed at the end.
         """
         own, evaluator = backend or InProcess(self.trainer()), TaskEvaluator(self.model, self.task)
-        with closing(own), self.open(path, ledger) as run:
-            if self.plan is None:
-                return run.train_in_the_clear(self.clear_federation(run, own), evaluator, listen)
-            return run.train(self._federation(run, self.plan, own), evaluator, listen)
+        return self._run.execute(path, ledger, evaluator, lambda _: listen, own)
 
     @contextmanager
     def open(self, path: Path, ledger: Path | None) -> Iterator[Run]:
         """Open the run in its directory."""
+        with self._run.open(path, ledger) as run:
+            yield run
+
+    def clear_federation(self, run: Run, backend: Backend) -> ClearFederation:
+        """Return the same clients with nothing private."""
+        return self._run.clear_federation(run, backend)
+
+    @property
+    def _run(self) -> SimulatedRun:
         settings = self.settings
         spec = RunSettings(
             title=f"{settings.task}, {settings.model}",
@@ -98,39 +96,14 @@ class Job:
                 settings.task, settings.model, settings.local, settings.dropouts, settings.fidelity
             ),
         )
-        with open_run(path, spec, self.plan, self.model.initial(), ledger=ledger) as run:
-            yield run
-
-    def _federation(self, run: Run, plan: Plan, backend: Backend) -> SimulatedFederation:
-        entropy, settings = self._entropy(), self.settings
-        return SimulatedFederation(
-            plan=plan,
-            backend=backend,
-            cohorts=self._cohorts(run, plan.sampling),
+        return SimulatedRun(
+            settings=spec,
+            plan=self.plan,
+            sampling=settings.target.cohort_sampling,
+            initial=self.model.initial(),
             dropouts=settings.dropouts,
             fidelity=settings.fidelity,
-            entropy=entropy.child("clients"),
-            ledger=run.ledger,
         )
-
-    def clear_federation(self, run: Run, backend: Backend) -> ClearFederation:
-        """Return the same clients with nothing private."""
-        return ClearFederation(backend, self._cohorts(run, self.settings.target.cohort_sampling), run.name)
-
-    def _cohorts(self, run: Run, sampling: CohortSampling) -> Cohorts:
-        """Return the draws of a run's cohorts.
-
-        Two runs with one seed must not share their cohorts, nor a run and one that goes on from a copy of it. Only a
-        partition is kept when a run is resumed, or a client might be drawn in two rounds.
-        """
-        drawing = self._entropy().child("cohorts", run.name)
-        if self.settings.seed is None and sampling.method is Sampling.ONCE:
-            drawing = run.directory.identity().cohorts
-        return Cohorts(sampling, drawing)
-
-    def _entropy(self) -> Entropy:
-        seed = self.settings.seed
-        return Entropy.system() if seed is None else Entropy.replay(str(seed).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +122,3 @@ class TaskEvaluator:
         """Return accuracy and loss on the test data."""
         found = evaluate(self.model, params, self.task.test())
         return {"accuracy": found.accuracy, "loss": found.loss}
-
-
-def array_shapes(model: Model) -> tuple[ArrayShape, ...]:
-    """Return the trained arrays of a model, in the order of its flat vector."""
-    values = dict(model.module.named_parameters())
-    return tuple(ArrayShape(name, tuple(values[name].shape)) for name in model.names)

@@ -1,10 +1,13 @@
 """Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
-from d2pfed.learning.evaluation import Metrics, evaluate
+from d2pfed.learning.evaluation import Metric, Metrics, accuracy, evaluate, measure
 from d2pfed.learning.local import LocalTraining, Optimizer
-from d2pfed.learning.model import Model, Params
+from d2pfed.learning.model import Forward, Losses, Model, Params, Step, cross_entropy
+from d2pfed.learning.own_clients import LabelledClients, OwnClients
+from d2pfed.learning.own_model import Module, fixed_content, one_thread, own_model, trainer_for
 from d2pfed.learning.partition import ByOwner, Dirichlet, Iid, Partition, Shards, parse_partition
+from d2pfed.learning.rows import Rows, batches_of, rows_of
 from d2pfed.learning.sequential import SequentialTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import Clients, Examples, ReloadedClients, StoredClients, Task
@@ -39,6 +42,23 @@ __all__ = [
     "Method",
     "SequentialTrainer",
     "Metrics",
+    "Metric",
     "evaluate",
+    "measure",
+    "accuracy",
+    "Rows",
+    "rows_of",
+    "batches_of",
+    "OwnClients",
+    "Module",
+    "own_model",
+    "trainer_for",
+    "one_thread",
+    "fixed_content",
+    "LabelledClients",
+    "Forward",
+    "Step",
+    "Losses",
+    "cross_entropy",
     "use_one_thread",
 ]

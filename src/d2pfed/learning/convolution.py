@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from d2pfed.learning.local import LocalTraining, Steps
-from d2pfed.learning.model import Model, Params, cross_entropy
+from d2pfed.learning.model import Model, Params
 from d2pfed.learning.task import Examples, IntVector
 
 _aten = torch.ops.aten
@@ -44,7 +44,7 @@ class ConvolutionalNetwork:
     def of(model: Model) -> "ConvolutionalNetwork | None":
         """Recognise such a model; all its parameters must be trained, with biases, in float32, by cross entropy."""
         module = model.module
-        if type(module) is not nn.Sequential or model.losses is not cross_entropy:
+        if type(module) is not nn.Sequential or not model.is_plain:
             return None
         layers = list(module)
         kinds = [type(layer) for layer in layers]
@@ -72,7 +72,7 @@ class ConvolutionalNetwork:
     def can_train(self, examples: Examples) -> bool:
         """Tell whether examples are float32 images with known classes."""
         inputs, labels = examples.inputs, examples.labels
-        if inputs.ndim != 4 or inputs.dtype != torch.float32:
+        if inputs.ndim != 4 or inputs.dtype != torch.float32 or labels.ndim != 1 or labels.dtype != torch.int64:
             return False
         return not len(labels) or bool(labels.min() >= 0 and labels.max() < self.classes)
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from d2pfed.learning.model import Model, Params, Tensors, cross_entropy
+from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Examples
 from d2pfed.numerics.compiled import compiled
 
@@ -28,7 +28,7 @@ def layers_of(model: Model) -> int | None:
     It must also train all its parameters, with biases, in float32, by cross entropy.
     """
     module = model.module
-    if type(module) is not nn.Sequential or model.losses is not cross_entropy:
+    if type(module) is not nn.Sequential or not model.is_plain:
         return None
     count = len(module) // 2
     kinds = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (count - 1)]
@@ -57,6 +57,8 @@ def can_train(examples: Examples, widths: Ints) -> bool:
     """Tell whether examples are what the compiled loop can read: float32 rows of the first width, and known classes."""
     inputs, labels = examples.inputs, examples.labels
     if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or inputs[0:1].numel() not in (0, widths[0]):
+        return False
+    if labels.ndim != 1 or labels.dtype != torch.int64:
         return False
     return not len(labels) or bool(labels.min() >= 0 and labels.max() < widths[-1])
 

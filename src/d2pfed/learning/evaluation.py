@@ -1,14 +1,19 @@
 """How good a model is on given examples."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params
+from d2pfed.learning.rows import Rows, Tree, concatenated, mapped
 from d2pfed.learning.task import Examples
 
 _BATCH = 1000
+
+Metric = Callable[[Any, Any], Any]  # from all outputs and all targets to a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +38,50 @@ def evaluate(model: Model, params: Params, examples: Examples) -> Metrics:
             right += int((outputs.argmax(dim=1) == labels).sum())
             loss += float(model.losses(outputs, labels).double().sum())
     return Metrics(right / len(examples), loss / len(examples))
+
+
+def measure(
+    model: Model, params: Params, batches: Iterable[Rows], metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """Measure a model in evaluation mode, on its device: the mean loss, and each metric of all rows together.
+
+    No rows, no metrics. Outputs and targets are brought together on the CPU only if a metric needs them.
+    """
+    values = model.unflatten(params) | model.fixed()
+    loss, count, outputs, targets = 0.0, 0, list[Tree](), list[Tree]()
+    with torch.no_grad():
+        for batch in batches:
+            if not len(batch):
+                continue
+            here = batch.to(model.device)
+            needs_outputs = model.step is None or metrics
+            found = model.outputs(values, here.inputs) if needs_outputs else None
+            losses = (
+                model.losses(found, here.labels)
+                if model.step is None
+                else model.scoring_losses(values, here.inputs, here.labels)
+            )
+            loss += float(losses.double().mean()) * len(batch)
+            count += len(batch)
+            if metrics:
+                outputs.append(mapped(torch.Tensor.cpu, found))
+                targets.append(mapped(torch.Tensor.cpu, batch.labels))
+        if not count:
+            return {}
+        numbers = {"loss": loss / count}
+        if metrics:
+            whole = concatenated(outputs), None if targets[0] is None else concatenated(targets)
+            numbers |= {name: _number(name, metric(*whole)) for name, metric in metrics.items()}
+    return numbers
+
+
+def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the share of rows whose class is right."""
+    return float((outputs.argmax(dim=1) == labels).double().mean())
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"the metric {name} must return a number, got {type(value).__name__}") from None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 from d2pfed.errors import ConfigError
 
 Params = NDArray[np.float32]
-Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Losses = Callable[..., torch.Tensor]  # of outputs and targets; of each example, or their mean
+Forward = Callable[[torch.nn.Module, Any], Any]  # from a module and inputs to outputs
+Step = Callable[[torch.nn.Module, Any], torch.Tensor]  # from a module and a batch to its loss
+CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -31,18 +35,24 @@ class Model:
     client: each starts from the module's. A normalisation that learns running statistics is refused, unless it
     comes trained and is left as it is: its statistics would reach the server outside the private sum, or never.
     The module must treat the rows of a batch one by one.
+
+    `forward` says how the module is called, where inputs are not one tensor, a tuple of arguments or a dictionary of
+    them. `step` takes the place of forward and loss: from the module and a whole batch to its loss.
     """
 
     module: torch.nn.Module = field(repr=False)
     trainable: tuple[str, ...] = ("*",)
     losses: Losses = field(default=cross_entropy, repr=False)
+    forward: Forward | None = field(default=None, repr=False)
+    step: Step | None = field(default=None, repr=False)
+    device: torch.device = CPU
     names: tuple[str, ...] = field(init=False)
     dimension: int = field(init=False)
     _training: torch.nn.Module = field(init=False, repr=False)
     _scoring: torch.nn.Module = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        own = copy.deepcopy(self.module)
+        own = copy.deepcopy(self.module).to(self.device)
         names = _chosen(own, self.trainable)
         _refuse_running_statistics(own, names)
         values = dict(own.named_parameters())
@@ -68,14 +78,16 @@ class Model:
 
     def flatten(self, values: Mapping[str, torch.Tensor]) -> Params:
         """Join the values of `names` into one float32 vector."""
-        flat: Params = torch.cat([values[name].reshape(-1).float() for name in self.names]).numpy()
+        flat: Params = torch.cat([values[name].reshape(-1).float() for name in self.names]).cpu().numpy()
         return flat
 
     def unflatten(self, params: Params) -> Tensors:
         """Cut a vector into fresh tensors, each with the shape and dtype of its parameter."""
         self._check(params)
         templates = dict(self.module.named_parameters())
-        pieces = torch.split(torch.tensor(params), [templates[name].numel() for name in self.names])
+        pieces = torch.split(
+            torch.tensor(params, device=self.device), [templates[name].numel() for name in self.names]
+        )
         cut: Tensors = {}
         for name, piece in zip(self.names, pieces, strict=True):
             cut[name] = piece.view(templates[name].shape).to(templates[name].dtype, copy=True)
@@ -92,14 +104,36 @@ class Model:
         kept = {name: value.detach() for name, value in self.module.named_parameters() if name not in self.names}
         return kept | {name: value.clone() for name, value in self.module.named_buffers()}
 
-    def training_losses(self, values: Tensors, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row in training mode; may change the buffers among `values`."""
-        return self.losses(torch.func.functional_call(self._training, values, (inputs,)), labels)
+    def training_losses(self, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
+        """Return the losses of a batch in training mode; may change the buffers among `values`."""
+        return self._losses(self._training, values, inputs, labels)
 
-    def outputs(self, values: Tensors, inputs: torch.Tensor) -> torch.Tensor:
+    def scoring_losses(self, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - as above
+        """Return the losses of a batch in evaluation mode."""
+        return self._losses(self._scoring, values, inputs, labels)
+
+    def outputs(self, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - as above
         """Return the module's outputs in evaluation mode."""
-        outputs: torch.Tensor = torch.func.functional_call(self._scoring, values, (inputs,))
-        return outputs
+        return self._outputs(self._scoring, values, inputs)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the module is called with one tensor and trained by the cross entropy of its outputs."""
+        return self.losses is cross_entropy and self.forward is None and self.step is None
+
+    def _losses(self, module: torch.nn.Module, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401
+        if self.step is not None:
+            batch = inputs if labels is None else (inputs, labels)
+            found: torch.Tensor = _call(module, values, self.step, batch)
+            return found
+        return self.losses(self._outputs(module, values, inputs), labels)
+
+    def _outputs(self, module: torch.nn.Module, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - as above
+        if self.forward is not None:
+            return _call(module, values, self.forward, inputs)
+        if isinstance(inputs, Mapping):
+            return torch.func.functional_call(module, values, (), dict(inputs))
+        return torch.func.functional_call(module, values, inputs if isinstance(inputs, tuple) else (inputs,))
 
     def has(self, *kinds: type[torch.nn.Module]) -> bool:
         """Tell whether a layer in training mode is of one of these kinds."""
@@ -111,7 +145,8 @@ class Model:
         None if there are none. What a front makes of an example never changes while a client trains, so it is made
         once. Layers that only flatten, and all from one that acts by chance or on a whole batch, count as rest.
         """
-        layers = list(self._training.children()) if type(self._training) is torch.nn.Sequential else []
+        is_chain = type(self._training) is torch.nn.Sequential and self.forward is None and self.step is None
+        layers = list(self._training.children()) if is_chain else []
         trained = {int(name.split(".")[0]) for name in self.names} if layers else set()
         front = list(takewhile(lambda at: at not in trained and not _varies(layers[at]), range(len(layers))))
         while front and type(layers[front[-1]]) is torch.nn.Flatten:
@@ -128,6 +163,24 @@ class Model:
         if params.shape != (self.dimension,) or params.dtype != np.float32:
             got = f"{params.dtype} of shape {params.shape}"
             raise ConfigError(f"params must be float32 of shape ({self.dimension},), got {got}")
+
+
+class _Called(torch.nn.Module):
+    """A module that is called by a user's function."""
+
+    def __init__(self, inner: torch.nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner = inner
+        self._function = function
+
+    def forward(self, given: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
+        """Call the function with the module."""
+        return self._function(self.inner, given)
+
+
+def _call(module: torch.nn.Module, values: Tensors, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401
+    named = {f"inner.{name}": value for name, value in values.items()}
+    return torch.func.functional_call(_Called(module, function), named, (given,))
 
 
 def _chosen(module: torch.nn.Module, patterns: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ import torch
 
 from d2pfed.learning.local import LocalTraining, Steps
 from d2pfed.learning.model import Model, Params, Tensors
+from d2pfed.learning.own_clients import OwnClients
+from d2pfed.learning.rows import Rows
 from d2pfed.learning.task import Clients, Examples
 
 
@@ -16,7 +18,7 @@ class SequentialTrainer:
     """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
 
     model: Model
-    clients: Clients
+    clients: Clients | OwnClients
     local: LocalTraining
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
@@ -24,13 +26,14 @@ class SequentialTrainer:
         for client in clients:
             yield self.train(params, self.clients.examples(client), client_generator(round_seed, client))
 
-    def train(self, params: Params, examples: Examples, generator: np.random.Generator) -> Params:
+    def train(self, params: Params, examples: Examples | Rows, generator: np.random.Generator) -> Params:
         """Return the update of one client with these examples."""
         schedule = self.local.schedule(len(examples), generator)
         values = self.model.unflatten(params)
         fixed = self.model.fixed()
         steps = Steps(self.local, list(values.values()))
-        with torch.random.fork_rng(devices=[]):
+        device = self.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(int(generator.integers(2**62)))
             for line in schedule:
                 gradients = loop_gradients(self.model, values, fixed, examples.take(line[line >= 0]))
@@ -38,7 +41,7 @@ class SequentialTrainer:
         return self.model.flatten(values) - params
 
 
-def loop_gradients(model: Model, values: Tensors, fixed: Tensors, batch: Examples) -> list[torch.Tensor]:
+def loop_gradients(model: Model, values: Tensors, fixed: Tensors, batch: Examples | Rows) -> list[torch.Tensor]:
     """Return the gradient of a batch's mean loss, in the order of `values`; may change the buffers in `fixed`."""
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     loss = model.training_losses(leaves | fixed, batch.inputs, batch.labels).mean()

@@ -16,7 +16,7 @@ IntVector = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Inputs and their class labels, one of each per row."""
+    """Inputs and their labels, one of each per row: class labels, or whatever the loss takes."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -24,11 +24,9 @@ class Examples:
     def __post_init__(self) -> None:
         if self.inputs.ndim < 2:
             raise ConfigError(f"inputs must be rows of at least one number, got shape {tuple(self.inputs.shape)}")
-        if self.labels.shape != self.inputs.shape[:1]:
+        if not self.labels.ndim or len(self.labels) != len(self.inputs):
             rows, got = len(self.inputs), tuple(self.labels.shape)
             raise ConfigError(f"labels must be one per row of inputs ({rows}), got shape {got}")
-        if self.labels.dtype != torch.int64:
-            raise ConfigError(f"labels must be int64, got {self.labels.dtype}")
 
     def __len__(self) -> int:
         return len(self.labels)

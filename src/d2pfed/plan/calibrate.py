@@ -36,6 +36,7 @@ def calibrate(target: PrivacyTarget) -> Plan:
     Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
     most epsilon against the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_guarantee.
     """
+    target.require_complete()
     if target.mechanism in HELD_BY_ONE and target.colluders:
         raise ConfigError(
             f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "

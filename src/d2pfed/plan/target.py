@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class MechanismName(StrEnum):
     BINOMIAL = "binomial"
 
 
+_LATER = cast("int", None)  # of a field that is filled in before anything is computed from it
 HELD_BY_ONE = (MechanismName.SHARED, MechanismName.DESIGNATED)  # where one client can know all of the noise
 
 
@@ -73,18 +75,33 @@ def observer_named(name: str) -> Observer:
     raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name[:80]!r}")
 
 
+_LIMITS = {
+    "dimension": MAX_DIMENSION,
+    "population": MOST_POPULATION,
+    "cohort_size": MOST_COHORT,
+    "rounds": MOST_ROUNDS,
+}
+
+
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
     """A privacy target: how private, against whom, over which clients, for how many rounds of how long a vector.
 
-    Enumerations may be given by name: `PrivacyTarget(..., mechanism="skellam", against="server")`.
+    Enumerations may be given by name: `PrivacyTarget(..., mechanism="skellam", against="server")`. The fields that
+    `fit` fills in are None until they are known; `calibrate` refuses a target that lacks one.
     """
 
-    dimension: int = field(metadata=about("Number of parameters that are trained.", TRAINING))
-    population: int = field(metadata=about("Number of clients in the population.", PRIVACY))
-    cohort_size: int = field(metadata=about("Number of clients asked in each round.", PRIVACY))
-    rounds: int = field(metadata=about("Number of rounds.", TRAINING))
+    dimension: int = field(
+        default=_LATER, metadata=about("Number of parameters that are trained.", TRAINING, filled_in="`fit`")
+    )
+    population: int = field(
+        default=_LATER, metadata=about("Number of clients in the population.", PRIVACY, filled_in="`fit`")
+    )
+    cohort_size: int = field(
+        default=_LATER, metadata=about("Number of clients asked in each round.", PRIVACY, filled_in="`fit`")
+    )
+    rounds: int = field(default=_LATER, metadata=about("Number of rounds.", TRAINING, filled_in="`fit`"))
     epsilon: float = field(
         default=1.0, metadata=about("Bound on what the observer learns about one client.", PRIVACY)
     )
@@ -153,14 +170,8 @@ class PrivacyTarget:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_range("dimension", self.dimension, 1, MAX_DIMENSION)
-        check_range("population", self.population, 1, MOST_POPULATION)
-        check_range("cohort_size", self.cohort_size, 1, MOST_COHORT)
-        if self.cohort_size > self.population:
-            raise ConfigError(
-                f"cohort_size must be at most the population {self.population}, got {self.cohort_size}"
-            )
-        check_range("rounds", self.rounds, 1, MOST_ROUNDS)
+        for name in set(_LIMITS) - set(self.missing):
+            check_range(name, getattr(self, name), 1, _LIMITS[name])
         check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
         check_range("draws", self.draws, 0, 1 << 32)
         if self.spare is not None:
@@ -176,9 +187,20 @@ class PrivacyTarget:
                 raise ConfigError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         if self.bits is not None:
             check_range("bits", self.bits, 1, MAX_BITS)
-        self._check_sampling()
+        self._check_cohorts()
 
-    def _check_sampling(self) -> None:
+    def _check_cohorts(self) -> None:
+        if self.sampling is Sampling.POISSON and self.mechanism not in HELD_BY_ONE:
+            raise ConfigError(
+                f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
+                f"mechanism shared or designated, got {self.mechanism}"
+            )
+        if self.missing:
+            return
+        if self.cohort_size > self.population:
+            raise ConfigError(
+                f"cohort_size must be at most the population {self.population}, got {self.cohort_size}"
+            )
         blocks = self.rounds + (self.spare or 0)
         if self.sampling is Sampling.ONCE and blocks * self.cohort_size > self.population:
             raise ConfigError(
@@ -193,10 +215,17 @@ class PrivacyTarget:
             )
         if self.sampling is Sampling.ONCE and self.max_participations not in (None, 1):
             raise ConfigError(f"sampling `once` means one participation, got {self.max_participations}")
-        if self.sampling is Sampling.POISSON and self.mechanism not in HELD_BY_ONE:
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The fields that are not filled in yet."""
+        return tuple(name for name in _LIMITS if getattr(self, name) is None)
+
+    def require_complete(self) -> None:
+        """Refuse a target that lacks what a plan depends on."""
+        if self.missing:
             raise ConfigError(
-                f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
-                f"mechanism shared or designated, got {self.mechanism}"
+                f"a plan needs {', '.join(self.missing)}, which `fit` fills in and a target may state"
             )
 
     @property

@@ -2,7 +2,7 @@
 
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
-from d2pfed.runs.run import Evaluator, Federation, Listener, Means, Run, named_arrays, open_run
+from d2pfed.runs.run import Evaluator, Federation, Listener, Means, Run, StopRule, named_arrays, open_run
 
 __all__ = [
     "RunSettings",
@@ -13,6 +13,7 @@ __all__ = [
     "Means",
     "Evaluator",
     "Listener",
+    "StopRule",
     "RoundRecord",
     "ExchangeRecord",
     "RunSummary",

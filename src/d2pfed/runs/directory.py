@@ -92,7 +92,7 @@ class RunDirectory:
             except (ValueError, RecursionError) as error:
                 raise DamagedFile(f"{file} is damaged: {error}") from error
             raise ConfigError(
-                f"the run in {self.path} was begun with other settings: {changed}; choose another --name"
+                f"the run in {self.path} was begun with other settings: {changed}; choose another name"
             )
 
     def identity(self) -> Identity:
@@ -275,6 +275,7 @@ def _explained(file: Path) -> Iterator[None]:
 
 def _differences(old: object, new: object, where: str = "") -> str:
     """Name the fields in which two settings differ, with both values."""
+    old, new = _number(old), _number(new)
     if isinstance(old, dict) and isinstance(new, dict):
         names = sorted(set(old) | set(new))
         return ", ".join(
@@ -283,3 +284,10 @@ def _differences(old: object, new: object, where: str = "") -> str:
             if old.get(n) != new.get(n)
         )
     return f"{where} was {json.dumps(old)}, now {json.dumps(new)}"
+
+
+def _number(value: object) -> object:
+    """Return a float of a canonical text as people read it, anything else as it is."""
+    if isinstance(value, dict) and value.get("") == "float":
+        return float.fromhex(value["is"])
+    return value

@@ -56,6 +56,7 @@ class End(StrEnum):
     """How a run ended."""
 
     COMPLETE = "complete"
+    STOPPED = "stopped"  # by a rule that was declared beforehand: it is at its end
     INTERRUPTED = "interrupted"  # the same command resumes it
     EXHAUSTED = "exhausted"  # its budget, or the attempts that it may take, are used up: it cannot go on
 
@@ -107,7 +108,7 @@ class RunSummary:
     end: End
     stopped: str  # why before the planned end; empty if it came to its end
     metrics: dict[str, float]  # of the last model, on the validation data
-    test_metrics: dict[str, float] | None  # None unless all rounds are done
+    test_metrics: dict[str, float] | None  # None unless the run is at its end
     guarantees: tuple[Guarantee, ...]  # of the whole plan: they hold however the run ended; none in the clear
     so_far: tuple[Guarantee, ...]  # of what was charged so far; none unless the stop was blind to all outputs
     charged: int  # attempts that may have been opened

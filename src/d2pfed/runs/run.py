@@ -1,7 +1,7 @@
 """The driver of a run: resume, round, record, checkpoint, conclude, whoever gathers the sums."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, guarantees, observers
 from d2pfed.round import Attempt, Attempts, Outcome, aggregate
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
-from d2pfed.runs.plain import to_json
+from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
 from d2pfed.training import ServerState, TrainedRound, train
 
@@ -58,6 +58,10 @@ class Listener(Protocol):
     def __call__(self, record: RoundRecord, /) -> bool:
         """Return whether to go on."""
         ...
+
+
+# From all rounds so far, measured or not, to why the run ends here; an empty text lets it go on.
+StopRule = Callable[[Sequence[RoundRecord]], str]
 
 
 @contextmanager
@@ -102,11 +106,19 @@ class Run:
     refusal: str  # why the ledger does not allow it; empty if it does
 
     def train(
-        self, federation: Federation, evaluator: Evaluator, listen: Listener, rounds: int | None = None
+        self,
+        federation: Federation,
+        evaluator: Evaluator,
+        listen: Listener,
+        rounds: int | None = None,
+        *,
+        evaluate_every: int = 1,
+        stop: StopRule | None = None,
     ) -> RunSummary:
         """Go on from where the run is to its end, its budget's end, or the listener's request to stop.
 
-        `rounds` ends it earlier than planned, to be resumed later.
+        `rounds` ends it earlier than planned, to be resumed later. The model is evaluated after every
+        `evaluate_every` rounds and after the last one. `stop` ends the run for good, by what its rounds have shown.
         """
         plan, ledger = self.plan, self.ledger
         if plan is None:
@@ -120,13 +132,23 @@ class Run:
                 raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
             return aggregate(plan, Attempt(self.name, number, first), params, federation, ledger)
 
-        return self._drive(step, federation.exchanges, evaluator, listen, rounds)
+        return self._drive(
+            step, federation.exchanges, evaluator, listen, _Extent(rounds, evaluate_every, stop or _never)
+        )
 
-    def train_in_the_clear(self, means: Means, evaluator: Evaluator, listen: Listener) -> RunSummary:
+    def train_in_the_clear(
+        self,
+        means: Means,
+        evaluator: Evaluator,
+        listen: Listener,
+        *,
+        evaluate_every: int = 1,
+        stop: StopRule | None = None,
+    ) -> RunSummary:
         """Go on without privacy: the same loop, no ledger."""
         if self.plan is not None:
             raise ValueError("a run with a plan is not trained in the clear")
-        return self._drive(means.mean, tuple, evaluator, listen, None)
+        return self._drive(means.mean, tuple, evaluator, listen, _Extent(None, evaluate_every, stop or _never))
 
     def _drive(
         self,
@@ -134,18 +156,25 @@ class Run:
         exchanges: Callable[[], tuple[ExchangeRecord, ...]],
         evaluator: Evaluator,
         listen: Listener,
-        rounds: int | None,
+        extent: "_Extent",
     ) -> RunSummary:
         planned = self.settings.rounds
-        last = planned if rounds is None else min(rounds, planned)
-        state, start = self.state, time.monotonic()
+        last = planned if extent.rounds is None else min(extent.rounds, planned)
+        state, start, records = self.state, time.monotonic(), self.records()
+        if why := extent.stop(records):
+            return self._conclude(state, evaluator, End.STOPPED, why)
         try:
             for trained in train(state, self.settings.optimizer, last, step):
                 state = trained.state
-                record = self._record(trained, evaluator, exchanges(), time.monotonic() - start)
-                self.directory.append(to_json(record))
+                is_measured = trained.round % extent.evaluate_every == 0 or trained.round == planned
+                metrics = evaluator.validate(trained.round, state.average) if is_measured else {}
+                records.append(self._record(trained, metrics, exchanges(), time.monotonic() - start))
+                self.directory.append(to_json(records[-1]))
                 self.directory.save(Checkpoint(state, "" if self.ledger is None else self.ledger.head().encode()))
-                if not listen(record) and state.rounds < last:
+                goes_on = listen(records[-1])
+                if why := extent.stop(records):
+                    return self._conclude(state, evaluator, End.STOPPED, why)
+                if not goes_on and state.rounds < last:
                     return self._conclude(state, evaluator, End.INTERRUPTED, "interrupted")
                 start = time.monotonic()
         except BudgetExceeded as limit:
@@ -154,17 +183,23 @@ class Run:
             return self._conclude(state, evaluator, End.INTERRUPTED, f"asked to stop after round {state.rounds}")
         return self._conclude(state, evaluator, End.COMPLETE, "")
 
+    def records(self) -> list[RoundRecord]:
+        """Return the rounds so far, as far as they were measured."""
+        file = self.directory.path / "metrics.jsonl"
+        lines = read_text(file).splitlines()
+        return [from_json(RoundRecord, line, f"{file}, line {at}") for at, line in enumerate(lines, 1)]
+
     def _record(
         self,
         trained: TrainedRound,
-        evaluator: Evaluator,
+        metrics: dict[str, float],
         exchanges: tuple[ExchangeRecord, ...],
         seconds: float,
     ) -> RoundRecord:
         is_secret = self.plan is not None and self.plan.sampling.method is Sampling.POISSON
         return RoundRecord(
             round=trained.round,
-            metrics=evaluator.validate(trained.round, trained.state.average),
+            metrics=metrics,
             charged=trained.round if self.ledger is None else self.ledger.charged(self.name),
             survivors=None if is_secret else trained.survivors,
             attempt=None if is_secret else trained.attempt,
@@ -175,10 +210,10 @@ class Run:
         )
 
     def _conclude(self, state: ServerState, evaluator: Evaluator, end: End, stopped: str) -> RunSummary:
-        """Open the test data if all rounds are done, write the model, and say what is guaranteed."""
+        """Open the test data if the run is at its end, write the model, and say what is guaranteed."""
         from d2pfed.runs.report import read_report, write_report  # noqa: PLC0415 - the plotter takes a second to load
 
-        is_complete, plan = end is End.COMPLETE, self.plan
+        is_complete, plan = end in (End.COMPLETE, End.STOPPED), self.plan
         summary = RunSummary(
             directory=str(self.directory.path),
             rounds=state.rounds,
@@ -230,6 +265,19 @@ class Run:
             account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
             for observer in observers(plan)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How far a call trains, and how often it measures."""
+
+    rounds: int | None
+    evaluate_every: int
+    stop: StopRule
+
+
+def _never(_: Sequence[RoundRecord]) -> str:
+    return ""
 
 
 def named_arrays(arrays: tuple[ArrayShape, ...], params: FloatVector) -> dict[str, NDArray[np.float32]]:

@@ -39,7 +39,7 @@ class SimulatedFederation:
         backend: where clients are trained and encoded.
         cohorts: draws each attempt's cohort.
         dropouts: who is lost before which exchange.
-        fidelity: of all rounds but the first, which goes through every message.
+        fidelity: how much of the protocol is simulated.
         entropy: the root of all clients' randomness.
         ledger: says how many attempts of a run are charged, and so which block of a partition is next.
     """
@@ -63,7 +63,6 @@ class SimulatedFederation:
 
     def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the cohort's vectors; raises TooFewClients where the protocol would."""
-        fidelity = Fidelity.PROTOCOL if session.round == 0 else self.fidelity
         return collect(
             session,
             model,
@@ -72,7 +71,7 @@ class SimulatedFederation:
             backend=self.backend,
             dropouts=self.dropouts,
             entropy=self.entropy,
-            fidelity=fidelity,
+            fidelity=self.fidelity,
         )
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:

@@ -84,6 +84,8 @@ def _state(report: RunReport) -> str:
             f"Stopped after round {done:,} of {planned:,}: {report.summary.stopped or 'rounds are left'}. "
             "The same command resumes it; the test data stay closed until the end."
         )
+    if report.summary.end is End.STOPPED:
+        return f"Finished after round {done:,} of {planned:,}, by its declared rule: {report.summary.stopped}."
     return f"Finished after {done:,} round{'s' * (done != 1)}."
 
 
@@ -172,7 +174,9 @@ def _row(report: RunReport, record: RoundRecord) -> Row:
         survivors = seconds = None  # how long a round took tells how many were in it
     return Row(
         round=f"{record.round:,}",
-        metrics=tuple(shown(name, record.metrics[name]) for name in report.metric_names),
+        metrics=tuple(
+            shown(name, record.metrics[name]) if name in record.metrics else "" for name in report.metric_names
+        ),
         charged=f"{record.charged:,}",
         update_norm=f"{record.update_norm:.4g}",
         survivors="" if survivors is None else f"{survivors:,}",

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from d2pfed.accounting import round_up
 from d2pfed.plan import Plan
+from d2pfed.runs.records import RoundRecord
 from d2pfed.runs.report.plots import Ink, Line, Plot, Scale
 from d2pfed.runs.report.run_report import RunReport
 from d2pfed.runs.report.wording import in_bytes, shown, unit_of
@@ -36,25 +37,36 @@ def _numbers(report: RunReport) -> tuple[float, ...]:
     return tuple(float(record.round) for record in report.rounds)
 
 
-def _heights(report: RunReport, name: str) -> tuple[float, ...]:
-    return tuple(record.metrics[name] for record in report.rounds)
+def _measured(rounds: tuple[RoundRecord, ...], name: str) -> tuple[RoundRecord, ...]:
+    """Return the rounds after which the model was evaluated, if all of them have a finite value; else none."""
+    found = tuple(record for record in rounds if name in record.metrics)
+    return found if all(math.isfinite(record.metrics[name]) for record in found) else ()
+
+
+def _line(rounds: tuple[RoundRecord, ...], name: str, label: str, ink: Ink) -> Line:
+    heights = tuple(record.metrics[name] for record in rounds)
+    return Line(label, ink, heights, tuple(float(record.round) for record in rounds))
 
 
 def _metric(report: RunReport, name: str) -> Panel | None:
-    heights = _heights(report, name)
-    if not all(math.isfinite(height) for height in heights):
+    rounds = _measured(report.rounds, name)
+    if not rounds:
         return None
+    first, last = rounds[0].metrics[name], rounds[-1].metrics[name]
     is_share = name == "accuracy"
-    line = Line(shown(name, heights[-1]), Ink.MAIN, heights, _numbers(report))
+    lines = [_line(rounds, name, shown(name, last), Ink.MAIN)]
+    beside = ""
+    if report.baseline is not None and (others := _measured(report.baseline.rounds, name)):
+        end = shown(name, others[-1].metrics[name])
+        lines.append(_line(others, name, f"baseline {end}", Ink.THIRD))
+        beside = f" The baseline {report.baseline.name} ends at {end}."
     scale = {"scale": Scale.SHARES} if is_share else {}
-    plot = Plot(name=name, title=f"Validation {name}", across="round", lines=(line,), **scale)
+    plot = Plot(name=name, title=f"Validation {name}", across="round", lines=tuple(lines), **scale)
     if is_share:
-        best = max(report.rounds, key=lambda record: record.metrics[name])
-        return Panel(
-            plot,
-            f"Best {shown(name, best.metrics[name])}, after round {best.round}; last {shown(name, heights[-1])}.",
-        )
-    return Panel(plot, f"From {heights[0]:.4g} after the first round to {heights[-1]:.4g} after the last.")
+        best = max(rounds, key=lambda record: record.metrics[name])
+        text = f"Best {shown(name, best.metrics[name])}, after round {best.round}; last {shown(name, last)}."
+        return Panel(plot, text + beside)
+    return Panel(plot, f"From {first:.4g} after the first round to {last:.4g} after the last.{beside}")
 
 
 def _attempts(report: RunReport, plan: Plan) -> Panel:
@@ -76,10 +88,12 @@ def _upload(report: RunReport) -> tuple[Panel, ...]:
     if report.plan is None or not report.metric_names:
         return ()
     name = report.metric_names[0]
-    heights = _heights(report, name)
-    if not all(math.isfinite(height) for height in heights):
+    rounds = _measured(report.rounds, name)
+    if not rounds:
         return ()
-    sizes = tuple(accumulate(record.upload_bytes for record in report.rounds))
+    heights = tuple(record.metrics[name] for record in rounds)
+    sums = dict(zip(_numbers(report), accumulate(record.upload_bytes for record in report.rounds), strict=True))
+    sizes = tuple(sums[record.round] for record in rounds)
     total, (unit, scale) = sizes[-1], unit_of(sizes[-1])
     line = Line(shown(name, heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes))
     plot = Plot(

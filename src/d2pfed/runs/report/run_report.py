@@ -18,6 +18,8 @@ from d2pfed.runs.report.tables import table, text_of
 
 Value = TypeVar("Value")
 
+BASELINE = "baseline.json"  # in a run's directory, if it names one
+
 _TYPES = TYPES | {kind.__name__: kind for kind in (PrivacyTarget, MechanismName, RotationName)}
 
 
@@ -28,6 +30,14 @@ class _Header:
     title: str
     data: str
     rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Another run over the same data, whose metrics stand beside this one's."""
+
+    name: str
+    rounds: tuple[RoundRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,7 @@ class RunReport:
     planned_rounds: int
     rounds: tuple[RoundRecord, ...]  # as far as they were measured: a crash may have taken a line
     ledger: str | None  # its file in the run's directory, if it is there
+    baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
         numbers = [record.round for record in self.rounds]
@@ -72,10 +83,9 @@ class RunReport:
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The metrics that every round has, an accuracy first."""
-        if not self.rounds:
-            return ()
-        names = [name for name in self.rounds[0].metrics if all(name in record.metrics for record in self.rounds)]
+        """The metrics of every round that was evaluated, an accuracy first."""
+        measured = [record.metrics for record in self.rounds if record.metrics]
+        names = [name for name in measured[0] if all(name in each for each in measured)] if measured else []
         return tuple(sorted(names, key=lambda name: name != "accuracy"))
 
     def noise_in(self, record: RoundRecord) -> float:
@@ -121,6 +131,7 @@ def read_report(run: Path) -> RunReport:
             planned_rounds=header.rounds,
             rounds=rounds,
             ledger="ledger.sqlite" if (run / "ledger.sqlite").is_file() else None,
+            baseline=_read_baseline(run / BASELINE),
         )
     except ConfigError as error:
         raise ConfigError(f"the files of the run in {run} do not belong together: {error}") from error
@@ -140,6 +151,10 @@ def _summarise(target: PrivacyTarget | None, plan: Plan) -> PlanSummary:
 def _read_rounds(path: Path) -> tuple[RoundRecord, ...]:
     lines = read_text(path).splitlines()
     return tuple(from_json(RoundRecord, line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
+
+
+def _read_baseline(path: Path) -> Baseline | None:
+    return from_json(Baseline, read_text(path), f"{path}") if path.exists() else None
 
 
 def _read_plan(path: Path, summary: RunSummary) -> Plan | None:

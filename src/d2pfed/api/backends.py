@@ -1,0 +1,122 @@
+"""Where `fit` trains its clients: worker processes where they are safe and worth it, else this process."""
+
+import os
+import sys
+from enum import StrEnum
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from time import perf_counter
+
+from d2pfed.errors import ConfigError
+from d2pfed.learning import LocalTrainer, SequentialTrainer
+from d2pfed.noise.codec import FloatVector
+from d2pfed.simulation import Backend, InProcess
+from d2pfed.simulation.process_backend import ProcessBackend
+
+WORTH_SECONDS = 20.0  # of local training: below it, starting workers costs more than it gains
+MOST_SENT_BYTES = 1 << 28  # to one worker
+
+# What a user's module, loss or data may raise, before anything is charged.
+MISTAKES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+OwnTrainer = LocalTrainer | SequentialTrainer
+
+
+class BackendName(StrEnum):
+    """Where clients are trained."""
+
+    AUTO = "auto"
+    PROCESSES = "processes"
+    IN_PROCESS = "in-process"
+
+
+def mistake(what: str, error: Exception) -> ConfigError:
+    """Return the error that says in one line what a user's own function has raised; one of ours stays as it is."""
+    return error if isinstance(error, ConfigError) else ConfigError(f"{what}: {_line(error)}")
+
+
+def backend_named(name: object) -> BackendName:
+    """Return the backend of that name."""
+    if isinstance(name, str) and name in [each.value for each in BackendName]:
+        return BackendName(name)
+    raise ConfigError(f"backend must be one of {', '.join(BackendName)}, got {name!r}")
+
+
+def try_client(trainer: OwnTrainer, params: FloatVector, client: int) -> float:
+    """Train one client before anything is charged, so that a mistake shows at once; return the seconds it takes."""
+    seconds = []
+    for _ in range(2):  # the first may compile
+        start = perf_counter()
+        try:
+            list(trainer(params, (client,), 0))
+        except MISTAKES as error:
+            raise mistake(f"client {client} cannot be trained", error) from error
+        seconds.append(perf_counter() - start)
+    return min(seconds)
+
+
+def start_backend(
+    name: BackendName,
+    trainer: OwnTrainer,
+    trial: tuple[FloatVector, int],
+    *,
+    seconds: float,
+    workers: int | None,
+) -> tuple[Backend, str]:
+    """Start what trains clients for about so many seconds; return it and a line that says why it is that one.
+
+    `trial` has the parameters and the client that workers are tried with.
+
+    Raises:
+        ConfigError: if worker processes are asked for by name and cannot be had.
+    """
+    here = InProcess(trainer)
+    count = len(os.sched_getaffinity(0)) if workers is None else workers
+    if name is BackendName.IN_PROCESS:
+        return here, "Clients are trained in this process, by one thread."
+    if name is BackendName.AUTO and (seconds < WORTH_SECONDS or count < 2):
+        return here, "Clients are trained in this process, by one thread: there is little to do."
+    if reason := _unsafe(trainer):
+        if name is BackendName.PROCESSES:
+            raise ConfigError(f"worker processes cannot be used: {reason}")
+        return here, f"Clients are trained in this process, by one thread: {reason}."
+    backend = ProcessBackend(trainer, count, "forkserver")
+    # Before anything is charged: a worker that cannot load what it was sent would count as dropped out.
+    params, client = trial
+    if next(backend.train(params, (client,), 0)) is None:
+        backend.close()
+        if name is BackendName.PROCESSES:
+            raise ConfigError("worker processes cannot be used: they ended as they began")
+        return here, "Clients are trained in this process, by one thread: worker processes ended as they began."
+    return backend, f"Clients are trained by {count} worker processes."
+
+
+def _unsafe(trainer: OwnTrainer) -> str:
+    """Return why worker processes cannot be used; empty if they can."""
+    if trainer.model.device.type != "cpu":
+        return f"device {trainer.model.device} is not shared"
+    try:
+        sent = bytes(ForkingPickler.dumps(trainer))
+    except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
+        return f"model, loss or clients cannot be sent to another process ({_line(error)})"
+    if len(sent) > MOST_SENT_BYTES:
+        return f"model and clients have {len(sent) >> 20:,} MB; a function of a client's number would load its own"
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None:
+        return "what is defined in a notebook or shell cannot be found there" if b"__main__" in sent else ""
+    if not _is_guarded(Path(script)):
+        return f'{Path(script).name} has no `if __name__ == "__main__":`, and workers import it'
+    return ""
+
+
+def _is_guarded(script: Path) -> bool:
+    try:
+        text = script.read_text("utf-8", errors="replace")
+    except OSError:
+        return True  # no file that a worker would import
+    return "__name__" in text
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,174 @@
+"""From what a user asks of `fit` to a complete privacy target, or to cohorts in the clear."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from d2pfed.accounting import SERVER, CohortSampling, Sampling
+from d2pfed.errors import ConfigError
+from d2pfed.plan import PrivacyTarget
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
+from d2pfed.plan.calibrate import ideal_multiplier
+
+DEFAULT_PRIVACY = PrivacyTarget(epsilon=1.0, against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1)
+NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
+LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
+LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones
+FEW_CLIENTS = 1000  # below it, the default delta is no small number
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How a run goes over its clients; without a target nothing is private."""
+
+    target: PrivacyTarget | None
+    sampling: CohortSampling
+    rounds: int
+    notes: tuple[str, ...]  # on what was chosen, one line each
+
+
+def scope_of(
+    privacy: PrivacyTarget | Mapping[str, object] | None,
+    *,
+    dimension: int,
+    population: int,
+    rounds: int | None,
+    cohort_size: int | None,
+) -> Scope:
+    """Fill in a privacy target, or say how cohorts are drawn without one."""
+    _check_counts(rounds, cohort_size)
+    if privacy is None:
+        return _in_the_clear(population, rounds, cohort_size)
+    asked = _as_target(privacy)
+    for name, value in (("dimension", dimension), ("population", population)):
+        if getattr(asked, name) not in (None, value):
+            raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and fit finds {value}")
+    asked = replace(asked, dimension=dimension, population=population)
+    rounds = _one_of("rounds", rounds, asked.rounds)
+    cohort_size = _one_of("cohort_size", cohort_size, asked.cohort_size)
+    notes = []
+    if rounds is None or cohort_size is None:
+        rounds, cohort_size, why = split_population(asked, rounds, cohort_size)
+        notes.append(why)
+    target = replace(asked, rounds=rounds, cohort_size=cohort_size)
+    # A round that is killed again and again is bounded by the run's attempts, not by its own.
+    tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - target.rounds)
+    target = replace(target, attempts_per_round=tries)
+    if target.delta is None and population < FEW_CLIENTS:
+        notes.append(
+            f"Delta is population^-1.1 = {target.effective_delta:.2g}, large as clients are few: state a smaller one."
+        )
+    return Scope(target, target.cohort_sampling, rounds, tuple(notes))
+
+
+def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int | None) -> tuple[int, int, str]:
+    """Choose rounds and cohorts for a target whose clients are asked once each; a tenth of the rounds is reserve.
+
+    The noise of a round does not depend on how many rounds there are, so its norm over the clip falls as cohorts grow.
+    Cohorts are as small as keeps it at 2 times the clip, for as many rounds as that gives, from 10 to 100, and never so
+    small that fewer than half of their clients can be counted on; what is left of the population makes them larger.
+    """
+    if target.sampling is not Sampling.ONCE:
+        raise ConfigError(f"rounds and cohort_size must be given, unless sampling is once, got {target.sampling}")
+    population = target.population
+    if rounds is not None:
+        size = population // _blocks(rounds)
+        if size < 1:
+            raise ConfigError(f"rounds must be fewer for {population} clients in one round each, got {rounds}")
+        return rounds, size, f"Cohorts of {size:,}: {population:,} clients over {rounds:,} rounds and a reserve."
+    if cohort_size is not None:
+        if cohort_size > population:
+            raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort_size}")
+        count = min(MOST_ROUNDS, _most_rounds(population // cohort_size))
+        return count, cohort_size, f"{count:,} rounds: {population:,} clients in cohorts of {cohort_size:,}."
+    spread = _spread(target)
+    sound = _least_size(target, lambda size: _honest(target, size) >= size / 2)
+    if sound is None:
+        raise ConfigError(
+            f"no cohort of {population:,} clients has an honest half with {target.dropouts:g} dropouts and "
+            f"{target.colluders:g} colluders: plan for fewer"
+        )
+    quiet = _least_size(target, lambda size: _noise(target, size, spread) <= NOISE_TO_CLIP) or population
+    most = _most_rounds(population // min(population, max(sound, LEAST_COHORT)))
+    count = min(most, MANY_ROUNDS, max(LEAST_ROUNDS, _most_rounds(population // quiet)))
+    size = min(LARGEST_COHORT, population // _blocks(count) if count > 1 else population)
+    why = (
+        f"{count:,} round{'s' * (count != 1)} with cohorts of {size:,} clients, each asked once: the noise of a round "
+        f"is {_noise(target, size, spread):.2g} times the clip ({quiet:,} clients keep it at {NOISE_TO_CLIP:g}, "
+        f"{sound:,} leave an honest half)."
+    )
+    return count, size, why
+
+
+def _spread(target: PrivacyTarget) -> float:
+    """Return the norm of the least noise in a sum over the clip."""
+    whole = replace(target, rounds=1, cohort_size=target.population, colluders=0.0, spare=0)
+    return target.adjacency.radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
+
+
+def _honest(target: PrivacyTarget, size: int) -> int:
+    """Return how many clients of a cohort neither drop out nor collude."""
+    own = replace(target, rounds=1, cohort_size=size, spare=0)
+    return own.quorum - own.cohort_colluders
+
+
+def _noise(target: PrivacyTarget, size: int, spread: float) -> float:
+    """Return the norm of the noise in the mean of a whole cohort over the clip."""
+    return spread / math.sqrt(size * max(1, _honest(target, size)))
+
+
+def _least_size(target: PrivacyTarget, holds: Callable[[int], bool]) -> int | None:
+    """Return the smallest cohort for which a condition holds that does so for all larger ones; None if for none."""
+    sizes = range(1, min(LARGEST_COHORT, target.population) + 1)
+    at = bisect_left(sizes, 1, key=holds)
+    return None if at == len(sizes) else sizes[at]
+
+
+def _blocks(rounds: int) -> int:
+    return rounds + math.ceil(rounds / 10)
+
+
+def _most_rounds(blocks: int) -> int:
+    """Return the most rounds that leave a tenth of them in reserve; a single block has none."""
+    return max(1, 10 * blocks // 11)
+
+
+def _as_target(privacy: PrivacyTarget | Mapping[str, object]) -> PrivacyTarget:
+    if isinstance(privacy, PrivacyTarget):
+        return privacy
+    if not isinstance(privacy, Mapping):
+        raise ConfigError(
+            f"privacy must be a PrivacyTarget, a dictionary of its fields, or None, got {type(privacy).__name__}"
+        )
+    names = [each.name for each in fields(PrivacyTarget)]
+    for name in privacy:
+        if name not in names:
+            raise ConfigError(f"privacy has no field {name!r}; its fields are {', '.join(names)}")
+    return replace(DEFAULT_PRIVACY, **privacy)  # type: ignore[arg-type]
+
+
+def _in_the_clear(population: int, rounds: int | None, cohort_size: int | None) -> Scope:
+    if rounds is None or cohort_size is None:
+        raise ConfigError("rounds and cohort_size must be given for training in the clear")
+    if cohort_size > population:
+        raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort_size}")
+    method = Sampling.ONCE if rounds * cohort_size <= population else Sampling.FIXED
+    each = "each client in at most one round" if method is Sampling.ONCE else "a fresh cohort in each round"
+    note = f"In the clear, {each}: it protects nobody."
+    return Scope(None, CohortSampling(method, population, cohort_size), rounds, (note,))
+
+
+def _check_counts(rounds: object, cohort_size: object) -> None:
+    for name, value, most in (("rounds", rounds, MOST_ROUNDS), ("cohort_size", cohort_size, MOST_COHORT)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{name} must be a whole number or None, got {value!r}")
+        check_range(name, value, 1, most)
+
+
+def _one_of(name: str, given: int | None, stated: int | None) -> int | None:
+    if given is not None and stated is not None and given != stated:
+        raise ConfigError(f"the privacy target has {name} {stated}, and fit is given {given}")
+    return stated if given is None else given

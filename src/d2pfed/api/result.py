@@ -1,0 +1,99 @@
+"""What `fit` returns, as a person reads it in a terminal or a notebook."""
+
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from d2pfed.accounting import Guarantee, round_up
+from d2pfed.learning import Module
+from d2pfed.plan import PlanSummary
+from d2pfed.runs import End, RoundRecord, RunSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class FitResult:
+    """A trained module and what is known about it.
+
+    Attributes:
+        module: The trained module, in evaluation mode: a copy, the given one is as it was.
+        metrics: On the validation data, after the last round.
+        test_metrics: On the test data, opened once at the end; None if there are none or rounds are left.
+        guarantees: One epsilon per observer, of the whole plan; none in the clear.
+        stop_guarantee: What an early stop at a declared milestone leaves, against the plan's observer; None otherwise.
+        history: A record per round.
+        norm_quantiles: Of the norms of the clients' updates, by their level; empty in a private run, where they are
+            nobody's to see.
+        not_finite: How many updates counted as zero for being NaN or infinite; None in a private run, as above.
+        directory: Where plan, ledger, named arrays (model.safetensors), metrics and report.html are.
+        summary: What the run came to.
+        plan_summary: Noise, bits and warnings of the plan; None in the clear.
+        notes: What was chosen on the user's behalf, one line each.
+    """
+
+    module: Module
+    metrics: dict[str, float]
+    test_metrics: dict[str, float] | None
+    guarantees: tuple[Guarantee, ...]
+    stop_guarantee: Guarantee | None
+    history: tuple[RoundRecord, ...]
+    norm_quantiles: dict[float, float]
+    not_finite: int | None
+    directory: Path
+    summary: RunSummary
+    plan_summary: PlanSummary | None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before trusting or sharing the module."""
+        own = () if self.plan_summary is None else self.plan_summary.warnings
+        if self.summary.repeatable and self.guarantees:
+            return (*own, "This run repeats from its seed: it protects nobody from whoever knows the seed.")
+        return own
+
+    def __repr__(self) -> str:
+        return "\n  ".join([self._title(), *(f"{name}: {text}" for name, text in self._lines())])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._lines())
+        return f"<p><strong>{escape(self._title())}</strong></p><table>{rows}</table>"
+
+    def _title(self) -> str:
+        done, end = self.summary.rounds, self.summary.end
+        ways = {
+            End.COMPLETE: "complete",
+            End.STOPPED: f"stopped: {self.summary.stopped}",
+            End.INTERRUPTED: "interrupted, the same call goes on",
+            End.EXHAUSTED: f"ended: {self.summary.stopped}",
+        }
+        return f"FitResult after {done:,} round{'s' * (done != 1)}, {ways[end]}"
+
+    def _lines(self) -> list[tuple[str, str]]:
+        lines = [("test", self.test_metrics), ("validation", self.metrics)]
+        found = [(name, _numbers(values)) for name, values in lines if values]
+        found += [(f"epsilon against {each.observer}", _guarantee(each)) for each in self.guarantees]
+        if not self.guarantees:
+            found.append(("epsilon", "none: trained in the clear"))
+        if self.stop_guarantee is not None:
+            found.append(
+                (f"by the early stop, against {self.stop_guarantee.observer}", _guarantee(self.stop_guarantee))
+            )
+        if self.norm_quantiles:
+            shown = ", ".join(f"{100 * level:g} % {norm:.3g}" for level, norm in self.norm_quantiles.items())
+            found.append(("norms of updates", shown))
+        if self.not_finite:
+            found.append(("updates that were not finite", f"{self.not_finite:,}, counted as zero"))
+        found += [("note", note) for note in self.notes]
+        found += [("warning", warning) for warning in self.warnings]
+        return [*found, ("report", str(self.directory / "report.html"))]
+
+
+def _numbers(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def _guarantee(each: Guarantee) -> str:
+    if each.reason:
+        return f"none: {each.reason}"
+    scope = f"{each.unit}, {each.adjacency}, {each.sampling}"
+    return f"{round_up(each.epsilon, 4)} at delta {round_up(each.delta, 3)} ({scope})"

@@ -1,0 +1,560 @@
+"""`fit` on a user's own modules, data, losses and metrics."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import d2pfed
+from d2pfed.api.filling import DEFAULT_PRIVACY, scope_of
+from d2pfed.api.stopping import EarlyStop
+from d2pfed.errors import BudgetExceeded, ConfigError
+from d2pfed.ledger import Budget, Ledger, verify
+from d2pfed.runs import End
+from d2pfed.runs.report import read_report
+
+CLIENTS = 60
+CLEAR = {"privacy": None, "rounds": 3, "cohort_size": 20, "seed": 1}
+PRIVATE = {"privacy": {"epsilon": 20.0, "delta": 1e-3, "colluders": 0.0, "dropouts": 0.0}, "rounds": 3, "seed": 1}
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+
+
+def pairs(count: int = CLIENTS, rows: int = 8):
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(count, rows, 4, generator=generator)
+    return [(each, (each[:, 0] > 0).long()) for each in inputs]
+
+
+def held_out():
+    inputs = torch.randn(1500, 4, generator=torch.Generator().manual_seed(6))
+    return inputs, (inputs[:, 0] > 0).long()
+
+
+def linear(outputs: int = 2) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Linear(4, outputs)
+
+
+def vector(module: nn.Module) -> np.ndarray:
+    return np.concatenate([value.detach().numpy().reshape(-1) for value in module.parameters()])
+
+
+# The result of a call
+
+
+def test_a_private_run_returns_module_metrics_guarantees_and_history(tmp_path):
+    net = linear()
+    before = vector(net)
+    result = d2pfed.fit(net, pairs(), **PRIVATE, validation=held_out(), test=held_out(), lr=1.0, epochs=2)
+    assert (vector(net) == before).all()
+    assert not (vector(result.module) == before).all()
+    assert not result.module.training
+    assert result.metrics["accuracy"] > 0.8
+    assert result.test_metrics == result.metrics
+    assert [record.round for record in result.history] == [1, 2, 3]
+    against = {str(each.observer): each for each in result.guarantees}
+    assert 0 < against["server"].epsilon <= 20
+    assert result.norm_quantiles == {}
+    assert result.not_finite is None
+    arrays = load_file(result.directory / "model.safetensors")
+    assert (np.concatenate([arrays["weight"].reshape(-1), arrays["bias"]]) == vector(result.module)).all()
+    assert (result.directory / "report.html").exists()
+    assert result.directory.parent == (tmp_path / "runs").relative_to(tmp_path)
+
+
+def test_a_result_reads_well_in_terminal_and_notebook():
+    result = d2pfed.fit(linear(), pairs(), **PRIVATE, validation=held_out())
+    text, page = repr(result), result._repr_html_()
+    assert text.startswith("FitResult after 3 rounds, complete\n")
+    for part in (
+        "accuracy 0.",
+        "epsilon against server: 1",
+        "at delta 0.001",
+        "report.html",
+        "whoever knows the seed",
+    ):
+        assert part in text
+    assert "<table>" in page
+    assert "epsilon against server" in page
+    assert "<script" not in replace(result, notes=("<script>",))._repr_html_()
+
+
+def test_without_privacy_the_same_training_is_in_the_clear_with_norms():
+    result = d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), lr=1.0)
+    assert result.guarantees == ()
+    assert not (result.directory / "ledger.sqlite").exists()
+    assert list(result.norm_quantiles) == [0.1, 0.25, 0.5, 0.75, 0.9]
+    assert 0 < result.norm_quantiles[0.1] <= result.norm_quantiles[0.9]
+    assert "trained in the clear" in repr(result)
+
+
+def test_a_repeated_call_goes_on_and_a_finished_run_is_not_trained_again():
+    calls = []
+    settings = CLEAR | {"directory": "runs/mine"}
+
+    def interrupt(record, _module):
+        calls.append(record.round)
+        return record.round < 2
+
+    first = d2pfed.fit(linear(), pairs(), **settings, callbacks=[interrupt])
+    assert (first.summary.end, first.summary.rounds) == (End.INTERRUPTED, 2)
+    assert "the same call goes on" in repr(first)
+    rest = d2pfed.fit(linear(), pairs(), **settings)
+    assert (rest.summary.end, len(rest.history)) == (End.COMPLETE, 3)
+    whole = d2pfed.fit(linear(), pairs(), **CLEAR, directory="other/mine")
+    assert (vector(rest.module) == vector(whole.module)).all()
+    again = d2pfed.fit(linear(), pairs(), **settings, callbacks=interrupt)
+    assert (vector(again.module) == vector(rest.module)).all()
+    assert calls == [1, 2]
+    with pytest.raises(ConfigError, match=r"begun with other settings: details.local.lr was 0\.1, now 0\.2"):
+        d2pfed.fit(linear(), pairs(), **settings, lr=0.2)
+
+
+# Clients and their data
+
+
+class Rows(Dataset):
+    def __init__(self, pair):
+        self.pair = pair
+
+    def __len__(self):
+        return len(self.pair[0])
+
+    def __getitem__(self, at):
+        return self.pair[0][at], self.pair[1][at]
+
+
+FORMS = {
+    "pairs of arrays": lambda data: [(x.numpy().astype(np.float64), y.numpy().astype(np.int32)) for x, y in data],
+    "lists of pairs": lambda data: [list(zip(x, y, strict=True)) for x, y in data],
+    "data sets": lambda data: [Rows(pair) for pair in data],
+    "tensor data sets": lambda data: [TensorDataset(*pair) for pair in data],
+    "loaders": lambda data: [DataLoader(TensorDataset(*pair), batch_size=3) for pair in data],
+    "a mapping": lambda data: {f"client {at}": pair for at, pair in enumerate(data)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_same_data_trains_the_same_model(form):
+    wanted = d2pfed.fit(linear(), pairs(), **CLEAR, directory="a/run")
+    found = d2pfed.fit(linear(), FORMS[form](pairs()), **CLEAR, directory="b/run")
+    np.testing.assert_allclose(vector(found.module), vector(wanted.module), rtol=1e-6)
+
+
+def test_a_function_loads_a_client_only_when_it_is_asked():
+    data, asked = pairs(), []
+
+    def load(client):
+        asked.append(client)
+        return data[client]
+
+    found = d2pfed.fit(linear(), load, population=CLIENTS, privacy=None, rounds=1, cohort_size=5, seed=1)
+    assert len(found.history) == 1
+    assert len(set(asked)) <= 6  # the cohort, and one for the trial
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_clients_of_no_and_one_example_take_part(is_plain):
+    data = [(x[: k % 3], y[: k % 3]) for k, (x, y) in enumerate(pairs())]
+    data[0] = ([], [])
+    loss = (
+        None
+        if is_plain
+        else (lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, reduction="sum") / len(labels))
+    )
+    result = d2pfed.fit(linear(), data, **CLEAR, loss=loss)
+    assert result.norm_quantiles[0.1] == 0 < result.norm_quantiles[0.9]
+    assert result.history[-1].survivors == 20
+
+
+def test_a_client_whose_data_are_not_finite_contributes_zero_and_is_counted_in_the_clear():
+    data = pairs()
+    whole = [(x * 0, y) for x, y in data]
+    broken = [(x * torch.nan, y) if k % 2 else whole[k] for k, (x, y) in enumerate(data)]
+    result = d2pfed.fit(linear(), broken, privacy=None, rounds=3, cohort_size=20, seed=1)
+    assert result.not_finite == CLIENTS // 2
+    assert "30, counted as zero" in repr(result)
+    assert np.isfinite(vector(result.module)).all()
+    private = d2pfed.fit(linear(), broken, **PRIVATE)
+    assert private.not_finite is None
+    assert np.isfinite(vector(private.module)).all()
+
+
+# Losses, metrics, hooks
+
+
+def test_regression():
+    data = [(x, x @ torch.tensor([1.0, -2.0, 0.5, 0.0])[:, None]) for x, _ in pairs()]
+    result = d2pfed.fit(linear(1), data, **PRIVATE, validation=data[0], loss=nn.MSELoss(), epochs=5)
+    assert list(result.metrics) == ["loss"]
+    assert result.metrics["loss"] < 1.0 < float((data[0][1] ** 2).mean())
+
+
+def test_multi_label():
+    data = [(x, (x[:, :3] > 0).float()) for x, _ in pairs()]
+    share = {"share": lambda outputs, labels: ((outputs > 0) == (labels > 0)).float().mean()}
+    loss = nn.BCEWithLogitsLoss()
+    result = d2pfed.fit(linear(3), data, **PRIVATE, validation=data[0], loss=loss, metrics=share, lr=2.0, epochs=3)
+    assert result.metrics["share"] > 0.75
+
+
+def test_one_logit_with_a_loss_of_each_example():
+    def loss(outputs, labels):
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], labels.float(), reduction="none")
+
+    right = {"accuracy": lambda outputs, labels: ((outputs[:, 0] > 0) == labels).float().mean()}
+    result = d2pfed.fit(linear(1), pairs(), **CLEAR, loss=loss, metrics=right, validation=held_out(), lr=2.0)
+    assert result.metrics["accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.functional.cross_entropy])
+def test_torch_s_own_cross_entropy_trains_as_the_default_does(loss):
+    wanted = d2pfed.fit(linear(), pairs(), **CLEAR, directory="a/run")
+    found = d2pfed.fit(linear(), pairs(), **CLEAR, loss=loss, directory="b/run")
+    assert (vector(found.module) == vector(wanted.module)).all()
+
+
+def test_a_mean_loss_and_the_loss_of_each_row_train_the_same_model():
+    data = [(x[: 1 + k % 8], x[: 1 + k % 8, :1]) for k, (x, _) in enumerate(pairs())]
+    by_mean = lambda outputs, targets: ((outputs - targets) ** 2).mean()  # noqa: E731
+    settings = CLEAR | {"batch_size": 3, "lr": 0.5}
+    wanted = d2pfed.fit(linear(1), data, **settings, loss=by_mean, directory="a/run")
+    found = d2pfed.fit(linear(1), data, **settings, loss=nn.MSELoss(), directory="b/run")
+    np.testing.assert_allclose(vector(found.module), vector(wanted.module), rtol=1e-4, atol=1e-6)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, left, right):
+        return {"logits": self.one(left) + self.two(right)}
+
+
+def test_several_inputs_and_dictionary_outputs():
+    tuples = [((x[:, :2], x[:, 2:]), y) for x, y in pairs()]
+    named = [({"left": x[:, :2], "right": x[:, 2:]}, y) for x, y in pairs()]
+    loss = lambda outputs, labels: nn.functional.cross_entropy(outputs["logits"], labels)  # noqa: E731
+    right = {"accuracy": lambda outputs, labels: (outputs["logits"].argmax(1) == labels).float().mean()}
+    settings = CLEAR | {"validation": None, "lr": 1.0}
+    torch.manual_seed(0)
+    net = TwoInputs()
+    by_tuple = d2pfed.fit(
+        net, tuples, **settings | {"validation": tuples[0]}, loss=loss, metrics=right, directory="a/r"
+    )
+    by_name = d2pfed.fit(net, named, **settings, loss=loss, directory="b/r")
+    by_hook = d2pfed.fit(
+        net,
+        pairs(),
+        **settings,
+        forward=lambda module, x: module(x[:, :2], x[:, 2:])["logits"],
+        directory="c/r",
+    )
+    by_step = d2pfed.fit(
+        net,
+        pairs(),
+        **settings,
+        step=lambda module, batch: loss(module(batch[0][:, :2], batch[0][:, 2:]), batch[1]),
+        directory="d/r",
+    )
+    assert by_tuple.metrics["accuracy"] > 0.5
+    for each in (by_name, by_hook, by_step):
+        np.testing.assert_allclose(vector(each.module), vector(by_tuple.module), rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_may_take_batches_that_are_no_pairs():
+    data = [{"x": x, "y": y} for x, y in pairs()]
+    batches = [[{"x": row, "y": label} for row, label in zip(d["x"], d["y"], strict=True)] for d in data]
+    step = lambda module, batch: nn.functional.cross_entropy(module(batch["x"]), batch["y"])  # noqa: E731
+    result = d2pfed.fit(linear(), batches, **CLEAR, step=step, validation=batches[0])
+    assert 0 < result.metrics["loss"] < 1
+
+
+def test_metrics_see_all_rows_at_once_whatever_their_number():
+    seen = []
+
+    def count(outputs, labels):
+        seen.append((len(outputs), len(labels)))
+        return len(outputs)
+
+    result = d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), metrics={"count": count})
+    assert result.metrics["count"] == 1500
+    assert set(seen) == {(1000, 1000), (1500, 1500)}  # the trial has one batch
+
+
+def test_the_model_is_evaluated_every_k_rounds_and_at_the_end():
+    settings = CLEAR | {"rounds": 5, "cohort_size": 10}
+    result = d2pfed.fit(linear(), pairs(), **settings, validation=held_out(), evaluate_every=2)
+    assert [bool(record.metrics) for record in result.history] == [False, True, False, True, True]
+    assert (result.directory / "plots" / "accuracy.svg").exists()
+
+
+# What is trained, and where
+
+
+def test_only_what_the_patterns_name_is_trained():
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    result = d2pfed.fit(net, pairs(), **CLEAR, trainable="2.*")
+    assert sorted(load_file(result.directory / "model.safetensors")) == ["2.bias", "2.weight"]
+    assert (result.module[0].weight == net[0].weight).all()
+    assert not (result.module[2].weight == net[2].weight).all()
+    both = d2pfed.fit(net, pairs(), **CLEAR, trainable=["0.*", "2.bias"])
+    assert sorted(load_file(both.directory / "model.safetensors")) == ["0.bias", "0.weight", "2.bias"]
+
+
+def test_a_run_with_another_frozen_part_is_another_run():
+    torch.manual_seed(1)
+    one = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    two = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    d2pfed.fit(one, pairs(), **CLEAR, trainable="2.*", directory="runs/r")
+    with pytest.raises(ConfigError, match=r"other settings: details\.fixed was"):
+        d2pfed.fit(two, pairs(), **CLEAR, trainable="2.*", directory="runs/r")
+
+
+def test_torch_s_threads_are_as_they_were():
+    before = torch.get_num_threads()
+    seen = []
+    d2pfed.fit(linear(), pairs(), **CLEAR, callbacks=lambda *_: seen.append(torch.get_num_threads()))
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_worker_processes_train_the_same_model():
+    wanted = d2pfed.fit(linear(), pairs(), **CLEAR, backend="in-process", directory="a/run")
+    found = d2pfed.fit(linear(), pairs(), **CLEAR, backend="processes", workers=2, directory="b/run")
+    assert "2 worker processes" in repr(found)
+    assert (vector(found.module) == vector(wanted.module)).all()
+
+
+def test_what_cannot_be_sent_to_a_worker_stays_here():
+    loss = lambda outputs, labels: nn.functional.cross_entropy(outputs, labels)  # noqa: E731
+    with pytest.raises(
+        ConfigError, match="worker processes cannot be used: model, loss or clients cannot be sent"
+    ):
+        d2pfed.fit(linear(), pairs(), **CLEAR, loss=loss, backend="processes")
+
+
+# Callbacks, early stop, ledger, baseline
+
+
+def test_callbacks_get_each_record_and_the_module_as_it_is():
+    seen = []
+    result = d2pfed.fit(
+        linear(),
+        pairs(),
+        **CLEAR,
+        callbacks=[lambda record, module: seen.append((record.round, vector(module())))],
+    )
+    assert [number for number, _ in seen] == [1, 2, 3]
+    assert (seen[-1][1] == vector(result.module)).all()
+    assert not (seen[0][1] == seen[1][1]).all()
+
+
+STOP = EarlyStop(metric="count", patience=2)
+
+
+def test_an_early_stop_ends_the_run_for_good_with_the_epsilon_of_the_plan():
+    settings = PRIVATE | {"rounds": 6, "validation": held_out(), "metrics": {"count": lambda *_: 1.0}}
+    first = d2pfed.fit(linear(), pairs(), **settings, early_stop=STOP, directory="runs/r", test=held_out())
+    assert (first.summary.end, first.summary.rounds) == (End.STOPPED, 3)
+    assert first.summary.stopped == "count has not improved for 2 evaluations"
+    assert first.test_metrics is not None
+    assert first.stop_guarantee is None
+    whole = d2pfed.fit(linear(), pairs(), **settings, directory="runs/whole")
+    assert first.guarantees == whole.guarantees
+    again = d2pfed.fit(linear(), pairs(), **settings, early_stop=STOP, directory="runs/r", test=held_out())
+    assert again.summary.rounds == 3
+    assert "by its declared rule" in (first.directory / "report.html").read_text()
+
+
+def test_a_stop_at_a_declared_milestone_states_less_than_the_plan():
+    target = d2pfed.PrivacyTarget(epsilon=20.0, delta=1e-3, against="server", cohort_size=CLIENTS, spare=0)
+    settings = {"privacy": target, "rounds": 8, "seed": 1, "metrics": {"count": lambda *_: 1.0}}
+    stop = replace(STOP, milestones=(4, 6))
+    result = d2pfed.fit(linear(), pairs(), **settings, validation=held_out(), early_stop=stop)
+    assert result.summary.rounds == 4
+    whole = next(each for each in result.guarantees if each.observer == d2pfed.SERVER)
+    assert result.stop_guarantee.epsilon < 0.8 * whole.epsilon
+    assert "by the early stop, against server" in repr(result)
+
+
+def test_phases_on_one_ledger_are_charged_until_it_is_spent():
+    target = d2pfed.PrivacyTarget(
+        epsilon=1.0, delta=1e-3, against="server", cohort_size=CLIENTS, spare=0, rounds=2
+    )
+    budget = Budget(2.0, 1e-3, d2pfed.SERVER, max_participations=2)
+    Ledger.create(Path("ledger.sqlite"), budget).close()
+    first = d2pfed.fit(linear(), pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/one")
+    second = d2pfed.fit(first.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/two")
+    assert second.summary.end is End.COMPLETE
+    assert len(verify(Path("ledger.sqlite")).runs) == 2
+    with pytest.raises(BudgetExceeded, match="run three"):
+        d2pfed.fit(second.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/three")
+
+
+def test_the_report_shows_a_baseline_beside_the_run():
+    plain = d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), directory="runs/plain")
+    for baseline in (plain, "runs/plain"):
+        result = d2pfed.fit(
+            linear(), pairs(), **PRIVATE, validation=held_out(), baseline=baseline, directory="runs/private"
+        )
+    report = read_report(result.directory)
+    assert report.baseline.name == "plain"
+    assert report.baseline.rounds == plain.history
+    assert "The baseline plain ends at" in (result.directory / "report.html").read_text()
+    assert "baseline" in (result.directory / "plots" / "accuracy.svg").read_text()
+    assert "baseline" not in (plain.directory / "plots" / "accuracy.svg").read_text()
+
+
+def test_progress_is_shown_when_asked_for_and_not_into_a_file(capsys):
+    d2pfed.fit(linear(), pairs(), **CLEAR, directory="runs/a")
+    assert capsys.readouterr().err == ""
+    d2pfed.fit(linear(), pairs(), **CLEAR, directory="runs/b", progress=True)
+    shown = capsys.readouterr().err
+    assert "Clients are trained in this process" in shown
+    assert "3/3" in shown
+
+
+# The target
+
+
+def test_the_default_target_holds_against_the_server_colluders_and_dropouts():
+    scope = scope_of(DEFAULT_PRIVACY, dimension=100, population=2000, rounds=None, cohort_size=None)
+    target = scope.target
+    assert (str(target.against), target.sampling, target.epsilon) == ("server", "once", 1.0)
+    assert (target.dropouts, target.colluders) == (0.1, 0.1)
+    assert target.missing == ()
+
+
+@pytest.mark.parametrize(("population", "rounds"), [(10_000, range(20, 31)), (100_000, range(100, 101))])
+def test_rounds_and_cohorts_are_chosen_from_population_dimension_and_epsilon(population, rounds):
+    scope = scope_of({}, dimension=8000, population=population, rounds=None, cohort_size=None)
+    assert scope.rounds in rounds
+    assert scope.target.max_attempts == scope.rounds + -(-scope.rounds // 10)
+    assert f"{scope.rounds} rounds with cohorts of {scope.sampling.cohort_size:,} clients" in scope.notes[0]
+    louder = scope_of({"epsilon": 0.5}, dimension=8000, population=population, rounds=None, cohort_size=None)
+    assert louder.rounds <= scope.rounds
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [((5, None), (5, 16)), ((None, 30), (2, 30)), ((4, 25), (4, 25)), ((None, 100), (1, 100))],
+)
+def test_what_is_given_of_rounds_and_cohort_stays(given, found):
+    scope = scope_of({"colluders": 0.0}, dimension=10, population=100, rounds=given[0], cohort_size=given[1])
+    assert (scope.rounds, scope.sampling.cohort_size) == found
+
+
+def test_few_clients_at_the_default_delta_are_told():
+    scope = scope_of({"colluders": 0.0}, dimension=10, population=20, rounds=1, cohort_size=20)
+    assert "population^-1.1 = 0.037" in scope.notes[-1]
+    stated = scope_of({"colluders": 0.0, "delta": 1e-3}, dimension=10, population=20, rounds=1, cohort_size=20)
+    assert stated.notes == ()
+
+
+def test_settings_on_disk_hold_nothing_of_the_data():
+    result = d2pfed.fit(linear(), pairs(), **CLEAR)
+    settings = json.loads((result.directory / "settings.json").read_text())
+    assert settings["data"] == "60 clients"
+
+
+# What is refused, each in one line
+
+BAD = [
+    ({"module": "net"}, "module must be a torch.nn.Module, got str"),
+    ({"clients": 5}, "clients must be a sequence, a mapping or a function of data sets, got int"),
+    ({"clients": []}, "clients must be at least 1, got 0"),
+    (
+        {"clients": [([], [])] * 9, "cohort_size": 2, "rounds": 1},
+        "some client must hold data, the first 9 hold none",
+    ),
+    ({"clients": lambda _: None}, "population must be given where clients is a function"),
+    ({"clients": [3] * 60}, "client 0 must hold a pair of tensors or arrays, a torch Dataset .*, got int"),
+    ({"clients": [(torch.zeros(3, 4), torch.zeros(2).long())] * 60}, "client 0: .* as many rows"),
+    ({"clients": [(torch.zeros(3, 5), torch.zeros(3).long())] * 60}, "client 0 cannot be trained: mat1 and mat2"),
+    ({"clients": [(np.array(["a"]), np.array([1]))] * 60}, "client 0: arrays must hold numbers"),
+    ({"population": 7}, "population is the number of clients, 60, got 7"),
+    ({"optimizer": "adamw"}, "optimizer must be one of sgd, adam, rmsprop, got 'adamw'"),
+    ({"backend": "threads"}, "backend must be one of auto, processes, in-process, got 'threads'"),
+    ({"device": "tpu"}, "device must be one of cpu, cuda, mps, got 'tpu'"),
+    ({"device": "mps"}, "device mps is not available on this machine"),
+    ({"trainable": "head.*"}, "trainable must name parameters that require gradients, 'head.\\*' names none"),
+    ({"trainable": 3}, "trainable must be a pattern or a list of patterns, got 3"),
+    ({"loss": "mse"}, "loss must be a function, got str"),
+    ({"loss": abs, "step": abs}, "step takes the place of the loss"),
+    ({"metrics": [abs]}, "metrics must be a dictionary of names and functions, got list"),
+    ({"metrics": {"loss": abs}}, "metrics has the name loss"),
+    ({"metrics": {"m": lambda *_: "high"}}, "the metric m must return a number, got str"),
+    ({"validation": 3}, "validation must hold a pair"),
+    ({"lr": float("nan")}, "lr must be positive"),
+    ({"lr": "0.1"}, "lr must be a number"),
+    ({"rounds": 0}, "rounds must be in"),
+    ({"rounds": 2.0}, "rounds must be a whole number or None, got 2.0"),
+    ({"rounds": None}, "rounds and cohort_size must be given for training in the clear"),
+    ({"cohort_size": 61}, "cohort_size must be at most the population 60, got 61"),
+    ({"privacy": 1.0}, "privacy must be a PrivacyTarget, a dictionary of its fields, or None, got float"),
+    ({"privacy": {"epsilom": 1}}, "privacy has no field 'epsilom'; its fields are dimension, population"),
+    ({"privacy": {"sampling": "twice"}}, "sampling must be one of fixed, poisson, once, none, got 'twice'"),
+    ({"privacy": {"against": "nobody"}}, "against must be released, server, client, alone"),
+    ({"privacy": {"population": 3}}, "the privacy target has population 3, and fit finds 60"),
+    ({"privacy": {"rounds": 9}}, "the privacy target has rounds 9, and fit is given 3"),
+    ({"privacy": {"sampling": "fixed"}, "rounds": None}, "unless sampling is once"),
+    ({"early_stop": 3, "validation": held_out()}, "early_stop must be an EarlyStop or None, got int"),
+    ({"early_stop": EarlyStop()}, "early_stop needs validation data, got none"),
+    ({"callbacks": 3}, "callbacks must be functions, got int"),
+    ({"seed": "x"}, "seed must be a whole number, got 'x'"),
+    ({"evaluate_every": 0}, "evaluate_every must be in"),
+    ({"workers": 0}, "workers must be in"),
+    ({"baseline": 3}, "baseline must be a FitResult or a run's directory, got int"),
+    ({"directory": 3}, "directory must be a path, got int"),
+    ({"ledger": "nowhere", "privacy": {"colluders": 0.0}}, "there is no ledger at nowhere"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "rule"), BAD, ids=[f"{at}-{next(iter(b[0]))}" for at, b in enumerate(BAD)])
+def test_bad_input_is_refused_in_one_line(wrong, rule):
+    given = {"module": linear(), "clients": pairs(), **CLEAR} | wrong
+    if "validation" not in wrong and "metrics" in wrong:
+        given["validation"] = held_out()
+    with pytest.raises(ConfigError, match=rule) as refusal:
+        d2pfed.fit(given.pop("module"), given.pop("clients"), **given)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_module_that_is_not_finite_is_refused():
+    net = linear()
+    net.weight.data[0, 0] = torch.nan
+    with pytest.raises(ConfigError, match="the module's parameters must be finite, weight is not"):
+        d2pfed.fit(net, pairs(), **CLEAR)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"mode": "best"}, "mode must be one of min, max, got 'best'"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"least_gain": -1.0}, "least_gain must be finite"),
+        ({"milestones": (3, 2)}, "milestones must be increasing"),
+        ({"milestones": (0, 2)}, "milestones must be increasing"),
+    ],
+)
+def test_a_stop_rule_that_makes_no_sense_is_refused(wrong, rule):
+    with pytest.raises(ConfigError, match=rule):
+        EarlyStop(**wrong)
+
+
+def test_a_stop_rule_names_the_metrics_that_there_are():
+    with pytest.raises(ConfigError, match="early_stop watches loos, the metrics are loss, accuracy"):
+        d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), early_stop=EarlyStop(metric="loos"))
