@@ -11,7 +11,9 @@ from rich.table import Table
 from benchmarks import record, tables
 from benchmarks.arithmetic import DIMENSIONS, THREADS, SpeedRow, arithmetic
 from benchmarks.encode import encode_memory, prepare_encode
+from benchmarks.goals import GoalRow, bench_goals
 from benchmarks.growth import plot_growth
+from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST
 from benchmarks.secagg import SecAggRow, bench_secagg
 from benchmarks.training_row import TrainingRow
@@ -27,7 +29,7 @@ bench = typer.Typer(
 )
 
 PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost grows (PNG or SVG).")]
-Row = TypeVar("Row", SecAggRow, TrainingRow)
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow)
 
 _MODEST_DIMENSIONS = DIMENSIONS[:2]
 _MODEST_CLIENTS = 200
@@ -71,6 +73,7 @@ def all_command(
         return
     for table in shown:
         out().print(table)
+    out().print(record.line(about), soft_wrap=True, markup=False)
     out().print(f"Wrote {path}.", soft_wrap=True)
 
 
@@ -122,6 +125,36 @@ def secagg_command(
     out().print(tables.secagg_table(rows))
 
 
+@bench.command("ledger")
+def ledger_command(
+    releases: Annotated[list[int] | None, typer.Option(help="Releases held; several may be given.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Time a long ledger: opening, reserving, committing, verifying."""
+    rows = _watched(bench_ledger(tuple(releases or RELEASES)), _ledger_progress)
+    if json:
+        print_json({"rows": [tables.as_dict(row) for row in rows]})
+        return
+    out().print(tables.ledger_table(rows))
+
+
+@bench.command("goals")
+def goals_command(
+    large: Annotated[
+        bool,
+        typer.Option("--large", help="Also those that take minutes: 1,000,000 coordinates, 100,000 releases."),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Hold what is measured against the goals."""
+    about, rows = record.surroundings(), _watched(bench_goals(large=large), _goal_progress)
+    if json:
+        print_json(about | {"rows": [tables.as_dict(row) for row in rows]})
+        return
+    out().print(tables.goal_table(rows))
+    out().print(record.line(about), soft_wrap=True, markup=False)
+
+
 @bench.command("engines")
 def engines_command(
     clients: Annotated[
@@ -131,7 +164,7 @@ def engines_command(
     address: Annotated[str | None, typer.Option(help="A Ray cluster's address. [default: this machine]")] = None,
     json: AsJson = False,
 ) -> None:
-    """Time a simulated round by each backend: worker processes, this process, Ray."""
+    """Time a simulated round by each backend."""
     from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
 
     rows = list(bench_engines(clients, workers, address))
@@ -197,9 +230,21 @@ def _all_training() -> tuple[list[dict[str, object]], Table]:
     return [tables.as_dict(row) for row in rows], tables.training_table(rows)
 
 
+def _all_ledger() -> tuple[list[dict[str, object]], Table]:
+    rows = _watched(bench_ledger(RELEASES[:1]), _ledger_progress)
+    return [tables.as_dict(row) for row in rows], tables.ledger_table(rows)
+
+
+def _all_goals() -> tuple[list[dict[str, object]], Table]:
+    rows = _watched(bench_goals(), _goal_progress)
+    return [tables.as_dict(row) for row in rows], tables.goal_table(rows)
+
+
 _MODEST_RUNS = {
+    "goals": _all_goals,  # first: its workers are forked before this process has trained anything
     "arithmetic": _all_arithmetic,
     "secagg": _all_secagg,
+    "ledger": _all_ledger,
     "engines": _all_engines,
     "training": _all_training,
 }
@@ -217,6 +262,14 @@ def _watched(rows: Iterable[Row], progress: Callable[[Row], str]) -> list[Row]:
 def _secagg_progress(row: SecAggRow) -> str:
     result = row.error if row.round_seconds is None else f"{row.round_seconds:.1f} s"
     return f"{row.implementation}: {row.clients} clients, {row.dimension:,} coordinates, {result}"
+
+
+def _ledger_progress(row: LedgerRow) -> str:
+    return f"{row.what}, {row.releases:,} releases: {row.seconds:.3g} s"
+
+
+def _goal_progress(row: GoalRow) -> str:
+    return f"{row.what}: {row.error if row.seconds is None else f'{row.seconds:.3g} s'}, goal {row.goal:g} s"
 
 
 def _training_progress(row: TrainingRow) -> str:

@@ -22,7 +22,7 @@ _GOALS = {10_000: (1.5, 0.03), 100_000: (10.0, 0.03)}  # seconds to open, and to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LedgerRow:
     """Processor seconds of one operation on a ledger that holds so many releases."""
 
     what: str
@@ -36,18 +36,18 @@ class Row:
         return None if self.goal is None else self.seconds <= self.goal
 
 
-def bench_ledger(sizes: Sequence[int] = RELEASES) -> Iterator[Row]:
+def bench_ledger(sizes: Sequence[int] = RELEASES) -> Iterator[LedgerRow]:
     """Yield, for each number of releases, what opening, reserving, committing and verifying take."""
     for releases in sizes:
         with TemporaryDirectory() as place:
             yield from _measured(Path(place) / "ledger", releases)
 
 
-def _measured(path: Path, releases: int) -> Iterator[Row]:
+def _measured(path: Path, releases: int) -> Iterator[LedgerRow]:
     fill(path, releases)
     goal_open, goal_step = _GOALS.get(releases, (None, None))
     opened: list[Ledger] = []
-    yield Row(
+    yield LedgerRow(
         what="open", releases=releases, seconds=_seconds(lambda: opened.append(Ledger.open(path))), goal=goal_open
     )
     reserves, commits = [], []
@@ -56,9 +56,9 @@ def _measured(path: Path, releases: int) -> Iterator[Row]:
             planned, real = _release(number, _COHORT, _QUORUM), _release(number, _COHORT, _COHORT)
             reserves.append(_seconds(partial(ledger.reserve, planned)))
             commits.append(_seconds(partial(ledger.commit, real)))
-    yield Row(what="reserve", releases=releases, seconds=median(reserves), goal=goal_step)
-    yield Row(what="commit", releases=releases, seconds=median(commits), goal=goal_step)
-    yield Row(what="verify", releases=releases, seconds=_seconds(lambda: verify(path)), goal=None)
+    yield LedgerRow(what="reserve", releases=releases, seconds=median(reserves), goal=goal_step)
+    yield LedgerRow(what="commit", releases=releases, seconds=median(commits), goal=goal_step)
+    yield LedgerRow(what="verify", releases=releases, seconds=_seconds(lambda: verify(path)), goal=None)
 
 
 def fill(path: Path, releases: int) -> None:

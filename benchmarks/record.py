@@ -28,6 +28,16 @@ def surroundings() -> dict[str, object]:
     }
 
 
+def line(about: Mapping[str, object]) -> str:
+    """Return machine and versions in one line."""
+    machine, versions = about["machine"], about["versions"]
+    if not isinstance(machine, Mapping) or not isinstance(versions, Mapping):
+        return str(about["date"])
+    known = ", ".join(f"{name} {number}" for name, number in versions.items() if number is not None)
+    load = " ".join(str(each) for each in machine["load_at_start"])
+    return f"{about['date']}; {machine['processor']}, {machine['cores']} cores, load {load}; {known}"
+
+
 def write(path: Path, about: Mapping[str, object], benchmarks: Mapping[str, object]) -> None:
     """Write everything measured so far, so that a benchmark that fails loses nothing of those before it."""
     path.write_text(json.dumps(plain({**about, "benchmarks": dict(benchmarks)}), indent=1) + "\n")

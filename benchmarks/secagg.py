@@ -1,14 +1,14 @@
-"""What secure aggregation costs: the server in this process, all clients in another, bytes in between."""
+"""What secure aggregation costs: the server in this process, all clients in others, bytes in between."""
 
 import multiprocessing
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from d2pfed.secagg import (
     ServerPhase,
     Session,
     collect,
+    crypto,
+    shamir,
 )
 from d2pfed.secagg.exchange import Outbox
 from d2pfed.secagg.graph import Consistency
@@ -96,25 +98,64 @@ def _row(implementation: str, scale: Scale, cost: _Cost | FlowerCost | None, err
     )
 
 
-def measure(scale: Scale) -> SecAggRow:
-    """Run one round and check its sum; the peak is that of this process so far."""
+def measure(scale: Scale, processes: int = 1) -> SecAggRow:
+    """Run one round, its clients spread over so many processes, and check its sum; the peak is of this one so far."""
     spawning = multiprocessing.get_context("spawn")
-    here, there = spawning.Pipe()
-    clients = spawning.Process(target=serve_clients, args=(scale, there), daemon=True)
-    clients.start()
-    here.recv_bytes()  # the clients are there
-    transport = _Transport(here, scale.lost)
+    workers = []
+    for number in range(processes):
+        here, there = spawning.Pipe()
+        arguments = scale, there, range(number, scale.clients, processes)
+        worker = spawning.Process(target=serve_clients, args=arguments, daemon=True)
+        worker.start()
+        workers.append((worker, here))
+    for _, here in workers:
+        here.recv_bytes()  # the clients are there
+    transport = _Transport([here for _, here in workers], scale.lost)
     begun, begun_cpu = time.perf_counter(), time.process_time()
     total, survivors = _run(scale, transport)
     server_seconds, round_seconds = time.process_time() - begun_cpu, time.perf_counter() - begun
-    here.send_bytes(END)
-    client_seconds = float(here.recv_bytes())
-    clients.join()
+    client_seconds = 0.0
+    for worker, here in workers:
+        here.send_bytes(END)
+        client_seconds += float(here.recv_bytes())
+        worker.join()
     expected = sum(survivors) % scale.session().ring.modulus
     if len(survivors) != scale.clients - scale.dropouts or bool((total != expected).any()):
         raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
     each = client_seconds / scale.clients
     return _row("d2pfed", scale, _Cost(each, server_seconds, round_seconds, transport.largest_upload))
+
+
+def measure_loopback(scale: Scale) -> float:
+    """Return the wall-clock seconds of one round whose clients are all in this process, as simulations have them."""
+    session, root, agree = scale.session(), Entropy.system(), crypto.PairSecrets().agree
+    begun = time.perf_counter()
+    clients = {
+        client: Client(session, client, _constant(session, client), root.child(client), agree=agree)
+        for client in session.cohort
+    }
+    total, survivors = _run(scale, _Loopback(clients, scale.lost))
+    seconds = time.perf_counter() - begun
+    if bool((total != sum(survivors) % session.ring.modulus).any()):
+        raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Loopback:
+    """Carries requests to clients in this process."""
+
+    clients: Mapping[ClientId, Client]
+    lost: frozenset[ClientId]
+
+    def everyone(self, outbox: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
+        """Ask all that are in the outbox."""
+        return ((client, self.clients[client].receive(outbox[client])) for client in outbox)
+
+    def survivors(self, outbox: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
+        """Ask all that are in the outbox and not lost."""
+        asked = (client for client in outbox if client not in self.lost)
+        return ((client, self.clients[client].receive(outbox[client])) for client in asked)
 
 
 class _Watch:
@@ -161,8 +202,8 @@ def measure_crowd(scale: Scale) -> SecAggRow:
         return Client(session, client, _constant(session, 7), entropy, *enrolled(roster, client))
 
     crowd = Crowd(session, scale.lost, make, root)
+    shamir.split(1, 128, range(1, 129), root.stream())  # compile before the clock runs
     watch = _Watch(make(session.cohort[REAL], root.child("real")), session.cohort[REAL])
-    session.ring.add_mask_into(np.zeros(64, np.uint32), root.stream())  # compile before the clock runs
     advertising = Advertising(session, roster)
     watch.exchange(advertising, crowd.advertise)
     with _counted(watch, "server"):
@@ -185,15 +226,17 @@ def measure_crowd(scale: Scale) -> SecAggRow:
     return _row(name, scale, _Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
 
 
-def serve_clients(scale: Scale, connection: Connection) -> None:
-    """Be all the clients of a round: answer each request, then say how long the processor worked."""
+def serve_clients(scale: Scale, connection: Connection, served: Sequence[ClientId]) -> None:
+    """Be some clients of a round: answer each request, then say how long the processor worked.
+
+    Each computes its secrets itself, as on machines of their own: what is measured is a client.
+    """
     session, root = scale.session(), Entropy.system()
     roster = scale.roster() if scale.consistency is Consistency.SIGNED else None
     clients = {
         client: Client(session, client, _constant(session, client), root.child(client), *enrolled(roster, client))
-        for client in session.cohort
+        for client in served
     }
-    session.ring.add_mask_into(np.zeros(64, np.uint32), root.stream())  # compile before the clock runs
     connection.send_bytes(b"ready")
     begun = time.process_time()
     while (name := connection.recv_bytes()) != END:
@@ -202,10 +245,10 @@ def serve_clients(scale: Scale, connection: Connection) -> None:
 
 
 class _Transport:
-    """Carries requests to the other process, and loses the answers of the lost clients once keys are shared."""
+    """Carries requests to the other processes, and loses the answers of the lost clients once keys are shared."""
 
-    def __init__(self, connection: Connection, lost: frozenset[ClientId]) -> None:
-        self._connection = connection
+    def __init__(self, connections: Sequence[Connection], lost: frozenset[ClientId]) -> None:
+        self._connections = connections
         self._lost = lost
         self._sent: dict[ClientId, int] = {}
 
@@ -223,15 +266,40 @@ class _Transport:
         return self._ask(outbox, [client for client in outbox if client not in self._lost])
 
     def _ask(self, outbox: Mapping[ClientId, bytes], asked: list[ClientId]) -> Iterator[tuple[ClientId, bytes]]:
-        for client in asked:
-            self._connection.send_bytes(str(client).encode())
-            self._connection.send_bytes(outbox[client])
-            answer = self._connection.recv_bytes()
-            self._sent[client] = self._sent.get(client, 0) + len(answer)
-            yield client, answer
+        """Give each process its next request as soon as it has answered the one before."""
+        count = len(self._connections)
+        waiting = {
+            connection: iter([client for client in asked if client % count == number])
+            for number, connection in enumerate(self._connections)
+        }
+        pending = {
+            connection: client
+            for connection, clients in waiting.items()
+            if (client := self._send(connection, outbox, clients)) is not None
+        }
+        while pending:
+            for ready in wait(list(pending)):
+                connection = next(each for each in pending if each is ready)
+                client, answer = pending.pop(connection), connection.recv_bytes()
+                following = self._send(connection, outbox, waiting[connection])
+                if following is not None:
+                    pending[connection] = following
+                self._sent[client] = self._sent.get(client, 0) + len(answer)
+                yield client, answer
+
+    @staticmethod
+    def _send(
+        connection: Connection, outbox: Mapping[ClientId, bytes], clients: Iterator[ClientId]
+    ) -> ClientId | None:
+        """Send the next request of a process and return its client, None if there is none."""
+        client = next(clients, None)
+        if client is not None:
+            connection.send_bytes(str(client).encode())
+            connection.send_bytes(outbox[client])
+        return client
 
 
-def _run(scale: Scale, transport: _Transport) -> tuple[RingVector, tuple[ClientId, ...]]:
+def _run(scale: Scale, transport: _Transport | _Loopback) -> tuple[RingVector, tuple[ClientId, ...]]:
     session = scale.session()
     advertising = Advertising(session, scale.roster() if scale.consistency is Consistency.SIGNED else None)
     collect(advertising, transport.everyone)

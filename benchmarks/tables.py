@@ -7,16 +7,22 @@ from rich.table import Table
 
 from benchmarks.arithmetic import SpeedRow
 from benchmarks.engines_row import EngineRow
+from benchmarks.goals import GoalRow
+from benchmarks.ledger import LedgerRow
 from benchmarks.secagg import SecAggRow
 from benchmarks.training_row import TrainingRow
 
 _TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are not numbers
 
 
-def as_dict(row: SpeedRow | EngineRow | SecAggRow | TrainingRow) -> dict[str, object]:
+def as_dict(row: SpeedRow | EngineRow | SecAggRow | TrainingRow | LedgerRow | GoalRow) -> dict[str, object]:
     """Return a row with what is computed from it."""
-    derived = {"ratio": row.ratio, "met": row.met} if isinstance(row, SpeedRow | TrainingRow) else {}
-    return asdict(row) | derived
+    match row:
+        case SpeedRow() | TrainingRow():
+            return asdict(row) | {"ratio": row.ratio, "met": row.met}
+        case LedgerRow() | GoalRow():
+            return asdict(row) | {"met": row.met}
+    return asdict(row)
 
 
 def speed_table(rows: Sequence[SpeedRow]) -> Table:
@@ -80,6 +86,27 @@ def training_table(rows: Sequence[TrainingRow]) -> Table:
             *(_number(value) for value in (row.peer_seconds, row.ratio, row.goal)),
             *(_met(row.met), row.peer_error),
         )
+    return table
+
+
+def ledger_table(rows: Sequence[LedgerRow]) -> Table:
+    """Return the table of long ledgers."""
+    table = _table("A long ledger, processor seconds", ("what", "releases", "seconds", "goal", "met"))
+    for row in rows:
+        times = _number(row.seconds), _number(row.goal)
+        table.add_row(row.what, f"{row.releases:,}", *times, _met(row.met))
+    return table
+
+
+def goal_table(rows: Sequence[GoalRow]) -> Table:
+    """Return the table of goals."""
+    table = _table(
+        "Goals; wall-clock seconds where nothing else is said",
+        ("what", "measured", "processor seconds", "goal", "met", "note"),
+    )
+    for row in rows:
+        numbers = (_number(value) for value in (row.seconds, row.processor_seconds, row.goal))
+        table.add_row(row.what, *numbers, _met(row.met), row.error)
     return table
 
 

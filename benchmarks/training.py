@@ -28,7 +28,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, calibrate
 from d2pfed.round import Attempt, aggregate, run_plan
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, SimulatedFederation
+from d2pfed.simulation import Backend, Dropouts, Fidelity, InProcess, SimulatedFederation
 from d2pfed.training import Cohorts
 
 _LEAST_SHARE = 1 / 1.3  # of the speed without privacy: an overhead of at most 30 %
@@ -71,11 +71,11 @@ class Federation:
                 book.begin(fidelity.value, fidelity.value, charge)
             yield Federation(learner, plan, book)
 
-    def private(self, number: int, fidelity: Fidelity) -> FloatVector:
-        """Return the private mean of a round: trained, encoded, charged, summed and decoded."""
+    def private(self, number: int, fidelity: Fidelity, backend: Backend | None = None) -> FloatVector:
+        """Return the private mean of a round: trained (here, if nowhere else), encoded, charged, summed, decoded."""
         federation = SimulatedFederation(
             plan=self.plan,
-            backend=InProcess(self.learner),
+            backend=backend or InProcess(self.learner),
             cohorts=Cohorts(self.plan.sampling, self.entropy.child("cohorts")),
             dropouts=Dropouts(),
             fidelity=fidelity,

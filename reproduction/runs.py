@@ -16,7 +16,7 @@ from d2pfed.accounting import (
     upper_bound,
 )
 from d2pfed.api import Job, Settings, TaskEvaluator
-from d2pfed.errors import ConfigError
+from d2pfed.errors import D2PFedError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
@@ -196,7 +196,7 @@ def _release(system: System, noise: ContinuousGaussian) -> Release:
 
 
 def _is_finished(path: Path) -> bool:
-    with suppress(ConfigError):
+    with suppress(D2PFedError):
         return _summary(path).test_metrics is not None
     return False
 

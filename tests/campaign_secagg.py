@@ -11,8 +11,8 @@ import numpy as np
 from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Consistency, Delivery, Session
-from federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
-from sessions import run_session
+from support.federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
+from support.sessions import run_session
 from test_secagg_damage import damage
 
 AMOUNTS = ("none", "one", "10 %", "20 %", "30 %", "to the limit", "one below the limit")

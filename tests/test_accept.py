@@ -15,8 +15,8 @@ from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.session import require_one_view
-from evil import Evil
-from federation import enrol, make_session
+from support.evil import Evil
+from support.federation import enrol, make_session
 from test_malicious_graph import two_quorums
 
 POPULATION, COHORT, DEPTH = 60, 12, 6

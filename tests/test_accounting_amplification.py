@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-import oracle
 from d2pfed.accounting.amplification import SampledRdp, has_rdp_profile, rdp_delta
 from d2pfed.accounting.events import (
     Adjacency,
@@ -22,6 +21,7 @@ from d2pfed.accounting.events import (
 )
 from d2pfed.accounting.observers import RELEASED, account
 from d2pfed.accounting.pld import dominate
+from support import oracle
 
 SKELLAM = SkellamSum(Fraction(40), 1000, Fraction(100), Fraction(22_700), 51_370)
 

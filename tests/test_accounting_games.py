@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-import oracle
 from d2pfed.accounting.amplification import (
     PairKind,
     SampledGaussian,
@@ -22,6 +21,7 @@ from d2pfed.accounting.filters import ReferenceRound
 from d2pfed.accounting.observers import RELEASED, SERVER, account
 from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions, profile_bounds
 from d2pfed.accounting.surrogate import surrogate
+from support import oracle
 
 RADIUS = 3  # lattice steps per clip radius
 

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-import oracle
 from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import (
@@ -22,6 +21,7 @@ from d2pfed.accounting.events import (
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
 from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
 from d2pfed.accounting.surrogate import surrogate
+from support import oracle
 
 VARIANCES = (1, 2, 4, 16)
 CLIENTS = (1, 2, 4, 16, 64)

@@ -8,7 +8,6 @@ import mpmath
 import numpy as np
 import pytest
 
-import oracle
 from d2pfed.accounting import rdp
 from d2pfed.accounting.amplification import PairKind, SampledGaussian, fixed_size_delta
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
@@ -16,6 +15,7 @@ from d2pfed.accounting.events import DiscreteGaussianSum
 from d2pfed.accounting.pld import dominate, gaussian_delta, gaussian_epsilon
 from d2pfed.accounting.rdp import gaussian_moments, mironov_conversion, tight_conversion, without_replacement_rdp
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
+from support import oracle
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0])
 

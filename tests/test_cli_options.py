@@ -184,7 +184,7 @@ main()
         ("torch", "data fetch infimnist", "torch"),
         (
             "ray",
-            "train --task digits --population 40 --cohort-size 20 --rounds 1 --engine ray --epsilon 30",
+            "train --task digits --population 40 --cohort-size 20 --rounds 1 --backend ray --epsilon 30",
             "ray",
         ),
     ],

@@ -20,7 +20,17 @@ from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
 from d2pfed.secagg.wire import frame, subset_of
-from federation import MODEL, PHASES, TASK, Federation, enrol, enrolment_secret, make_session, one_hot, run_round
+from support.federation import (
+    MODEL,
+    PHASES,
+    TASK,
+    Federation,
+    enrol,
+    enrolment_secret,
+    make_session,
+    one_hot,
+    run_round,
+)
 
 SHAPES = {
     "plain": {},

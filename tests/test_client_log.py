@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from crash_moments import Disk, lay_out
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger import client_log, private_files
+from d2pfed.ledger import client_log
+from d2pfed.ledger import files as ledger_files
 from d2pfed.ledger.client_history import Anchor, ClientHistory, Entry, anchor_after
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest
+from support.crash_moments import Disk, lay_out
 
 AUTHORITY, CLIENT = bytes(range(32)), 7
 
@@ -190,20 +191,20 @@ def test_power_loss_at_any_moment_leaves_log_and_anchor_agreed(log, tmp_path, mo
 
 @pytest.mark.parametrize("part", ["append_file", "sync_directory"])
 def test_a_missing_sync_is_caught(log, tmp_path, monkeypatch, part):
-    original = getattr(private_files, part)
+    original = getattr(ledger_files, part)
 
     def lazy(*arguments):
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", lambda descriptor: None)
             original(*arguments)
 
-    monkeypatch.setattr(private_files, part, lazy)
+    monkeypatch.setattr(ledger_files, part, lazy)
     monkeypatch.setattr(client_log, part, lazy)
     assert unpaid(recorded(tmp_path, monkeypatch), tmp_path / "crashed") > 0
 
 
 def test_an_anchor_that_moves_before_its_row_is_caught(log, tmp_path, monkeypatch):
-    append = private_files.append_file
+    append = ledger_files.append_file
 
     def late(file, content):
         pending.append((file, content))

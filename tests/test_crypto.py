@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import encode_path
 from d2pfed.secagg import crypto
-from evil import LOW_ORDER
+from support.evil import LOW_ORDER
 
 KEY = bytes(range(32))
 

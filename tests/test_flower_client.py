@@ -13,34 +13,31 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from d2pfed.accounting import Sampling
-from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.account import Account, Given
-from d2pfed.flower.client import home_of, private
-from d2pfed.flower.envelope import EXCHANGE
-from d2pfed.flower.home import SIMULATION_VARIABLE, read_home
-from d2pfed.flower.layout import Layout
-from d2pfed.flower.layout import RowKind as ArrayEntry
-from d2pfed.flower.part import Part
+from d2pfed.errors import ConfigError, LedgerError, PeerError
+from d2pfed.flower import client as client_module
+from d2pfed.flower.client import config_of, private
+from d2pfed.flower.client_account import ClientAccount, ClientSpending
+from d2pfed.flower.client_attempt import ClientAttempt
+from d2pfed.flower.client_config import SIMULATION_VARIABLE, read_client_config
+from d2pfed.flower.records import from_record, to_record
+from d2pfed.flower.requests import ExchangeRequest, RequestKind
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.numerics import canonical
 from d2pfed.plan import Policy
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
-from homes import anchor_in, enrol, home_in
-from local_grid import (
-    DIMENSION,
+from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
+from support.local_grid import (
     make_app,
     make_context,
     make_grid,
     make_message,
-    make_plan,
     make_strategy,
-    noise_bound,
     one_hot,
     start,
 )
-from lying_server import LyingServer
+from support.malicious_server import MaliciousServer
 
 
 @pytest.fixture
@@ -50,22 +47,27 @@ def plan():
 
 @pytest.fixture
 def server(tmp_path, plan):
-    """A server whose run has been introduced to client 0."""
-    made = LyingServer(tmp_path, plan, enrol(tmp_path, 5))
-    made.introduce(0)
+    """A server whose run has been announced to client 0."""
+    made = MaliciousServer(tmp_path, plan, enrol(tmp_path, 5))
+    made.announce(0)
     return made
 
 
 @pytest.fixture
-def home(tmp_path, server):
-    return home_in(tmp_path, 0)
+def directory(tmp_path, server):
+    return directory_of(tmp_path, 0)
+
+
+def frame_kind(message: Message) -> MessageKind | None:
+    """The kind of protocol frame that a request carries; None for an announcement."""
+    kind, data = from_record(message.content)
+    return MessageKind(kind_of(ExchangeRequest.decode(data).frame)) if kind is RequestKind.EXCHANGE else None
 
 
 def replay(grid, node: int, kind: MessageKind):
     """The first request of a kind that went to a node, sent again."""
     for message in grid.sent:
-        content = message.content if message.metadata.dst_node_id == node else {}
-        if EXCHANGE in content and kind_of(content[EXCHANGE]["frame"]) == kind:
+        if message.metadata.dst_node_id == node and frame_kind(message) is kind:
             return make_message(message.content, node)
     raise AssertionError(f"no request {kind} went to node {node}")
 
@@ -176,7 +178,7 @@ def test_no_log_of_either_side_has_data_or_keys(tmp_path, caplog):
     caplog.set_level(1)
     grid, roster = make_grid(tmp_path, train=leaky), enrol(tmp_path, 5)
     start(make_strategy(make_plan(rounds=1), tmp_path, roster), grid)
-    keys = [(tmp_path / f"home-{client}" / "key").read_bytes() for client in range(5)]
+    keys = [(tmp_path / f"client-{client}" / "key").read_bytes() for client in range(5)]
     secrets = [PLANTED_TEXT, str(PLANTED_NUMBER), str(PLANTED_WEIGHT)]
     for key in [*keys, np.float32(PLANTED_WEIGHT).tobytes(), np.float64(PLANTED_NUMBER).tobytes()]:
         secrets += [key.hex(), str(key)[2:-1]]
@@ -201,11 +203,11 @@ def test_training_that_fails_contributes_zero_and_its_noise(tmp_path, value):
 
 
 @pytest.mark.parametrize("category", ["evaluate", "train", "query"])
-def test_messages_of_other_strategies_are_refused(home, category):
+def test_messages_of_other_strategies_are_refused(directory, category):
     message = make_message(RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord({"lr": 0.1})}), 100)
     message.metadata.message_type = category
-    with pytest.raises(PeerError, match="answers requests of d2pfed only"):
-        private(message, make_context(0, home), one_hot(0))
+    with pytest.raises(PeerError, match="of d2pfed"):
+        private(message, make_context(0, directory), one_hot(0))
 
 
 def test_an_invitation_is_answered_once(server):
@@ -220,21 +222,22 @@ def test_an_invitation_is_answered_once(server):
 ANSWER = """
 import sys
 from pathlib import Path
-from local_grid import make_context, make_message
+from support.local_grid import make_context, make_message
 from d2pfed.flower.client import private
-from d2pfed.flower.envelope import Request
-request = Request(bytes.fromhex(sys.argv[2]), 60.0, 300.0).pack()
+from d2pfed.flower.records import to_record
+from d2pfed.flower.requests import ExchangeRequest, RequestKind
+request = to_record(RequestKind.EXCHANGE, ExchangeRequest(bytes.fromhex(sys.argv[2]), 60.0, 300.0).encode())
 assert private(make_message(request, 100), make_context(0, Path(sys.argv[1])), None).has_content()
 print(sorted({"numba", "scipy", "dp_accounting", "mpmath", "torch", "matplotlib"} & set(sys.modules)))
 """
 
 
-def test_a_request_that_asks_for_no_vector_loads_nothing_slow(server, home):
+def test_a_request_that_asks_for_no_vector_loads_nothing_slow(server, directory):
     """Flower starts a process for each message, so what it loads is what most exchanges cost."""
-    frame = server.invitation()[EXCHANGE]["frame"].hex()
+    frame = server.invitation().hex()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     loaded = subprocess.run(
-        [sys.executable, "-c", ANSWER, str(home), frame],
+        [sys.executable, "-c", ANSWER, str(directory), frame],
         env=environment,
         capture_output=True,
         text=True,
@@ -263,7 +266,7 @@ def test_a_replayed_request_in_mid_round_gets_no_second_answer(tmp_path, plan):
     seconds = []
 
     def twice(client, message):
-        if client == 0 and EXCHANGE in message.content:
+        if client == 0 and frame_kind(message) is not None:
             first = grid.answer(100, message)
             seconds.append(grid.answer(100, message))
             return _Answered(first)
@@ -285,15 +288,15 @@ def test_a_plan_that_was_not_agreed_on_is_refused(server, plan):
     other = replace(plan, attempts_per_round=plan.attempts_per_round + 1)
     with pytest.raises(PeerError, match="was agreed on with another plan"):
         replace(server, plan=other).invite()
-    with pytest.raises(PeerError, match="introduced with another plan"):
-        replace(server, plan=other).introduce(0)
-    with pytest.raises(PeerError, match="never introduced"):
+    with pytest.raises(PeerError, match="announced with another plan"):
+        replace(server, plan=other).announce(0)
+    with pytest.raises(PeerError, match="never announced"):
         replace(server, run="another run").invite()
 
 
 def test_an_invitation_for_another_client_is_refused(server):
     with pytest.raises(PeerError, match="this is client 0, the invitation is for client 3"):
-        server.ask(0, server.invitation(client=3))
+        server.ask_frame(0, server.invitation(client=3))
 
 
 def test_an_answer_that_took_too_long_is_not_sent(tmp_path, plan):
@@ -307,10 +310,9 @@ def test_an_answer_that_took_too_long_is_not_sent(tmp_path, plan):
     grid, roster = make_grid(tmp_path, train=slow), enrol(tmp_path, 5)
 
     def hasty(client, message):
-        if client == 1 and EXCHANGE in message.content:
-            fields = message.content[EXCHANGE]
-            if kind_of(fields["frame"]) == MessageKind.MASK_REQUEST:
-                fields["seconds"] = 1.0
+        if client == 1 and frame_kind(message) is MessageKind.MASK_REQUEST:
+            request = ExchangeRequest.decode(from_record(message.content)[1])
+            message.content = to_record(RequestKind.EXCHANGE, replace(request, seconds=1.0).encode())
         return message
 
     grid.going = hasty
@@ -329,40 +331,58 @@ def test_the_whole_run_works_without_a_roster_where_everyone_says_so(tmp_path, m
 
 
 def test_an_error_of_the_clients_own_tells_the_server_nothing_of_its_machine(tmp_path, server, caplog):
-    app, message = make_app(one_hot(0)), make_message(server.introduction().pack(), 100)
+    app, message = (
+        make_app(one_hot(0)),
+        make_message(to_record(RequestKind.ANNOUNCEMENT, server.announcement().encode()), 100),
+    )
     with pytest.raises(ConfigError, match="not set up; its own log says why") as failure:
         app(message, make_context(0, tmp_path / "nowhere"))
     assert str(tmp_path) not in str(failure.value)
     assert str(tmp_path / "nowhere") in caplog.text
 
 
-def test_a_defect_tells_the_server_nothing_of_the_client(server, home, caplog):
-    (home / "runs").rename(home / "gone")
-    (home / "runs").write_text("in the way")
+@pytest.mark.parametrize("failure", [LedgerError, RuntimeError, UnicodeError])
+def test_whatever_is_wrong_with_a_config_tells_the_server_nothing(server, directory, monkeypatch, caplog, failure):
+    def broken(path):
+        raise failure(f"planted in {path}")
+
+    monkeypatch.setattr(client_module, "read_client_config", broken)
+    message = make_message(to_record(RequestKind.ANNOUNCEMENT, server.announcement().encode()), 100)
+    with pytest.raises(ConfigError, match="not set up; its own log says why") as raised:
+        private(message, make_context(0, directory), one_hot(0))
+    assert raised.value.__suppress_context__
+    assert f"planted in {directory}" in caplog.text
+
+
+def test_a_defect_tells_the_server_nothing_of_the_client(server, directory, caplog):
+    (directory / "runs").rename(directory / "gone")
+    (directory / "runs").write_text("in the way")
     with pytest.raises((PeerError, ConfigError)) as failure:
         server.invite()
-    assert str(home) not in str(failure.value)
-    assert str(home) in caplog.text
+    assert str(directory) not in str(failure.value)
+    assert str(directory) in caplog.text
 
 
-def test_a_new_attempt_forgets_the_secrets_of_the_one_before(server, home):
+def test_a_new_attempt_forgets_the_secrets_of_the_one_before(server, directory):
     server.invite(attempt=0)
-    (before,) = (home / "states").glob("*.state")
+    (before,) = (directory / "states").glob("*.state")
     server.invite(attempt=1)
-    (after,) = (home / "states").glob("*.state")
+    (after,) = (directory / "states").glob("*.state")
     assert before != after
 
 
-def test_a_client_without_a_home_is_refused_with_what_to_do(monkeypatch):
+def test_a_client_without_a_directory_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.delenv(SIMULATION_VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match="a client needs a home: start its SuperNode with --node-config"):
-        home_of(make_context(0, None))
+    with pytest.raises(ConfigError, match="a client needs a directory: start its SuperNode with --node-config"):
+        config_of(make_context(0, None))
 
 
-def test_a_simulated_client_is_not_enrolled_and_a_home_goes_before_it(monkeypatch, tmp_path, home):
+def test_a_simulated_client_is_not_enrolled_and_a_configured_directory_takes_precedence(
+    monkeypatch, tmp_path, directory
+):
     monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path))
-    assert home_of(make_context(3, None)).consistency is Consistency.ASSUMED
-    assert home_of(make_context(3, home)).consistency is Consistency.SIGNED
+    assert config_of(make_context(3, None)).consistency is Consistency.ASSUMED
+    assert config_of(make_context(3, directory)).consistency is Consistency.SIGNED
 
 
 def is_free(lock) -> bool:
@@ -378,10 +398,10 @@ def is_free(lock) -> bool:
 
 def test_a_plan_is_checked_while_no_lock_is_held(tmp_path, monkeypatch):
     """A plan that takes long to check must not keep other runs waiting."""
-    free, check, room = [], Policy.check, Account.require_room
+    free, check, room = [], Policy.check, ClientAccount.require_room
 
     def look(*_):
-        places = [home_in(tmp_path, 0) / "runs" / "lock", anchor_in(tmp_path, 0) / "lock"]
+        places = [directory_of(tmp_path, 0) / "runs" / "lock", anchor_in(tmp_path, 0) / "lock"]
         free.extend(is_free(lock) for lock in places if lock.exists())
 
     def slow_check(self, plan, enrolled=None):
@@ -393,16 +413,16 @@ def test_a_plan_is_checked_while_no_lock_is_held(tmp_path, monkeypatch):
         room(self, plan, run, history)
 
     monkeypatch.setattr(Policy, "check", slow_check)
-    monkeypatch.setattr(Account, "require_room", slow_room)
-    server = LyingServer(tmp_path, make_plan(), enrol(tmp_path, 5))
-    server.introduce(0)
-    replace(server, run="another run", first_draw=20).introduce(0)
+    monkeypatch.setattr(ClientAccount, "require_room", slow_room)
+    server = MaliciousServer(tmp_path, make_plan(), enrol(tmp_path, 5))
+    server.announce(0)
+    replace(server, run="another run", first_draw=20).announce(0)
     assert free == [True] * len(free)
     assert len(free) >= 4
 
 
 WILD = {
-    '"cohort":5': '"cohort":1000000000000',
+    '"cohort_size":5': '"cohort_size":1000000000000',
     '"population":5': '"population":1000000000000',
     '"dimension":16': '"dimension":1' + "0" * 300,
     '"rounds":2': '"rounds":1' + "0" * 4000,
@@ -411,63 +431,55 @@ WILD = {
 
 
 @pytest.mark.parametrize("found", WILD)
-def test_wild_numbers_in_an_introduction_are_refused(server, found):
+def test_wild_numbers_in_an_announcement_are_refused(server, found):
     text = canonical.encode(server.plan)
     assert found in text
-    wild = replace(server.introduction(), run="wild", plan=text.replace(found, WILD[found]))
+    wild = replace(server.announcement(), run="wild", plan=text.replace(found, WILD[found]))
     with pytest.raises((PeerError, ConfigError)):
-        server.ask(0, wild.pack())
+        server.ask(0, RequestKind.ANNOUNCEMENT, wild.encode())
     server.invite()  # it is as before
 
 
-def test_a_layout_has_no_more_arrays_than_any_model():
-    entry = ArrayEntry("a", (1,), "float32")
-    with pytest.raises(ConfigError, match="at most 16384 arrays, got 16385"):
-        Layout(tuple(replace(entry, name=str(number)) for number in range((1 << 14) + 1)))
-    with pytest.raises(ConfigError, match="at most 2097152 are read"):
-        Layout.decode(" " * (1 << 22))
-
-
-def test_a_plan_below_the_clients_policy_is_refused_also_after_it_was_agreed_on(server, home):
-    text = (home / "client.toml").read_text()
-    (home / "client.toml").write_text(text.replace("least_cohort = 3", "least_cohort = 6"))
+def test_a_plan_below_the_clients_policy_is_refused_also_after_it_was_agreed_on(server, directory):
+    text = (directory / "client.toml").read_text()
+    (directory / "client.toml").write_text(text.replace("least_cohort = 3", "least_cohort = 6"))
     with pytest.raises(ConfigError, match="policy"):
-        replace(server, run="stricter").introduce(0)
+        replace(server, run="stricter").announce(0)
     with pytest.raises(ConfigError, match="policy"):
         server.invite()
 
 
-def test_colluders_that_the_client_counts_on_are_not_the_servers_to_choose(server, home):
+def test_colluders_that_the_client_counts_on_are_not_the_servers_to_choose(server, directory):
     """Five clients with a quorum of three fall to one colluder."""
-    text = (home / "client.toml").read_text()
-    (home / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.1"))
+    text = (directory / "client.toml").read_text()
+    (directory / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.1"))
     with pytest.raises(ConfigError, match="2 quorum > cohort"):
-        replace(server, run="stricter").introduce(0)
+        replace(server, run="stricter").announce(0)
     safe = make_plan(dropouts=0.2, colluders=0.1)
     assert safe.colluders == 1
-    replace(server, run="safer", plan=safe).introduce(0)
+    replace(server, run="safer", plan=safe).announce(0)
 
 
-def test_the_protocol_gets_the_clients_own_number_of_colluders(server, home, monkeypatch):
+def test_the_protocol_gets_the_clients_own_number_of_colluders(server, directory, monkeypatch):
     """It decides how many boxes may fail to open, which is how many claims a server can hide."""
-    text = (home / "client.toml").read_text()
-    (home / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.3"))
-    kept, memories = Part._memory, []
-    monkeypatch.setattr(Part, "_memory", lambda self: memories.append(kept(self)) or memories[-1])
+    text = (directory / "client.toml").read_text()
+    (directory / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.3"))
+    kept, memories = ClientAttempt.memory, []
+    monkeypatch.setattr(ClientAttempt, "memory", lambda self: memories.append(kept(self)) or memories[-1])
     safer = replace(server, run="safer", plan=make_plan(dropouts=0.2, colluders=0.3), first_draw=30)
-    safer.introduce(0)
+    safer.announce(0)
     safer.invite()
     assert [memory.colluders for memory in memories] == [2]
 
 
-def test_a_saved_phase_that_a_crash_has_left_is_erased_at_the_next_message(server, home):
+def test_a_saved_phase_that_a_crash_has_left_is_erased_at_the_next_message(server, directory):
     server.invite()
-    (state,) = (home / "states").glob("*.state")
-    leftover = home / "states" / f".{state.name}.4711"
+    (state,) = (directory / "states").glob("*.state")
+    leftover = directory / "states" / f".{state.name}.4711"
     leftover.write_bytes(state.read_bytes())
-    damaged = home / "states" / ("ff" * 32 + ".state")
+    damaged = directory / "states" / ("ff" * 32 + ".state")
     damaged.write_bytes(b"damaged")
-    replace(server, run="another run", first_draw=30).introduce(0)
+    replace(server, run="another run", first_draw=30).announce(0)
     assert not leftover.exists()
     assert not damaged.exists()
     assert state.exists()
@@ -487,7 +499,7 @@ def test_a_sampled_client_at_its_cap_sends_zero_and_its_noise(tmp_path):
     assert np.abs(models[2] - models[1]).max() < 0.1
     assert all(reply.has_content() for reply in grid.received)  # nobody stays away
     for client in range(5):
-        assert len(Given.of(read_home(home_in(tmp_path, client)).log.read()).releases) == 1
+        assert len(ClientSpending.of(read_client_config(directory_of(tmp_path, client)).log.read()).releases) == 1
 
 
 def test_a_second_run_over_the_same_clients_is_possible_and_counted(tmp_path):
@@ -497,6 +509,6 @@ def test_a_second_run_over_the_same_clients_is_possible_and_counted(tmp_path):
     start(strategy, grid)
     start(replace(strategy, directory=tmp_path / "another run"), grid)
     for client in range(5):
-        releases = Given.of(read_home(home_in(tmp_path, client)).log.read()).releases
+        releases = ClientSpending.of(read_client_config(directory_of(tmp_path, client)).log.read()).releases
         assert len(releases) == 4
         assert len({release.run for release in releases}) == 2

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from d2pfed.errors import ConfigError
-from d2pfed.flower.account import Account
-from d2pfed.flower.home import init_home, read_home
+from d2pfed.flower.client_account import ClientAccount
+from d2pfed.flower.client_config import init_client, read_client_config
 from d2pfed.plan import Enrolled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,11 +33,11 @@ def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tm
     config = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     plan = make_plan(config | {"roster": "a roster"})
     enrolled = Enrolled(config["population"], 4 << 12)
-    told = re.search(r"d2pfed client init .* --epsilon (\d+)", (ROOT / "docs/deploy.md").read_text())
-    init_home(tmp_path / "home", 0, bytes(range(32)), tmp_path / "anchor", float(told[1]))
-    home = read_home(tmp_path / "home")
-    home.policy.check(plan, enrolled)
-    Account(home.log, home.budget).require_room(plan, "a run", home.log.read())
-    init_home(tmp_path / "cautious", 1, bytes(range(32)), tmp_path / "another")
+    enrols = re.search(r"d2pfed client init .* --epsilon (\d+)", (ROOT / "docs/deploy.md").read_text())
+    init_client(tmp_path / "client", 0, bytes(range(32)), tmp_path / "anchor", float(enrols[1]))
+    config = read_client_config(tmp_path / "client")
+    config.policy.check(plan, enrolled)
+    ClientAccount(config.log, config.budget).require_room(plan, "a run", config.log.read())
+    init_client(tmp_path / "cautious", 1, bytes(range(32)), tmp_path / "another")
     with pytest.raises(ConfigError, match="epsilon against server must be at most 10"):
-        read_home(tmp_path / "cautious").policy.check(plan, enrolled)
+        read_client_config(tmp_path / "cautious").policy.check(plan, enrolled)

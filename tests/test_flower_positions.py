@@ -1,10 +1,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
-from crash_moments import Disk, lay_out
 from d2pfed.flower import positions
 from d2pfed.flower.positions import Positions
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.position import Position
+from support.crash_moments import Disk, lay_out
 
 
 def position(count: int, life: str = "one") -> Position:
@@ -26,7 +26,7 @@ def test_the_highest_count_of_each_client_is_remembered(tmp_path):
     assert memory_in(tmp_path).latest() == {1: position(6), 2: position(7), (1 << 64) - 1: position(1)}
 
 
-def test_an_older_position_or_one_of_another_life_washes_nothing_away(tmp_path):
+def test_an_older_or_forked_position_does_not_replace_the_latest(tmp_path):
     memory = memory_in(tmp_path)
     memory.keep({1: position(5)})
     memory.keep({1: position(4, "restored")})

@@ -6,41 +6,47 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from safetensors.numpy import load_file
 
 from d2pfed.accounting import Sampling
-from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, PeerError, TooFewClients
+from d2pfed.cli import main
+from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
 from d2pfed.flower import server
-from d2pfed.flower.draws import Committed
-from d2pfed.flower.envelope import EXCHANGE, INTRODUCTION, Introduced, Introduction, Request, pack_answer
+from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.enrolment import DrawCommitment
 from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.home import read_home
-from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
+from d2pfed.flower.records import from_record, to_record
+from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import RowKind as LogEntry
+from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import MechanismName
+from d2pfed.runs import RoundRecord
+from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
-from homes import enrol, home_in, sign_roster
-from local_grid import (
-    DIMENSION,
+from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
+from support.local_grid import (
     make_grid,
     make_message,
-    make_plan,
     make_strategy,
-    noise_bound,
     start,
 )
+from support.reports import Page, outside
 
 
 def kind(message: Message) -> MessageKind | None:
-    """The kind of frame in a message that still travels as a request or an answer."""
-    if not message.has_content() or EXCHANGE not in message.content:
-        return None
-    return MessageKind(kind_of(message.content[EXCHANGE]["frame"]))
+    """The kind of frame in a request of the server; None for an announcement."""
+    kind, data = from_record(message.content)
+    return MessageKind(kind_of(ExchangeRequest.decode(data).frame)) if kind is RequestKind.EXCHANGE else None
+
+
+def is_acceptance(reply: Message) -> bool:
+    return reply.has_content() and list(reply.content) == [RequestKind.ANNOUNCEMENT]
 
 
 def unavailable(message: Message) -> Message:
@@ -105,7 +111,7 @@ def test_silence_ends_at_the_deadline(tmp_path):
     )
     start(make_strategy(plan, tmp_path, roster), grid, timeout=8.0)
     assert committed(tmp_path) == [(0, 1, 2, 4)]
-    assert [lap["answered"] for lap in rounds_of(tmp_path)[0]["exchanges"]] == [5, 5, 4, 4, 4]
+    assert [each["answered"] for each in rounds_of(tmp_path)[0]["exchanges"]] == [5, 5, 4, 4, 4]
 
 
 def test_an_answer_in_another_nodes_name_is_not_taken(tmp_path):
@@ -147,13 +153,12 @@ PLANTED = b"planted-in-an-answer"
         MessageKind.UNMASK_REQUEST,
     ],
 )
-def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(tmp_path, caplog, asked):
+def test_the_log_names_the_refused_node_the_exchange_and_the_rule(tmp_path, caplog, asked):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def damaged(client, reply):
         if client == 3 and kind(grid.sent[-1]) is asked:
-            frame = reply.content[EXCHANGE]["frame"]
-            reply.content = pack_answer(frame + PLANTED)
+            reply.content = to_record(RequestKind.EXCHANGE, from_record(reply.content)[1] + PLANTED)
         return reply
 
     grid.coming = damaged
@@ -164,7 +169,7 @@ def test_an_operator_reads_who_was_refused_in_which_exchange_and_by_which_rule(t
     assert all(secret not in caplog.text for secret in (PLANTED.decode(), PLANTED.hex(), str(PLANTED)[2:-1]))
 
 
-def test_another_machines_words_stay_on_their_line_of_the_log(tmp_path, caplog):
+def test_the_text_of_a_remote_error_is_escaped_in_the_log(tmp_path, caplog):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     words = "oh\nround 7: 5 survivors\x1b[2J" + "!" * 1000
     grid.coming = lambda client, reply: (
@@ -237,7 +242,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     assert np.abs(params[:5] - 3 / 5).max() < 3**0.5 * noise_bound(plan, 5)
 
 
-def test_at_their_cap_silos_stay_away_and_the_run_ends(tmp_path):
+def test_unsampled_clients_at_their_cap_refuse_and_the_run_ends(tmp_path):
     plan, roster, grid = make_plan(rounds=2, spare=0), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def crash(number, arrays):
@@ -264,7 +269,7 @@ def test_an_unknown_node_is_refused(tmp_path, caplog):
     plan, grid = make_plan(rounds=1), make_grid(tmp_path)
     roster = enrol(tmp_path, 5)
     keys = {client: key for client, key in roster.roster.keys.items() if client != 4} | {9: digest("other")}
-    committed_to = Committed(roster.roster.depth, roster.roster.root)
+    committed_to = DrawCommitment(roster.roster.depth, roster.roster.root)
     stranger = sign_roster(tmp_path, keys, None, committed_to)
     hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     start(make_strategy(plan, tmp_path, stranger, deadlines=hurry), grid)
@@ -277,8 +282,9 @@ def test_a_node_cannot_speak_for_a_client_whose_key_it_lacks(tmp_path, caplog):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def forged(client, reply):
-        if client == 4 and reply.has_content() and INTRODUCTION in reply.content:
-            reply.content = Introduced(0, crypto.sign(digest("mine"), digest("a lie"))).pack()
+        if client == 4 and is_acceptance(reply):
+            forged = RunAcceptance(0, crypto.sign(digest("mine"), digest("a lie")))
+            reply.content = to_record(RequestKind.ANNOUNCEMENT, forged.encode())
         return reply
 
     grid.coming = forged
@@ -287,12 +293,12 @@ def test_a_node_cannot_speak_for_a_client_whose_key_it_lacks(tmp_path, caplog):
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
 
-def test_an_introduction_of_another_node_cannot_be_passed_on(tmp_path, caplog):
+def test_an_acceptance_of_another_node_cannot_be_passed_on(tmp_path, caplog):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     shown = {}
 
     def copied(client, reply):
-        if reply.has_content() and INTRODUCTION in reply.content:
+        if is_acceptance(reply):
             shown[client] = reply.content
             if client == 4:
                 reply.content = shown[0]
@@ -310,7 +316,7 @@ def test_the_roster_must_be_the_plans_population(tmp_path):
 
 
 def test_cohorts_come_from_the_whole_roster_whoever_is_connected(tmp_path):
-    """Drawing from those who are connected would break the sampling that the promise rests on."""
+    """Drawing from those who are connected would break the sampling that the guarantee rests on."""
     plan = make_plan(5, rounds=1, population=6, sampling=Sampling.FIXED, dropouts=0.4)
     roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, clients=5)
     start(
@@ -336,71 +342,8 @@ def test_a_model_of_another_size_than_planned_is_refused(tmp_path):
         strategy.start(make_grid(tmp_path), ArrayRecord({"params": Array(np.zeros(3, np.float32))}))
 
 
-def test_layouts_come_back_and_refuse_what_is_no_parameter():
-    arrays = ArrayRecord(
-        {
-            "weight": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
-            "bias": Array(np.array([7.0, 8.0])),
-            "scale": Array(np.array(9.0, np.float16)),
-        }
-    )
-    layout = Layout.of(arrays)
-    assert Layout.decode(layout.encode()) == layout
-    flat = layout.flatten(arrays)
-    assert flat.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
-    back = layout.unflatten(flat)
-    assert all(np.array_equal(back[name].numpy(), arrays[name].numpy()) for name in arrays)
-    assert [back[name].dtype for name in arrays] == ["float32", "float64", "float16"]
-    with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
-        Layout.of(ArrayRecord({"seen": Array(np.array(3))}))
-    with pytest.raises(ConfigError, match="the arrays must be weight"):
-        layout.flatten(ArrayRecord({"weight": Array(np.zeros(6, np.float32))}))
-    more = ArrayRecord({"seen": Array(np.array(3))} | dict(reversed(arrays.items())))
-    assert layout.flatten(more).tolist() == flat.tolist()
-
-
-def test_models_come_back_and_damaged_ones_are_refused():
-    layout = Layout.of(ArrayRecord({"params": Array(np.zeros(4, np.float32))}))
-    params = np.array([1.5, -2, 0, 4], np.float32)
-    model = encode_model(params)
-    assert np.array_equal(decode_model(model, layout), params)
-    for damaged in (model[:-1], model + b"\0", b""):
-        with pytest.raises(PeerError, match="a model of 4 parameters was expected"):
-            decode_model(damaged, layout)
-
-
-def test_tasks_come_back_with_their_configuration_and_others_are_refused():
-    layout = Layout.of(ArrayRecord({"params": Array(np.zeros(4, np.float32))}))
-    other = Layout.of(ArrayRecord({"weights": Array(np.zeros(4, np.float32))}))
-    task = encode_task(layout, {"lr": 0.1, "server-round": 3, "name": "x"})
-    assert dict(decode_task(task, layout)) == {"lr": 0.1, "server-round": 3, "name": "x"}
-    size = int.from_bytes(task[:4], "little")
-    arrays = task[: 4 + size]
-    for damaged in (encode_task(other, {}), task[:3], b"\xff\xff\xff\xff" + task[4:], b""):
-        with pytest.raises(PeerError, match="layout that the run was introduced with"):
-            decode_task(damaged, layout)
-    for text in (b"", b"[]", b"[" * 100_000, b'{"a": {"b": 1}}', b'{"a": 1', b'{"a": ' + b"9" * 5000 + b"}"):
-        with pytest.raises(PeerError, match="flat JSON object"):
-            decode_task(arrays + text, layout)
-    with pytest.raises(ConfigError, match="numbers, texts and lists"):
-        encode_task(layout, {"bytes": b"raw"})
-
-
-def test_requests_have_exactly_their_fields():
-    request = Request(b"frame", 1.0, 5.0)
-    assert Request.unpack(request.pack()) == request
-    assert list(pack_answer(b"frame")) == [EXCHANGE]
-    extra = request.pack()
-    extra["more"] = ConfigRecord({})
-    short = RecordDict({EXCHANGE: ConfigRecord({"frame": b"frame"})})
-    endless = Request(b"frame", 9.0, 5.0).pack()
-    for content in (extra, short, endless, RecordDict({})):
-        with pytest.raises(PeerError, match="must"):
-            Request.unpack(content)
-
-
 @pytest.mark.parametrize("name", ["joining", "keys", "training", "poll"])
-def test_no_wait_is_without_end(name):
+def test_every_deadline_is_finite_and_positive(name):
     for seconds in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=f"the deadline {name} must be in"):
             Deadlines(**{name: seconds})
@@ -410,7 +353,7 @@ def test_messages_of_the_server_carry_their_time_to_live():
     assert make_message(RecordDict({}), 100, "x", 7.0).metadata.ttl == 7.0
 
 
-def test_a_node_that_failed_once_is_introduced_again_in_the_next_round(tmp_path):
+def test_a_node_that_failed_once_is_announced_again_in_the_next_round(tmp_path):
     plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path)
     failed = []
 
@@ -436,74 +379,21 @@ def test_a_huge_identity_from_a_stranger_does_not_end_the_server(tmp_path, caplo
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
 
     def huge(client, reply):
-        if client == 4 and reply.has_content() and INTRODUCTION in reply.content:
-            fields = ConfigRecord({"client": b"\xff" * 2048, "signature": b""})
-            reply.content = RecordDict({INTRODUCTION: fields})
+        if client == 4 and is_acceptance(reply):
+            reply.content = to_record(RequestKind.ANNOUNCEMENT, b"\xff" * 2048)
         return reply
 
     grid.coming = huge
     start(make_strategy(plan, tmp_path, roster, deadlines=Deadlines(joining=1.0, keys=60.0, poll=0.001)), grid)
-    assert "node 104 is refused: a field must have a size of at most 8, got 2048" in caplog.text
+    assert (
+        "node 104 is refused: an acceptance must have an identity and a signature, got 2048 bytes" in caplog.text
+    )
     assert committed(tmp_path) == [(0, 1, 2, 3)]
 
 
-@pytest.mark.parametrize(
-    "fields", [{"client": b"", "signature": b""}, {"client": b"1" * 8, "signature": b"2" * 65}]
-)
-def test_an_introductions_answer_has_exact_sizes(fields):
-    with pytest.raises(PeerError, match="must have"):
-        Introduced.unpack(RecordDict({INTRODUCTION: ConfigRecord(fields)}))
-
-
-LONG = {
-    "run": "r" * 256,
-    "plan": "p" * 70_000,
-    "layout": "l" * 5_000_000,
-    "roster": bytes(1 << 27),
-    "first-draw": 1 << 40,
-}
-
-
-@pytest.mark.parametrize("name", LONG)
-def test_an_introduction_is_measured_before_it_is_read(name):
-    content = Introduction("a run", "a plan", "a layout", 3, b"roster").pack()
-    assert Introduction.unpack(content) == Introduction("a run", "a plan", "a layout", 3, b"roster")
-    content[INTRODUCTION][name] = LONG[name]
-    with pytest.raises(PeerError, match=r"size of at most|first draw must be in"):
-        Introduction.unpack(content)
-
-
-@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J"])
-def test_a_run_has_a_name_that_can_be_printed(name):
-    with pytest.raises(PeerError, match="printable"):
-        Introduction.unpack(Introduction(name, "a plan", "a layout").pack())
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e9, 0.0, -1.0])
-def test_an_attempt_does_not_last_for_ever(seconds):
-    for request in (Request(b"frame", 1.0, seconds), Request(b"frame", seconds, seconds)):
-        with pytest.raises(PeerError, match="attempt_seconds"):
-            Request.unpack(request.pack())
+def test_an_attempt_lasts_no_longer_than_clients_keep_its_secrets():
     with pytest.raises(ConfigError, match="seconds"):
         Deadlines(training=400_000.0)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [(10**300,), (1 << 32,), (-1,), (1 << 31, 1 << 31), (1,) * 33, (0,)],
-    ids=lambda shape: str(len(shape)),
-)
-def test_a_layout_of_nonsense_is_refused_without_work(shape):
-    with pytest.raises(ConfigError):
-        Layout((Layout.of(ArrayRecord({"a": Array(np.zeros(1))})).entries[0].__class__("a", shape, "float32"),))
-
-
-def test_arrays_have_names_of_their_own_and_not_too_long():
-    entry = Layout.of(ArrayRecord({"a": Array(np.zeros(1))})).entries[0]
-    with pytest.raises(ConfigError, match="names of their own"):
-        Layout((entry, entry))
-    with pytest.raises(ConfigError, match="at most 1024 characters"):
-        replace(entry, name="n" * 2000)
 
 
 def test_a_client_that_is_to_blame_is_not_asked_again_even_after_a_restart(tmp_path, monkeypatch, caplog):
@@ -536,7 +426,7 @@ def test_every_attempt_is_a_fresh_draw_and_no_two_runs_share_one(tmp_path):
     drawn = [
         (int(body["draw"]), body["run"])
         for client in range(6)
-        for body in read_home(home_in(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     ]
     assert {draw for draw, _ in drawn} == {0, 3, 6, 9}
     assert len(drawn) == 4 * 4
@@ -558,14 +448,14 @@ def test_a_partition_takes_the_next_block_when_vectors_were_asked_for(tmp_path):
     blocks = {
         (body["round"], body["attempt"]): body["block"]
         for client in range(9)
-        for body in read_home(home_in(tmp_path, client)).log.read().bodies(LogEntry.BEGUN)
+        for body in read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.BEGUN)
     }
     assert blocks == {(0, 0): 0, (0, 1): 1, (1, 0): 2}
-    assert json.loads((tmp_path / "run" / "notes.json").read_text())["block"] == 3
+    assert json.loads((tmp_path / "run" / "participation.json").read_text())["block"] == 3
 
 
 def a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch):
-    """The reservation has charged the block's clients, and no note says so: the next attempt leaves them alone."""
+    """The ledger has charged the block and participation.json does not show it: its clients are not asked again."""
     plan = make_plan(3, rounds=2, population=9, sampling=Sampling.ONCE, dropouts=0.0, spare=1)
     roster, grid = enrol(tmp_path, 9), make_grid(tmp_path, clients=9)
 
@@ -585,17 +475,16 @@ def test_a_kill_before_vectors_are_asked_for_costs_a_block_and_not_the_run(tmp_p
     a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
 
 
-def test_a_partition_that_goes_by_its_notes_alone_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        server._Run,
-        "_next",
-        lambda run, number, attempt: run._cohorts.draw(number, attempt, run._notes.block),
-    )
+def test_a_partition_that_does_not_look_at_the_ledger_is_caught(tmp_path, monkeypatch):
+    def draw(federation, attempt):
+        return federation._cohorts.draw(attempt.round, attempt.number, federation._participation.block)
+
+    monkeypatch.setattr(server.FlowerFederation, "_next", draw)
     with pytest.raises(ConfigError, match="uses each client once"):
         a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
 
 
-def test_a_roster_that_is_over_or_may_not_last_is_refused_before_anything_begins(tmp_path):
+def test_a_roster_that_has_or_may_expire_is_refused_before_the_run_begins(tmp_path):
     plan, grid = (
         make_plan(3, rounds=2, population=9, sampling=Sampling.ONCE, dropouts=0.0, spare=1),
         make_grid(tmp_path),
@@ -628,3 +517,56 @@ def test_the_plans_consistency_is_that_of_the_roster(tmp_path):
         make_strategy(make_plan(consistency=Consistency.ASSUMED), tmp_path, roster)
     with pytest.raises(ConfigError, match="consistency must be assumed, got signed"):
         make_strategy(make_plan(), tmp_path, None)
+
+
+# What a run leaves
+
+
+def accuracy(rounds: int, _arrays: ArrayRecord) -> MetricRecord:
+    """The app's own evaluation."""
+    return MetricRecord({"accuracy": rounds / 4, "loss": 1.0})
+
+
+def test_the_report_of_a_run_is_written_and_read_back_and_shows_the_seconds_of_the_exchanges(
+    tmp_path, monkeypatch, capsys
+):
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path), evaluate_fn=accuracy)
+    run = tmp_path / "run"
+    first = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    monkeypatch.setattr("sys.argv", ["d2pfed", "report", str(run)])
+    main()
+    assert capsys.readouterr().out == f"The report is in {run / 'report.html'}.\n"
+    assert (run / "report.html").read_bytes() == first
+    page, report = Page.read(first.decode()), read_report(run)
+    assert outside(first.decode()) == []
+    assert "Finished after 2 rounds." in page.text
+    assert "Validation accuracy 50.00 %" in page.text
+    start_of = page.cells.index(report.rounds[0].exchanges[0].name)
+    shown = page.cells[start_of : start_of + 15]
+    assert shown[::3] == [lap.name for lap in report.rounds[0].exchanges]
+    for place, seconds in enumerate(shown[1::3]):
+        own = [record.exchanges[place].seconds for record in report.rounds]
+        assert float(seconds) == pytest.approx(sum(own) / 2, abs=0.0051)
+    assert shown[2::3] == ["10 of 10"] * 5
+    assert report.plan == make_plan()
+    assert report.summary.guarantees
+
+
+def test_every_line_of_the_metrics_is_a_record_of_a_round(tmp_path):
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path), evaluate_fn=accuracy)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [from_json(RoundRecord, line, "metrics.jsonl") for line in lines]
+    assert [to_json(record) for record in records] == lines
+    assert [(record.round, record.metrics["accuracy"], record.survivors) for record in records] == [
+        (1, 0.25, 5),
+        (2, 0.5, 5),
+    ]
+    assert all(len(record.exchanges) == 5 for record in records)
+
+
+def test_the_model_is_saved_by_the_apps_own_names(tmp_path):
+    params = start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path))
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert list(saved) == ["params"]
+    assert np.array_equal(saved["params"], params)

@@ -13,7 +13,7 @@ from loopback import Federation
 
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.secagg.graph import Consistency
-from local_grid import DIMENSION, make_plan, noise_bound
+from support.enrolled_clients import DIMENSION, make_plan, noise_bound
 from test_flower_federation import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent

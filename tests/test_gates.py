@@ -73,6 +73,7 @@ def test_the_type_checker_fails_on_a_planted_line(copy):
         ("numerics/ring.py", "import cryptography", "Ciphers live in randomness and secagg.crypto"),
         ("noise/codec.py", "import torch", "Torch lives in learning"),
         ("round.py", "import flwr", "Flower and Ray stay in their backends"),
+        ("flower/requests.py", "from flwr.app import RecordDict", "The client's half knows no transport"),
     ],
 )
 def test_the_layers_fail_on_a_planted_import(copy, module, line, contract):

@@ -10,8 +10,8 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import Session, crypto, keys
 from d2pfed.secagg.advertisements import JoinedClients, leaf
 from d2pfed.secagg.graph import Circle, Consistency
-from evil import VICTIM, Evil
-from federation import enrolment_secret, make_session
+from support.evil import VICTIM, Evil
+from support.federation import enrolment_secret, make_session
 
 SIGNED = Consistency.SIGNED
 

@@ -25,9 +25,9 @@ from d2pfed.secagg.client import encode_phase
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Confirmed, Finished, Masked
 from d2pfed.secagg.wire import kind_of
-from evil import LOW_ORDER, VICTIM, Evil, TooFewShares
-from federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
-from rosters import sign_anything
+from support.evil import LOW_ORDER, VICTIM, Evil, TooFewShares
+from support.federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
+from support.rosters import sign_anything
 
 SIGNED = Consistency.SIGNED
 

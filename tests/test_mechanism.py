@@ -26,7 +26,7 @@ from d2pfed.noise.mechanisms import (
 )
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
-from stats import check_every_coordinate_varies, check_fits, check_mean
+from support.stats import check_every_coordinate_varies, check_fits, check_mean
 
 FALSE_ALARM = 1e-6
 MILLION = 10**6

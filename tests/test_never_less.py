@@ -174,10 +174,10 @@ def test_participations_that_are_not_counted_are_caught(tmp_path, monkeypatch):
 
 def a_plan_with_a_larger_cap_is_refused(tmp_path):
     """The noise is the same, and so would be every row: but the run was charged for one participation."""
-    plan = plan_of(cap=1)
+    plan = plan_of(max_participations=1)
     with book_of(tmp_path, plan, "run") as book:
         with pytest.raises(LedgerError, match="charged for another plan"):
-            summed(replace(plan, participations=3), book, "run", 0)
+            summed(replace(plan, max_participations=3), book, "run", 0)
         assert book.releases() == ()
 
 

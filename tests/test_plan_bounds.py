@@ -173,7 +173,7 @@ def test_as_many_attempts_as_there_may_be_are_planned_for_against_the_server():
     """Where everyone is asked in every round the cap is the number of attempts, spare ones included."""
     everyone = replace(SMALL, population=20, sampling=Sampling.NONE, against=SERVER)
     plan = calibrate(replace(everyone, rounds=100_000, epsilon=1e4, delta=1e-3))
-    assert (plan.participations, plan.max_attempts) == (110_000, 110_000)
+    assert (plan.max_participations, plan.max_attempts) == (110_000, 110_000)
 
 
 def test_long_numbers_are_shown_by_their_size():

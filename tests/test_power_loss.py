@@ -8,10 +8,10 @@ import pytest
 
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Head, Ledger, read_budget
-from d2pfed.ledger.private_files import replace_file
+from d2pfed.ledger.files import replace_file
 from d2pfed.runs.directory import Checkpoint, RunDirectory
 from d2pfed.training import ServerOptimizer
-from power import Disk
+from support.power import Disk
 
 BUDGET = Budget(1.0, 1e-5)
 STATE = ServerOptimizer().start(np.arange(4, dtype=np.float32))
@@ -37,8 +37,8 @@ def after(cut):
 
 
 def make_twice(run):
-    run.opened.append({"round": 1})
-    run.opened.append({"round": 2})
+    run.opened.append('{"round": 1}')
+    run.opened.append('{"round": 2}')
 
 
 # What is done, and what must be there after the cut.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy, Stream, derive, digest, encode_path
-from stats import check_fits
+from support.stats import check_fits
 
 KNOWN = json.loads((Path(__file__).parent / "vectors" / "v2" / "randomness.json").read_text())
 FALSE_ALARM = 1e-6

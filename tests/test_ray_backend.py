@@ -2,6 +2,7 @@ import os
 import signal
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from d2pfed.ledger import read_rows
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
+from d2pfed.runs import RoundRecord
+from d2pfed.runs.plain import from_json
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect
 from d2pfed.simulation.ray_backend import RayBackend
 from d2pfed.training import ServerOptimizer
@@ -45,18 +48,26 @@ def deadly(params, clients, seed):
     return known(params, clients, seed)
 
 
-def without(lost):
-    """The same in this process, without those who were lost."""
+@dataclass(frozen=True)
+class Without:
+    """A backend in this process that loses these clients."""
 
-    def learn(params, clients, seed):
+    lost: set[int]
+
+    def train(self, params, clients, seed):
         for client, update in zip(clients, known(params, clients, seed), strict=True):
-            yield None if client in lost else update
+            yield None if client in self.lost else update
 
-    return learn
+    def encode(self, encoder, params, clients, seed):
+        left = tuple(client for client in clients if client not in self.lost)
+        return InProcess(known).encode(encoder, params, left, seed)
+
+    def close(self):
+        pass
 
 
 def make_plan(cohort_size=40, **changes):
-    wish = {
+    target = {
         "dimension": DIMENSION,
         "population": 4 * cohort_size,
         "cohort_size": cohort_size,
@@ -64,7 +75,7 @@ def make_plan(cohort_size=40, **changes):
         "epsilon": 20.0,
         "dropouts": 0.4,
     }
-    return calibrate(PrivacyTarget(**(wish | changes)))
+    return calibrate(PrivacyTarget(**(target | changes)))
 
 
 def simulate(plan, backend, fidelity, participations=None):
@@ -117,7 +128,7 @@ def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(clus
         assert len(lost) == 5  # one piece of eight
         total = collected.unmask().vector
         assert len(backend.processes()) == 1
-    alone = InProcess(without(lost))
+    alone = Without(lost)
     assert np.array_equal(simulate(plan, alone, fidelity).unmask().vector, total)
 
 
@@ -146,7 +157,7 @@ def test_a_thousand_clients_on_two_workers_with_one_killed(cluster):
         collected = simulate(plan, backend, Fidelity.SUM)
         assert len(collected.survivors) == 875  # one piece of eight is lost with its worker
         assert len(backend.processes()) == 1
-    alone = InProcess(without(set(range(1000)) - set(collected.survivors)))
+    alone = Without(set(range(1000)) - set(collected.survivors))
     assert np.array_equal(simulate(plan, alone, Fidelity.SUM).unmask().vector, collected.unmask().vector)
 
 
@@ -187,6 +198,11 @@ def test_a_run_goes_on_with_another_backend_and_the_same_ledger(cluster, tmp_pat
     assert (first.rounds, first.stopped) == (2, "interrupted")
     job.execute(paths[0], None, lambda progress: True)
     job.execute(paths[1], None, lambda progress: True)
+    records = [
+        from_json(RoundRecord, line, "metrics.jsonl")
+        for line in (paths[0] / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [(record.round, record.survivors) for record in records] == [(1, 20), (2, 20), (3, 20)]
     bodies = [[row.body for row in read_rows(path / "ledger.sqlite") if row.key is not None] for path in paths]
     assert bodies[0] == bodies[1]
     mixed, alone = (

@@ -1,4 +1,4 @@
-"""The report tells the story's numbers, all of them that may be told, and nothing else."""
+"""The report shows the run's numbers, all of them that may be shown, and nothing else."""
 
 import math
 import re
@@ -14,19 +14,21 @@ from hypothesis import strategies as st
 from d2pfed.accounting import CLIENT, Adjacency, Sampling, colluding, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.plan import MechanismName
-from d2pfed.runs.report import Story, write_report
+from d2pfed.runs import End, ExchangeRecord
+from d2pfed.runs.report import RunReport, write_report
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
 from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
-from d2pfed.runs.report.wording import in_bytes, meaning, promise
-from stories import Page, outside, points, story
+from d2pfed.runs.report.tables import table
+from d2pfed.runs.report.wording import guarantee_text, in_bytes, meaning
+from support.reports import Page, in_the_clear, interrupted, outside, records, report, with_summary
 
 HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""
-SECRET_SURVIVORS, SECRET_ATTEMPT, SECRET_SECONDS = 9173, 7193, 8191.25
+SECRET_SURVIVORS, SECRET_ATTEMPT, SECRET_SECONDS, SECRET_ASKED = 9173, 7193, 8191.25, 5077
 
 
-def written(told: Story, directory) -> str:
-    return write_report(told, directory).read_text("utf-8")
+def written(given: RunReport, directory) -> str:
+    return write_report(given, directory).read_text("utf-8")
 
 
 def files(directory) -> dict[str, bytes]:
@@ -34,32 +36,32 @@ def files(directory) -> dict[str, bytes]:
 
 
 def test_a_page_and_each_plot_as_png_and_svg_are_written_and_nothing_is_left_over(tmp_path):
-    assert write_report(story(12), tmp_path) == tmp_path / "report.html"
+    assert write_report(report(12), tmp_path) == tmp_path / "report.html"
     names = ("accuracy", "attempts", "loss", "noise", "survivors", "upload")
     plots = {f"plots/{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert set(files(tmp_path)) == {"report.html"} | plots
 
 
-def test_equal_stories_give_equal_bytes_whatever_the_plotter_was_told_before(tmp_path):
+def test_equal_reports_give_equal_bytes_whatever_the_plotter_was_set_to_before(tmp_path):
     for name, width in (("first", 1.0), ("second", 9.0)):
         (tmp_path / name).mkdir()
         with mpl.rc_context({"lines.linewidth": width, "font.size": 10 * width, "svg.hashsalt": name}):
-            write_report(story(12), tmp_path / name)
+            write_report(report(12), tmp_path / name)
     assert files(tmp_path / "first") == files(tmp_path / "second")
     (tmp_path / "third").mkdir()
-    write_report(replace(story(12), test_accuracy=0.8766), tmp_path / "third")
+    write_report(with_summary(report(12), test_metrics={"accuracy": 0.8766}), tmp_path / "third")
     assert files(tmp_path / "first") != files(tmp_path / "third")
 
 
 def test_plotting_leaves_no_trace_in_the_plotters_settings():
     before = dict(mpl.rcParams)
-    draw(panels(story(2))[0].plot)
+    draw(panels(report(2))[0].plot)
     assert dict(mpl.rcParams) == before
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 12])
 def test_page_and_plots_are_well_formed_and_need_nothing_from_outside(tmp_path, rounds):
-    html = written(story(rounds), tmp_path)
+    html = written(report(rounds), tmp_path)
     assert outside(html) == []
     names = [attributes["id"] for _, attributes in Page.read(html).tags if "id" in attributes]
     assert len(names) == len(set(names))
@@ -91,24 +93,31 @@ def test_the_check_for_well_formed_pages_rejects_a_planted_fault(planted):
         Page.read(planted)
 
 
-def with_text(name: str, text: str) -> Story:
-    """Return a story that has the text in one place."""
-    told = story(2)
+def with_text(name: str, text: str) -> RunReport:
+    """Return a report that has the text in one place."""
+    given = report(2)
     match name:
         case "settings":
-            return replace(told, settings=((text, text),))
+            return replace(given, settings=((text, text),))
         case "warnings":
-            return replace(told, explanation=replace(told.explanation, warnings=(text,)))
+            return replace(given, plan_summary=replace(given.plan_summary, warnings=(text,)))
         case "reason":
-            price = told.explanation
-            endless = replace(price.guarantees[0], epsilon=math.inf, reason=text)
-            return replace(told, explanation=replace(price, spent=(endless, *price.guarantees[1:])))
+            first, *rest = given.summary.guarantees
+            return with_summary(given, guarantees=(replace(first, epsilon=math.inf, reason=text), *rest))
         case "stopped":
-            return replace(told, stopped=text, test_accuracy=None)
-    return replace(told, **{name: text})
+            return with_summary(given, stopped=text, test_metrics=None, end=End.INTERRUPTED)
+        case "metric":
+            rounds = tuple(replace(record, metrics={text: 1.0}) for record in given.rounds)
+            return replace(with_summary(given, test_metrics={text: 1.0}), rounds=rounds)
+        case "exchange":
+            lap = ExchangeRecord(text, 5, 5, 0.5, 1, 1)
+            return replace(given, rounds=tuple(replace(record, exchanges=(lap,)) for record in given.rounds))
+    return replace(given, **{name: text})
 
 
-@pytest.mark.parametrize("name", ["title", "run", "data", "stopped", "ledger", "settings", "warnings", "reason"])
+@pytest.mark.parametrize(
+    "name", ["title", "run", "data", "stopped", "ledger", "settings", "warnings", "reason", "metric", "exchange"]
+)
 def test_hostile_text_stays_text(name):
     html = render(with_text(name, HOSTILE), [])
     assert outside(html) == []
@@ -124,15 +133,14 @@ def test_the_check_for_hostile_text_fails_where_nothing_is_escaped():
 
 
 def test_every_observer_has_its_exact_epsilon_and_all_that_it_depends_on():
-    told = story(12)
-    price = told.explanation
-    further = replace(price.guarantees[1], observer=colluding(3), epsilon=11.25)
-    told = replace(told, explanation=replace(price, spent=(*price.guarantees, further)))
-    page = Page.read(render(told, []))
+    given = report(12)
+    listed = given.summary.guarantees
+    given = with_summary(given, guarantees=(*listed, replace(listed[1], observer=colluding(3), epsilon=11.25)))
+    page = Page.read(render(given, []))
     exact = [attributes["value"] for tag, attributes in page.tags if tag == "data"]
-    assert [float(value) for value in exact] == [item.epsilon for item in told.explanation.guarantees]
-    for item in told.explanation.guarantees:
-        words = promise(told, item)
+    assert [float(value) for value in exact] == [item.epsilon for item in given.summary.guarantees]
+    for item in given.summary.guarantees:
+        words = guarantee_text(given, item)
         assert words.sentence in page.text
         assert words.scope in page.text
         assert round_up(item.delta, 3) in words.sentence
@@ -142,114 +150,119 @@ def test_every_observer_has_its_exact_epsilon_and_all_that_it_depends_on():
 
 
 def test_an_infinite_epsilon_is_said_plainly_with_its_reason():
-    told = story(12, MechanismName.SHARED)
-    exposed = next(item for item in told.explanation.guarantees if item.observer == CLIENT)
+    given = report(12, MechanismName.SHARED)
+    exposed = next(item for item in given.summary.guarantees if item.observer == CLIENT)
     assert exposed.epsilon == math.inf
-    page = Page.read(render(told, []))
+    page = Page.read(render(given, []))
     assert f"may learn anything about a client: epsilon is infinite: {exposed.reason}" in page.text
     assert "nan" not in page.text.lower().split()
 
 
 def test_what_is_not_finite_leaves_its_plot_out():
-    told = story(3)
-    told = replace(told, rounds=tuple(replace(point, loss=math.nan) for point in told.rounds))
-    assert "loss" not in [panel.plot.name for panel in panels(told)]
-    assert Page.read(render(told, [])).cells[2] == "not finite"
+    given = report(3)
+    given = replace(
+        given,
+        rounds=tuple(replace(record, metrics=record.metrics | {"loss": math.nan}) for record in given.rounds),
+    )
+    assert "loss" not in [panel.plot.name for panel in panels(given)]
+    assert Page.read(render(given, [])).cells[2] == "not finite"
 
 
 def test_a_huge_epsilon_is_not_called_a_protection():
-    told = story(2)
+    given = report(2)
     large, small = (
-        promise(told, replace(told.explanation.guarantees[0], epsilon=value)).sentence for value in (20.5, 19.5)
+        guarantee_text(given, replace(given.summary.guarantees[0], epsilon=value)).sentence
+        for value in (20.5, 19.5)
     )
     assert "too much to call a protection" in large
     assert "too much" not in small
 
 
-def test_the_table_of_rounds_has_the_storys_numbers():
-    told = story(12)
-    cells = Page.read(render(told, [])).cells
-    for place, point in enumerate(told.rounds):
+def test_the_table_of_rounds_has_the_runs_numbers():
+    given = report(12)
+    cells = Page.read(render(given, [])).cells
+    for place, record in enumerate(given.rounds):
         row = cells[7 * place : 7 * place + 7]
-        assert int(row[0]) == point.round
-        assert float(row[1].removesuffix(" %")) == pytest.approx(100 * point.accuracy, abs=0.005)
-        assert float(row[2]) == pytest.approx(point.loss, abs=5e-5)
-        assert int(row[3]) == point.charged
-        assert float(row[4]) == pytest.approx(point.update_norm, rel=5e-4)
-        assert (int(row[5]), float(row[6])) == (point.survivors, pytest.approx(point.seconds, abs=0.0051))
+        assert int(row[0]) == record.round
+        assert float(row[1].removesuffix(" %")) == pytest.approx(100 * record.metrics["accuracy"], abs=0.005)
+        assert float(row[2]) == pytest.approx(record.metrics["loss"], rel=5e-4)
+        assert int(row[3]) == record.charged
+        assert float(row[4]) == pytest.approx(record.update_norm, rel=5e-4)
+        assert (int(row[5]), float(row[6])) == (record.survivors, pytest.approx(record.seconds, abs=0.0051))
 
 
-def test_facts_settings_explanation_and_verification_are_on_the_page():
-    told = story(12)
-    html = render(told, [])
-    page, price = Page.read(html), told.explanation
+def test_facts_settings_reasons_and_verification_are_on_the_page():
+    given = report(12)
+    html = render(given, [])
+    page, reasons = Page.read(html), given.plan_summary
     for part in (
         "87.65 %",
-        f"{price.bits} bits",
-        f"{price.upload_bytes:,} bytes",
-        price.why_noise.replace("`", ""),
-        price.why_bits,
+        f"{reasons.bits} bits",
+        f"{reasons.upload_bytes:,} bytes",
+        reasons.why_noise.replace("`", ""),
+        reasons.why_bits,
         "d2pfed ledger verify ledger.sqlite",
-        told.plan.digest.hex(),
-        told.data,
+        given.plan.digest.hex(),
+        given.data,
         "local.lr 0.2",
-        f"quorum {told.plan.quorum}",
-        f"sampling.population {told.plan.sampling.population}",
+        f"quorum {given.plan.quorum}",
+        f"sampling.population {given.plan.sampling.population}",
     ):
         assert " ".join(part.split()).replace(" ", "") in page.text.replace(" ", "")
-    assert "the file that the run was given" in render(replace(told, ledger=None), [])
+    assert "the file that the run was given" in render(replace(given, ledger=None), [])
     assert "protects nobody" not in html
-    assert "protects nobody" in render(replace(told, repeatable=True), [])
+    assert "protects nobody" in render(with_summary(given, repeatable=True), [])
 
 
 def test_an_interrupted_run_has_no_test_accuracy_and_the_whole_plans_numbers():
-    told = replace(story(5), test_accuracy=None, stopped="interrupted")
-    page = Page.read(render(told, []))
+    given = interrupted(5)
+    page = Page.read(render(given, []))
     assert "Stopped after round 5 of 12: interrupted." in page.text
     assert "Test accuracy" not in page.text
     assert "if nobody stopped it" not in page.text
     exact = [float(attributes["value"]) for tag, attributes in page.tags if tag == "data"]
-    assert exact == [item.epsilon for item in told.explanation.guarantees]
+    assert exact == [item.epsilon for item in given.summary.guarantees]
 
 
-def test_what_was_spent_so_far_stands_beside_only_where_it_was_told():
-    told = replace(story(5), test_accuracy=None, stopped="interrupted")
-    so_far = tuple(replace(item, epsilon=item.epsilon / 2) for item in told.explanation.guarantees)
-    page = Page.read(render(replace(told, so_far=so_far), []))
+def test_what_was_spent_so_far_stands_beside_only_where_it_is_given():
+    given = interrupted(5)
+    so_far = tuple(replace(item, epsilon=item.epsilon / 2) for item in given.summary.guarantees)
+    page = Page.read(render(with_summary(given, so_far=so_far), []))
     assert f"so far {round_up(so_far[0].epsilon, 4)}, if nobody stopped it for what was seen" in page.text
 
 
 def test_a_run_that_cannot_go_on_says_so():
-    told = replace(story(5), test_accuracy=None, stopped="all attempts are charged", exhausted=True)
-    page = Page.read(render(told, []))
+    given = with_summary(interrupted(5), stopped="all attempts are charged", end=End.EXHAUSTED)
+    page = Page.read(render(given, []))
     assert "Ended after round 5 of 12: all attempts are charged. It cannot go on" in page.text
     assert "resumes" not in page.text
 
 
 def test_attempts_charged_stand_beside_the_most_that_epsilon_covers():
-    told = story(12)
-    assert f"{told.charged} of {told.plan.max_attempts}" in Page.read(render(told, [])).text
+    given = report(12)
+    assert f"{given.summary.charged} of {given.plan.max_attempts}" in Page.read(render(given, [])).text
 
 
-def test_a_run_without_a_round_tells_the_plan_and_plots_nothing(tmp_path):
-    told = replace(story(0), test_accuracy=None, stopped="the budget is spent", exhausted=True)
-    page = Page.read(written(told, tmp_path))
+def test_a_run_without_a_round_shows_the_plan_and_plots_nothing(tmp_path):
+    given = with_summary(interrupted(0), stopped="the budget is spent", end=End.EXHAUSTED, metrics={})
+    page = Page.read(written(given, tmp_path))
     assert "No round is complete" in page.text
     assert "the whole plan's" in page.text
     assert "svg" not in [tag for tag, _ in page.tags]
 
 
-def test_an_observer_that_is_not_asked_about_by_default_has_the_plans_promise():
-    told = story(2)
-    unusual = replace(told, plan=replace(told.plan, against=colluding(7)))
-    assert f"{round_up(told.plan.epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
+def test_an_observer_that_is_not_asked_about_by_default_has_the_plans_guarantee():
+    given = report(2)
+    unusual = replace(given, plan=replace(given.plan, against=colluding(7)))
+    assert f"{round_up(given.plan.epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
 
 
-def planted(kind: MechanismName, scheme: Sampling) -> Story:
-    """Return a story whose last round has values that are found nowhere else."""
-    told = story(12, kind, scheme)
-    last = replace(told.rounds[-1], survivors=SECRET_SURVIVORS, attempt=SECRET_ATTEMPT, seconds=SECRET_SECONDS)
-    return replace(told, rounds=(*told.rounds[:-1], last))
+def planted(kind: MechanismName, scheme: Sampling) -> RunReport:
+    """Return a report whose last round has values that are found nowhere else."""
+    given = report(12, kind, scheme)
+    last = replace(given.rounds[-1], survivors=SECRET_SURVIVORS, attempt=SECRET_ATTEMPT, seconds=SECRET_SECONDS)
+    last = replace(last, exchanges=(ExchangeRecord("masking", SECRET_ASKED, SECRET_ASKED, 6133.5, 1, 1),))
+    return replace(given, rounds=(*given.rounds[:-1], last))
 
 
 def leaked(directory) -> set[str]:
@@ -257,11 +270,12 @@ def leaked(directory) -> set[str]:
     text = "".join(path.read_text("utf-8") for path in directory.rglob("*") if path.suffix in {".html", ".svg"})
     numbers = set(re.findall(r"(?<![\d.])[\d,]*\d(?:\.\d+)?", text))
     forms = {"survivors": ("9,173", "9173"), "seconds": ("8191.25", "8,191.25")}
+    forms |= {"exchanges": ("5,077", "5077"), "exchange seconds": ("6133.50", "6,133.50")}
     found = {name for name, shown in forms.items() if numbers & set(shown)}
     return found | {"retried" for _ in re.findall("more than one attempt", text)}
 
 
-def test_secret_sizes_leave_out_whatever_would_tell_them(tmp_path):
+def test_secret_sizes_leave_out_whatever_would_reveal_them(tmp_path):
     html = written(planted(MechanismName.DESIGNATED, Sampling.POISSON), tmp_path)
     assert leaked(tmp_path) == set()
     assert not list(tmp_path.glob("plots/survivors*"))
@@ -270,12 +284,12 @@ def test_secret_sizes_leave_out_whatever_would_tell_them(tmp_path):
 
 def test_the_same_search_finds_what_known_sizes_may_show(tmp_path):
     written(planted(MechanismName.CENTERED, Sampling.FIXED), tmp_path)
-    assert leaked(tmp_path) == {"survivors", "seconds", "retried"}
+    assert leaked(tmp_path) == {"survivors", "seconds", "retried", "exchanges", "exchange seconds"}
 
 
 @pytest.mark.parametrize("rounds", [1_000, 5_000])
 def test_a_long_run_has_a_page_of_bounded_size_that_says_what_it_leaves_out(tmp_path, rounds):
-    html = written(story(rounds), tmp_path)
+    html = written(report(rounds), tmp_path)
     assert len(html) < 300_000
     page = Page.read(html)
     assert f"50 of {rounds}" in page.text
@@ -283,20 +297,20 @@ def test_a_long_run_has_a_page_of_bounded_size_that_says_what_it_leaves_out(tmp_
 
 
 def test_noise_in_a_round_shrinks_with_the_clients_that_are_missing():
-    told = story(2)
-    full, half = (replace(told.rounds[0], survivors=count) for count in (20, 5))
-    assert told.noise_in(full) == pytest.approx(told.noise_norm)
-    assert told.noise_in(half) == pytest.approx(told.noise_norm / 2)
-    dimension, plan = 40, told.plan
-    assert told.noise_norm == pytest.approx(math.sqrt(dimension) * plan.sigma / plan.cohort_size)
-    whole = replace(full, update_norm=5 * told.noise_norm / 3)
-    assert told.signal_in(whole) == pytest.approx(4 * told.noise_norm / 3)
-    assert told.signal_in(replace(full, update_norm=0.0)) == 0
+    given = report(2)
+    plan = given.plan
+    norm = math.sqrt(40) * plan.sigma / plan.cohort_size  # of 40 parameters
+    full, half = (replace(given.rounds[0], survivors=count) for count in (20, 5))
+    assert given.noise_in(full) == pytest.approx(norm)
+    assert given.noise_in(half) == pytest.approx(norm / 2)
+    assert given.signal_in(replace(full, update_norm=5 * norm / 3)) == pytest.approx(4 * norm / 3)
+    assert given.signal_in(replace(full, update_norm=0.0)) == 0
 
 
 def test_noise_that_one_client_adds_does_not_depend_on_survivors():
-    told = story(2, MechanismName.DESIGNATED)
-    assert told.noise_in(replace(told.rounds[0], survivors=5)) == told.noise_norm
+    given = report(2, MechanismName.DESIGNATED)
+    few, all_ = (replace(given.rounds[0], survivors=count) for count in (5, 20))
+    assert given.noise_in(few) == given.noise_in(all_) > 0
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3 * MOST_POINTS), st.integers(1, 5))
@@ -335,9 +349,9 @@ def test_the_meaning_of_epsilon_names_the_other_world():
 
 
 def test_one_colluder_and_several_are_worded():
-    told = story(2)
+    given = report(2)
     one, three = (
-        promise(told, replace(told.explanation.guarantees[1], observer=colluding(count))) for count in (1, 3)
+        guarantee_text(given, replace(given.summary.guarantees[1], observer=colluding(count))) for count in (1, 3)
     )
     assert "with 1 client that tells it their noise" in one.sentence
     assert "with 3 clients that tell it their noise" in three.sentence
@@ -350,10 +364,10 @@ def test_backticks_make_code_only_in_pairs():
 
 
 def test_a_quorum_below_the_cohort_is_drawn_and_captioned():
-    told = story(2)
-    told = replace(told, plan=replace(told.plan, quorum=17))
-    told = replace(told, rounds=(told.rounds[0], replace(told.rounds[1], survivors=18, attempt=2)))
-    panel = panels(told)[-1]
+    given = report(2)
+    given = replace(given, plan=replace(given.plan, quorum=17))
+    given = replace(given, rounds=(given.rounds[0], replace(given.rounds[1], survivors=18, attempt=2)))
+    panel = panels(given)[-1]
     assert [line.name for line in panel.plot.lines] == ["cohort 20", "quorum 17", "last 18"]
     assert panel.caption == (
         "Between 18 and 20 of 20 clients were in a round's sum; a sum over fewer than 17 is never unmasked. "
@@ -382,8 +396,8 @@ def test_inline_plots_take_every_colour_from_the_style_sheet():
     ("change", "rule"),
     [
         ({"round": 0}, "round's number must be at least 1, got 0"),
-        ({"accuracy": 1.5}, r"accuracy of round 1 must be in \[0, 1\], got 1.5"),
-        ({"accuracy": math.nan}, "got nan"),
+        ({"metrics": {"accuracy": 1.5}}, r"accuracy of round 1 must be in \[0, 1\], got 1.5"),
+        ({"metrics": {"accuracy": math.nan}}, "got nan"),
         ({"charged": -1}, "charged must be at least 0, got -1"),
         ({"update_norm": math.inf}, "update norm must be finite and at least 0, got inf"),
         ({"survivors": -1}, "survivors must be at least 0, got -1"),
@@ -392,29 +406,96 @@ def test_inline_plots_take_every_colour_from_the_style_sheet():
 )
 def test_an_impossible_round_is_refused(change, rule):
     with pytest.raises(ConfigError, match=rule):
-        replace(points(1)[0], **change)
+        replace(records(1)[0], **change)
 
 
-def test_an_impossible_story_is_refused():
-    told = story(3)
+def test_an_impossible_report_is_refused():
+    given = report(3)
     with pytest.raises(ConfigError, match="in order"):
-        replace(told, rounds=told.rounds[::-1])
-    with pytest.raises(ConfigError, match="the plan has 2 rounds, the story 3"):
-        replace(told, plan=replace(told.plan, rounds=2, max_participations=2))
-    with pytest.raises(ConfigError, match="the story 2 and metrics up to 3"):
-        replace(told, done=2)
-    with pytest.raises(ConfigError, match="test accuracy"):
-        replace(told, test_accuracy=-0.1)
+        replace(given, rounds=given.rounds[::-1])
+    with pytest.raises(ConfigError, match="2 rounds were planned, the summary has 3"):
+        replace(given, planned_rounds=2)
+    with pytest.raises(ConfigError, match="the summary has 2 and the metrics go up to 3"):
+        with_summary(given, rounds=2)
+    with pytest.raises(ConfigError, match="accuracy of the test must be in"):
+        with_summary(given, test_metrics={"accuracy": -0.1})
 
 
 def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "plots").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot write the report in"):
-        write_report(story(0), tmp_path)
+        write_report(report(0), tmp_path)
 
 
-def test_a_round_without_survivors_told_leaves_their_plot_out():
-    told = story(2)
-    silent = tuple(replace(point, survivors=None, attempt=None, seconds=None) for point in told.rounds)
-    assert "survivors" not in [panel.plot.name for panel in panels(replace(told, rounds=silent))]
-    assert "survivors" in [panel.plot.name for panel in panels(told)]
+def test_a_round_whose_survivors_are_not_known_leaves_their_plot_out():
+    given = report(2)
+    silent = tuple(replace(record, survivors=None, attempt=None, seconds=None) for record in given.rounds)
+    assert "survivors" not in [panel.plot.name for panel in panels(replace(given, rounds=silent))]
+    assert "survivors" in [panel.plot.name for panel in panels(given)]
+
+
+# Runs in the clear, and runs whose messages travel
+
+
+def test_a_run_in_the_clear_says_that_nothing_is_private_and_has_no_observer(tmp_path):
+    page = Page.read(written(in_the_clear(12), tmp_path))
+    assert "trained in the clear: it protects nobody" in page.text
+    assert "32 bits" in page.text
+    for word in ("What each observer", "attempts charged", "ledger", "delta", "digest", "masked"):
+        assert word not in page.text, word
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"accuracy", "loss"}
+    assert outside((tmp_path / "report.html").read_text()) == []
+
+
+def test_a_private_run_does_not_say_that_it_is_in_the_clear():
+    assert "in the clear" not in render(report(12), [])
+
+
+def test_exchanges_have_the_median_of_their_seconds_and_who_answered():
+    given = report(3)
+    laps = [
+        (ExchangeRecord("keys", 20, 20, 9.0, 1, 1), ExchangeRecord("masking", 20, 20 - place, seconds, 1, 1))
+        for place, seconds in enumerate((0.25, 7.75, 0.5))
+    ]
+    rounds = tuple(replace(record, exchanges=own) for record, own in zip(given.rounds, laps, strict=True))
+    page = Page.read(render(replace(given, rounds=rounds), []))
+    assert "Seconds by exchange" in page.text
+    assert page.cells[21:27] == ["keys", "9.00", "60 of 60", "masking", "0.50", "57 of 60"]
+    assert "Seconds by exchange" not in render(given, [])
+
+
+def test_metrics_of_any_name_are_shown_and_one_that_a_round_lacks_is_left_out():
+    given = report(2)
+    one, two = given.rounds
+    rounds = (replace(one, metrics={"f1": 0.25, "extra": 1.0}), replace(two, metrics={"f1": 0.75}))
+    given = with_summary(replace(given, rounds=rounds), metrics={"f1": 0.75}, test_metrics={})
+    assert given.metric_names == ("f1",)
+    page = Page.read(render(given, []))
+    assert page.cells[1:8:6] == ["0.25", "0.75"]
+    assert "Validation f1 0.75" in page.text
+    assert panels(given)[0].plot.name == "f1"
+
+
+def test_a_run_without_any_evaluation_has_a_report():
+    given = report(2)
+    rounds = tuple(replace(record, metrics={}) for record in given.rounds)
+    given = with_summary(replace(given, rounds=rounds), metrics={}, test_metrics={})
+    assert "no evaluation was given" in Page.read(render(given, [])).text
+    assert [panel.plot.name for panel in panels(given)] == ["attempts", "noise", "survivors"]
+
+
+def test_test_data_that_do_not_exist_are_not_said_to_be_closed():
+    given = with_summary(report(12), test_metrics={})
+    assert "Validation accuracy 81.23 % no test data was given" in Page.read(render(given, [])).text
+    assert "81.23 % test data not opened yet" in Page.read(render(interrupted(5), [])).text
+
+
+def test_lists_in_settings_are_readable_and_bounded():
+    arrays = [
+        {"": "ArrayShape", "name": "weight", "shape": [2, 3]},
+        {"": "ArrayShape", "name": "bias", "shape": []},
+    ]
+    rows = dict(table({"arrays": arrays, "clients": list(range(100_000))}))
+    assert rows["arrays"] == "weight (2, 3), bias ()"
+    assert rows["clients"].startswith("0, 1, 2, ")
+    assert rows["clients"].endswith(", 19, and 99,980 more")

@@ -1,4 +1,4 @@
-"""A run's directory tells its story, or says in one line which file does not."""
+"""A report is read back from a run's directory, or one line says which file is missing or damaged."""
 
 import json
 import os
@@ -12,13 +12,15 @@ import pytest
 from d2pfed.accounting import Sampling
 from d2pfed.api import Job, Settings
 from d2pfed.cli import main
-from d2pfed.errors import ConfigError
+from d2pfed.errors import D2PFedError
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
 from d2pfed.plan import MechanismName, PrivacyTarget
-from d2pfed.runs.report import read_story, write_report
+from d2pfed.runs import RoundRecord, RunSummary
+from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.report import read_report, write_report
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
-from stories import Page, outside
+from support.reports import Page, outside
 
 FILES = ("plan.json", "settings.json", "metrics.jsonl", "summary.json")
 
@@ -60,14 +62,20 @@ def finished(tmp_path_factory) -> tuple[Path, bytes]:
     return path, first
 
 
-@pytest.fixture
-def run(finished, tmp_path) -> Path:
-    """Return a copy of it, whose summary also tells what was spent so far."""
-    path = shutil.copytree(finished[0], tmp_path / "real")
+@pytest.fixture(scope="module")
+def reported(finished, tmp_path_factory) -> Path:
+    """Return a copy of it, whose summary also has what was spent so far."""
+    path = shutil.copytree(finished[0], tmp_path_factory.mktemp("reported") / "real")
     summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps(summary | {"so_far": summary["promised"]}, indent=2))
-    write_report(read_story(path), path)
+    (path / "summary.json").write_text(json.dumps(summary | {"so_far": summary["guarantees"]}))
+    write_report(read_report(path), path)
     return path
+
+
+@pytest.fixture
+def run(reported, tmp_path) -> Path:
+    """Return a copy that a test may damage."""
+    return shutil.copytree(reported, tmp_path / "real")
 
 
 def test_a_run_leaves_a_report_when_interrupted_and_again_at_its_end(finished):
@@ -78,20 +86,20 @@ def test_a_run_leaves_a_report_when_interrupted_and_again_at_its_end(finished):
     assert outside(first.decode()) == []
 
 
-def test_the_story_has_the_numbers_that_the_run_wrote(run):
-    story = read_story(run)
+def test_the_report_has_the_numbers_that_the_run_wrote(run):
+    report = read_report(run)
     summary = json.loads((run / "summary.json").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert story.test_metrics == summary["test_accuracy"]
-    assert [item.epsilon for item in story.explanation.guarantees] == [
-        item["epsilon"] for item in summary["promised"]
+    assert report.summary.test_metrics == summary["test_metrics"]
+    assert [item.epsilon for item in report.summary.guarantees] == [
+        item["epsilon"] for item in summary["guarantees"]
     ]
-    assert [point.accuracy for point in story.rounds] == [line["accuracy"] for line in lines]
-    assert [point.survivors for point in story.rounds] == [10, 10]
-    assert story.repeatable
-    assert story.ledger == "ledger.sqlite"
-    settings = dict(story.settings)
-    assert (settings["local.lr"], settings["target.cohort_size"], settings["dropouts.masked"]) == (
+    assert [record.metrics for record in report.rounds] == [line["metrics"] for line in lines]
+    assert [record.survivors for record in report.rounds] == [10, 10]
+    assert report.summary.repeatable
+    assert report.ledger == "ledger.sqlite"
+    settings = dict(report.settings)
+    assert (settings["details.local.lr"], settings["target.cohort_size"], settings["details.dropouts.masked"]) == (
         "0.2",
         "10",
         "0",
@@ -99,25 +107,25 @@ def test_the_story_has_the_numbers_that_the_run_wrote(run):
     assert (settings["target.bits"], settings["target.mechanism"]) == ("none", "centered")
 
 
-def test_a_run_of_secret_sizes_logs_nothing_that_tells_them(finished, tmp_path):
-    job(MechanismName.DESIGNATED, Sampling.POISSON, 1, cohort_size=40).execute(
+def test_a_run_of_secret_sizes_records_nothing_that_reveals_them(finished, tmp_path):
+    job(MechanismName.DESIGNATED, Sampling.POISSON, 1, cohort=40).execute(
         tmp_path / "secret", None, lambda _: True
     )
-    told, known = (read_story(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
-    assert (told.survivors, told.attempt, told.seconds) == (None, None, None)
+    secret, known = (read_report(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
+    assert (secret.survivors, secret.attempt, secret.seconds) == (None, None, None)
     assert None not in (known.survivors, known.attempt, known.seconds)
 
 
 def test_a_ledger_elsewhere_is_not_named(run):
     (run / "ledger.sqlite").unlink()
-    assert read_story(run).ledger is None
+    assert read_report(run).ledger is None
 
 
 def test_an_infinite_epsilon_is_read_back(run):
     summary = json.loads((run / "summary.json").read_text())
     summary["so_far"][0] |= {"epsilon": float("inf"), "reason": "no noise"}
     (run / "summary.json").write_text(json.dumps(summary))
-    assert read_story(run).so_far[0].epsilon == float("inf")
+    assert read_report(run).summary.so_far[0].epsilon == float("inf")
 
 
 def test_the_command_writes_the_same_bytes_again_in_another_process_and_never_loads_pyplot(run):
@@ -159,9 +167,9 @@ def complain(arguments: list[str], monkeypatch, capsys) -> str:
 def test_json_is_all_that_is_printed(run, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["d2pfed", "report", str(run), "--json"])
     main()
-    told = json.loads(capsys.readouterr().out)
-    assert told["report"] == str(run / "report.html")
-    assert len(told["plots"]) == 12
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["report"] == str(run / "report.html")
+    assert len(printed["plots"]) == 12
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -177,8 +185,8 @@ def test_what_is_no_directory_is_refused(run, monkeypatch, capsys):
 def test_a_file_that_cannot_be_read_is_named(run):
     (run / "plan.json").unlink()
     (run / "plan.json").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot read .*plan\.json"):
-        read_story(run)
+    with pytest.raises(D2PFedError, match=r"cannot read .*plan\.json"):
+        read_report(run)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"5", b"{}", b'"text"', b"\xff\xfe", b"[" * 100_000])
@@ -187,8 +195,8 @@ def test_a_file_of_something_else_is_refused_by_name(run, name, content):
     if (name, content) == ("metrics.jsonl", b""):
         return  # a crash may take metrics, and the report goes on without
     (run / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=name):
-        read_story(run)
+    with pytest.raises(D2PFedError, match=name):
+        read_report(run)
 
 
 @pytest.mark.parametrize(
@@ -198,10 +206,14 @@ def test_a_file_of_something_else_is_refused_by_name(run, name, content):
         ("plan.json", '"quorum":10', '"quorum": 10'),
         ("plan.json", '"":"Ring"', '"":"Ding"'),
         ("settings.json", '"cohort_size":10', '"cohort_size":0'),
-        ("settings.json", '"task":"digits"', '"task":7'),
-        ("settings.json", '"rate":{"":"float","is":"0x', '"rate":{"":"float","is":"?x'),
+        ("settings.json", '"title":"digits, logistic"', '"title":7'),
+        ("settings.json", '"data":"', '"dada":"'),
+        ("settings.json", '"rounds":2,"seed"', '"rounds":2.5,"seed"'),
+        ("settings.json", '"lr":{"":"float","is":"0x', '"lr":{"":"float","is":"?x'),
         ("metrics.jsonl", '"accuracy": 0', '"accuracy": 7'),
-        ("metrics.jsonl", '"accuracy"', '"accurate"'),
+        ("metrics.jsonl", '"metrics"', '"metric"'),
+        ("metrics.jsonl", '"loss": ', '"loss": "x", "more": '),
+        ("metrics.jsonl", '"exchanges": []', '"exchanges": [1]'),
         ("metrics.jsonl", '"survivors": 10', '"survivors": 1e1'),
         ("metrics.jsonl", '"survivors": 10', f'"survivors": {10**400}'),
         ("metrics.jsonl", '"update_norm": ', '"update_norm": "'),
@@ -209,7 +221,7 @@ def test_a_file_of_something_else_is_refused_by_name(run, name, content):
         ("summary.json", '"view": "server"', '"view": "nobody"'),
         ("summary.json", '"unit": "client"', '"unit": "cat"'),
         ("summary.json", '"colluders": 0', '"colluders": true'),
-        ("summary.json", '"so_far": [', '"so_far": 5, "paid": ['),
+        ("summary.json", '"so_far": [', '"so_far": 5, "other": ['),
         ("summary.json", '"reason": ""', '"reason": null'),
         ("summary.json", '"delta": 0', '"delta": "small", "x": 0'),
     ],
@@ -218,16 +230,41 @@ def test_a_damaged_value_is_refused(run, name, old, new):
     text = (run / name).read_text()
     assert old in text
     (run / name).write_text(text.replace(old, new))
-    with pytest.raises(ConfigError) as refused:
-        read_story(run)
+    with pytest.raises(D2PFedError) as refused:
+        read_report(run)
+    assert name in str(refused.value)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 600
 
 
-def test_a_run_that_went_on_since_its_summary_is_told_to_resume(run):
+def test_a_run_that_went_on_since_its_summary_must_be_resumed_first(run):
     metrics = run / "metrics.jsonl"
     metrics.write_text(
         metrics.read_text() + metrics.read_text().splitlines()[1].replace('"round": 2', '"round": 3')
     )
-    with pytest.raises(ConfigError, match=r"tells of 2 rounds and metrics\.jsonl of 3"):
-        read_story(run)
+    with pytest.raises(D2PFedError, match=r"summary\.json has 2 rounds and metrics\.jsonl 3: .*resume it"):
+        read_report(run)
+
+
+def test_every_record_and_the_summary_come_back_by_the_type_that_wrote_them(run):
+    records = (run / "metrics.jsonl").read_text().splitlines()
+    assert [to_json(from_json(RoundRecord, line, "here")) for line in records] == records
+    summary = (run / "summary.json").read_text()
+    assert to_json(from_json(RunSummary, summary, "here")) == summary
+
+
+def test_a_private_run_without_its_plan_is_not_shown_as_one_in_the_clear(run):
+    """The summary knows its width: the planted twin says that nothing was encoded, and has no plan to show."""
+    (run / "plan.json").unlink()
+    with pytest.raises(D2PFedError, match=r"plan\.json is missing"):
+        read_report(run)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"bits": None}))
+    assert read_report(run).plan is None
+
+
+def test_a_run_in_the_clear_with_a_plan_beside_it_is_refused(run):
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"bits": None}))
+    with pytest.raises(D2PFedError, match=r"plan\.json is there, and by summary\.json .* in the clear"):
+        read_report(run)

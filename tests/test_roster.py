@@ -15,7 +15,7 @@ from d2pfed.secagg import roster as rosters
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
 from d2pfed.secagg.wire import HEADER_BYTES, frame
-from rosters import AUTHORITY, EXPIRES, ISSUED, roster_of, sign_anything
+from support.rosters import AUTHORITY, EXPIRES, ISSUED, roster_of, sign_anything
 
 PUBLIC = crypto.signing_public(AUTHORITY)
 KEYS = {client: digest("key", client) for client in (3, 5, 2**64 - 1)}

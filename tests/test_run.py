@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,15 +16,16 @@ from safetensors.numpy import load_file
 
 from d2pfed.accounting import SERVER, Sampling
 from d2pfed.api import Job, Settings
-from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.errors import ConfigError, D2PFedError, DamagedFile, LedgerError
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.ledger import Ledger, read_rows, verify
-from d2pfed.numerics import canonical
 from d2pfed.plan import PrivacyTarget
-from d2pfed.round import Participant, run_plan
-from d2pfed.runs import Checkpoint, End, RunDirectory
+from d2pfed.round import Outcome, Participant, run_plan
+from d2pfed.runs import ArrayShape, Checkpoint, End, RoundRecord, RunDirectory, RunSettings, RunSummary, open_run
+from d2pfed.runs.plain import from_json, to_json
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
+from support.reports import Page
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +35,14 @@ def parts():
 
 
 def settings(model, **changes) -> Settings:
-    wish = PrivacyTarget(
+    target = PrivacyTarget(
         dimension=model.dimension, population=40, cohort_size=20, rounds=4, epsilon=30.0, delta=1e-3
     )
     base = Settings(
         task="digits",
         data="digits",
         model="logistic",
-        target=wish,
+        target=target,
         local=LocalTraining(lr=0.5, epochs=1, batch_size=10),
         server=ServerOptimizer(lr=1.0, momentum=0.5, averaging=0.5),
         dropouts=Dropouts(),
@@ -128,19 +129,19 @@ def test_a_damaged_checkpoint_is_refused(parts, tmp_path):
     job(parts).execute(path, None, after(2))
     file = path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(ConfigError, match="is not a checkpoint"):
+    with pytest.raises(DamagedFile, match="is not a checkpoint"):
         job(parts).execute(path, None, forever)
 
 
 @pytest.mark.parametrize("place", range(0, 9000, 450))
-def test_a_checkpoint_with_any_byte_changed_is_one_clear_error(parts, tmp_path, finished, place):
+def test_a_checkpoint_with_any_byte_changed_is_one_clear_error(tmp_path, finished, place):
     path = tmp_path / "run"
     shutil.copytree(finished, path)
     file = path / "checkpoint.safetensors"
     content = bytearray(file.read_bytes())
     content[place % len(content)] ^= 1
     file.write_bytes(content)
-    with RunDirectory.open(path, canonical.encode(settings(parts[1]))) as directory, pytest.raises(ConfigError):
+    with RunDirectory.open(path, (path / "settings.json").read_text()) as directory, pytest.raises(D2PFedError):
         directory.load()
 
 
@@ -261,7 +262,7 @@ def test_runs_over_the_same_clients_share_one_budget(parts, tmp_path):
     assert "run second: " in second.stopped
 
 
-def test_a_run_keeps_its_own_promise_in_a_richer_ledger(parts, tmp_path):
+def test_a_run_keeps_its_own_guarantee_in_a_richer_ledger(parts, tmp_path):
     """The plan was stretched by hand: by itself it spends more than it guarantees, and the ledger would allow it."""
     planned = job(parts)
     stretched = replace(planned, plan=replace(planned.plan, rounds=40, max_attempts=40))
@@ -282,11 +283,11 @@ def test_a_run_takes_no_more_attempts_than_it_was_charged_for_in_a_richer_ledger
 
 def test_a_ledger_with_another_budget_is_refused(parts, tmp_path):
     ledger = shared_ledger(tmp_path, job(parts).plan)
-    wish = replace(settings(parts[1]).target, delta=1e-4)
+    target = replace(settings(parts[1]).target, delta=1e-4)
     with pytest.raises(
         ConfigError, match=r"the ledger has the budget at delta 0\.001 .*, this plan needs at delta"
     ):
-        job(parts, target=wish).execute(tmp_path / "second", ledger, forever)
+        job(parts, target=target).execute(tmp_path / "second", ledger, forever)
 
 
 # What is printed
@@ -343,7 +344,7 @@ def test_a_damaged_file_is_one_clear_error(parts, tmp_path, finished, name, cont
     path = tmp_path / "run"
     finished_copy = shutil.copytree(finished, path)
     (finished_copy / name).write_bytes(content)
-    with pytest.raises((ConfigError, LedgerError)) as caught:
+    with pytest.raises(D2PFedError) as caught:
         job(parts).execute(path, None, forever)
     assert "\n" not in str(caught.value)
 
@@ -354,7 +355,7 @@ def test_a_directory_in_place_of_a_file_is_one_clear_error(parts, tmp_path, fini
     shutil.copytree(finished, path)
     (path / name).unlink()
     (path / name).mkdir()
-    with pytest.raises((ConfigError, LedgerError, OSError)) as caught:
+    with pytest.raises((D2PFedError, OSError)) as caught:
         job(parts).execute(path, None, forever)
     assert "\n" not in str(caught.value)
 
@@ -362,7 +363,7 @@ def test_a_directory_in_place_of_a_file_is_one_clear_error(parts, tmp_path, fini
 def test_the_metrics_of_a_round_that_was_not_kept_are_forgotten(tmp_path):
     with RunDirectory.open(tmp_path / "run", "{}") as directory:
         for number in (1, 2, 3):
-            directory.append({"round": number})
+            directory.append(json.dumps({"round": number}))
         with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
             file.write('{"round": 4, "accu')
         directory.keep_metrics(2)
@@ -427,9 +428,9 @@ def the_cap_is_counted(parts, path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(Participant, "encode", noted)
-        wish = replace(spared(parts[1], 6), max_participations=2, against=SERVER, epsilon=60.0)
+        target = replace(spared(parts[1], 6), max_participations=2, against=SERVER, epsilon=60.0)
         for rounds in (2, 4):
-            job(parts, target=wish, dropouts=Dropouts(unmask=Fraction(2, 5))).execute(path, None, after(rounds))
+            job(parts, target=target, dropouts=Dropouts(unmask=Fraction(2, 5))).execute(path, None, after(rounds))
     assert max(seen.values()) > 2  # some were at their cap
 
 
@@ -445,10 +446,130 @@ def test_a_cap_that_is_not_counted_in_training_is_caught(parts, tmp_path, monkey
 
 def test_a_resumed_partition_draws_no_client_twice(parts, tmp_path):
     """Without a seed: the secret that draws cohorts is the run's, not the process's."""
-    wish = replace(settings(parts[1]).target, sampling=Sampling.ONCE, cohort_size=10, against=SERVER)
+    target = replace(settings(parts[1]).target, sampling=Sampling.ONCE, cohort_size=10, against=SERVER)
     path = tmp_path / "run"
     for rounds in (1, 2, 3, 4):
-        job(parts, target=wish, seed=None).execute(path, None, after(rounds))
+        job(parts, target=target, seed=None).execute(path, None, after(rounds))
     committed = [row.release.participants for row in read_rows(path / "ledger.sqlite") if row.kind == "commit"]
     assert sorted(client for cohort in committed for client in cohort) == list(range(40))
     assert (path / "identity").stat().st_mode & 0o077 == 0
+
+
+# In the clear, and what every run leaves
+
+
+ARRAYS = (ArrayShape("weight", (2, 3)), ArrayShape("bias", (2,)), ArrayShape("scale", ()))
+
+
+@dataclass(frozen=True)
+class Means:
+    """The mean of a round, by a formula of the round and the model; it stops working after some rounds."""
+
+    last: int = 99
+
+    def mean(self, number, model):
+        if number >= self.last:
+            raise KeyboardInterrupt
+        mean = (np.cos(np.arange(len(model)) + number) - model / 4).astype(np.float32)
+        return Outcome(mean, attempt=0, survivors=3)
+
+
+@dataclass(frozen=True)
+class Length:
+    """A metric that a test can compute again."""
+
+    def validate(self, _rounds, params):
+        return {"length": float(np.linalg.norm(params))}
+
+    def test(self, params):
+        return {"length": float(np.linalg.norm(params))}
+
+
+def clear_settings(**changes) -> RunSettings:
+    base = RunSettings(
+        title="means",
+        data="none",
+        target=None,
+        rounds=4,
+        optimizer=ServerOptimizer(lr=0.5, momentum=0.5, averaging=0.5),
+        arrays=ARRAYS,
+    )
+    return replace(base, **changes)
+
+
+def train_in_the_clear(path: Path, means=Means(), listen=forever) -> RunSummary:  # noqa: B008 - it is frozen
+    with open_run(path, clear_settings(), None, np.ones(9, np.float32)) as run:
+        return run.train_in_the_clear(means, Length(), listen)
+
+
+def test_a_run_in_the_clear_leaves_the_files_of_a_private_one_but_for_plan_and_ledger(tmp_path, finished):
+    summary = train_in_the_clear(tmp_path / "run")
+    assert (summary.rounds, summary.end, summary.guarantees, summary.bits) == (4, End.COMPLETE, (), None)
+    assert (summary.charged, summary.upload_bytes) == (4, 36)
+    private, clear = ({file.name for file in path.iterdir()} for path in (finished, tmp_path / "run"))
+    assert {name for name in private - clear if "ledger" not in name} == {"plan.json", "identity", "seen"}
+    assert clear <= private
+    page = Page.read((tmp_path / "run" / "report.html").read_text())
+    assert "it protects nobody" in page.text
+    assert "Epsilon none trained in the clear" in page.text
+    assert "protects nobody" not in Page.read((finished / "report.html").read_text()).text.replace(
+        "This run repeats from its seed: it protects nobody", ""
+    )
+
+
+def test_an_interrupted_run_in_the_clear_resumes_to_the_same_model(tmp_path):
+    whole = train_in_the_clear(tmp_path / "whole")
+    part = train_in_the_clear(tmp_path / "parts", listen=after(2))
+    assert (part.rounds, part.end, part.test_metrics) == (2, End.INTERRUPTED, None)
+    assert "Stopped after round 2 of 4" in (tmp_path / "parts" / "report.html").read_text()
+    with pytest.raises(KeyboardInterrupt):
+        train_in_the_clear(tmp_path / "parts", Means(last=3))
+    rest = train_in_the_clear(tmp_path / "parts")
+    assert rest.test_metrics == whole.test_metrics
+    for name, array in state_of(tmp_path / "whole").items():
+        np.testing.assert_array_equal(array, state_of(tmp_path / "parts")[name])
+    lines = (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_private_run_does_not_go_on_in_the_clear_nor_the_other_way_round(parts, tmp_path):
+    train_in_the_clear(tmp_path / "clear", listen=after(1))
+    initial = np.ones(9, np.float32)
+    with (
+        pytest.raises(LedgerError, match="is gone"),
+        open_run(tmp_path / "clear", clear_settings(), job(parts).plan, initial),
+    ):
+        pass
+    private = open_run(tmp_path / "private", clear_settings(), job(parts).plan, initial)
+    with private as run, pytest.raises(ValueError, match="not trained in the clear"):
+        run.train_in_the_clear(Means(), Length(), forever)
+    with (
+        pytest.raises(ConfigError, match="begun with a plan"),
+        open_run(tmp_path / "private", clear_settings(), None, initial),
+    ):
+        pass
+
+
+def test_the_model_is_saved_as_named_arrays_with_their_shapes(parts, tmp_path, finished):
+    train_in_the_clear(tmp_path / "run")
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert {name: array.shape for name, array in saved.items()} == {"weight": (2, 3), "bias": (2,), "scale": ()}
+    flat = np.concatenate([saved[array.name].ravel() for array in ARRAYS])
+    np.testing.assert_array_equal(flat, state_of(tmp_path / "run")["average"])
+    module = dict(parts[1].module.named_parameters())
+    saved = load_file(finished / "model.safetensors")
+    assert {name: array.shape for name, array in saved.items()} == {
+        name: tuple(module[name].shape) for name in parts[1].names
+    }
+
+
+def test_private_and_clear_runs_leave_records_of_one_type(tmp_path, finished):
+    train_in_the_clear(tmp_path / "run")
+    for path in (tmp_path / "run", finished):
+        lines = (path / "metrics.jsonl").read_text().splitlines()
+        records = [from_json(RoundRecord, line, "metrics.jsonl") for line in lines]
+        assert [record.round for record in records] == [1, 2, 3, 4]
+        assert [to_json(record) for record in records] == lines
+        assert all(record.exchanges == () for record in records)
+    with pytest.raises(DamagedFile, match="it has no `metrics`"):
+        from_json(RoundRecord, lines[0].replace('"metrics"', '"metric"'), "metrics.jsonl")

@@ -11,7 +11,7 @@ import scipy.stats
 from d2pfed.errors import ConfigError
 from d2pfed.noise.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam, discrete_gaussian
 from d2pfed.numerics.randomness import Entropy
-from stats import check_every_coordinate_varies, check_fits
+from support.stats import check_every_coordinate_varies, check_fits
 
 FALSE_ALARM = 1e-6
 MILLION = 10**6

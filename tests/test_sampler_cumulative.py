@@ -18,7 +18,7 @@ from d2pfed.noise.sampler.distributions import BinomialDistribution, GaussianDis
 from d2pfed.noise.sampler.intervals import Weights, exp_minus
 from d2pfed.noise.sampler.lookup import tabulate
 from d2pfed.numerics.randomness import Entropy
-from stats import check_fits
+from support.stats import check_fits
 
 DIGITS = 120
 

@@ -12,8 +12,8 @@ from d2pfed.secagg.advertisements import leaf
 from d2pfed.secagg.messages import EncryptedShares
 from d2pfed.secagg.phases import Advertised
 from d2pfed.secagg.shamir import PRIME
-from evil import LOW_ORDER
-from federation import (
+from support.evil import LOW_ORDER
+from support.federation import (
     Federation,
     advertising_of,
     change_shares,

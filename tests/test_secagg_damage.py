@@ -15,9 +15,9 @@ from d2pfed.secagg.client import decode_phase
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of, subset_of
-from federation import MODEL, TASK, Federation, make_session, run_round
-from rosters import AUTHORITY
-from vectors_secagg import make_federation
+from support.federation import MODEL, TASK, Federation, make_session, run_round
+from support.rosters import AUTHORITY
+from support.vectors_secagg import make_federation
 
 few = partial(
     patch, "d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 5

@@ -3,7 +3,7 @@ import pytest
 from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of, sessions
 from d2pfed.errors import TooFewClients
 from d2pfed.secagg import Delivery, unmask
-from federation import Federation, make_session, run_round
+from support.federation import Federation, make_session, run_round
 
 
 @pytest.mark.parametrize("cell", MATRIX, ids=str)

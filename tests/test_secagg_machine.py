@@ -34,7 +34,7 @@ from d2pfed.secagg import (
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Advertised, Shared
 from d2pfed.secagg.wire import kind_of
-from federation import MODEL, TASK, Federation, expected_sum, make_session
+from support.federation import MODEL, TASK, Federation, expected_sum, make_session
 
 SIZE = 6
 EXAMPLES = int(os.environ.get("D2PFED_MACHINE_EXAMPLES", "200"))

@@ -11,9 +11,9 @@ from d2pfed.errors import TooFewClients
 from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Delivery
-from evil import Evil
-from federation import Federation, make_session, run_round
-from stats import check_fits
+from support.evil import Evil
+from support.federation import Federation, make_session, run_round
+from support.stats import check_fits
 
 DIMENSION = 20_000
 SIGMA = Fraction(12)
@@ -146,7 +146,7 @@ def sum_with_another_model_for_the_victim(model_of_victim):
 
 def test_a_client_with_another_model_than_its_peers_adds_only_noise(monkeypatch):
     evil, everyone, _ = sum_with_another_model_for_the_victim(b"alive")
-    monkeypatch.setattr("evil.MODEL", b"dead")
+    monkeypatch.setattr("support.evil.MODEL", b"dead")
     unmasked = evil.sum_of(everyone, everyone)
     assert uniformity(unmasked, 256) < chi2.isf(1e-6, 255)
     right = evil.without(unmasked, range(1, 6))

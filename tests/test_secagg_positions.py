@@ -11,7 +11,7 @@ from d2pfed.secagg import Client, Consistency, checks, collect, messages
 from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.messages import EncryptedShares
 from d2pfed.secagg.position import Position
-from federation import (
+from support.federation import (
     Federation,
     advertising_of,
     expected_sum,

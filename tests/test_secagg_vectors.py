@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from d2pfed.errors import PeerError
-from vectors_secagg import FOLDER, ROUNDS, make_bad, make_federation, make_round
+from support.vectors_secagg import FOLDER, ROUNDS, make_bad, make_federation, make_round
 
 PRIME = 2**256 + 297
 AUTHORITY = Ed25519PrivateKey.from_private_bytes(

@@ -24,7 +24,7 @@ from d2pfed.secagg import (
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.shamir import PRIME
 from d2pfed.secagg.wire import frame
-from federation import (
+from support.federation import (
     MODEL,
     TASK,
     Federation,

@@ -9,7 +9,16 @@ from scipy.stats import chi2
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg.shamir import PRIME, Corrected, Corrector, Interpolation, pack_shares, split, unpack_share
+from d2pfed.secagg.shamir import (
+    PRIME,
+    Corrected,
+    Corrector,
+    Interpolation,
+    pack_shares,
+    split,
+    split_each,
+    unpack_share,
+)
 
 TOY = 257
 secrets = st.integers(0, 2**256 - 1)
@@ -36,6 +45,16 @@ def test_any_threshold_shares_open_the_secret(secret, data):
     shares = split(secret, threshold, points, stream(secret))
     chosen = data.draw(st.permutations(points))[:threshold]
     assert Interpolation(chosen).join([shares[point - 1] for point in chosen]) == secret
+
+
+@pytest.mark.parametrize(("count", "threshold"), [(1, 1), (5, 3), (40, 40), (160, 120)])
+def test_secrets_split_together_have_the_shares_of_secrets_split_in_turn(count, threshold):
+    own, points = [0, PRIME - 1, 2**255 + 9], range(1, count + 1)
+    together, in_turn = stream("together", count), stream("together", count)
+    assert split_each(own, threshold, points, together) == [
+        [sum(c * point**power for power, c in enumerate(coefficients)) % PRIME for point in points]
+        for coefficients in ([*[in_turn.below(PRIME) for _ in range(threshold - 1)], one][::-1] for one in own)
+    ]
 
 
 @given(secrets)

@@ -13,7 +13,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.round import Outcome
 from d2pfed.training import Cohorts, ServerOptimizer, train
-from stats import check_fits, check_mean
+from support.stats import check_fits, check_mean
 
 FALSE_ALARM = 1e-6
 ROOT = Entropy.replay(b"test training")
@@ -123,15 +123,15 @@ def test_a_step_changes_no_state_that_was_given_and_keeps_single_precision(step)
 @pytest.mark.parametrize(
     ("wrong", "rule"),
     [
-        ({"rate": 0.0}, r"rate must be positive and at most 1e\+06, got 0\.0"),
-        ({"rate": math.nan}, "rate must be positive and at most .*, got nan"),
-        ({"rate": math.inf}, "rate must be positive and at most .*, got inf"),
+        ({"lr": 0.0}, r"lr must be positive and at most 1e\+06, got 0\.0"),
+        ({"lr": math.nan}, "lr must be positive and at most .*, got nan"),
+        ({"lr": math.inf}, "lr must be positive and at most .*, got inf"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1\.0"),
         ({"momentum": -0.1}, r"momentum must be in \[0, 1\), got -0\.1"),
         ({"second_moment": 1.0}, r"second_moment must be in \[0, 1\), got 1\.0"),
         ({"averaging": 1.0}, r"averaging must be in \[0, 1\), got 1\.0"),
-        ({"decay": 0.0}, r"decay must be in \(0, 1\], got 0\.0"),
-        ({"decay": 1.1}, r"decay must be in \(0, 1\], got 1\.1"),
+        ({"lr_decay": 0.0}, r"lr_decay must be in \(0, 1\], got 0\.0"),
+        ({"lr_decay": 1.1}, r"lr_decay must be in \(0, 1\], got 1\.1"),
     ],
 )
 def test_a_step_that_makes_no_sense_is_refused(wrong, rule):

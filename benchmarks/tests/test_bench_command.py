@@ -50,7 +50,9 @@ def test_a_failing_benchmark_loses_nothing_of_those_before_it(monkeypatch, capsy
     assert list(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == ["first"]
 
 
-@pytest.mark.parametrize("words", [(), ("all",), ("arithmetic",), ("secagg",), ("engines",), ("training",)])
+@pytest.mark.parametrize(
+    "words", [(), ("all",), ("arithmetic",), ("secagg",), ("ledger",), ("goals",), ("engines",), ("training",)]
+)
 def test_help_is_plain_text(monkeypatch, capsys, words):
     status, out, _ = bench(monkeypatch, capsys, *words, "--help")
     assert status == 0

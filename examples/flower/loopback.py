@@ -25,10 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from d2pfed.flower.authority import next_roster
-from d2pfed.flower.draws import make_draws
-from d2pfed.flower.home import init_home
-from d2pfed.flower.keys import make_secret, read_secret
+from d2pfed.flower.client_config import init_client
+from d2pfed.flower.enrolment import make_draws, make_secret, next_roster, read_secret
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
 
@@ -72,8 +70,8 @@ class Federation:
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.certificate, self._key = make_certificate(self.directory, "superlink")
         self.authority, self.roster = self._enrol()
-        (self.directory / "home").mkdir(exist_ok=True)
-        (self.directory / "home" / "config.toml").write_text(
+        (self.directory / "flower").mkdir(exist_ok=True)
+        (self.directory / "flower" / "config.toml").write_text(
             f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
             f'root-certificates = "{self.certificate}"\n'
         )
@@ -88,7 +86,7 @@ class Federation:
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
 
-    def home(self, client: int) -> Path:
+    def client_directory(self, client: int) -> Path:
         """Return a client's own directory."""
         return self.directory / f"client-{client}"
 
@@ -110,8 +108,8 @@ class Federation:
         wait_for_port(self.port, self.superlink)
 
     def start_simulation(self) -> None:
-        """Start Flower's own simulation in place of the SuperLink: its clients have no keys and no homes."""
-        (self.directory / "home" / "config.toml").write_text(
+        """Start Flower's own simulation in place of the SuperLink: its clients are not enrolled."""
+        (self.directory / "flower" / "config.toml").write_text(
             f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
             f"insecure = true\noptions.num-supernodes = {self.clients}\n"
             "options.backend.client-resources.num-cpus = 1\n"
@@ -127,7 +125,8 @@ class Federation:
 
     def start_supernode(self, client: int, certificate: Path | None = None, name: str = "supernode") -> None:
         """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given."""
-        config = f'd2pfed-home="{self.home(client)}" partition-id={client} num-partitions={self.clients}'
+        own = f'd2pfed-directory="{self.client_directory(client)}"'
+        config = f"{own} partition-id={client} num-partitions={self.clients}"
         self.nodes[client] = self._start(
             f"{name}-{client}",
             "flower-supernode",
@@ -165,12 +164,12 @@ class Federation:
         return (self.directory / f"{name}.log").read_text(errors="replace")
 
     def _enrol(self) -> tuple[str, Path]:
-        """Make what the authority, the server and the clients make by hand: keys, draws, homes, and the roster."""
+        """Make what the authority, the server and the clients make by hand: keys, draws, directories, the roster."""
         secret_file = self.directory / "authority.key"
         authority, keys = make_secret(secret_file), {}
         for client in range(self.clients):
             anchor = self.directory / "anchors" / str(client)
-            keys[client] = init_home(self.home(client), client, authority, anchor)
+            keys[client] = init_client(self.client_directory(client), client, authority, anchor)
             settings = SETTINGS.format(
                 client=client,
                 authority=authority.hex(),
@@ -178,7 +177,7 @@ class Federation:
                 least_cohort=self.least_cohort,
                 least_quorum=self.least_quorum,
             )
-            (self.home(client) / "client.toml").write_text(settings)
+            (self.client_directory(client) / "client.toml").write_text(settings)
             make_node_key(self.directory / f"node-{client}")
         signed = next_roster(
             authority,
@@ -211,7 +210,7 @@ class Federation:
 
     def _strays(self) -> list[int]:
         """Return what is left of this federation: an app that is stopped in mid-run has left its process group."""
-        mark = f"FLWR_HOME={self.directory / 'home'}".encode()
+        mark = f"FLWR_HOME={self.directory / 'flower'}".encode()
         left = []
         for file in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
@@ -222,7 +221,7 @@ class Federation:
     def _environment(self) -> dict[str, str]:
         here = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "FLWR_HOME": str(self.directory / "home"),
+            "FLWR_HOME": str(self.directory / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
         }

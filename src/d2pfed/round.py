@@ -33,6 +33,8 @@ from d2pfed.secagg import (
     collect,
     decode_invitation,
 )
+from d2pfed.secagg.crypto import Agree
+from d2pfed.secagg.crypto import agree as compute_secret
 from d2pfed.secagg.draws import Opening, draw_cohort, draw_key, require_path
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.session import NO_ROSTER
@@ -164,8 +166,9 @@ class Participant:
         train: Train,
         enrolment: Enrolment | None = None,
         history: History | None = None,
+        agree: Agree = compute_secret,
     ) -> Client:
-        """Return the machine that answers the server's requests in this attempt."""
+        """Return the machine that answers the server's requests in this attempt; `agree` is for simulations."""
         return Client(
             session,
             self.client,
@@ -173,6 +176,7 @@ class Participant:
             self.entropy,
             enrolment,
             history,
+            agree,
         )
 
 

@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def make_plan(config: UserConfig) -> Plan:
-    """Return the least noise that keeps the wish; every client checks the plan against its own policy."""
+    """Return the least noise that meets the target; every client checks the plan against its own policy."""
     population, cohort = int(config["population"]), int(config["cohort"])
     rounds = int(config["num-server-rounds"])
     return calibrate(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
+from operator import ge
 
 from d2pfed.errors import ConfigError, shown
 
@@ -184,7 +185,7 @@ class Release:
     def __post_init__(self) -> None:
         if self.round < 0 or self.attempt < 0:
             raise ConfigError(f"round and attempt must be at least 0, got {self.round} and {self.attempt}")
-        if any(a >= b for a, b in zip(self.participants, self.participants[1:], strict=False)):
+        if any(map(ge, self.participants, self.participants[1:])):
             raise ConfigError("participants must be strictly increasing")
         if self.participants and not self.run:
             raise ConfigError("a release in which clients took part must name its run")

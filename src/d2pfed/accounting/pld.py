@@ -316,6 +316,11 @@ def tilted_epsilon(pmfs: CountedPmfs, delta: float) -> float:
     return _read(log_pmfs, slope, left)
 
 
+def inner(left: FloatArray, right: FloatArray) -> float:
+    """Return the inner product, not by BLAS: its threads cost many times the sum, and its order is theirs."""
+    return float((left * right).sum())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _LogPmf:
     """One kind of loss and how often it occurs; sums are taken of logarithms, as tilts may be steep."""
@@ -344,8 +349,8 @@ class _LogPmf:
         most = float(exponents.max())
         weights = np.exp(exponents - most)
         total = float(weights.sum())
-        mean = float(weights @ self.values) / total
-        variance = max(0.0, float(weights @ self.squares) / total - mean * mean)
+        mean = inner(weights, self.values) / total
+        variance = max(0.0, inner(weights, self.squares) / total - mean * mean)
         return _Moments(self.count * (most + math.log(total)), self.count * mean, self.count * variance)
 
 
@@ -413,7 +418,8 @@ def _read(log_pmfs: Sequence[_LogPmf], slope: float, delta: float) -> float:
     found = np.maximum(np.roll(masses, size // 2 - centre)[inside], 0.0) * weights
     profile = (1 + relative) * _profile(found, step) + math.exp(-_STEEPEST)
     ahead = step * np.arange(size)  # how far above epsilon a loss lies; what rounding can do is bounded in L2
-    profile += error * weights * np.linalg.norm(np.expm1(-ahead) * np.exp(-slope * ahead)) + beyond
+    rounded = np.expm1(-ahead) * np.exp(-slope * ahead)
+    profile += error * weights * math.sqrt(inner(rounded, rounded)) + beyond
     return _crossing((centre + offsets[inside]) * step, profile, wanted)
 
 
@@ -437,8 +443,8 @@ def _convolve(log_pmfs: Sequence[_LogPmf], slope: float, size: int) -> tuple[Flo
         exponents = slope * pmf.values + pmf.logs - pmf.tilted(slope).log / pmf.count
         masses = np.exp(exponents)
         index = np.rint(pmf.values / pmf.losses.step).astype(np.int64) % size
-        folded = np.bincount(index, weights=masses, minlength=size)
-        norm = math.sqrt(float(folded @ folded))
+        folded: FloatArray = np.bincount(index, weights=masses, minlength=size).astype(np.float64, copy=False)
+        norm = math.sqrt(inner(folded, folded))
         largest = np.abs(slope * pmf.values) + np.abs(pmf.logs)
         relative += pmf.count * 8 * _UNIT * (2 * float(largest[exponents > -745].max()) + 8)
         growth += pmf.count * (max(0.0, float(folded.sum()) - 1) + per_transform * math.sqrt(size) * norm)

@@ -8,7 +8,7 @@ from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Metric, Model, accuracy, fixed_content
-from d2pfed.ledger.private_files import replace_file
+from d2pfed.ledger.files import replace_file
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan.bounds import check_range

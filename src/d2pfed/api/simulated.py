@@ -12,6 +12,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan
 from d2pfed.runs import ArrayShape, Evaluator, Listener, Run, RunSettings, RunSummary, StopRule, open_run
 from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, SimulatedFederation
+from d2pfed.simulation.rehearsal import rehearse
 from d2pfed.training import Cohorts
 
 
@@ -46,6 +47,8 @@ class SimulatedRun:
             if self.plan is None:
                 clear = self.clear_federation(run, backend)
                 return run.train_in_the_clear(clear, evaluator, listen, evaluate_every=evaluate_every, stop=stop)
+            if run.state.rounds == 0:  # once, before anybody's data is touched
+                rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system())
             private = self.federation(run, self.plan, backend)
             return run.train(private, evaluator, listen, evaluate_every=evaluate_every, stop=stop)
 

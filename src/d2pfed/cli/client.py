@@ -11,11 +11,11 @@ from d2pfed.accounting import round_up
 from d2pfed.cli.options import AsJson, SectionedCommand
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.account import ALL, RUNS, Given, carried_over
-from d2pfed.flower.home import init_home, read_home
-from d2pfed.flower.keys import decode_public
+from d2pfed.flower.client_account import ALL, RUNS, ClientSpending, carried_over
+from d2pfed.flower.client_config import init_client, read_client_config
+from d2pfed.flower.client_state import AcceptedRuns
+from d2pfed.flower.enrolment import decode_public
 from d2pfed.flower.rosters import accept_roster, read_own_roster
-from d2pfed.flower.runs import Runs
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.plan import decode_plan
 
@@ -27,41 +27,41 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 
-HomePath = Annotated[Path, typer.Argument(metavar="HOME", help="The client's directory.")]
+ClientDirectory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The client's directory.")]
 
 
 @app.command("init", cls=SectionedCommand)
 def init(
-    home: HomePath,
+    directory: ClientDirectory,
     identity: Annotated[
         int, typer.Argument(metavar="ID", help="The client's identity, unique in the federation.")
     ],
     authority: Annotated[str, typer.Argument(help="The authority's public key.")],
     anchor: Annotated[
-        Path | None, typer.Option(help="Directory for the head of the log, outside of HOME.")
+        Path | None, typer.Option(help="Directory for the head of the log, outside of DIRECTORY.")
     ] = None,
     epsilon: Annotated[
         float, typer.Option(help="The client's budget against server and colluders, over all runs.")
     ] = 10.0,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
-    public = init_home(home, identity, decode_public(authority), anchor, epsilon)
+    public = init_client(directory, identity, decode_public(authority), anchor, epsilon)
     print(f"{identity}={public.hex()}")
 
 
 @app.command("enrol", cls=SectionedCommand)
 def enrol(
-    home: HomePath,
+    directory: ClientDirectory,
     roster: Annotated[Path, typer.Argument(help="The signed roster.")],
 ) -> None:
     """Accept a roster from a file; one also comes with each run, and is checked in the same way."""
-    accepted = accept_roster(read_home(home), roster.read_bytes())[0].roster
+    accepted = accept_roster(read_client_config(directory), roster.read_bytes())[0].roster
     print(f"roster {accepted.serial} with {len(accepted.keys)} clients, {_until(accepted.expires)}")
 
 
 @app.command("adopt", cls=SectionedCommand)
 def adopt(
-    home: HomePath,
+    directory: ClientDirectory,
     carried: Annotated[
         str, typer.Option(help="What counts as spent in addition to the log: all or nothing.")
     ] = "",
@@ -76,29 +76,29 @@ def adopt(
     """
     if carried and run:
         raise ConfigError(f"--carried {carried} and --run exclude each other")
-    place = read_home(home)
-    runs = {name: decode_plan(Runs(home).told(name).plan) for name in run or ()}
-    history = place.log.adopt({**carried_over(carried or (RUNS if runs else ALL), runs), "why": why})
+    config = read_client_config(directory)
+    runs = {name: decode_plan(AcceptedRuns(directory).terms(name).plan) for name in run or ()}
+    history = config.log.adopt({**carried_over(carried or (RUNS if runs else ALL), runs), "why": why})
     print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
 
 
 @app.command("show", cls=SectionedCommand)
-def show(home: HomePath, json: AsJson = False) -> None:
+def show(directory: ClientDirectory, json: AsJson = False) -> None:
     """Print what this client has spent, how far its log is, and what would notice if it were rolled back."""
-    place = read_home(home)
-    history = place.log.read()
-    given = Given.of(history)
-    roster, spent = read_own_roster(place), given.epsilon(place.budget.delta)
+    config = read_client_config(directory)
+    history = config.log.read()
+    spending = ClientSpending.of(history)
+    roster, spent = read_own_roster(config), spending.epsilon(config.budget.delta)
     found = {
-        "client": place.client,
+        "client": config.client,
         "position": history.head.seq,
         "attempts": len(history.bodies(Entry.BEGUN)),
-        "vectors": len(given.releases),
+        "vectors": len(spending.releases),
         "epsilon": spent,
-        "budget": place.budget.epsilon,
-        "delta": place.budget.delta,
+        "budget": config.budget.epsilon,
+        "delta": config.budget.delta,
         "declarations": [dict(body) for body in history.bodies(Entry.DECLARATION)],
-        "anchor": str(place.anchor),
+        "anchor": str(config.anchor),
         "roster": None
         if roster is None
         else {"serial": roster.serial, "issued": roster.issued, "expires": roster.expires},
@@ -107,8 +107,8 @@ def show(home: HomePath, json: AsJson = False) -> None:
         print_json(found)
         return
     out().print(
-        f"Client {place.client}: {len(given.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
-        f"{round_up(place.budget.epsilon, 6)} at delta {delta_as_given(place.budget.delta)} against the server "
+        f"Client {config.client}: {len(spending.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
+        f"{round_up(config.budget.epsilon, 6)} at delta {delta_as_given(config.budget.delta)} against the server "
         "and the colluders that each plan allows for, over all runs."
     )
     for body in history.bodies(Entry.DECLARATION):
@@ -120,18 +120,19 @@ def show(home: HomePath, json: AsJson = False) -> None:
     )
     dated = "no roster yet" if roster is None else f"roster of {_day(roster.issued)}, {_until(roster.expires)}"
     out().print(
-        f"A rolled-back client is noticed by: anchor ({place.anchor}), server, peers{_chance(home, history)}, {dated}. "
-        "Home and anchor restored together are noticed by the others only."
+        f"A rolled-back client is noticed by: anchor ({config.anchor}), server, "
+        f"peers{_chance(directory, history)}, {dated}. "
+        "Directory and anchor restored together are noticed by the others only."
     )
 
 
-def _chance(home: Path, history: ClientHistory) -> str:
+def _chance(directory: Path, history: ClientHistory) -> str:
     """Return how likely it is that the peers of the last run do not meet this client again."""
     begun = history.bodies(Entry.BEGUN)
     if not begun:
         return " that meet it again"
     try:
-        sampling = decode_plan(Runs(home).told(str(begun[-1]["run"])).plan).sampling
+        sampling = decode_plan(AcceptedRuns(directory).terms(str(begun[-1]["run"])).plan).sampling
     except PeerError:  # the run's file is lost or damaged
         return " that meet it again"
     missed = (

@@ -10,11 +10,18 @@ import typer
 from d2pfed.cli.options import AsJson, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
-from d2pfed.flower.authority import next_roster, shown_positions
-from d2pfed.flower.draws import DEPTH, Committed, make_draws
-from d2pfed.flower.home import require_identity
-from d2pfed.flower.keys import decode_public, make_secret, read_secret
-from d2pfed.ledger.private_files import create_file
+from d2pfed.flower.client_config import require_identity
+from d2pfed.flower.enrolment import (
+    DEPTH,
+    DrawCommitment,
+    decode_public,
+    make_draws,
+    make_secret,
+    next_roster,
+    read_secret,
+    shown_positions,
+)
+from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
@@ -77,7 +84,7 @@ def sign(  # noqa: PLR0917 - typer declares options as parameters
         added=dict(_pair(text) for text in clients or ()),
         removed=frozenset(remove or ()),
         shown=shown_positions(before, positions or ()),
-        draws=Committed.decode(draws) if draws else None,
+        draws=DrawCommitment.decode(draws) if draws else None,
         most_depth=20 if deep else 16,
         days=days,
         now=int(time.time()),

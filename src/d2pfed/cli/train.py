@@ -101,7 +101,7 @@ def train(
         option("Fraction of clients lost in each simulated round, or four: one before each exchange. Default: 0."),
     ] = "0",
     fidelity: Annotated[
-        Fidelity, option("Simulation of all rounds but the first, which is `protocol`. Default: sum.")
+        Fidelity, option("sum, or protocol: every message of every round. Default: sum.")
     ] = Fidelity.SUM,
     seed: Annotated[
         int | None,

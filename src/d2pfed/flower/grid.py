@@ -1,26 +1,39 @@
-"""Exchanges over Flower's grid: requests go out, answers are taken until a deadline of our own, silence drops out."""
+"""Exchanges over Flower's grid: which node speaks for which client, requests, and answers until a deadline."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.envelope import MESSAGE_TYPE, MOST_ATTEMPT_SECONDS, Request, unpack_answer
+from d2pfed.flower.records import MESSAGE_TYPE, answer_from_record, to_record
+from d2pfed.flower.requests import (
+    MAX_ATTEMPT_SECONDS,
+    ExchangeRequest,
+    RequestKind,
+    RunAcceptance,
+    RunAnnouncement,
+    require_frame_size,
+)
 from d2pfed.runs import ExchangeRecord
+from d2pfed.secagg import Roster
+from d2pfed.secagg.crypto import require_signature
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import ClientId, kind_of
 
 # Makes a message out of content, the node it is for, a group and its seconds to live.
-Letter = Callable[[RecordDict, int, str, float], Message]
+MessageFactory = Callable[[RecordDict, int, str, float], Message]
 
 _log = logging.getLogger("d2pfed.flower")
 
+_ANNOUNCEMENT = "ANNOUNCEMENT"  # the name of this exchange in the log
 
-def letter(content: RecordDict, node: int, group: str, seconds: float) -> Message:
+
+def make_message(content: RecordDict, node: int, group: str, seconds: float) -> Message:
     """Make a message; works inside a running ServerApp only, which is why tests bring their own."""
     return Message(content, node, MESSAGE_TYPE, ttl=seconds, group_id=group)
 
@@ -38,9 +51,9 @@ class Deadlines:
         for name in ("joining", "keys", "training", "poll"):
             if not 0 < getattr(self, name) < 1e7:
                 raise ConfigError(f"the deadline {name} must be in (0, 1e7) seconds, got {getattr(self, name)}")
-        if self.attempt > MOST_ATTEMPT_SECONDS:
+        if self.attempt > MAX_ATTEMPT_SECONDS:
             raise ConfigError(
-                f"clients keep the secrets of an attempt for at most {MOST_ATTEMPT_SECONDS:g} seconds: "
+                f"clients keep the secrets of an attempt for at most {MAX_ATTEMPT_SECONDS:g} seconds: "
                 f"2 (training + 4 keys) must not be more, got {self.attempt:g}"
             )
 
@@ -61,10 +74,10 @@ def refuse(exchange: str, node: int, reason: object) -> None:
     _log.warning("%s: node %d is refused: %.300s", exchange, node, text)
 
 
-class Mail:
+class GridTransport:
     """Pushes messages to nodes and pulls the answers."""
 
-    def __init__(self, grid: Grid, make: Letter, poll: float) -> None:
+    def __init__(self, grid: Grid, make: MessageFactory, poll: float) -> None:
         self._grid = grid
         self._make = make
         self._poll = poll
@@ -79,7 +92,7 @@ class Mail:
         sent = list(self._grid.push_messages([self._make(content, node, group, seconds)]))
         return sent[0] if sent and sent[0] else None
 
-    def look(self, exchange: str, waiting: Mapping[str, int]) -> Iterator[tuple[str, RecordDict | None]]:
+    def pull(self, exchange: str, waiting: Mapping[str, int]) -> Iterator[tuple[str, RecordDict | None]]:
         """Yield the answers that are there, by what they refer to; nothing in place of an error or a forgery."""
         for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
             reference, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
@@ -94,7 +107,7 @@ class Mail:
             else:
                 yield reference, reply.content
 
-    def rest(self, until: float) -> bool:
+    def pause(self, until: float) -> bool:
         """Wait a little; say whether there is time left."""
         left = until - time.monotonic()
         if left > 0:
@@ -110,36 +123,38 @@ class GridExchange:
 
     def __init__(
         self,
-        mail: Mail,
+        transport: GridTransport,
         nodes: Mapping[ClientId, int],
         deadlines: Deadlines,
         before: Callable[[MessageKind], None],
     ) -> None:
         self._before = before
-        self._mail = mail
+        self._transport = transport
         self._nodes = nodes
         self._deadlines = deadlines
-        self.laps: list[ExchangeRecord] = []
+        self.stats: list[ExchangeRecord] = []
 
     def __call__(self, requests: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
         """Send each request to its client's node and yield the answers that come before the deadline."""
         start = time.monotonic()
-        lap, clients = self._post(requests)
+        stats, clients = self._send(requests)
         waiting = {reference: self._nodes[client] for reference, client in clients.items()}
-        until = time.monotonic() + lap.seconds  # counted from the last request, which had to wait for the others
-        while waiting and self._mail.rest(until):
-            for reference, content in self._mail.look(lap.name, waiting):
+        until = time.monotonic() + stats.seconds  # counted from the last request, which had to wait for the others
+        while waiting and self._transport.pause(until):
+            for reference, content in self._transport.pull(stats.name, waiting):
                 del waiting[reference]
-                frame = None if content is None else self._frame(content, lap.name, clients[reference])
+                frame = None if content is None else self._frame(content, stats.name, clients[reference])
                 if frame is not None:
-                    lap = replace(lap, answered=lap.answered + 1, received_bytes=lap.received_bytes + len(frame))
+                    stats = replace(
+                        stats, answered=stats.answered + 1, received_bytes=stats.received_bytes + len(frame)
+                    )
                     yield clients[reference], frame
-        self.laps.append(replace(lap, seconds=time.monotonic() - start))
+        self.stats.append(replace(stats, seconds=time.monotonic() - start))
 
-    def _post(self, requests: Mapping[ClientId, bytes]) -> tuple[ExchangeRecord, dict[str, ClientId]]:
-        """Send what can be sent; return the lap so far, with the deadline for its time, and who was asked."""
+    def _send(self, requests: Mapping[ClientId, bytes]) -> tuple[ExchangeRecord, dict[str, ClientId]]:
+        """Send what can be sent; return the stats so far, with the deadline as their time, and who was asked."""
         clients: dict[str, ClientId] = {}
-        lap = ExchangeRecord("NONE", len(requests), 0, 0.0, 0, 0)
+        stats = ExchangeRecord("NONE", len(requests), 0, 0.0, 0, 0)
         for client in requests:
             if client not in self._nodes:
                 continue
@@ -147,20 +162,95 @@ class GridExchange:
             kind, seconds = MessageKind(kind_of(frame)), self._deadlines.of(frame)
             if not clients:
                 self._before(kind)
-            content = Request(frame, seconds, self._deadlines.attempt).pack()
-            reference = self._mail.send(content, self._nodes[client], kind.name, seconds)
+            request = ExchangeRequest(frame, seconds, self._deadlines.attempt)
+            content = to_record(RequestKind.EXCHANGE, request.encode())
+            reference = self._transport.send(content, self._nodes[client], kind.name, seconds)
             if reference is not None:
                 clients[reference] = client
-                lap = replace(lap, name=kind.name, seconds=seconds, sent_bytes=lap.sent_bytes + len(frame))
-        return lap, clients
+                stats = replace(stats, name=kind.name, seconds=seconds, sent_bytes=stats.sent_bytes + len(frame))
+        return stats, clients
 
     def _frame(self, content: RecordDict, exchange: str, client: ClientId) -> bytes | None:
         try:
-            return unpack_answer(content)
+            answer = answer_from_record(content, RequestKind.EXCHANGE)
+            require_frame_size(answer)
         except PeerError as error:
             refuse(exchange, self._nodes[client], error)
             return None
+        return answer
 
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""
-        refuse(self.laps[-1].name, self._nodes[client], error)
+        refuse(self.stats[-1].name, self._nodes[client], error)
+
+
+class NodeRegistry:
+    """Which of Flower's nodes speaks for which client: every node is sent the run's announcement once.
+
+    Guarantee: with a roster, a node stands for a client only with that client's signature, made for this run, plan
+    and node. Checked: test_flower_server.py::test_a_node_cannot_speak_for_a_client_whose_key_it_lacks.
+    """
+
+    def __init__(
+        self,
+        transport: GridTransport,
+        announcement: RunAnnouncement,
+        population: Sequence[ClientId],
+        roster: Roster | None,
+    ) -> None:
+        self._transport = transport
+        self._announcement = announcement
+        self._population = frozenset(population)
+        self._roster = roster
+        self._nodes: dict[ClientId, int] = {}
+        self._asked: set[int] = set()
+        self._failed: set[int] = set()
+        self._waiting: dict[str, int] = {}
+
+    @property
+    def nodes(self) -> Mapping[ClientId, int]:
+        """The node of each client that has accepted the run."""
+        return MappingProxyType(self._nodes)
+
+    def wait_for(self, cohort: Sequence[ClientId], seconds: float) -> tuple[ClientId, ...]:
+        """Wait until a whole cohort is there, but no longer than so many seconds; return those who are."""
+        until = time.monotonic() + seconds
+        self._asked -= self._failed  # once a round: a node that refuses is not asked all the time
+        self._failed.clear()
+        self._look(seconds)
+        while not self._nodes.keys() >= set(cohort) and self._transport.pause(until):
+            self._look(seconds)
+        return tuple(client for client in cohort if client in self._nodes)
+
+    def _look(self, seconds: float) -> None:
+        for node in sorted(self._transport.nodes() - self._asked):
+            reference = self._transport.send(
+                to_record(RequestKind.ANNOUNCEMENT, self._announcement.encode()), node, _ANNOUNCEMENT, seconds
+            )
+            if reference is not None:
+                self._asked.add(node)
+                self._waiting[reference] = node
+        for reference, content in self._transport.pull(_ANNOUNCEMENT, self._waiting):
+            node = self._waiting.pop(reference)
+            if content is None:
+                self._failed.add(node)
+            else:
+                self._admit(node, content)
+
+    def _admit(self, node: int, content: RecordDict) -> None:
+        try:
+            client = self._checked(
+                node, RunAcceptance.decode(answer_from_record(content, RequestKind.ANNOUNCEMENT))
+            )
+        except PeerError as error:
+            refuse(_ANNOUNCEMENT, node, error)
+        else:
+            self._nodes[client] = node  # a client that comes back through another node is found there
+
+    def _checked(self, node: int, answer: RunAcceptance) -> ClientId:
+        if self._roster is not None:
+            statement = self._announcement.statement(node, answer.client)
+            require_signature(self._roster.key(answer.client), answer.signature, statement)
+        elif answer.client not in self._population:
+            raise PeerError(f"client {answer.client} is not of this population")
+        return answer.client

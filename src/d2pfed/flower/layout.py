@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.secagg.wire import pack_integer
+
+NamedArrays = Mapping[str, np.ndarray]  # a model's arrays by name
 
 _TYPES = ("float16", "float32", "float64")
 _PARAMS = np.dtype("<f4")
@@ -24,7 +25,7 @@ _RUN_CONFIG = "d2pfed.run-config"  # in a task's configuration
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArraySpec:
     """One array of a model."""
 
     name: str
@@ -44,9 +45,9 @@ class Entry:
             raise ConfigError(f"array {self.name!r} must have at most 32 lengths, each in [0, {_MOST_PARAMS})")
 
     @staticmethod
-    def of(name: str, array: Array) -> "Entry":
+    def of(name: str, array: np.ndarray) -> "ArraySpec":
         """Return what a named array looks like."""
-        return Entry(name, tuple(array.shape), array.dtype)
+        return ArraySpec(name, tuple(array.shape), array.dtype.name)
 
     @property
     def size(self) -> int:
@@ -58,7 +59,7 @@ class Entry:
 class Layout:
     """The arrays of a model, in the order in which they lie in the flat vector."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ArraySpec, ...]
 
     def __post_init__(self) -> None:
         if len(self.entries) > _MOST_ARRAYS:
@@ -69,14 +70,14 @@ class Layout:
             raise ConfigError("the arrays of a model must have names of their own")
 
     @staticmethod
-    def of(arrays: ArrayRecord) -> "Layout":
+    def of(arrays: NamedArrays) -> "Layout":
         """Return the layout of a model's arrays."""
-        return Layout(tuple(Entry.of(name, array) for name, array in arrays.items()))
+        return Layout(tuple(ArraySpec.of(name, array) for name, array in arrays.items()))
 
     @staticmethod
     def decode(text: str) -> "Layout":
         """Return the layout that has exactly this canonical text."""
-        layout = canonical.decode(text, {"Layout": Layout, "Entry": Entry}, most=_MOST_CHARACTERS)
+        layout = canonical.decode(text, {"Layout": Layout, "ArraySpec": ArraySpec}, most=_MOST_CHARACTERS)
         if not isinstance(layout, Layout):
             raise PeerError("a layout was expected")
         return layout
@@ -90,24 +91,22 @@ class Layout:
         """How many parameters there are."""
         return sum(entry.size for entry in self.entries)
 
-    def flatten(self, arrays: ArrayRecord) -> FloatVector:
+    def flatten(self, arrays: NamedArrays) -> FloatVector:
         """Return the layout's parameters as one vector; refuse arrays that lack one or have it in another shape.
 
         Arrays of other names are left out: what a client freezes, or counts, stays with it.
         """
         named = {entry.name: arrays[entry.name] for entry in self.entries if entry.name in arrays}
-        found = tuple(Entry.of(name, array) for name, array in named.items())
+        found = tuple(ArraySpec.of(name, array) for name, array in named.items())
         if found != self.entries:
             raise ConfigError(f"the arrays must be {_names(self.entries)}, got {_names(found)}")
-        return np.concatenate([array.numpy().ravel().astype(np.float32) for array in named.values()])
+        return np.concatenate([array.ravel().astype(np.float32) for array in named.values()])
 
-    def unflatten(self, params: FloatVector) -> ArrayRecord:
+    def unflatten(self, params: FloatVector) -> dict[str, np.ndarray]:
         """Return the named arrays of a flat vector."""
         ends = np.cumsum([entry.size for entry in self.entries])[:-1]
         parts = zip(self.entries, np.split(params, ends), strict=True)
-        return ArrayRecord(
-            {entry.name: Array(part.reshape(entry.shape).astype(entry.type)) for entry, part in parts}
-        )
+        return {entry.name: part.reshape(entry.shape).astype(entry.type) for entry, part in parts}
 
 
 def encode_task(
@@ -115,13 +114,13 @@ def encode_task(
 ) -> bytes:
     """Return all that decides what is trained, beside the parameters, as bytes that all clients must see alike.
 
-    `run_config` is the configuration of the run, which clients get from the SuperLink and hold against this.
+    `run_config` is the configuration of the run, which clients get from the SuperLink and compare with this.
     """
     if _RUN_CONFIG in config:
-        raise ConfigError(f"a training configuration must not have the name {_RUN_CONFIG}, which is ours")
-    told = {**config, _RUN_CONFIG: dict(run_config)} if run_config else dict(config)
+        raise ConfigError(f"a training configuration must not have the reserved name {_RUN_CONFIG}")
+    settings = {**config, _RUN_CONFIG: dict(run_config)} if run_config else dict(config)
     try:
-        text = json.dumps(told, sort_keys=True, allow_nan=False).encode()
+        text = json.dumps(settings, sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"a training configuration must hold numbers, texts and lists of them: {error}"
@@ -132,35 +131,42 @@ def encode_task(
 
 def decode_task(
     task: bytes, layout: Layout, run_config: Mapping[str, object] = MappingProxyType({})
-) -> ConfigRecord:
-    """Return the training configuration of a round; refuse a task for another layout than the one introduced.
+) -> dict[str, object]:
+    """Return the training configuration of a round; refuse a task for another layout than the one announced.
 
-    It is refused, too, where this client was given another configuration of the run than the task says.
+    A task is also refused if this client was given another configuration of the run than the task states.
 
-    Guarantee: what a client trains is in the context of its masks, so clients that were told different names, shapes
-    or settings do not cancel. Checked: test_flower_liar.py::test_other_names_for_other_clients_give_no_sum.
+    Guarantee: what a client trains is in the context of its masks, so clients that were sent different names, shapes
+    or settings do not cancel. Checked: test_flower_malicious_server.py::test_other_names_for_other_clients_give_no_sum.
     """
     size = int.from_bytes(task[:4], "little")
     require_layout(task[4 : 4 + size], layout)
     try:
         config = json.loads(task[4 + size :])
-        if isinstance(config, dict):
-            require_run_config(config.pop(_RUN_CONFIG, {}), run_config)
-            return ConfigRecord(config)
-    except (TypeError, ValueError, RecursionError):
-        pass
-    raise PeerError("a training configuration must be a flat JSON object")
+    except (ValueError, RecursionError):
+        config = None
+    sent_run_config = config.pop(_RUN_CONFIG, {}) if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not all(_is_setting(value) for value in config.values()):
+        raise PeerError("a training configuration must be a flat JSON object")
+    require_run_config(sent_run_config, run_config)
+    return config
 
 
-def require_layout(told: bytes, introduced: Layout) -> None:
-    """Refuse to train other arrays than those this run was introduced with."""
-    if told != introduced.encode().encode():
-        raise PeerError("a task must be for the layout that the run was introduced with")
+def require_layout(sent: bytes, announced: Layout) -> None:
+    """Refuse to train other arrays than those this run was announced with."""
+    if sent != announced.encode().encode():
+        raise PeerError("a task must be for the layout that the run was announced with")
 
 
-def require_run_config(told: object, given: Mapping[str, object]) -> None:
-    """Refuse to train by another configuration of the run than all others: it is not in the context by itself."""
-    if json.dumps(told, sort_keys=True) != json.dumps(dict(given), sort_keys=True):
+def _is_setting(value: object) -> bool:
+    """Say whether a value is a number, a text, or a list of one of these types."""
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, (bool, int, float, str)) for item in items) and len({type(i) for i in items}) <= 1
+
+
+def require_run_config(sent: object, own: Mapping[str, object]) -> None:
+    """Refuse to train under another configuration of the run than all others: by itself it is not in the context."""
+    if json.dumps(sent, sort_keys=True) != json.dumps(dict(own), sort_keys=True):
         raise PeerError(
             "the configuration of the run must be that of the task: the server starts with "
             "run_config=context.run_config"
@@ -179,5 +185,5 @@ def decode_model(data: bytes, layout: Layout) -> FloatVector:
     return np.frombuffer(data, _PARAMS).astype(np.float32)
 
 
-def _names(entries: tuple[Entry, ...]) -> str:
+def _names(entries: tuple[ArraySpec, ...]) -> str:
     return ", ".join(f"{entry.name} {entry.shape} {entry.type}" for entry in entries) or "none of them"

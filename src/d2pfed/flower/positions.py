@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from d2pfed.ledger.private_files import append_file, locked, read_file, replace_file, truncate_file
+from d2pfed.ledger.files import append_file, locked, read_file, replace_file, truncate_file
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.position import POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.wire import ClientId, pack_integer

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.home import Home
-from d2pfed.flower.keys import decode_public
+from d2pfed.flower.client_config import ClientConfig
+from d2pfed.flower.enrolment import decode_public
 from d2pfed.ledger.client_history import ClientHistory, Entry
-from d2pfed.ledger.private_files import read_file, replace_file
+from d2pfed.ledger.files import read_file, replace_file
 from d2pfed.ledger.rows import Head
 from d2pfed.secagg import Enrolment, Roster, decode_roster
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
@@ -34,44 +34,44 @@ def read_roster(file: Path, authority: str) -> SignedRoster:
     return SignedRoster(decode_roster(data, decode_public(authority)), data)
 
 
-def accept_roster(home: Home, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
+def accept_roster(config: ClientConfig, data: bytes, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
     """Return the enrolment under a roster, whoever brought it, if this client may go by it; the log knows it then.
 
     Guarantee: never an older roster than one before, never two of one serial, never an expired one, never one whose
     authority knows of a later position than this log holds. Checked: test_flower_rosters.py.
     """
-    roster = decode_roster(data, home.authority)
+    roster = decode_roster(data, config.authority)
     while True:
-        history = home.log.read()
-        _check(home, roster, history, clock)
-        enrolment = Enrolment(_secret(home), roster)
-        enrolment.require_self(home.client)
+        history = config.log.read()
+        _check(config, roster, history, clock)
+        enrolment = Enrolment(_secret(config), roster)
+        enrolment.require_self(config.client)
         if roster.serial == history.serial:
             break
         row = {"serial": roster.serial, "digest": roster.digest.hex(), "issued": roster.issued}
-        added = home.log.append(history, Entry.ROSTER, row)
+        added = config.log.append(history, Entry.ROSTER, row)
         if added is not None:
             history = added
             break
-    if read_file(_file(home)) != data:
-        replace_file(_file(home), data)
+    if read_file(_file(config)) != data:
+        replace_file(_file(config), data)
     return enrolment, history
 
 
-def current_roster(home: Home, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
+def current_roster(config: ClientConfig, clock: Clock = time.time) -> tuple[Enrolment, ClientHistory]:
     """Return the enrolment under the roster that this client has."""
-    data = read_file(_file(home))
+    data = read_file(_file(config))
     if data is None:
         raise ConfigError(
-            f"there is no roster in {home.path}: it comes with an introduction, or `d2pfed client enrol`"
+            f"there is no roster in {config.directory}: it comes with a run's announcement, or `d2pfed client enrol`"
         )
-    return accept_roster(home, data, clock)
+    return accept_roster(config, data, clock)
 
 
-def read_own_roster(home: Home) -> Roster | None:
-    """Return the roster in a home, whether it is still good or not."""
-    data = read_file(_file(home))
-    return None if data is None else decode_roster(data, home.authority)
+def read_own_roster(config: ClientConfig) -> Roster | None:
+    """Return the roster in a client's directory, whether it is still good or not."""
+    data = read_file(_file(config))
+    return None if data is None else decode_roster(data, config.authority)
 
 
 def require_floor(roster: Roster, client: int, history: ClientHistory) -> None:
@@ -81,8 +81,8 @@ def require_floor(roster: Roster, client: int, history: ClientHistory) -> None:
         raise PeerError(f"the authority has seen position {count} of this client, which its log does not hold")
 
 
-def _check(home: Home, roster: Roster, history: ClientHistory, clock: Clock) -> None:
-    roster.key(home.client)
+def _check(config: ClientConfig, roster: Roster, history: ClientHistory, clock: Clock) -> None:
+    roster.key(config.client)
     try:
         require_serial(roster, history.serial, bytes.fromhex(history.roster))
     except PeerError as error:
@@ -90,9 +90,9 @@ def _check(home: Home, roster: Roster, history: ClientHistory, clock: Clock) -> 
         raise
     require_unexpired(roster, not_before(int(clock()), latest_time(history, roster)))
     try:
-        require_floor(roster, home.client, history)
+        require_floor(roster, config.client, history)
     except PeerError:
-        home.log.mark("in the authority's roster", Head(*roster.floors[home.client]))
+        config.log.mark("in the authority's roster", Head(*roster.floors[config.client]))
         raise
 
 
@@ -102,11 +102,11 @@ def latest_time(history: ClientHistory, roster: Roster) -> int:
     return max(roster.issued, history.latest_seconds(), *issued, 0)
 
 
-def _secret(home: Home) -> bytes:
-    if home.secret is None:
+def _secret(config: ClientConfig) -> bytes:
+    if config.secret is None:
         raise ConfigError("this client is not enrolled: its settings assume that the server keeps to the protocol")
-    return home.secret
+    return config.secret
 
 
-def _file(home: Home) -> Path:
-    return home.path / "roster"
+def _file(config: ClientConfig) -> Path:
+    return config.directory / "roster"

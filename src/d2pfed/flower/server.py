@@ -11,13 +11,26 @@ from flwr.serverapp.strategy import Result
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
-from d2pfed.flower.cohorts import Drawn, SecretCohorts, cohort_source, require_lasting
-from d2pfed.flower.envelope import Introduction
-from d2pfed.flower.grid import Deadlines, GridExchange, Letter, Mail, letter
+from d2pfed.flower.cohorts import (
+    BlameTracking,
+    CohortDraw,
+    ParticipationLog,
+    SecretCohorts,
+    cohort_source,
+    require_lasting,
+)
+from d2pfed.flower.grid import (
+    Deadlines,
+    GridExchange,
+    GridTransport,
+    MessageFactory,
+    NodeRegistry,
+    make_message,
+)
 from d2pfed.flower.layout import Layout, encode_model, encode_task
-from d2pfed.flower.node_registry import NodeRegistry
-from d2pfed.flower.notes import Notes, Watched
 from d2pfed.flower.positions import Positions
+from d2pfed.flower.records import to_array_record, to_named_arrays
+from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
@@ -66,7 +79,7 @@ class PrivateFedAvg:
         target: what the plan was calibrated for, so that the report can say it; None if it is not known.
         optimizer: how the server moves the model.
         deadlines: how many seconds the server waits.
-        make_letter: makes a message; tests bring their own.
+        message_factory: makes a message; tests bring their own.
     """
 
     plan: Plan
@@ -77,7 +90,7 @@ class PrivateFedAvg:
     target: PrivacyTarget | None = None
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
-    make_letter: Letter = field(default=letter, repr=False)
+    message_factory: MessageFactory = field(default=make_message, repr=False)
 
     def __post_init__(self) -> None:
         if self.plan.sampling.method is Sampling.POISSON:
@@ -120,7 +133,7 @@ class PrivateFedAvg:
         rounds = self.plan.rounds if num_rounds is None else num_rounds
         if not 1 <= rounds <= self.plan.rounds:
             raise ConfigError(f"num_rounds must be in [1, {self.plan.rounds}], as planned, got {rounds}")
-        layout = Layout.of(initial_arrays)
+        layout = Layout.of(arrays := to_named_arrays(initial_arrays))
         if layout.dimension != self.plan.codec.rotation.dimension:
             raise ConfigError(
                 f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
@@ -129,20 +142,20 @@ class PrivateFedAvg:
         strategy = replace(self, deadlines=replace(self.deadlines, training=timeout))
         if self.roster is not None:
             require_lasting(self.roster.roster, self.plan, strategy.deadlines)
-        initial = layout.flatten(initial_arrays)
+        initial = layout.flatten(arrays)
         evaluator = _Evaluator(layout, evaluate_fn)
         with open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run:
-            mail = Mail(grid, self.make_letter, self.deadlines.poll)
+            transport = GridTransport(grid, self.message_factory, self.deadlines.poll)
             configs: tuple[dict[str, object], dict[str, object]] = (
                 {**(train_config or {})},
                 {**(run_config or {})},
             )
             evaluator.validate(run.state.rounds, run.state.average)
-            federation = FlowerFederation(strategy, mail, run, layout, configs)
+            federation = FlowerFederation(strategy, transport, run, layout, configs)
             summary = run.train(federation, evaluator, _Logged(self.plan.max_attempts), rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
-        return evaluator.result(layout.unflatten(run.last_model()))
+        return evaluator.result(to_array_record(layout.unflatten(run.last_model())))
 
     def _settings(self, layout: Layout) -> RunSettings:
         is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
@@ -165,7 +178,7 @@ class FlowerFederation:
     def __init__(
         self,
         strategy: PrivateFedAvg,
-        mail: Mail,
+        transport: GridTransport,
         run: Run,
         layout: Layout,
         configs: tuple[dict[str, object], dict[str, object]],
@@ -179,45 +192,45 @@ class FlowerFederation:
         sampler = Cohorts(self._plan.sampling, run.directory.identity().cohorts)
         secret = SecretCohorts(sampler, strategy.population)
         self._cohorts = cohort_source(self._plan, strategy.roster, strategy.draws, run.name, secret)
-        self._notes = Notes(run.directory)
-        introduction = Introduction(
+        self._participation = ParticipationLog(run.directory)
+        announcement = RunAnnouncement(
             run.name,
             canonical.encode(self._plan),
             layout.encode(),
             self._cohorts.first_draw,
             b"" if strategy.roster is None else strategy.roster.data,
         )
-        self._nodes = NodeRegistry(mail, introduction, strategy.population, self._roster)
-        self._exchange = GridExchange(mail, self._nodes.nodes, self._deadlines, self._before)
+        self._registry = NodeRegistry(transport, announcement, strategy.population, self._roster)
+        self._exchange = GridExchange(transport, self._registry.nodes, self._deadlines, self._before)
         self._positions = _positions(strategy)
-        self._drawn = Drawn(())
+        self._drawn = CohortDraw(())
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
         self._drawn = self._next(attempt)
         cohort = self._drawn.cohort
-        wanted = [client for client in cohort if client not in self._notes.excluded]
-        there = self._nodes.seek(wanted, self._deadlines.joining)
+        wanted = [client for client in cohort if client not in self._participation.excluded]
+        there = self._registry.wait_for(wanted, self._deadlines.joining)
         if len(there) < self._plan.quorum:
             raise TooFewClients(
                 f"round {attempt.round} needs {self._plan.quorum} of {len(cohort)} clients, {len(there)} came within "
                 f"{self._deadlines.joining:g} s; start again to go on",
                 there,
             )
-        self._exchange.laps.clear()
+        self._exchange.stats.clear()
         return cohort
 
-    def _next(self, attempt: Attempt) -> Drawn:
+    def _next(self, attempt: Attempt) -> CohortDraw:
         """Return the draw of an attempt; of a partition a block that no charged attempt has.
 
         A server that died between the reservation and the first request for a vector has charged a block, and has
         not noted it.
         """
-        drawn = self._cohorts.draw(attempt.round, attempt.number, self._notes.block)
+        drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
         if self._plan.sampling.method is Sampling.ONCE and self._ledger is not None:
             while any(self._ledger.participations(attempt.run, drawn.cohort).values()):
-                self._notes.use_block()
-                drawn = self._cohorts.draw(attempt.round, attempt.number, self._notes.block)
+                self._participation.use_block()
+                drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
         return drawn
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
@@ -225,7 +238,7 @@ class FlowerFederation:
         drawn = self._drawn
         return session_of(self._plan, attempt, cohort, roster=self._roster, draw=drawn.draw, block=drawn.block)
 
-    def collect(self, session: Session, model: FloatVector, _participations: Mapping[int, int]) -> Watched:
+    def collect(self, session: Session, model: FloatVector, _participations: Mapping[int, int]) -> BlameTracking:
         """Run the protocol's exchanges over the grid; clients count their participations themselves."""
         config, run_config = self._configs
         task = encode_task(self._layout, config | {"server-round": session.round + 1}, run_config)
@@ -234,7 +247,7 @@ class FlowerFederation:
             opening=self._drawn.opening,
             remembered={} if self._positions is None else self._positions.latest(),
             remember=self._remember,
-            excluded=self._notes.excluded,
+            excluded=self._participation.excluded,
         )
         try:
             gathered = gather(
@@ -247,17 +260,17 @@ class FlowerFederation:
             )
         except TooFewClients as lack:
             _log.warning("round %d, attempt %d is void: %s", session.round + 1, session.attempt, lack)
-            self._notes.exclude(lack.blamed)
+            self._participation.exclude(lack.blamed)
             raise
-        return Watched(gathered, self._notes)
+        return BlameTracking(gathered, self._participation)
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return the exchanges of the last attempt."""
-        return tuple(self._exchange.laps)
+        return tuple(self._exchange.stats)
 
     def _before(self, kind: MessageKind) -> None:
         if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
-            self._notes.use_block()
+            self._participation.use_block()
 
     def _remember(self, shown: Mapping[int, Position]) -> None:
         if self._positions is not None:
@@ -270,19 +283,14 @@ class _Evaluator:
     def __init__(self, layout: Layout, evaluate: Evaluate | None) -> None:
         self._layout = layout
         self._evaluate = evaluate
-        self._found: dict[int, MetricRecord] = {}
+        self._found: dict[int, MetricRecord | None] = {}
 
     def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
         """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
         if rounds not in self._found and self._evaluate is not None:
-            found = self._evaluate(rounds, self._layout.unflatten(params))
-            if found is not None:
-                self._found[rounds] = found
-        return {
-            name: float(value)
-            for name, value in self._found.get(rounds, MetricRecord()).items()
-            if isinstance(value, (int, float))
-        }
+            self._found[rounds] = self._evaluate(rounds, to_array_record(self._layout.unflatten(params)))
+        found = self._found.get(rounds) or MetricRecord()
+        return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
     def test(self, _params: FloatVector) -> dict[str, float]:
         """Return nothing: a deployment has no test data of its own."""
@@ -292,7 +300,8 @@ class _Evaluator:
         """Return what Flower's strategies return."""
         result = Result()
         result.arrays = arrays
-        result.evaluate_metrics_serverapp.update(self._found)
+        found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
+        result.evaluate_metrics_serverapp.update(found)
         return result
 
 
@@ -305,8 +314,8 @@ class _Logged:
     def __call__(self, record: RoundRecord, /) -> bool:
         charged = f"{record.charged} of {self.max_attempts}"
         _log.info("round %d: %s survivors, %s attempts charged", record.round, record.survivors, charged)
-        for lap in record.exchanges:
-            _log.info("  %-14s %d of %d in %.1f s", lap.name, lap.answered, lap.asked, lap.seconds)
+        for each in record.exchanges:
+            _log.info("  %-14s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
         return True
 
 

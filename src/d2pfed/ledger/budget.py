@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
-from d2pfed.accounting.events import ContinuousGaussian, Noise
+from d2pfed.accounting.events import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise, SkellamSum
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.text import RELEASE_TYPES
@@ -157,13 +157,19 @@ def require_no_worse(release: Release, charged: Release) -> None:
         raise BudgetExceeded(f"its noise is {release.noise}, and what was charged has {charged.noise}")
 
 
-@lru_cache(1024)  # a ledger has few kinds of noise, one for each number of survivors
 def _is_no_worse(noise: Noise, planned: Noise) -> bool:
     if isinstance(noise, ContinuousGaussian) or isinstance(planned, ContinuousGaussian):
         return noise == planned
-    return (
-        noise.contributors >= planned.contributors and replace(noise, contributors=planned.contributors) == planned
-    )
+    if type(noise) is not type(planned) or noise.contributors < planned.contributors:
+        return False
+    rest = _OTHER_FIELDS[type(noise)]  # to compare fractions takes less time than to hash them for a cache
+    return bool(rest(noise) == rest(planned))
+
+
+_OTHER_FIELDS = {
+    kind: attrgetter(*(item.name for item in fields(kind) if item.name != "contributors"))
+    for kind in (DiscreteGaussianSum, SkellamSum, BinomialSum)
+}
 
 
 def _brief(budget: Budget) -> str:

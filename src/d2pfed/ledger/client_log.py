@@ -24,7 +24,7 @@ from d2pfed.ledger.client_history import (
     require_anchored,
     require_one_row_more,
 )
-from d2pfed.ledger.private_files import (
+from d2pfed.ledger.files import (
     append_file,
     locked,
     make_directory,

@@ -116,11 +116,10 @@ class Row:
         if self.key is not None:
             run = json.dumps(self.key.run)
             key = f'{{"":"Key","attempt":{self.key.attempt},"round":{self.key.round},"run":{run}}}'
-        kind, epsilon = (
-            f'{{"":"RowKind","is":"{self.kind}"}}',
-            f'{{"":"float","is":"{float(self.epsilon).hex()}"}}',
+        return (
+            f'[{self.seq},{self.epoch},{{"":"RowKind","is":"{self.kind.value}"}},{key},{json.dumps(self.body)},'
+            f'{{"":"float","is":"{float(self.epsilon).hex()}"}}]'
         )
-        return f"[{self.seq},{self.epoch},{kind},{key},{json.dumps(self.body)},{epsilon}]"
 
 
 def first_row(budget: Budget) -> Row:

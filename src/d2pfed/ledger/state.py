@@ -132,8 +132,18 @@ class LedgerState:
         counted = () if before is None else before.release.participants
         real = () if row.kind is RowKind.VOID else after.release.participants
         if counted != real:
-            self.participations[row.key.run].subtract(set(counted).difference(real))
-            self.participations[row.key.run].update(set(real).difference(counted))
+            self._count(row.key.run, counted, real)
+
+    def _count(self, run: str, counted: Sequence[int], real: Sequence[int]) -> None:
+        """Count the clients of an attempt that has these now and had those before; neither names a client twice."""
+        participations = self.participations[run]
+        if not counted:
+            participations.update(real)
+            return
+        gone = set(counted).difference(real)
+        participations.subtract(gone)
+        if len(gone) + len(real) != len(counted):  # some are new
+            participations.update(set(real).difference(counted))
 
     def _check_epoch(self, row: Row) -> None:
         if row.epoch != self.epoch:
@@ -179,8 +189,9 @@ def _check_chain(row: Row, seq: int, previous: bytes) -> None:
 
 def _check_realised(realised: Release, reserved: Release) -> None:
     require_no_worse(realised, reserved)
-    strangers = set(realised.participants).difference(reserved.participants)
-    if reserved.participants and strangers:
+    if not reserved.participants or realised.participants == reserved.participants:
+        return
+    if strangers := set(realised.participants).difference(reserved.participants):
         raise LedgerError(f"client {min(strangers)} takes part and was not among those reserved for")
 
 

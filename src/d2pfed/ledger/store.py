@@ -4,10 +4,11 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.private_files import sync_directory as sync_path  # a file is synced in the same way
+from d2pfed.ledger.files import sync_directory as sync_path  # a file is synced in the same way
 from d2pfed.ledger.rows import Head, Key, Row, RowKind
 
 APPLICATION = 0x44325046  # "D2PF" in the header of the file
@@ -205,14 +206,20 @@ def _decode_row(fields: tuple[object, ...]) -> Row:
             kind=RowKind(kind),
             key=_decode_key(place),
             body=body,
-            epsilon=float.fromhex(epsilon),
+            epsilon=_decode_epsilon(epsilon),
             hash=row_hash,
         )
     except (ValueError, OverflowError, ConfigError) as error:
         raise LedgerError(f"row {seq}: {error}") from error
-    if row.epsilon.hex() != epsilon:
-        raise LedgerError(f"row {seq}: epsilon is not in canonical form, got {epsilon!r}")
     return row
+
+
+@lru_cache(64)  # it changes only where a run begins
+def _decode_epsilon(text: str) -> float:
+    epsilon = float.fromhex(text)
+    if epsilon.hex() != text:
+        raise ValueError(f"epsilon is not in canonical form, got {text!r}")
+    return epsilon
 
 
 def _decode_key(place: list[object]) -> Key | None:

@@ -4,7 +4,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -73,15 +73,20 @@ def decode_release(text: str) -> Release:
     start, packed, before, attempt, between, number, name, run, end = parts.groups()
     frame = _decode_frame(f'{start}{before}0{between}0{name}""{end}')
     try:
-        decoded_run, participants = json.loads(run), _unpack(packed)
-        release = replace(
-            frame, run=decoded_run, round=int(number), attempt=int(attempt), participants=participants
+        decoded_run = _decode_name(run)
+        release = Release(
+            run=decoded_run,
+            round=int(number),
+            attempt=int(attempt),
+            unit=frame.unit,
+            adjacency=frame.adjacency,
+            sampling=frame.sampling,
+            noise=frame.noise,
+            participants=_unpack(packed),
         )
     except (ConfigError, ValueError, binascii.Error) as error:
         raise LedgerError(f"not the text of a release: {error}") from error
-    # The frame is canonical, and so are the two whole numbers by their pattern and the participants as unpacked.
-    if json.dumps(decoded_run) != run:
-        raise LedgerError("not the canonical text of a release: another spelling")
+    # The frame is canonical, and so are the name, the two whole numbers by their pattern and the participants.
     return release
 
 
@@ -99,6 +104,15 @@ def _decode_whole(text: str) -> Release:
 
 
 _decode_frame = lru_cache(_FRAMES)(_decode_whole)
+
+
+@lru_cache(64)  # a ledger has few runs
+def _decode_name(text: str) -> str:
+    """Return the run's name that has exactly this text in JSON."""
+    name: str = json.loads(text)
+    if json.dumps(name) != text:
+        raise ValueError("another spelling of the run's name")
+    return name
 
 
 def _pack(participants: Sequence[int]) -> str:
@@ -124,17 +138,25 @@ def _unpack(text: str) -> tuple[int, ...]:
     if base64.b64encode(data).decode() != text:
         raise ValueError("the participants are in another spelling of base64")
     identities: list[int] = []
-    previous, gap, shift = -1, 0, 0
-    for byte in data:
-        if byte > 127:
-            gap |= (byte & 127) << shift
-            shift += 7
-            continue
-        if shift and not byte:
-            raise ValueError("a participant has more bytes than it needs")
-        previous += (gap | byte << shift) + 1
+    previous, rest = -1, iter(data)
+    for byte in rest:  # a ledger has millions of gaps, most of them of one byte or two
+        if byte < 128:
+            previous += byte + 1
+        elif 0 < (second := next(rest, 0)) < 128:
+            previous += byte - 127 + (second << 7)
+        else:
+            previous += _long_gap(byte - 128, second, rest) + 1
         identities.append(previous)
-        gap = shift = 0
-    if shift:
-        raise ValueError("the last participant is cut short")
     return tuple(identities)
+
+
+def _long_gap(gap: int, byte: int, rest: Iterator[int]) -> int:
+    """Return a gap of more than two bytes, of which the first seven bits and the second byte are given."""
+    shift = 7
+    while byte > 127:
+        gap |= (byte & 127) << shift
+        shift += 7
+        byte = next(rest, 0)
+    if not byte:
+        raise ValueError("a participant has more bytes than it needs, or its last byte is missing")
+    return gap | byte << shift

@@ -18,15 +18,19 @@ PathPart = str | int | bytes
 _CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small enough for the cache
 _ZEROS = memoryview(bytes(_CHUNK))  # a slice of it is no copy
 _TAGS: dict[type, bytes] = {str: b"s", int: b"i", bytes: b"b"}
+_HEADS = {kind: [tag + size.to_bytes(8, "big") for size in range(128)] for kind, tag in _TAGS.items()}
 
 
 def encode_path(*path: PathPart) -> bytes:
     """Join the parts of a path so that no two different paths give the same bytes."""
-    joined = bytearray()
+    joined: list[bytes] = []
     for part in path:
+        kind = type(part)
+        heads = _HEADS[kind]
         body = part if isinstance(part, bytes) else str(part).encode()
-        joined += _TAGS[type(part)] + len(body).to_bytes(8, "big") + body
-    return bytes(joined)
+        size = len(body)
+        joined += (heads[size] if size < len(heads) else _TAGS[kind] + size.to_bytes(8, "big"), body)
+    return b"".join(joined)
 
 
 def derive(key: bytes, *path: PathPart) -> bytes:

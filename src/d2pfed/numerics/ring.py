@@ -1,6 +1,6 @@
 """The ring of integers modulo 2^bits: wrap, centre, add, and pack into words of exactly `bits` bits."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ MAX_BITS = 32
 
 _WORD = np.dtype("<u8")
 _WHOLE_BYTES = {8: "<u1", 16: "<u2", 32: "<u4"}
-_MASK_BLOCK = 1 << 17  # words at a time: at most 512 kB
+_MASK_BLOCK = 1 << 15  # words at a time: a block, its sum and the cipher's input stay in the cache
 _BLOCK = 1 << 11  # pairs at a time: a multiple of 32, so that blocks begin at whole words
 
 
@@ -103,14 +103,30 @@ class Ring:
         return values
 
     def add_mask_into(self, total: RingVector, stream: Stream) -> None:
-        """Add the uniform vector of a stream in place, without ever holding all of it."""
-        for part, words in self._parts(total, stream):
-            _add_words(part, words, self._mask)
+        """Add the uniform vector of a stream in place."""
+        self.add_masks_into(total, (stream,), ())
 
     def subtract_mask_into(self, total: RingVector, stream: Stream) -> None:
         """Subtract the uniform vector of a stream in place."""
-        for part, words in self._parts(total, stream):
-            _subtract_words(part, words, self._mask)
+        self.add_masks_into(total, (), (stream,))
+
+    def add_masks_into(self, total: RingVector, added: Sequence[Stream], subtracted: Sequence[Stream]) -> None:
+        """Add and subtract the uniform vectors of streams in place, block by block, without ever holding one.
+
+        The sum is taken in mask words, which overflow harmlessly, since m divides their range.
+        """
+        buffer = np.empty(min(_MASK_BLOCK, total.size), self.mask_word)
+        for start in range(0, total.size, _MASK_BLOCK):
+            part = total[start : start + _MASK_BLOCK]
+            words, block = part.astype(self.mask_word), buffer[: part.size]
+            for stream in added:
+                stream.fill(block)
+                words += block
+            for stream in subtracted:
+                stream.fill(block)
+                words -= block
+            part[:] = words
+            part &= self._mask
 
     @property
     def mask_word(self) -> np.dtype[np.unsignedinteger[Any]]:
@@ -120,15 +136,6 @@ class Ring:
         would take longer than the keystream.
         """
         return np.dtype("<u1" if self.bits <= 8 else "<u2" if self.bits <= 16 else "<u4")
-
-    def _parts(self, total: RingVector, stream: Stream) -> Iterator[tuple[RingVector, NDArray[Any]]]:
-        """Yield parts of a vector, each with the next words of the stream for it."""
-        buffer = np.empty(min(_MASK_BLOCK, total.size), self.mask_word)
-        for start in range(0, total.size, _MASK_BLOCK):
-            part = total[start : start + _MASK_BLOCK]
-            words = buffer[: part.size]
-            stream.fill(words)
-            yield part, words
 
     @property
     def _mask(self) -> np.uint32:
@@ -151,18 +158,6 @@ class Ring:
 def _require_equal_shapes(left: RingVector, right: RingVector) -> None:
     if left.shape != right.shape:  # numpy would stretch a short vector over a long one
         raise ValueError(f"ring vectors must have equal shapes, got {left.shape} and {right.shape}")
-
-
-@compiled
-def _add_words(total: RingVector, words: NDArray[Any], mask: np.uint32) -> None:
-    for index in range(total.size):
-        total[index] = (total[index] + np.uint32(words[index])) & mask
-
-
-@compiled
-def _subtract_words(total: RingVector, words: NDArray[Any], mask: np.uint32) -> None:
-    for index in range(total.size):
-        total[index] = (total[index] - np.uint32(words[index])) & mask
 
 
 # Values are packed as a tree: two neighbours of b bits are one value of 2 b bits, and so on up to lanes of 33 to

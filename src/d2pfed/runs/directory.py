@@ -13,9 +13,9 @@ from typing import Self
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from d2pfed.errors import ConfigError, LedgerError
+from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger import Head, Ledger, read_budget
-from d2pfed.ledger.private_files import replace_file, sync_directory
+from d2pfed.ledger.files import replace_file, sync_directory
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import run_plan
@@ -90,7 +90,7 @@ class RunDirectory:
             try:
                 changed = _differences(json.loads(begun), json.loads(settings))
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{file} is damaged: {error}") from error
+                raise DamagedFile(f"{file} is damaged: {error}") from error
             raise ConfigError(
                 f"the run in {self.path} was begun with other settings: {changed}; choose another name"
             )
@@ -108,7 +108,7 @@ class RunDirectory:
                 content, inode = opened.read(), os.fstat(opened.fileno()).st_ino
         least = _NAME_BYTES + KEY_BYTES + _INODE_BYTES
         if len(content) <= least:
-            raise ConfigError(f"{file} is damaged: it must have more than {least} bytes, got {len(content)}")
+            raise DamagedFile(f"{file} is damaged: it must have more than {least} bytes, got {len(content)}")
         born = int.from_bytes(content[_NAME_BYTES + KEY_BYTES : least], "little")
         place = os.fsencode(file.resolve())
         # A file system may number its files anew, and a directory may be moved; a copy has neither of the two.
@@ -156,9 +156,9 @@ class RunDirectory:
                 checkpoint = Checkpoint(ServerState(int(notes["rounds"]), **arrays), notes["ledger"])
                 intact = notes["checksum"] == _checksum(checkpoint)
         except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"{file} is not a checkpoint: {error}") from error
+            raise DamagedFile(f"{file} is not a checkpoint: {error}") from error
         if not intact:
-            raise ConfigError(f"{file} is damaged: its checksum is not that of its content")
+            raise DamagedFile(f"{file} is damaged: its checksum is not that of its content")
         return checkpoint
 
     def note(self, head: Head) -> None:
@@ -173,7 +173,7 @@ class RunDirectory:
         try:
             return Head.decode(_read_text(file))
         except LedgerError as error:
-            raise ConfigError(f"{file} is damaged: {error}") from error
+            raise DamagedFile(f"{file} is damaged: {error}") from error
 
     def append(self, record: str) -> None:
         """Add the line of a round, on the disk when this returns."""
@@ -270,7 +270,7 @@ def _explained(file: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"cannot use {file}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"{file} is damaged: it is not text") from None
+        raise DamagedFile(f"{file} is damaged: it is not text") from None
 
 
 def _differences(old: object, new: object, where: str = "") -> str:

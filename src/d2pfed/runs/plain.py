@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, DamagedFile
 
 _LARGEST = 1 << 53  # up to here a float holds every whole number
 
@@ -30,9 +30,9 @@ def parse(text: str, where: str) -> dict[str, Any]:
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{where} is damaged: it is not JSON") from None
+        raise DamagedFile(f"{where} is damaged: it is not JSON") from None
     if not isinstance(plain, dict):
-        raise ConfigError(f"{where} is damaged: it must be an object, got {type(plain).__name__}")
+        raise DamagedFile(f"{where} is damaged: it must be an object, got {type(plain).__name__}")
     return plain
 
 
@@ -43,7 +43,7 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing: a run has it once it has ended or was interrupted") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is damaged: it is not text") from None
+        raise DamagedFile(f"{path} is damaged: it is not text") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
 
@@ -92,17 +92,17 @@ def _build_fields(kind: Any, plain: Any, where: str) -> object:  # noqa: ANN401 
     found = {}
     for item in dataclasses.fields(kind):
         if item.name not in plain:
-            raise ConfigError(f"{where} is damaged: it has no `{item.name}`")
+            raise DamagedFile(f"{where} is damaged: it has no `{item.name}`")
         found[item.name] = _build(_hints(kind)[item.name], plain[item.name], f"{where}, {item.name}")
     try:
         return kind(**found)
     except ConfigError as error:
-        raise ConfigError(f"{where} is damaged: {error}") from error
+        raise DamagedFile(f"{where} is damaged: {error}") from error
 
 
 def _require(holds: bool, where: str, rule: str, value: object) -> None:  # noqa: FBT001 - a condition, not a mode
     if not holds:
-        raise ConfigError(f"{where} is damaged: it must be {rule}, got {str(value)[:40]}")
+        raise DamagedFile(f"{where} is damaged: it must be {rule}, got {str(value)[:40]}")
 
 
 @cache

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from d2pfed.accounting import Guarantee, Sampling, account
-from d2pfed.errors import BudgetExceeded
+from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
@@ -81,6 +81,8 @@ def open_run(
         last = directory.load()
         state = settings.optimizer.start(initial) if last is None else last.state
         book, refusal = None, ""
+        if plan is None and (directory.path / "plan.json").exists():
+            raise ConfigError(f"the run in {path} was begun with a plan: it does not go on in the clear")
         if plan is not None:
             directory.replace("plan.json", canonical.encode(plan).encode())
             try:
@@ -144,6 +146,8 @@ class Run:
         stop: StopRule | None = None,
     ) -> RunSummary:
         """Go on without privacy: the same loop, no ledger."""
+        if self.plan is not None:
+            raise ValueError("a run with a plan is not trained in the clear")
         return self._drive(means.mean, tuple, evaluator, listen, _Extent(None, evaluate_every, stop or _never))
 
     def _drive(
@@ -280,4 +284,4 @@ def named_arrays(arrays: tuple[ArrayShape, ...], params: FloatVector) -> dict[st
     """Return the named arrays that a flat vector holds."""
     ends = np.cumsum([array.size for array in arrays])[:-1]
     parts = zip(arrays, np.split(params, ends), strict=True)
-    return {array.name: np.ascontiguousarray(part.reshape(array.shape)) for array, part in parts}
+    return {array.name: part.reshape(array.shape).copy() for array, part in parts}

@@ -29,6 +29,7 @@ class ClientSession:
     contribute: Contribute
     enrolment: Enrolment | None
     history: History | None
+    agree: crypto.Agree = crypto.agree
 
     def __post_init__(self) -> None:
         if self.session.is_signed:

@@ -6,6 +6,8 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg.advertisements import DIGEST_BYTES, JoinedClients
 from d2pfed.secagg.checks import ClientSession, Contribute
+from d2pfed.secagg.crypto import Agree
+from d2pfed.secagg.crypto import agree as compute_secret
 from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, MessageKind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Invited, Masked, Peer, Phase, Shared
 from d2pfed.secagg.position import POSITION_BYTES, History, Position, unpack_position
@@ -27,6 +29,8 @@ SavedPhase = Invited | Advertised | Shared | Masked | Confirmed
 class Client:
     """One client in one attempt at a sum; a signed session needs its enrolment and its history.
 
+    `agree` is for simulations, whose clients may share a `PairSecrets`; a deployment leaves it alone.
+
     Guarantee: whatever the server sends, this client opens at most one kind of share per peer, only for a set of
     survivors that it checked, and never after an error. Checked: test_malicious_server.py, test_secagg_machine.py.
     """
@@ -39,8 +43,9 @@ class Client:
         entropy: Entropy,
         enrolment: Enrolment | None = None,
         history: History | None = None,
+        agree: Agree = compute_secret,
     ) -> None:
-        self._local = ClientSession(session, session.rank(client), contribute, enrolment, history)
+        self._local = ClientSession(session, session.rank(client), contribute, enrolment, history, agree)
         self._phase: Phase = Invited(entropy)
 
     @property

@@ -1,5 +1,7 @@
 """The primitives of the protocol: key agreement, sealing, signatures and commitments, all from `cryptography`."""
 
+from collections.abc import Callable
+
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -22,11 +24,7 @@ class Agreement:
 
     def __init__(self, secret: bytes) -> None:
         self._key = X25519PrivateKey.from_private_bytes(secret)
-
-    @property
-    def public(self) -> bytes:
-        """Return the public key."""
-        return self._key.public_key().public_bytes_raw()
+        self.public = self._key.public_key().public_bytes_raw()
 
     def agree(self, public: bytes) -> bytes:
         """Return the secret shared with the owner of a public key; a key of low order is refused."""
@@ -34,6 +32,36 @@ class Agreement:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
             raise PeerError("a public key must not have low order") from None
+
+
+# How a client finds the secret that it shares with the owner of a public key.
+Agree = Callable[[Agreement, bytes], bytes]
+
+
+def agree(own: Agreement, public: bytes) -> bytes:
+    """Compute the secret: what every client does outside of simulations."""
+    return own.agree(public)
+
+
+class PairSecrets:
+    """Finds the secret of a pair once where both of its ends are in this process: in a simulation, nowhere else.
+
+    The first end computes the secret and leaves it here, the second takes it away. A deployment's client agrees by
+    `agree`, the default everywhere. Checked: test_secagg_pairs.py.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[bytes, bytes], bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def agree(self, own: Agreement, public: bytes) -> bytes:
+        """Return what `own.agree(public)` returns, and refuse what it refuses."""
+        shared = self._waiting.pop((public, own.public), None)
+        if shared is None:
+            shared = self._waiting[own.public, public] = own.agree(public)
+        return shared
 
 
 _PROBE = Agreement(bytes(32))  # any private key tells a low order: all are multiples of the cofactor

@@ -111,9 +111,10 @@ class Advertised:
         peers: dict[int, Peer] = {}
         for rank in listed.joined.partners(local.rank, listed.joined.present):
             advertisement, peer = listed.advertisements[rank], session.cohort[rank]
-            shared = seal.agree(advertisement.seal_public)
+            shared = local.agree(seal, advertisement.seal_public)
             peers[rank] = Peer(
-                keys.share_key(session, shared, peer, local.client), mask.agree(advertisement.mask_public)
+                keys.share_key(session, shared, peer, local.client),
+                local.agree(mask, advertisement.mask_public),
             )
             if rank in shares:
                 outbound = keys.share_key(session, shared, local.client, peer)
@@ -136,9 +137,9 @@ class Advertised:
         """Return (share of the seed, share of the mask key) by holder that joined, this client included."""
         holders = sorted([rank, *joined.receivers(rank)])
         stream = self.entropy.child("coefficients").stream()
-        secrets = (int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret))
+        secrets = [int.from_bytes(secret, "little") for secret in (self.seed, self.mask_secret)]
         points, threshold = joined.points(rank, holders), joined.session.threshold
-        columns = [shamir.split(secret, threshold, points, stream) for secret in secrets]
+        columns = shamir.split_each(secrets, threshold, points, stream)
         return dict(zip(holders, zip(*columns, strict=True), strict=True))
 
 
@@ -219,13 +220,14 @@ class Shared:
     def _mask(
         self, local: ClientSession, vector: RingVector, context: bytes, group: bytes, partners: list[int]
     ) -> None:
-        ring, client = local.session.ring, local.client
-        ring.add_mask_into(vector, Stream(keys.self_mask_key(self.seed, context, client)))
+        client = local.client
+        added = [Stream(keys.self_mask_key(self.seed, context, client))]
+        subtracted: list[Stream] = []
         for rank in partners:
             pair = client, local.session.cohort[rank]
             key = keys.pair_mask_key(self.peers[rank].mask_shared, context, pair, group)
-            apply = ring.add_mask_into if local.rank < rank else ring.subtract_mask_into
-            apply(vector, Stream(key))
+            (added if local.rank < rank else subtracted).append(Stream(key))
+        local.session.ring.add_masks_into(vector, added, subtracted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

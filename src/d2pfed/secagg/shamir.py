@@ -30,13 +30,20 @@ def split(secret: int, threshold: int, points: Sequence[int], stream: Stream, pr
     uniform in the field, zero included. Arithmetic is not constant-time; secrets are used once.
     Checked: test_shamir.py::test_shares_below_the_threshold_say_nothing.
     """
+    return split_each([secret], threshold, points, stream, prime)[0]
+
+
+def split_each(
+    secrets: Sequence[int], threshold: int, points: Sequence[int], stream: Stream, prime: int = PRIME
+) -> list[list[int]]:
+    """Return the shares of several secrets at the same points, as `split` would one after the other, but faster."""
     require_points(points, threshold, prime)
-    if not 0 <= secret < prime:
+    if not all(0 <= secret < prime for secret in secrets):
         raise ConfigError(f"a secret must be in [0, {prime})")
-    falling = [*(stream.below(prime) for _ in range(threshold - 1)), secret]
+    falling = [[*(stream.below(prime) for _ in range(threshold - 1)), secret] for secret in secrets]
     if prime == PRIME and max(points) < _SMALL_POINT and len(points) * threshold >= _WORTH_COMPILING:
-        return _evaluate_in_limbs(falling, points)
-    return _evaluate(falling, points, prime)
+        return [_evaluate_in_limbs(each, points) for each in falling]
+    return _evaluate_together(falling, points, prime)
 
 
 class Interpolation:
@@ -166,6 +173,24 @@ def _evaluate(falling: Sequence[int], points: Sequence[int], prime: int) -> list
         for coefficient in falling:  # Horner; points are small, so reducing once at the end is the cheapest
             value = value * point + coefficient
         values.append(value % prime)
+    return values
+
+
+def _evaluate_together(falling: Sequence[Sequence[int]], points: Sequence[int], prime: int) -> list[list[int]]:
+    """Return the same for several polynomials of one degree, side by side in one large integer for each point."""
+    room = max(points).bit_length() * len(falling[0]) + prime.bit_length() + 1  # bits that no value outgrows
+    low = (1 << room) - 1
+    side_by_side = [
+        sum(coefficient << room * place for place, coefficient in enumerate(column))
+        for column in zip(*falling, strict=True)
+    ]
+    values: list[list[int]] = [[] for _ in falling]
+    for point in points:
+        value = 0
+        for coefficient in side_by_side:
+            value = value * point + coefficient
+        for place, found in enumerate(values):
+            found.append((value >> room * place & low) % prime)
     return values
 
 

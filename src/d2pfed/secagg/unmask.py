@@ -86,10 +86,7 @@ def unmask(aggregate: Aggregate, shares: Shares, run_jobs: RunJobs) -> Sum:
 def expand(job: MaskJob) -> RingVector:
     """Return the sum of a job's masks."""
     part = np.zeros(job.dimension, np.uint32)
-    for key in job.added:
-        job.ring.add_mask_into(part, Stream(key))
-    for key in job.subtracted:
-        job.ring.subtract_mask_into(part, Stream(key))
+    job.ring.add_masks_into(part, [Stream(key) for key in job.added], [Stream(key) for key in job.subtracted])
     return part
 
 

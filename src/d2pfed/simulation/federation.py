@@ -15,6 +15,7 @@ from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Collected, Masked, gather, session_of
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
+from d2pfed.secagg.crypto import PairSecrets
 from d2pfed.secagg.graph import Graph
 from d2pfed.secagg.wire import subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
@@ -38,7 +39,7 @@ class SimulatedFederation:
         backend: where clients are trained and encoded.
         cohorts: draws each attempt's cohort.
         dropouts: who is lost before which exchange.
-        fidelity: of all rounds but the first, which goes through every message.
+        fidelity: how much of the protocol is simulated.
         entropy: the root of all clients' randomness.
         ledger: says how many attempts of a run are charged, and so which block of a partition is next.
     """
@@ -62,7 +63,6 @@ class SimulatedFederation:
 
     def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the cohort's vectors; raises TooFewClients where the protocol would."""
-        fidelity = Fidelity.PROTOCOL if session.round == 0 else self.fidelity
         return collect(
             session,
             model,
@@ -71,7 +71,7 @@ class SimulatedFederation:
             backend=self.backend,
             dropouts=self.dropouts,
             entropy=self.entropy,
-            fidelity=fidelity,
+            fidelity=self.fidelity,
         )
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
@@ -187,6 +187,7 @@ class _Loopback:
     def __init__(self, gathering: _Gathering) -> None:
         self._gathering = gathering
         self._clients: dict[int, Client] = {}
+        self._pairs = PairSecrets()
         self._updates: dict[int, FloatVector] = {}  # of those who are about to answer
         self._exchanges = iter(EXCHANGES)
 
@@ -211,6 +212,6 @@ class _Loopback:
             given = self._gathering
             participant = simulated_participant(given.plan, client, given.entropy, given.participations)
             self._clients[client] = participant.join(
-                given.session, lambda _task, _model: self._updates.pop(client)
+                given.session, lambda _task, _model: self._updates.pop(client), agree=self._pairs.agree
             )
         return self._clients[client]

@@ -118,7 +118,8 @@ def _facts(report: RunReport) -> list[Fact]:
 def _quality(report: RunReport) -> Fact:
     """Return the first metric, of the test data if they were opened."""
     tested, summary = report.summary.test_metrics, report.summary
-    found, note = (tested, "opened once, at the end") if tested else (summary.metrics, "test data not opened yet")
+    unopened = "test data not opened yet" if tested is None else "no test data was given"
+    found, note = (tested, "opened once, at the end") if tested else (summary.metrics, unopened)
     if not found:
         return Fact("Metrics", "none", "no evaluation was given" if report.rounds else "no round is complete")
     name = "accuracy" if "accuracy" in found else next(iter(found))
@@ -148,6 +149,8 @@ def _size(report: RunReport) -> str:
 
 def _exchanges(report: RunReport) -> list[tuple[str, str, str]]:
     """Return each exchange with the median of its seconds and the share of those asked that answered."""
+    if report.secret_sizes:
+        return []  # who was asked, and how long it took, tells how many were in a cohort
     laps = [lap for record in report.rounds for lap in record.exchanges]
     rows = []
     for name in dict.fromkeys(lap.name for lap in laps):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from d2pfed.accounting import Sampling, is_amplified
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, DamagedFile
 from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
 from d2pfed.plan.describe import describe_plan
@@ -21,6 +21,15 @@ Value = TypeVar("Value")
 BASELINE = "baseline.json"  # in a run's directory, if it names one
 
 _TYPES = TYPES | {kind.__name__: kind for kind in (PrivacyTarget, MechanismName, RotationName)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a report says of a run's settings by name; the rest of them is a table."""
+
+    title: str
+    data: str
+    rounds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +116,32 @@ def read_report(run: Path) -> RunReport:
             f"{run / 'summary.json'} has {summary.rounds} rounds and metrics.jsonl {rounds[-1].round}: the run has "
             f"gone on since, so resume it by its own command first"
         )
-    target, plan = _read_target(settings, file), _read_plan(run / "plan.json")
+    header = from_json(_Header, read_text(file), f"{file}")
+    target, plan = _read_target(settings, file), _read_plan(run / "plan.json", summary)
+    rows = _rows(settings, file)
     try:
         return RunReport(
-            title=str(settings["title"]),
+            title=header.title,
             run=run.resolve().name,
-            data=str(settings["data"]),
-            settings=table(settings),
+            data=header.data,
+            settings=rows,
             plan=plan,
             plan_summary=None if plan is None else _summarise(target, plan),
             summary=summary,
-            planned_rounds=int(settings["rounds"]),
+            planned_rounds=header.rounds,
             rounds=rounds,
             ledger="ledger.sqlite" if (run / "ledger.sqlite").is_file() else None,
             baseline=_read_baseline(run / BASELINE),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file} is damaged: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"the files of the run in {run} do not belong together: {error}") from error
+
+
+def _rows(settings: dict[str, object], file: Path) -> tuple[tuple[str, str], ...]:
+    try:
+        return table(settings)
+    except ConfigError as error:
+        raise DamagedFile(f"{file} is damaged: {error}") from error
 
 
 def _summarise(target: PrivacyTarget | None, plan: Plan) -> PlanSummary:
@@ -139,8 +157,14 @@ def _read_baseline(path: Path) -> Baseline | None:
     return from_json(Baseline, read_text(path), f"{path}") if path.exists() else None
 
 
-def _read_plan(path: Path) -> Plan | None:
-    return _decode(read_text(path), Plan, f"{path}") if path.exists() else None
+def _read_plan(path: Path, summary: RunSummary) -> Plan | None:
+    """Return the plan of a private run, which must have one; None for a run in the clear."""
+    if summary.bits is None and not path.exists():
+        return None
+    plan = _decode(read_text(path), Plan, f"{path}")
+    if summary.bits is None:
+        raise ConfigError(f"{path} is there, and by summary.json the run was trained in the clear")
+    return plan
 
 
 def _read_target(settings: dict[str, object], file: Path) -> PrivacyTarget | None:
@@ -152,7 +176,7 @@ def _decode(text: str, kind: type[Value], where: str) -> Value:
     try:
         value = canonical.decode(text, _TYPES)
     except ConfigError as error:
-        raise ConfigError(f"{where} is damaged: {error}") from error
+        raise DamagedFile(f"{where} is damaged: {error}") from error
     if not isinstance(value, kind):
-        raise ConfigError(f"{where} is damaged: it must hold a {kind.__name__}, got a {type(value).__name__}")
+        raise DamagedFile(f"{where} is damaged: it must hold a {kind.__name__}, got a {type(value).__name__}")
     return value

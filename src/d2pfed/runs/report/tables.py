@@ -8,6 +8,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 
+MOST_ITEMS = 20  # of a list; the whole of it is in the file
 _CHOSEN_BY_TYPE = frozenset({"mechanism", "rotation"})  # their type is what was chosen
 
 
@@ -32,8 +33,17 @@ def table(plain: Mapping[str, object], where: str = "") -> tuple[tuple[str, str]
 def _readable(item: object) -> str:
     if item is None:
         return "none"
+    if isinstance(item, list):
+        more = f", and {len(item) - MOST_ITEMS:,} more" if len(item) > MOST_ITEMS else ""
+        return ", ".join(_readable(part) for part in item[:MOST_ITEMS]) + more
     if not isinstance(item, dict):
         return str(item)
+    if "is" not in item:  # a value in a list
+        return " ".join(
+            f"({_readable(part)})" if isinstance(part, list) else _readable(part)
+            for name, part in sorted(item.items())
+            if name
+        )
     value = str(item["is"])
     if item.get("") != "float":
         return value

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from d2pfed.errors import ConfigError
-from d2pfed.ledger.private_files import replace_file
+from d2pfed.ledger.files import replace_file
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
 from d2pfed.runs.report.plots import draw

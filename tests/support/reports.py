@@ -1,4 +1,4 @@
-"""Stories for the report's tests, on real plans; and a reader of pages that is stricter than a browser."""
+"""Reports for the report's tests, on real plans; and a reader of pages that is stricter than a browser."""
 
 import math
 import re
@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 
 from d2pfed.accounting import Sampling
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, calibrate, describe
-from d2pfed.runs.report import RoundPoint, Story
+from d2pfed.runs import End, RoundRecord, RunSummary
+from d2pfed.runs.report import RunReport
 
 VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
 
@@ -22,12 +23,11 @@ def planned(kind: MechanismName, scheme: Sampling) -> tuple[Plan, PlanSummary]:
     return plan, describe(target, plan)
 
 
-def points(count: int) -> tuple[RoundPoint, ...]:
+def records(count: int) -> tuple[RoundRecord, ...]:
     return tuple(
-        RoundPoint(
+        RoundRecord(
             round=number,
-            accuracy=1 - 0.9 / math.sqrt(number),
-            loss=2 / number,
+            metrics={"accuracy": 1 - 0.9 / math.sqrt(number), "loss": 2 / number},
             charged=number + number // 4,
             survivors=20,
             attempt=0,
@@ -39,25 +39,57 @@ def points(count: int) -> tuple[RoundPoint, ...]:
     )
 
 
-def story(rounds: int, kind: MechanismName = MechanismName.CENTERED, scheme: Sampling = Sampling.FIXED) -> Story:
-    plan, explanation = planned(kind, scheme)
-    return Story(
+def report(
+    rounds: int, kind: MechanismName = MechanismName.CENTERED, scheme: Sampling = Sampling.FIXED
+) -> RunReport:
+    plan, plan_summary = planned(kind, scheme)
+    most = max(plan.rounds, rounds)
+    return RunReport(
         title="digits, logistic",
         run="first",
         data="Eight by eight digits.",
         settings=(("local.lr", "0.2"), ("seed", "none")),
-        plan=replace(plan, rounds=max(plan.rounds, rounds), max_attempts=2 * max(plan.rounds, rounds)),
-        explanation=explanation,
-        so_far=(),
-        done=rounds,
-        charged=rounds + rounds // 4,
-        rounds=points(rounds),
-        test_accuracy=0.8765,
-        stopped="",
-        exhausted=False,
-        repeatable=False,
+        plan=replace(plan, rounds=most, max_attempts=2 * most),
+        plan_summary=plan_summary,
+        summary=RunSummary(
+            directory="runs/first",
+            rounds=rounds,
+            end=End.COMPLETE,
+            stopped="",
+            metrics={"accuracy": 0.8123, "loss": 0.5},
+            test_metrics={"accuracy": 0.8765, "loss": 0.4},
+            guarantees=plan_summary.guarantees,
+            so_far=(),
+            charged=rounds + rounds // 4,
+            max_attempts=2 * most,
+            upload_bytes=plan_summary.upload_bytes,
+            dimension=40,
+            bits=plan_summary.bits,
+            repeatable=False,
+        ),
+        planned_rounds=most,
+        rounds=records(rounds),
         ledger="ledger.sqlite",
     )
+
+
+def in_the_clear(rounds: int) -> RunReport:
+    """Return the report of a run without a plan."""
+    private = report(rounds)
+    summary = replace(
+        private.summary, guarantees=(), charged=rounds, max_attempts=rounds, upload_bytes=160, bits=None
+    )
+    return replace(private, plan=None, plan_summary=None, summary=summary, ledger=None)
+
+
+def with_summary(given: RunReport, **changes: object) -> RunReport:
+    """Return a report whose summary is changed."""
+    return replace(given, summary=replace(given.summary, **changes))
+
+
+def interrupted(rounds: int) -> RunReport:
+    """Return the report of a run that was stopped."""
+    return with_summary(report(rounds), test_metrics=None, end=End.INTERRUPTED, stopped="interrupted")
 
 
 @dataclass

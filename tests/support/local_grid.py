@@ -9,39 +9,18 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from d2pfed.accounting import SERVER, Sampling
 from d2pfed.flower.client import private
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.secagg.graph import Consistency
-from homes import home_in
+from d2pfed.plan import Plan
+from support.enrolled_clients import DIMENSION, directory_of
 
-DIMENSION = 16
 RUN = 17
 SERVER_NODE = 1
 
 Train = Callable[[Message, Context], Message]
 Lose = Callable[[int, Message], Message | None]  # by client: what becomes of a message, going or coming
-
-
-def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
-    """A plan with so little noise that a sum shows who is in it."""
-    wish: dict[str, object] = {
-        "dimension": DIMENSION,
-        "population": clients,
-        "cohort_size": clients,
-        "rounds": rounds,
-        "scheme": Sampling.NONE,
-        "against": SERVER,
-        "epsilon": 5000.0,
-        "delta": 1e-5,
-        "dropouts": 0.4,
-        "spare": 4,
-        "consistency": Consistency.SIGNED,
-    }
-    return calibrate(PrivacyTarget(**(wish | changes)))
 
 
 def make_message(content: RecordDict, node: int, group: str = "", seconds: float = 60.0) -> Message:
@@ -127,17 +106,17 @@ def make_app(train: Train) -> ClientApp:
     return app
 
 
-def make_context(client: int, home: Path | None) -> Context:
+def make_context(client: int, directory: Path | None) -> Context:
     config: dict[str, object] = {"partition-id": client}
-    if home is not None:
-        config["d2pfed-home"] = str(home)
+    if directory is not None:
+        config["d2pfed-directory"] = str(directory)
     return Context(run_id=RUN, node_id=100 + client, node_config=config, state=RecordDict(), run_config={})
 
 
 def make_grid(directory: Path, clients: int = 5, train: Callable[[int], Train] = one_hot) -> LocalGrid:
     return LocalGrid(
         {
-            100 + client: (make_app(train(client)), make_context(client, home_in(directory, client)))
+            100 + client: (make_app(train(client)), make_context(client, directory_of(directory, client)))
             for client in range(clients)
         }
     )
@@ -150,7 +129,7 @@ def make_strategy(plan: Plan, directory: Path, roster: SignedRoster | None, **ch
         "roster": roster,
         "draws": None if roster is None or roster.roster.depth is None else directory / "draws",
         "deadlines": Deadlines(joining=60.0, keys=60.0, poll=0.001),
-        "make_letter": make_message,
+        "message_factory": make_message,
     }
     return PrivateFedAvg(**(settings | changes))
 
@@ -162,9 +141,3 @@ def start(
     initial = ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32))})
     result = strategy.start(grid, initial, rounds, timeout, **options)
     return result.arrays["params"].numpy()
-
-
-def noise_bound(plan: Plan, survivors: int) -> float:
-    """Eight standard deviations of a coordinate of the mean: exceeded with probability below 1e-14."""
-    spread = plan.mechanism.noise(plan.codec, survivors)
-    return 8 * float(spread.sigma) * survivors**0.5 * plan.codec.granularity / plan.cohort_size

@@ -1,4 +1,4 @@
-"""Whole sessions as test vectors: `python tests/vectors_secagg.py` writes them; other bytes are a new version."""
+"""Test vectors of secure aggregation: what `tests/vectors/v2/secagg_*.json` holds, and how they are made."""
 
 import json
 import sys
@@ -15,10 +15,10 @@ from d2pfed.secagg import Consistency, Delivery, collect, crypto, encode_roster
 from d2pfed.secagg.draws import DrawTree, draw_cohort, draw_key
 from d2pfed.secagg.messages import EncryptedShares
 from d2pfed.secagg.wire import HEADER_BYTES, VERSION, frame, kind_of
-from federation import MODEL, TASK, Federation, advertising_of, enrolment_secret, make_session, position_of
-from rosters import AUTHORITY, roster_of
+from support.federation import MODEL, TASK, Federation, advertising_of, enrolment_secret, make_session, position_of
+from support.rosters import AUTHORITY, roster_of
 
-FOLDER = Path(__file__).parent / "vectors" / f"v{VERSION}"
+FOLDER = Path(__file__).parent.parent / "vectors" / f"v{VERSION}"
 SIGNED = {"consistency": Consistency.SIGNED}
 NINE = (2, 3, 5, 7, 11, 13, 17, 19, 2**64 - 1)
 

@@ -4,9 +4,9 @@ import pytest
 
 from d2pfed.accounting import SERVER, Adjacency, Sampling, client_epsilon
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower import account as account_module
-from d2pfed.flower.account import ALL, NOTHING, RUNS, Account, Given, carried_over, charged
-from d2pfed.flower.home import ClientBudget, init_home, read_home
+from d2pfed.flower import client_account
+from d2pfed.flower.client_account import ALL, NOTHING, RUNS, ClientAccount, ClientSpending, carried_over, charged
+from d2pfed.flower.client_config import ClientBudget, init_client, read_client_config
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
@@ -14,22 +14,22 @@ from d2pfed.secagg.graph import Consistency
 DELTA = 1e-5
 
 
-def plan_of(scheme: Sampling = Sampling.FIXED, rounds: int = 4, **changes: object) -> Plan:
-    wish = {
+def plan_of(sampling: Sampling = Sampling.FIXED, rounds: int = 4, **changes: object) -> Plan:
+    target = {
         "dimension": 16,
         "population": 60,
         "cohort_size": 12,
         "rounds": rounds,
-        "scheme": scheme,
+        "sampling": sampling,
         "against": SERVER,
         "epsilon": 4.0,
         "delta": DELTA,
         "spare": 0,
         "consistency": Consistency.SIGNED,
     }
-    if scheme is Sampling.FIXED:
-        wish["max_participations"] = 3
-    return calibrate(PrivacyTarget(**(wish | changes)))
+    if sampling is Sampling.FIXED:
+        target["max_participations"] = 3
+    return calibrate(PrivacyTarget(**(target | changes)))
 
 
 FIXED, NONE, ONCE = plan_of(), plan_of(Sampling.NONE), plan_of(Sampling.ONCE)
@@ -37,17 +37,17 @@ BINOMIAL = plan_of(Sampling.NONE, rounds=1, mechanism=MechanismName.BINOMIAL, ep
 
 
 @pytest.fixture
-def home(tmp_path):
-    init_home(tmp_path / "home", 3, bytes(range(32)), tmp_path / "anchor")
-    return read_home(tmp_path / "home")
+def config(tmp_path):
+    init_client(tmp_path / "client", 3, bytes(range(32)), tmp_path / "anchor")
+    return read_client_config(tmp_path / "client")
 
 
 @pytest.fixture
-def account(home):
-    return Account(home.log, ClientBudget(100.0, DELTA))
+def account(config):
+    return ClientAccount(config.log, ClientBudget(100.0, DELTA))
 
 
-def charge(account: Account, plan: Plan, run: str = "a run", number: int = 0) -> int:
+def charge(account: ClientAccount, plan: Plan, run: str = "a run", number: int = 0) -> int:
     return account.charge(plan, run, number, 0, {"roster": "", "draw": number})
 
 
@@ -55,7 +55,7 @@ def test_every_vector_has_its_row_before_it_is_made(account):
     assert charge(account, FIXED) == 0
     (row,) = account.log.read().bodies(Entry.CHARGE)
     assert row["run"] == "a run"
-    (release,) = Given.of(account.log.read()).releases
+    (release,) = ClientSpending.of(account.log.read()).releases
     assert (release.run, release.round, release.noise) == (
         "a run",
         0,
@@ -66,16 +66,16 @@ def test_every_vector_has_its_row_before_it_is_made(account):
 def test_the_cap_counts_the_vectors_of_a_run(account):
     assert [charge(account, FIXED, number=number) for number in range(3)] == [0, 1, 2]
     assert charge(account, FIXED, number=3) == FIXED.max_participations == 3
-    assert len(Given.of(account.log.read()).releases) == 3  # zero and noise cost nothing
+    assert len(ClientSpending.of(account.log.read()).releases) == 3  # zero and noise cost nothing
     assert charge(account, FIXED, "a fresh run") == 0
 
 
 COLLUSION = plan_of(colluders=0.05, epsilon=2.0)
 
 
-def spent_by_colluders(home) -> float:
+def spent_by_colluders(config) -> float:
     """What a server and as many colluders as the plan allows for have of a client that fills its budget."""
-    account = Account(home.log, ClientBudget(6.0, DELTA))
+    account = ClientAccount(config.log, ClientBudget(6.0, DELTA))
     sent = 0
     while charge(account, COLLUSION, f"run {sent}") == 0:
         sent += 1
@@ -83,44 +83,44 @@ def spent_by_colluders(home) -> float:
     return client_epsilon([replace(charged(COLLUSION, "", 0, 0), noise=left)] * sent, DELTA)
 
 
-def test_a_budget_holds_against_the_server_and_the_plans_colluders(home):
+def test_a_budget_holds_against_the_server_and_the_plans_colluders(config):
     assert COLLUSION.colluders > 1
-    assert 3 < spent_by_colluders(home) <= 6
+    assert 3 < spent_by_colluders(config) <= 6
 
 
-def test_charged_at_the_noise_of_all_a_budget_is_overrun_by_colluders(home, monkeypatch):
+def test_charging_the_noise_of_all_clients_lets_colluders_exceed_the_budget(config, monkeypatch):
     def with_theirs(plan, run, number, attempt):
         return plan.release(run, number, attempt, (), plan.quorum)
 
-    monkeypatch.setattr(account_module, "charged", with_theirs)
-    assert spent_by_colluders(home) > 6
+    monkeypatch.setattr(client_account, "charged", with_theirs)
+    assert spent_by_colluders(config) > 6
 
 
 @pytest.mark.parametrize("kind", [MechanismName.SHARED, MechanismName.DESIGNATED])
-def test_where_no_noise_is_ones_own_that_of_the_sum_is_charged(home, kind):
+def test_without_noise_of_its_own_a_client_charges_the_noise_of_the_sum(config, kind):
     plan = plan_of(Sampling.NONE, rounds=1, mechanism=kind, population=12)
     assert charged(plan, "a run", 0, 0) == plan.release("a run", 0, 0, (), plan.quorum)
 
 
-def six_runs_stay_within_the_budget(home):
-    account = Account(home.log, ClientBudget(FIXED.epsilon * 1.5, DELTA))
+def six_runs_stay_within_the_budget(config):
+    account = ClientAccount(config.log, ClientBudget(FIXED.epsilon * 1.5, DELTA))
     for run in range(6):
         for number in range(FIXED.rounds):
             charge(account, FIXED, f"run {run}", number)
-    releases = Given.of(home.log.read()).releases
+    releases = ClientSpending.of(config.log.read()).releases
     assert client_epsilon(releases, DELTA) <= account.budget.epsilon
     assert len({release.run for release in releases}) > 1
 
 
-def test_six_runs_do_not_cost_more_than_the_budget(home):
+def test_six_runs_do_not_cost_more_than_the_budget(config):
     """Each run has its own cap, so what bounds them all is the one account of their client."""
-    six_runs_stay_within_the_budget(home)
+    six_runs_stay_within_the_budget(config)
 
 
-def test_an_account_for_each_run_is_caught(home, monkeypatch):
-    monkeypatch.setattr(Account, "_affords", lambda *_: True)
+def test_a_separate_account_per_run_exceeds_the_budget(config, monkeypatch):
+    monkeypatch.setattr(ClientAccount, "_affords", lambda *_: True)
     with pytest.raises(AssertionError):
-        six_runs_stay_within_the_budget(home)
+        six_runs_stay_within_the_budget(config)
 
 
 @pytest.mark.parametrize("plan", [NONE, ONCE], ids=["none", "once"])
@@ -130,63 +130,63 @@ def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
     with pytest.raises(PeerError, match="cap or budget is reached"):
         charge(account, plan, number=9)
     with pytest.raises(ConfigError, match=f"has sent {plan.max_participations} vectors in run a run"):
-        account.require_turn(plan, "a run", account.log.read())
-    with pytest.raises(ConfigError, match="the plan's cap is"):
+        account.require_below_cap(plan, "a run", account.log.read())
+    with pytest.raises(ConfigError, match="its plan allows"):
         account.require_room(plan, "a run", account.log.read())
 
 
-def test_a_sampled_client_at_its_cap_comes_and_sends_zero(account):
+def test_a_sampled_client_at_its_cap_takes_part_and_sends_zero(account):
     for number in range(FIXED.max_participations):
         charge(account, FIXED, number=number)
-    account.require_turn(FIXED, "a run", account.log.read())
+    account.require_below_cap(FIXED, "a run", account.log.read())
     account.require_room(FIXED, "a run", account.log.read())
 
 
-def test_a_spent_budget_is_like_a_reached_cap(home):
+def test_a_spent_budget_has_the_effect_of_a_reached_cap(config):
     one = client_epsilon([charged(FIXED, "", 0, 0)], DELTA)
-    account = Account(home.log, ClientBudget(1.2 * one, DELTA))
+    account = ClientAccount(config.log, ClientBudget(1.2 * one, DELTA))
     assert charge(account, FIXED) == 0
     assert charge(account, FIXED, number=1) == FIXED.max_participations
     with pytest.raises(PeerError, match="cap or budget is reached"):
         charge(account, plan_of(Sampling.NONE, epsilon=4.0), number=2)
-    assert len(Given.of(home.log.read()).releases) == 1
+    assert len(ClientSpending.of(config.log.read()).releases) == 1
 
 
-def test_a_plan_beyond_what_is_left_is_refused(home):
-    account = Account(home.log, ClientBudget(FIXED.epsilon / 2, DELTA))
+def test_a_plan_that_exceeds_the_remaining_budget_is_refused(config):
+    account = ClientAccount(config.log, ClientBudget(FIXED.epsilon / 2, DELTA))
     with pytest.raises(ConfigError, match=r"with 3 vectors more, as this plan allows, .* its budget is 2"):
-        account.require_room(FIXED, "a run", home.log.read())
+        account.require_room(FIXED, "a run", config.log.read())
 
 
-def test_the_adjacency_that_a_server_names_changes_nothing(home):
+def test_the_adjacency_that_a_server_names_changes_nothing(config):
     """Two accounts, one for each adjacency, would let a server spend a budget of 10 twice: truly 28."""
     zero_out = plan_of(adjacency=Adjacency.ZERO_OUT)
     ours = client_epsilon([charged(zero_out, "", 0, 0)] * 3, DELTA)
     assert ours > 1.5 * zero_out.epsilon  # it is charged at its shift of two radii
-    account = Account(home.log, ClientBudget(1.001 * ours, DELTA))
+    account = ClientAccount(config.log, ClientBudget(1.001 * ours, DELTA))
     for number in range(3):
         assert charge(account, zero_out, number=number) == number
     other = plan_of(max_participations=4, epsilon=6.0)
     assert charge(account, other, "the other adjacency") == other.max_participations
 
 
-def test_one_binomial_round_does_not_lock_a_client_out_of_gaussian_plans(home):
-    account = Account(home.log, ClientBudget(100.0, DELTA))
+def test_one_binomial_round_does_not_lock_a_client_out_of_gaussian_plans(config):
+    account = ClientAccount(config.log, ClientBudget(100.0, DELTA))
     assert charge(account, BINOMIAL, "cpSGD") == 0
-    mixed = Given.of(home.log.read())
+    mixed = ClientSpending.of(config.log.read())
     assert mixed.epsilon(DELTA) < 100
-    account.require_room(FIXED, "a run", home.log.read())
+    account.require_room(FIXED, "a run", config.log.read())
     assert charge(account, FIXED, "gaussian", 1) == 0
-    assert Given.of(home.log.read()).epsilon(DELTA) < 100
+    assert ClientSpending.of(config.log.read()).epsilon(DELTA) < 100
 
 
-def test_two_processes_do_not_both_take_the_last_of_a_budget(home):
-    account = Account(home.log, ClientBudget(100.0, DELTA))
+def test_two_processes_do_not_both_take_the_last_of_a_budget(config):
+    account = ClientAccount(config.log, ClientBudget(100.0, DELTA))
     read, raced = account.log.read, []
 
     class Raced:
         def __getattr__(self, name):
-            return getattr(home.log, name)
+            return getattr(config.log, name)
 
         def read(self):
             history = read()
@@ -195,41 +195,41 @@ def test_two_processes_do_not_both_take_the_last_of_a_budget(home):
             return history
 
     with pytest.raises(PeerError, match="cap or budget is reached"):
-        charge(Account(Raced(), account.budget), ONCE)
+        charge(ClientAccount(Raced(), account.budget), ONCE)
     assert raced == [0]
 
 
-def lost(home):
-    (home.path / "log").unlink()
-    return home.log
+def lost(config):
+    (config.directory / "log").unlink()
+    return config.log
 
 
-def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(home, account):
+def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(config, account):
     charge(account, FIXED)
-    lost(home).adopt(carried_over(ALL, {}))
-    assert Given.of(home.log.read()).epsilon(DELTA) == float("inf")
+    lost(config).adopt(carried_over(ALL, {}))
+    assert ClientSpending.of(config.log.read()).epsilon(DELTA) == float("inf")
     assert charge(account, FIXED, number=1) == FIXED.max_participations
     with pytest.raises(ConfigError, match="epsilon inf"):
-        account.require_room(FIXED, "a run", home.log.read())
+        account.require_room(FIXED, "a run", config.log.read())
 
 
-def test_a_run_that_is_carried_over_counts_wholly(home, account):
-    lost(home).adopt(carried_over(RUNS, {"since the backup": FIXED}))
-    given = Given.of(home.log.read())
-    assert given.max_participations("since the backup") == FIXED.max_participations
-    assert given.epsilon(DELTA) == client_epsilon([charged(FIXED, "", 0, 0)] * 3, DELTA)
+def test_a_run_that_is_carried_over_counts_wholly(config, account):
+    lost(config).adopt(carried_over(RUNS, {"since the backup": FIXED}))
+    spending = ClientSpending.of(config.log.read())
+    assert spending.participations("since the backup") == FIXED.max_participations
+    assert spending.epsilon(DELTA) == client_epsilon([charged(FIXED, "", 0, 0)] * 3, DELTA)
 
 
-def test_a_declaration_that_nothing_was_lost_is_in_the_log(home, account):
+def test_a_declaration_that_nothing_was_lost_is_in_the_log(config, account):
     charge(account, FIXED)
-    (home.anchor / "head").unlink()
-    home.log.adopt({**carried_over(NOTHING, {}), "why": "moved to another machine"})
-    assert len(Given.of(home.log.read()).releases) == 1
-    (body,) = home.log.read().bodies(Entry.DECLARATION)
+    (config.anchor / "head").unlink()
+    config.log.adopt({**carried_over(NOTHING, {}), "why": "moved to another machine"})
+    assert len(ClientSpending.of(config.log.read()).releases) == 1
+    (body,) = config.log.read().bodies(Entry.DECLARATION)
     assert (body["carried"], body["why"]) == (NOTHING, "moved to another machine")
 
 
 @pytest.mark.parametrize(("choice", "runs"), [("some", {}), (RUNS, {}), (ALL, {"a run": FIXED})])
-def test_what_is_carried_over_is_said_in_one_of_three_ways(choice, runs):
+def test_a_declaration_carries_over_all_nothing_or_named_runs(choice, runs):
     with pytest.raises(ConfigError, match="may be carried over"):
         carried_over(choice, runs)

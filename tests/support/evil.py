@@ -14,7 +14,7 @@ from d2pfed.secagg.phases import Confirmed, Masked
 from d2pfed.secagg.shamir import Interpolation
 from d2pfed.secagg.unmask import Aggregate, unmask
 from d2pfed.secagg.wire import Subset, subset_of
-from federation import MODEL, TASK, Federation
+from support.federation import MODEL, TASK, Federation
 
 VICTIM = 0
 LOW_ORDER = [  # the points of small order on Curve25519, as any implementation must refuse them

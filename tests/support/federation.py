@@ -25,7 +25,7 @@ from d2pfed.secagg import (
     messages,
 )
 from d2pfed.secagg.position import sign_position
-from rosters import roster_of
+from support.rosters import roster_of
 
 TASK = b"names and shapes"
 MODEL = b"the model of this round"

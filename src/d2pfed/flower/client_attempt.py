@@ -1,4 +1,4 @@
-"""A client's part in runs and attempts: what it agrees to, what its log says first, and what it remembers after."""
+"""A client in its runs and attempts: what it accepts, what it logs first, and what it remembers afterwards."""
 
 import logging
 import time
@@ -8,14 +8,13 @@ from typing import NoReturn
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import PeerError, RolledBack
-from d2pfed.flower.account import Account
-from d2pfed.flower.envelope import Introduction
-from d2pfed.flower.home import Home
+from d2pfed.flower.client_account import ClientAccount
+from d2pfed.flower.client_config import ClientConfig
+from d2pfed.flower.client_state import AcceptedRuns, RunTerms, SavedPhase
 from d2pfed.flower.layout import Layout
 from d2pfed.flower.positions import Positions
+from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import accept_roster, current_roster
-from d2pfed.flower.runs import Runs, Told
-from d2pfed.flower.states import Saved
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics import canonical
@@ -31,50 +30,52 @@ from d2pfed.secagg.wire import kind_of
 _log = logging.getLogger("d2pfed.flower")
 
 
-def agree(home: Home, introduction: Introduction) -> None:
-    """Keep a run that this client's policy, roster and budget allow; all work is done outside of any lock."""
-    plan, layout = decode_plan(introduction.plan), Layout.decode(introduction.layout)
-    enrolment, history = _standing(home, introduction.roster)
-    home.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
+def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
+    """Keep the terms of a run that this client's policy, roster and budget allow; no lock is held meanwhile."""
+    plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
+    enrolment, history = _standing(config, announcement.roster)
+    config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
     require_same_dimension(plan, layout)
-    Account(home.log, home.budget).require_room(plan, introduction.run, history)
+    ClientAccount(config.log, config.budget).require_room(plan, announcement.run, history)
     roster = b"" if enrolment is None else enrolment.roster.digest
-    allowed = digest("d2pfed allowed", canonical.encode(home.policy))
-    told = Told(introduction.plan, introduction.layout, introduction.first_draw, roster, allowed)
-    Runs(home.path).agree(introduction.run, told)
+    allowed = digest("d2pfed allowed", canonical.encode(config.policy))
+    terms = RunTerms(announcement.plan, announcement.layout, announcement.first_draw, roster, allowed)
+    AcceptedRuns(config.directory).accept(announcement.run, terms)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One client in one attempt, between two requests."""
+class ClientAttempt:
+    """One client's half of one attempt, between two requests."""
 
-    home: Home
+    config: ClientConfig
     enrolment: Enrolment | None
     history: ClientHistory
-    told: Told
+    terms: RunTerms
     plan: Plan
     session: Session
-    saved: Saved
+    saved: SavedPhase
 
     @staticmethod
-    def begin(home: Home, invitation: bytes, seconds: float) -> "Part":
+    def begin(config: ClientConfig, invitation: bytes, seconds: float) -> "ClientAttempt":
         """Check an invitation, and note that its attempt has begun: durably, before anything of it leaves.
 
         Guarantee: no attempt begins twice, so its keys and noise are used for one session; adverts of one life show
         positions that strictly rise. Checked: test_flower_client.py::test_an_invitation_is_answered_once.
         """
         now = time.time()
-        part = Part.resume(home, Saved("", invitation, now, now + seconds, b""))
-        Account(home.log, home.budget).require_turn(part.plan, part.session.run, part.history)
-        history = part.history
+        attempt = ClientAttempt.resume(config, SavedPhase("", invitation, now, now + seconds, b""))
+        ClientAccount(config.log, config.budget).require_below_cap(
+            attempt.plan, attempt.session.run, attempt.history
+        )
+        history = attempt.history
         while True:
-            require_later(history, part.session)
-            if part.is_drawn:
-                require_unused_draw(history, part.session, part.plan)
-            after = home.log.append(history, Entry.BEGUN, _begun(part.session))
+            require_later(history, attempt.session)
+            if attempt.is_drawn:
+                require_unused_draw(history, attempt.session, attempt.plan)
+            after = config.log.append(history, Entry.BEGUN, _begun(attempt.session))
             if after is not None:
-                return replace(part, history=after, saved=replace(part.saved, run=part.session.run))
-            history = home.log.read()
+                return replace(attempt, history=after, saved=replace(attempt.saved, run=attempt.session.run))
+            history = config.log.read()
 
     @property
     def is_drawn(self) -> bool:
@@ -87,21 +88,21 @@ class Part:
             require_unused_draw(history, self.session, self.plan)
 
     @staticmethod
-    def resume(home: Home, saved: Saved) -> "Part":
+    def resume(config: ClientConfig, saved: SavedPhase) -> "ClientAttempt":
         """Go on with what was kept, as the invitation has it."""
-        enrolment, history = _standing(home)
+        enrolment, history = _standing(config)
         roster = None if enrolment is None else enrolment.roster
         invited = decode_invitation(saved.invitation, None if roster is None else roster.depth)
-        if invited.client != home.client:
-            raise PeerError(f"this is client {home.client}, the invitation is for client {invited.client}")
-        told = Runs(home.path).told(invited.run)
-        require_same_roster(invited.run, told, b"" if roster is None else roster.digest)
-        plan = decode_plan(told.plan)
-        if told.allowed != digest("d2pfed allowed", canonical.encode(home.policy)):
-            home.policy.check(plan, enrolled_in(roster))  # its owner has changed it since
-        least = home.policy.least_cohort
-        session = invited_session(plan, saved.invitation, least, roster, told.first_draw)
-        return Part(home, enrolment, history, told, plan, session, saved)
+        if invited.client != config.client:
+            raise PeerError(f"this is client {config.client}, the invitation is for client {invited.client}")
+        terms = AcceptedRuns(config.directory).terms(invited.run)
+        require_same_roster(invited.run, terms, b"" if roster is None else roster.digest)
+        plan = decode_plan(terms.plan)
+        if terms.allowed != digest("d2pfed allowed", canonical.encode(config.policy)):
+            config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since
+        least = config.policy.least_cohort
+        session = invited_session(plan, saved.invitation, least, roster, terms.first_draw)
+        return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
 
     def answer(self, request: bytes, contribute: Contribute) -> tuple[bytes, bytes | None]:
         """Return the answer to a request, and the state to be kept for the next one, if there is one."""
@@ -111,31 +112,34 @@ class Part:
         except RolledBack as found:
             self._mark(found)
         if self.enrolment is not None and client.met:
-            Positions(self.home.path / "peers", self.enrolment.roster.keys).keep(client.met)
+            Positions(self.config.directory / "peers", self.enrolment.roster.keys).keep(client.met)
         return answer, None if kind_of(answer) == MessageKind.UNMASKING_SHARES else client.save()
 
     def _client(self, contribute: Contribute) -> Client:
-        who, memory = self.home.client, self._memory()
+        who, memory = self.config.client, self.memory()
         if not self.saved.state:
             entropy = Entropy.system().require_system()
             return Client(self.session, who, contribute, entropy, self.enrolment, memory)
         return Client.restore(self.session, who, contribute, self.saved.state, self.enrolment, memory)
 
-    def _memory(self) -> Memory | None:
+    def memory(self) -> Memory | None:
+        """Return this client's signed position and what it remembers of its peers; None without a roster."""
         if self.enrolment is None:
             return None
         roster, head = self.enrolment.roster, self.history.head
         return Memory(
-            sign_position(self.enrolment.secret, roster.authority, self.home.client, head.seq, head.hash),
+            sign_position(self.enrolment.secret, roster.authority, self.config.client, head.seq, head.hash),
             lambda count, hash_: self.history.holds(Head(count, hash_)),
-            Positions(self.home.path / "peers", roster.keys).latest(),
-            self.home.policy.colluders(self.plan, enrolled_in(roster)),
+            Positions(self.config.directory / "peers", roster.keys).latest(),
+            self.config.policy.colluders(self.plan, enrolled_in(roster)),
         )
 
     def _mark(self, found: RolledBack) -> NoReturn:
-        self.home.log.mark("shown by the server or another client", Head(found.count, found.head))
+        self.config.log.mark("shown by the server or another client", Head(found.count, found.head))
         _log.error("%s: `d2pfed client adopt` is needed", found)
-        raise PeerError("this client was rolled back or cloned, and takes no part until a person has seen to it")
+        raise PeerError(
+            "this client was rolled back or cloned, and takes part in nothing until a person runs `d2pfed client adopt`"
+        )
 
 
 def require_same_dimension(plan: Plan, layout: Layout) -> None:
@@ -144,10 +148,10 @@ def require_same_dimension(plan: Plan, layout: Layout) -> None:
         raise PeerError("a plan must be for the parameters of its layout")
 
 
-def require_same_roster(run: str, told: Told, digest_now: bytes) -> None:
+def require_same_roster(run: str, terms: RunTerms, digest_now: bytes) -> None:
     """Refuse to go on with a run that was allowed under another roster: population and draws may be others."""
-    if told.roster != digest_now:
-        raise PeerError(f"run {run} was introduced under another roster: it must be introduced again")
+    if terms.roster != digest_now:
+        raise PeerError(f"run {run} was announced under another roster: it must be announced again")
 
 
 def require_later(history: ClientHistory, session: Session) -> None:
@@ -185,8 +189,8 @@ def _numbers(body: Mapping[str, object]) -> tuple[int, int]:
     return int(str(body["round"])), int(str(body["attempt"]))
 
 
-def _standing(home: Home, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:
+def _standing(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:
     """Return under which roster this client stands, and its log; without a key it has no roster."""
-    if home.secret is None:
-        return None, home.log.read()
-    return accept_roster(home, brought) if brought else current_roster(home)
+    if config.secret is None:
+        return None, config.log.read()
+    return accept_roster(config, brought) if brought else current_roster(config)

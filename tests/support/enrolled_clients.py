@@ -1,26 +1,28 @@
-"""Homes of enrolled clients, an authority and its rosters, all under one directory; needs no Flower."""
+"""Enrolled clients, an authority, its rosters and a plan, all under one directory; needs no Flower."""
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from d2pfed.flower.authority import next_roster
-from d2pfed.flower.draws import Committed, make_draws
-from d2pfed.flower.home import init_home
-from d2pfed.flower.keys import make_secret, read_secret
+from d2pfed.accounting import SERVER, Sampling
+from d2pfed.flower.client_config import init_client
+from d2pfed.flower.enrolment import DrawCommitment, make_draws, make_secret, next_roster, read_secret
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.secagg import Roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
+from d2pfed.secagg.graph import Consistency
 
 DEPTH = 6
+DIMENSION = 16
 
 
 def enrol(directory: Path, clients: int, depth: int | None = DEPTH, **settings: object) -> SignedRoster:
-    """Homes of enrolled clients under a directory, and the server's draws beside them."""
+    """Directories of enrolled clients under one directory, and the server's draws beside them."""
     authority = make_secret(directory / "authority.key")
     keys = {
-        client: init_home(home_in(directory, client), client, authority, anchor_in(directory, client))
+        client: init_client(directory_of(directory, client), client, authority, anchor_in(directory, client))
         for client in range(clients)
     }
     for client in range(clients):
@@ -30,7 +32,7 @@ def enrol(directory: Path, clients: int, depth: int | None = DEPTH, **settings: 
 
 
 def write_settings(directory: Path, client: int, authority: bytes, changes: Mapping[str, object]) -> None:
-    """A client that goes along with a cohort of three and hardly any noise."""
+    """A client that accepts a cohort of three and hardly any noise."""
     policy = {"least_cohort": 3, "least_quorum": 3, "least_noise_multiplier": 0.0, "least_colluders": 0.0}
     policy |= {"most_epsilon": 1e6, "most_delta": 1e-4} | {
         name: changes[name] for name in changes if name != "budget"
@@ -42,11 +44,11 @@ def write_settings(directory: Path, client: int, authority: bytes, changes: Mapp
     ]
     lines += ["[policy]", *(f"{name} = {value}" for name, value in policy.items())]
     lines += ["[budget]", f"epsilon = {changes.get('budget', 1e6)}"]
-    (home_in(directory, client) / "client.toml").write_text("\n".join(lines))
+    (directory_of(directory, client) / "client.toml").write_text("\n".join(lines))
 
 
-def home_in(directory: Path, client: int) -> Path:
-    return directory / f"home-{client}"
+def directory_of(directory: Path, client: int) -> Path:
+    return directory / f"client-{client}"
 
 
 def anchor_in(directory: Path, client: int) -> Path:
@@ -57,7 +59,7 @@ def sign_roster(
     directory: Path,
     keys: Mapping[int, bytes],
     before: Roster | None,
-    committed: Committed | None,
+    committed: DrawCommitment | None,
     **changes: object,
 ) -> SignedRoster:
     """The authority's next roster."""
@@ -78,3 +80,27 @@ def sign_roster(
         **(options | changes),
     )
     return SignedRoster(roster, encode_roster(roster, secret))
+
+
+def make_plan(clients: int = 5, rounds: int = 2, **changes: object) -> Plan:
+    """A plan with so little noise that a sum shows who is in it."""
+    target: dict[str, object] = {
+        "dimension": DIMENSION,
+        "population": clients,
+        "cohort_size": clients,
+        "rounds": rounds,
+        "sampling": Sampling.NONE,
+        "against": SERVER,
+        "epsilon": 5000.0,
+        "delta": 1e-5,
+        "dropouts": 0.4,
+        "spare": 4,
+        "consistency": Consistency.SIGNED,
+    }
+    return calibrate(PrivacyTarget(**(target | changes)))
+
+
+def noise_bound(plan: Plan, survivors: int) -> float:
+    """Eight standard deviations of a coordinate of the mean: exceeded with probability below 1e-14."""
+    spread = plan.mechanism.noise(plan.codec, survivors)
+    return 8 * float(spread.sigma) * survivors**0.5 * plan.codec.granularity / plan.cohort_size

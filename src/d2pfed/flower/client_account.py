@@ -1,4 +1,4 @@
-"""A client's own account: each vector counts, in whatever run, at the noise that its plan's promise rests on."""
+"""A client's own account: each vector counts, in whatever run, at the noise that its plan's guarantee rests on."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Release, Sampling, client_epsilon, round_up
 from d2pfed.errors import ConfigError, LedgerError, PeerError
-from d2pfed.flower.home import ClientBudget
+from d2pfed.flower.client_config import ClientBudget
 from d2pfed.ledger import decode_release, encode_release
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.client_log import ClientLog
@@ -18,18 +18,18 @@ RUNS = "runs"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What a client has given away so far: its releases, and whether a person has declared the budget as spent."""
+class ClientSpending:
+    """What a client has spent so far: its releases, and whether a person has declared the whole budget as spent."""
 
     releases: tuple[Release, ...]
-    is_everything: bool
+    is_all_spent: bool
 
     @staticmethod
-    def of(history: ClientHistory) -> "Given":
+    def of(history: ClientHistory) -> "ClientSpending":
         """Return what a log says, declarations included."""
         charged = [decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE)]
         words = [*history.bodies(Entry.OPENING), *history.bodies(Entry.DECLARATION)]
-        return Given(
+        return ClientSpending(
             (*charged, *(release for body in words for release in _declared(body))),
             any(body.get("carried") == ALL for body in words),
         )
@@ -40,11 +40,11 @@ class Given:
 
     def epsilon(self, delta: float, more: Sequence[Release] = ()) -> float:
         """Return what it costs against the server and the colluders of the plans, with so many releases more."""
-        return math.inf if self.is_everything else client_epsilon([*self.releases, *more], delta)
+        return math.inf if self.is_all_spent else client_epsilon([*self.releases, *more], delta)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ClientAccount:
     """The budget and the log that it is charged to. All work is done outside of the log's lock."""
 
     log: ClientLog
@@ -52,10 +52,10 @@ class Account:
 
     def require_room(self, plan: Plan, run: str, history: ClientHistory) -> None:
         """Refuse a plan that may spend more than this client has left."""
-        given = Given.of(history)
-        self.require_turn(plan, run, history)
-        left = max(0, plan.max_participations - given.participations(run))
-        epsilon = given.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
+        spending = ClientSpending.of(history)
+        self.require_below_cap(plan, run, history)
+        left = max(0, plan.max_participations - spending.participations(run))
+        epsilon = spending.epsilon(self.budget.delta, [charged(plan, run, 0, 0)] * left)
         if epsilon > self.budget.epsilon:
             raise ConfigError(
                 f"with {left} vectors more, as this plan allows, this client would spend epsilon "
@@ -63,9 +63,9 @@ class Account:
                 f"{self.budget.epsilon:g}"
             )
 
-    def require_turn(self, plan: Plan, run: str, history: ClientHistory) -> None:
-        """Refuse a plan at its cap where nothing is sampled: there, staying away tells nothing."""
-        participations = Given.of(history).participations(run)
+    def require_below_cap(self, plan: Plan, run: str, history: ClientHistory) -> None:
+        """Refuse a run whose cap is reached where nothing is sampled: there, a refusal reveals nothing."""
+        participations = ClientSpending.of(history).participations(run)
         if not _samples(plan) and participations >= plan.max_participations:
             raise ConfigError(
                 f"this client has sent {participations} vectors in run {run}, its plan allows {plan.max_participations}"
@@ -83,20 +83,20 @@ class Account:
     ) -> int:
         """Record one more vector before it is made, and return how many of this run were sent before.
 
-        `require` is asked about the very log that the row is added to.
+        `require` checks the very log that the row is added to, and raises where nothing may be added.
 
         The cap counts the vectors of all attempts of a run; what all runs cost together is the budget's. At the cap,
         or with its budget spent, a client that was sampled sends zero and its noise, which costs nothing: the answer
         is then the plan's cap. Elsewhere it refuses.
-        Checked: test_flower_account.py::test_the_cap_counts_the_vectors_of_a_run.
+        Checked: test_flower_client_account.py::test_the_cap_counts_the_vectors_of_a_run.
         """
         release = charged(plan, run, number, attempt)
         while True:
             history = self.log.read()
             require(history)
-            given = Given.of(history)
-            participations = given.participations(run)
-            if participations >= plan.max_participations or not self._affords(given, release):
+            spending = ClientSpending.of(history)
+            participations = spending.participations(run)
+            if participations >= plan.max_participations or not self._affords(spending, release):
                 if _samples(plan):
                     return plan.max_participations
                 raise PeerError("this client's cap or budget is reached: it takes no part")
@@ -104,8 +104,8 @@ class Account:
             if self.log.append(history, Entry.CHARGE, body) is not None:
                 return participations
 
-    def _affords(self, given: Given, release: Release) -> bool:
-        return given.epsilon(self.budget.delta, [release]) <= self.budget.epsilon
+    def _affords(self, spending: ClientSpending, release: Release) -> bool:
+        return spending.epsilon(self.budget.delta, [release]) <= self.budget.epsilon
 
 
 def carried_over(choice: str, runs: Mapping[str, Plan]) -> dict[str, object]:
@@ -126,7 +126,7 @@ def charged(plan: Plan, run: str, number: int, attempt: int) -> Release:
     `designated`), nothing is left against colluders, as the plan says: there the noise of the sum is charged.
 
     Guarantee: the budget holds against the server and the colluders that the plan allows for.
-    Checked: test_flower_account.py::test_a_budget_holds_against_the_server_and_the_plans_colluders.
+    Checked: test_flower_client_account.py::test_a_budget_holds_against_the_server_and_the_plans_colluders.
     """
     release, left = plan.release(run, number, attempt, (), plan.quorum), plan.contributed
     return release if left is None else replace(release, noise=left)

@@ -10,7 +10,7 @@ from d2pfed.secagg import Client, Consistency, Delivery, Session, messages
 from d2pfed.secagg.messages import EncryptedShares, MessageKind
 from d2pfed.secagg.shamir import PRIME
 from d2pfed.secagg.wire import kind_of
-from federation import Federation, expected_sum, make_session, run_round
+from support.federation import Federation, expected_sum, make_session, run_round
 
 
 @dataclass

@@ -1,26 +1,28 @@
 import json
 import os
 import shlex
+import shutil
+import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from d2pfed.cli import app
-from d2pfed.errors import ConfigError, LedgerError, PeerError
-from d2pfed.flower.authority import next_roster, shown_positions
-from d2pfed.flower.draws import Committed
-from d2pfed.flower.home import read_home
-from d2pfed.flower.keys import read_secret
+from d2pfed.errors import ConfigError, DamagedFile, LedgerError, PeerError
+from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.enrolment import DrawCommitment, Draws, make_draws, next_roster, read_secret, shown_positions
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import current_roster, read_roster
 from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.position import sign_position
-from homes import enrol, home_in, sign_roster
+from support.crash_moments import Disk, lay_out
+from support.enrolled_clients import directory_of, enrol, sign_roster
 
 
 def command(*arguments: object) -> str:
@@ -45,14 +47,14 @@ def federation(tmp_path):
     return authority
 
 
-def test_the_commands_make_homes_and_a_roster_that_fit(tmp_path, federation):
+def test_the_commands_make_client_directories_and_a_roster_that_fit(tmp_path, federation):
     roster = read_roster(tmp_path / "roster", federation).roster
     assert (roster.clients, roster.serial, roster.depth) == ((4, 9), 1, 5)
     assert "2 clients, 32 verified draws" in command("roster", "show", tmp_path / "roster", federation)
     shown = json.loads(command("roster", "show", tmp_path / "roster", federation, "--json"))
     assert set(shown["keys"]) == {"4", "9"}
     assert command("client", "enrol", tmp_path / "c9", tmp_path / "roster").startswith("roster 1 with 2 clients")
-    assert current_roster(read_home(tmp_path / "c9"))[0].roster == roster
+    assert current_roster(read_client_config(tmp_path / "c9"))[0].roster == roster
 
 
 def test_nothing_that_is_signed_or_secret_is_overwritten(tmp_path, federation):
@@ -89,7 +91,7 @@ def test_a_roster_is_written_whole_or_not_at_all(tmp_path, federation, monkeypat
 
 
 @pytest.mark.parametrize("text", ["4", "4=00", "x=" + "00" * 32, "-1=" + "00" * 32, "9" * 30 + "=" + "00" * 32])
-def test_a_client_is_named_as_it_has_printed_itself(tmp_path, federation, text):
+def test_a_client_is_given_as_id_and_public_key(tmp_path, federation, text):
     with pytest.raises(ConfigError, match=r"ID=PUBLIC|hexadecimal"):
         command("roster", "sign", tmp_path / "authority.key", tmp_path / "new", "--", text)
     assert not (tmp_path / "new").exists()
@@ -147,10 +149,10 @@ def first(tmp_path):
 
 
 def test_serials_and_floors_only_rise_and_clients_stay(tmp_path, first):
-    home = read_home(home_in(tmp_path, 1))
-    head, low = home.log.read().head, home.log.read().start
-    high = sign_position(home.secret, home.authority, 1, head.seq, head.hash)
-    lower = sign_position(home.secret, home.authority, 1, low.seq, low.hash)
+    config = read_client_config(directory_of(tmp_path, 1))
+    head, low = config.log.read().head, config.log.read().start
+    high = sign_position(config.secret, config.authority, 1, head.seq, head.hash)
+    lower = sign_position(config.secret, config.authority, 1, low.seq, low.hash)
     second = sign_roster(tmp_path, {}, first.roster, None, shown={1: high}).roster
     third = sign_roster(tmp_path, {}, second, None, shown={1: lower}).roster
     assert (second.serial, third.serial) == (2, 3)
@@ -159,19 +161,19 @@ def test_serials_and_floors_only_rise_and_clients_stay(tmp_path, first):
 
 
 def test_a_client_with_a_new_key_keeps_its_floor(tmp_path, first):
-    home = read_home(home_in(tmp_path, 1))
-    head = home.log.read().head
-    shown = sign_position(home.secret, home.authority, 1, head.seq, head.hash)
+    config = read_client_config(directory_of(tmp_path, 1))
+    head = config.log.read().head
+    shown = sign_position(config.secret, config.authority, 1, head.seq, head.hash)
     renewed = sign_roster(tmp_path, {1: digest("a new key")}, first.roster, None, shown={1: shown}).roster
     assert renewed.keys[1] == digest("a new key")
     assert renewed.floors[1] == (head.seq, head.hash)
 
 
 def test_positions_count_only_with_their_clients_own_signature(tmp_path, first):
-    home, roster = read_home(home_in(tmp_path, 1)), first.roster
-    head = home.log.read().head
-    good = sign_position(home.secret, home.authority, 1, head.seq, head.hash)
-    forged = sign_position(digest("the server"), home.authority, 2, 99, digest("nowhere"))
+    config, roster = read_client_config(directory_of(tmp_path, 1)), first.roster
+    head = config.log.read().head
+    good = sign_position(config.secret, config.authority, 1, head.seq, head.hash)
+    forged = sign_position(digest("the server"), config.authority, 2, 99, digest("nowhere"))
     Positions(tmp_path / "positions", roster.keys).keep({1: good, 2: forged})
     assert shown_positions(roster, [tmp_path / "positions"]) == {1: good}
     with pytest.raises(ConfigError, match="--previous is needed"):
@@ -179,12 +181,15 @@ def test_positions_count_only_with_their_clients_own_signature(tmp_path, first):
 
 
 def test_each_roster_has_draws_of_its_own_and_not_too_many(tmp_path, first):
-    same = Committed(first.roster.depth, first.roster.root)
+    same = DrawCommitment(first.roster.depth, first.roster.root)
     with pytest.raises(ConfigError, match="a new roster needs new draws"):
         sign_roster(tmp_path, {}, first.roster, same)
     with pytest.raises(ConfigError, match="at most 16 unless --deep"):
-        sign_roster(tmp_path, {}, first.roster, Committed(17, digest("root")))
-    assert sign_roster(tmp_path, {}, first.roster, Committed(17, digest("root")), most_depth=20).roster.depth == 17
+        sign_roster(tmp_path, {}, first.roster, DrawCommitment(17, digest("root")))
+    assert (
+        sign_roster(tmp_path, {}, first.roster, DrawCommitment(17, digest("root")), most_depth=20).roster.depth
+        == 17
+    )
 
 
 def test_the_nonce_is_drawn_after_the_root_is_known(tmp_path, first):
@@ -199,7 +204,7 @@ def test_the_nonce_is_drawn_after_the_root_is_known(tmp_path, first):
         "now": 1,
     }
     rosters = [
-        next_roster(public, None, draws=Committed(4, digest("root")), entropy=Entropy.system(), **settings)
+        next_roster(public, None, draws=DrawCommitment(4, digest("root")), entropy=Entropy.system(), **settings)
         for _ in range(2)
     ]
     assert rosters[0].nonce != rosters[1].nonce
@@ -215,10 +220,10 @@ def test_a_client_that_is_removed_must_be_there(tmp_path, first):
 
 def test_renewing_a_roster_by_command_takes_floors_from_what_the_server_kept(tmp_path, federation):
     command("client", "enrol", tmp_path / "c9", tmp_path / "roster")
-    home = read_home(tmp_path / "c9")
-    head = home.log.read().head
+    config = read_client_config(tmp_path / "c9")
+    head = config.log.read().head
     roster = read_roster(tmp_path / "roster", federation).roster
-    shown = sign_position(home.secret, home.authority, 9, head.seq, head.hash)
+    shown = sign_position(config.secret, config.authority, 9, head.seq, head.hash)
     Positions(tmp_path / "positions", roster.keys).keep({9: shown})
     draws = command("roster", "draws", tmp_path / "draws-2", "--depth", 5)
     options = ("--previous", tmp_path / "roster", "--positions", tmp_path / "positions", "--draws", draws)
@@ -226,7 +231,7 @@ def test_renewing_a_roster_by_command_takes_floors_from_what_the_server_kept(tmp
     assert said.startswith("roster 2 with 2 clients")
     assert read_roster(tmp_path / "roster-2", federation).roster.floors[9] == (head.seq, head.hash)
     command("client", "enrol", tmp_path / "c9", tmp_path / "roster-2")
-    assert [body["serial"] for body in home.log.read().bodies(Entry.ROSTER)] == [1, 2]
+    assert [body["serial"] for body in config.log.read().bodies(Entry.ROSTER)] == [1, 2]
 
 
 def test_the_guides_commands_are_those_that_there_are():
@@ -238,3 +243,85 @@ def test_the_guides_commands_are_those_that_there_are():
             assert shown.exit_code == 0, line
             for option in (word for word in words if word.startswith("--")):
                 assert option in shown.output, line
+
+
+# The server's draws
+
+
+@pytest.fixture
+def roster(tmp_path):
+    return enrol(tmp_path, 3, depth=5).roster
+
+
+@pytest.fixture
+def draws(tmp_path, roster):
+    return Draws(tmp_path / "draws", roster)
+
+
+def test_no_draw_serves_two_runs(draws, roster, tmp_path):
+    def another_process() -> Draws:
+        return Draws(tmp_path / "draws", roster)
+
+    assert draws.reserve("one", 10) == 0
+    assert another_process().reserve("two", 12) == 10
+    assert another_process().reserve("one", 10) == 0  # resumed
+    assert another_process().reserve("three", 10) == 22
+    with pytest.raises(ConfigError, match="a run needs 1 draws, and 0 are left"):
+        draws.reserve("four", 1)
+    with pytest.raises(ConfigError, match="run one has 10 draws, and now asks for 11"):
+        draws.reserve("one", 11)
+
+
+def test_draws_are_used_up_durably_before_they_are_known(draws, roster, tmp_path, monkeypatch):
+    first = []
+    with monkeypatch.context() as patched:
+        disk = Disk(tmp_path, patched, lambda: len(first))
+        for run in ("one", "two", "three"):
+            draws.reserve(run, 4)
+            first.append(run)
+        disk._note("end")
+    for place, moment in enumerate(disk.moments):
+        for name, files in (("kill", moment.after_kill), ("power", moment.after_power_cut)):
+            where = lay_out(tmp_path / "crashed" / f"{place}-{name}", files)
+            shutil.copy(tmp_path / "draws", where / "draws")  # was there before any run
+            assert Draws(where / "draws", roster).reserve("later", 1) >= 4 * moment.sent
+
+
+def test_the_secret_is_for_its_owner_alone_and_never_overwritten(draws, tmp_path):
+    assert stat.S_IMODE((tmp_path / "draws").stat().st_mode) == 0o600
+    with pytest.raises(ConfigError, match="holds draws already"):
+        make_draws(tmp_path / "draws")
+    (tmp_path / "draws").chmod(0o640)
+    with pytest.raises(ConfigError, match="readable by its owner alone"):
+        Draws(tmp_path / "draws", None)
+
+
+def test_a_roster_for_other_draws_is_refused(tmp_path):
+    signed = enrol(tmp_path, 3, depth=5)
+    with pytest.raises(ConfigError, match="was signed for other draws"):
+        Draws(tmp_path / "draws", replace(signed.roster, root=digest("another root")))
+    with pytest.raises(ConfigError, match="holds no draws"):
+        Draws(tmp_path / "nowhere", signed.roster)
+
+
+def test_a_damaged_record_is_refused(draws, tmp_path):
+    draws.reserve("one", 1)
+    for text in ("[]", "{", json.dumps({"one": 3})):
+        (tmp_path / "draws.used").write_text(text)
+        with pytest.raises(DamagedFile, match="record of used draws is damaged"):
+            draws.reserve("two", 1)
+
+
+@pytest.mark.parametrize("text", ["", "12", "12:00", "x:" + "00" * 32, "21:" + "00" * 32, "-1:" + "00" * 32])
+def test_what_the_server_has_committed_to_is_read_exactly(text):
+    with pytest.raises(ConfigError, match="draws are DEPTH:ROOT"):
+        DrawCommitment.decode(text)
+    good = DrawCommitment(12, digest("root"))
+    assert DrawCommitment.decode(good.encode()) == good
+
+
+@pytest.mark.parametrize("depth", [-1, 21])
+def test_a_tree_has_at_most_a_million_draws(tmp_path, depth):
+    with pytest.raises(ConfigError, match=r"a depth in \[0, 20\]"):
+        make_draws(tmp_path / "draws", depth)
+    assert list(tmp_path.iterdir()) == []

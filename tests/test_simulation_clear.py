@@ -1,7 +1,7 @@
 import numpy as np
 
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.simulation.trusted import plain_mean
+from d2pfed.simulation import plain_mean
 
 ROOT = Entropy.replay(b"trusted")
 

@@ -1,4 +1,4 @@
-"""A client's own directory: who it is, whom it trusts, what it insists on. Nothing in it comes from the server."""
+"""A client's own configuration: its identity, authority, policy and budget. Nothing in it comes from the server."""
 
 import json
 import math
@@ -11,16 +11,16 @@ from reprlib import repr as shortened
 from typing import Any, get_origin, get_type_hints
 
 from d2pfed.errors import ConfigError
-from d2pfed.flower.keys import decode_public, make_secret, read_secret
+from d2pfed.flower.enrolment import decode_public, make_secret, read_secret
 from d2pfed.ledger.client_log import ClientLog
-from d2pfed.ledger.private_files import create_file, make_directory, read_file, require_directory
+from d2pfed.ledger.files import create_file, make_directory, read_file, require_directory
 from d2pfed.numerics.randomness import KEY_BYTES, digest
 from d2pfed.plan import MechanismName, Policy
 from d2pfed.secagg import Consistency
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.wire import ID_LIMIT
 
-NODE_SETTING = "d2pfed-home"  # in the SuperNode's --node-config
+NODE_SETTING = "d2pfed-directory"  # in the SuperNode's --node-config
 SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by whoever starts a simulation; no server can set it
 NOBODY = bytes(KEY_BYTES)  # in the place of the authority where nobody is enrolled
 
@@ -57,10 +57,10 @@ class ClientBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
-    """A client's settings. Without a key it believes that the server keeps to the protocol."""
+class ClientConfig:
+    """A client's settings. Without a key it assumes that the server keeps to the protocol."""
 
-    path: Path
+    directory: Path
     client: int
     authority: bytes
     anchor: Path
@@ -70,18 +70,20 @@ class Home:
 
     def __post_init__(self) -> None:
         require_identity(self.client)
-        if self.anchor.resolve().is_relative_to(self.path.resolve()):
-            raise ConfigError(f"the anchor must be outside of the home {self.path}, got {self.anchor}")
+        if self.anchor.resolve().is_relative_to(self.directory.resolve()):
+            raise ConfigError(
+                f"the anchor must be outside of the client's directory {self.directory}, got {self.anchor}"
+            )
 
     @property
     def consistency(self) -> Consistency:
-        """How this client knows that all were told the same."""
+        """How this client knows that all clients were sent the same."""
         return Consistency.ASSUMED if self.secret is None else Consistency.SIGNED
 
     @property
     def log(self) -> ClientLog:
         """This client's log and its anchor."""
-        return ClientLog(self.path, self.anchor, self.authority, self.client)
+        return ClientLog(self.directory, self.anchor, self.authority, self.client)
 
 
 def default_anchor(authority: bytes, client: int) -> Path:
@@ -97,16 +99,16 @@ def require_identity(client: int) -> None:
         raise ConfigError(f"a client's identity must be in [0, 2^64), got {value}")
 
 
-def init_home(
-    path: Path, client: int, authority: bytes, anchor: Path | None = None, epsilon: float = 10.0
+def init_client(
+    directory: Path, client: int, authority: bytes, anchor: Path | None = None, epsilon: float = 10.0
 ) -> bytes:
     """Make a client's directory, key, settings and log, and return its public key; overwrites nothing.
 
     What is wrong with the arguments is found before anything is written, and a call that was interrupted may be
     repeated; once there is a log, or an anchor of this client on this machine, every further call is refused.
     """
-    home = Home(
-        path=path,
+    config = ClientConfig(
+        directory=directory,
         client=client,
         authority=authority,
         anchor=default_anchor(authority, client) if anchor is None else anchor.absolute(),
@@ -116,16 +118,16 @@ def init_home(
     )
     named = {"client": client, "authority": authority.hex(), "anchor": _anchor_line(anchor), "epsilon": epsilon}
     text = _SETTINGS.format(**named).encode()
-    settings, key = path / "client.toml", path / "key"
-    if (found := read_file(settings)) not in (None, text) or home.log.has_begun():
-        raise ConfigError(f"{path} is a client's home already, and nothing in it was changed")
-    home.log.require_new()
-    make_directory(path)
-    make_directory(home.anchor)
+    settings, key = directory / "client.toml", directory / "key"
+    if (found := read_file(settings)) not in (None, text) or config.log.has_begun():
+        raise ConfigError(f"{directory} is a client's directory already, and nothing in it was changed")
+    config.log.require_new()
+    make_directory(directory)
+    make_directory(config.anchor)
     public = signing_public(read_secret(key)) if key.exists() or key.is_symlink() else make_secret(key)
     if found is None:
         create_file(settings, text)
-    home.log.create({"carried": "nothing"})
+    config.log.create({"carried": "nothing"})
     return public
 
 
@@ -134,39 +136,39 @@ def _anchor_line(anchor: Path | None) -> str:
     return f"{'# ' if anchor is None else ''}anchor = {json.dumps(str(example))}"
 
 
-def read_home(path: Path) -> Home:
-    """Read a home: client.toml, and for an enrolled client its private key."""
-    require_directory(path)
-    settings = _settings(path / "client.toml")
+def read_client_config(directory: Path) -> ClientConfig:
+    """Read a client's directory: client.toml, and for an enrolled client its private key."""
+    require_directory(directory)
+    settings = _settings(directory / "client.toml")
     unknown = sorted(set(settings) - set(_TYPES))
     if unknown:
-        raise ConfigError(f"{path / 'client.toml'} has unknown settings: {', '.join(unknown)}")
+        raise ConfigError(f"{directory / 'client.toml'} has unknown settings: {', '.join(unknown)}")
     try:
         _require_types(settings, _TYPES)
         client, authority = settings["client"], _authority(settings)
         anchor = settings.get("anchor")
-        return Home(
-            path=path,
+        return ClientConfig(
+            directory=directory,
             client=client,
             authority=authority,
             anchor=Path(anchor).expanduser() if anchor is not None else default_anchor(authority, client),
             policy=Policy(**_table(settings, "policy", Policy)),
             budget=ClientBudget(**_table(settings, "budget", ClientBudget)),
-            secret=None if authority == NOBODY else read_secret(path / "key"),
+            secret=None if authority == NOBODY else read_secret(directory / "key"),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path / 'client.toml'} is not a client's settings: {error!r}") from error
+        raise ConfigError(f"{directory / 'client.toml'} is not a client's settings: {error!r}") from error
 
 
-def simulated_home(root: Path, partition: object) -> Home:
-    """Return the home of a simulated client, which goes along with any plan that has a cohort of two.
+def simulated_client_config(root: Path, partition: object) -> ClientConfig:
+    """Return the config of a simulated client, which accepts any plan with a cohort of at least two.
 
     Only here a log is begun without a person: it protects nobody.
     """
     if not isinstance(partition, int):
         raise ConfigError(f"a simulated client needs a partition-id, got {partition!r}")
-    home = Home(
-        path=root / f"client-{partition}",
+    config = ClientConfig(
+        directory=root / f"client-{partition}",
         client=partition,
         authority=NOBODY,
         anchor=root / "anchors" / str(partition),
@@ -174,10 +176,10 @@ def simulated_home(root: Path, partition: object) -> Home:
         budget=ClientBudget(1e9),
         secret=None,
     )
-    make_directory(home.path)
-    if not (home.anchor.exists() or (home.path / "log").exists()):
-        home.log.create({"carried": "nothing"})
-    return home
+    make_directory(config.directory)
+    if not (config.anchor.exists() or (config.directory / "log").exists()):
+        config.log.create({"carried": "nothing"})
+    return config
 
 
 def _anything() -> Policy:

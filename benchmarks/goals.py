@@ -1,0 +1,229 @@
+"""The goals of speed that these benchmarks can measure, each beside what was measured in this run."""
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks import ledger
+from benchmarks.explicit import local_training
+from benchmarks.peers import one_line
+from benchmarks.scales import COMPLETE, Scale
+from benchmarks.secagg import measure, measure_crowd, measure_loopback
+from d2pfed.errors import ConfigError
+from d2pfed.noise.codec import FloatVector
+
+if TYPE_CHECKING:
+    from benchmarks.training import Federation
+    from d2pfed.learning import LocalTrainer
+    from d2pfed.simulation import Backend
+
+_REPEATS = 5
+_COMMAND = "from d2pfed.cli import main; main()"
+_FIRST = "train --task digits --population 100 --cohort-size 50 --rounds 1 --epsilon 10 --model logistic"
+_ROUND = Scale(clients=100, dimension=32_768, bits=16, dropouts=0, is_complete=True)
+_CROWD = {
+    "assumed": (0.2, 0.6),
+    "signed": (0.5, 1.0),
+}  # seconds of a client, with 100,000 coordinates and 1,000,000
+_SERVER = (15.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoalRow:
+    """One goal: wall-clock seconds where nothing else is said, the least of several runs; None if it failed."""
+
+    what: str
+    seconds: float | None
+    processor_seconds: float | None  # of all processes that took part
+    goal: float
+    error: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Return whether the goal is met, or None if nothing was measured."""
+        return None if self.seconds is None else self.seconds <= self.goal
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """What one run took."""
+
+    seconds: float
+    processor_seconds: float
+
+
+def bench_goals(*, large: bool = False) -> Iterator[GoalRow]:
+    """Yield all goals; one that cannot be measured is a row that says why. `large` adds those that take minutes."""
+    yield from _commands()
+    yield from _protocol(large=large)
+    yield from _ledger(large=large)
+    yield from _training()
+
+
+def _commands() -> Iterator[GoalRow]:
+    yield _least("d2pfed --help", 0.35, lambda: _command("--help"))
+    yield _least("d2pfed plan", 1.0, lambda: _command("plan"))
+    yield _least(
+        "first command after the install: cold compilation, processor seconds more", 3.0, _cold, repeats=1
+    )
+
+
+def _protocol(*, large: bool) -> Iterator[GoalRow]:
+    name = "round with all messages, 100 clients, complete, 32,768 coordinates"
+    yield _least(f"{name}, one process", 0.7, _loopback)
+    yield _least(f"{name}, clients in two processes", 0.7, _in_two)
+    for scale in COMPLETE:
+        place = int(scale.dimension > 100_000)
+        if place and not large:
+            continue
+        title = f"1,000 clients, complete, {scale.dimension:,} coordinates, 10 % lost, {scale.consistency.value}"
+        try:
+            row = measure_crowd(scale)
+        except Exception as error:  # noqa: BLE001 - a benchmark that fails is a row
+            yield _failed(title, _SERVER[place], error)
+            continue
+        for who, seconds, goal in (
+            ("one client", row.client_seconds, _CROWD[scale.consistency.value][place]),
+            ("server", row.server_seconds, _SERVER[place]),
+        ):
+            yield GoalRow(
+                what=f"{title}: {who}, processor seconds", seconds=seconds, processor_seconds=seconds, goal=goal
+            )
+
+
+def _ledger(*, large: bool) -> Iterator[GoalRow]:
+    for row in ledger.bench_ledger(ledger.RELEASES if large else ledger.RELEASES[:1]):
+        if row.goal is not None:
+            name = f"ledger of {row.releases:,} releases: {row.what}, processor seconds"
+            yield GoalRow(what=name, seconds=row.seconds, processor_seconds=row.seconds, goal=row.goal)
+
+
+def _training() -> Iterator[GoalRow]:
+    """Yield rounds by worker processes; forked before this process has trained anything, as the command does."""
+    from benchmarks.training import Federation, default_learner  # noqa: PLC0415 - torch takes seconds to load
+    from d2pfed.learning import LocalTrainer, build_model, load_task  # noqa: PLC0415
+    from d2pfed.simulation.process_backend import ProcessBackend  # noqa: PLC0415
+
+    learner = default_learner()
+    for clients, goal in ((100, 0.10), (1_000, 0.9)):
+        with Federation.open(learner, clients, 1.0) as federation, closing(ProcessBackend(learner)) as backend:
+            numbers = iter(range(1, _REPEATS + 2))  # a simulation's first round is always by the protocol
+            work = _timer(partial(_private, federation, backend, numbers))
+            yield _least(f"default round, {clients:,} clients, private", goal, work)
+    with closing(ProcessBackend(learner)) as backend:
+        yield _least("default round, 100 clients, without privacy", 0.07, _updates(backend, learner, 100))
+    task = load_task("infimnist")
+    for name, clients, goal in (("small-cnn", 100, 0.8), ("cnn", 10, 0.35)):
+        local = local_training(lr=0.1, epochs=1, batch_size=10)
+        trainer = LocalTrainer(build_model(name, task, seed=0), task.clients, local)
+        with closing(ProcessBackend(trainer)) as backend:
+            steps = -(-len(task.clients.examples(0)) // 10)
+            title = f"{name}, {clients} clients, {steps} steps of 10"
+            yield _least(title, goal, _updates(backend, trainer, clients))
+
+
+def _private(federation: "Federation", backend: "Backend", numbers: Iterator[int]) -> FloatVector:
+    from d2pfed.simulation import Fidelity  # noqa: PLC0415 - torch takes seconds to load
+
+    return federation.private(next(numbers), Fidelity.SUM, backend)
+
+
+def _updates(backend: "Backend", trainer: "LocalTrainer", clients: int) -> Callable[[], _Timed]:
+    """Return what times the mean of the clients' updates."""
+    params = trainer.model.initial()
+
+    def mean() -> FloatVector:
+        total = np.zeros_like(params)
+        for update in backend.train(params, range(clients), 0):
+            if update is None:
+                raise ConfigError("a worker was lost, so the cost means nothing")
+            total += update
+        return total / np.float32(clients)
+
+    return _timer(mean)
+
+
+def _timer(work: Callable[[], object]) -> Callable[[], _Timed]:
+    def timed() -> _Timed:
+        begun, begun_cpu = time.perf_counter(), _processor()
+        work()
+        return _Timed(time.perf_counter() - begun, _processor() - begun_cpu)
+
+    return timed
+
+
+def _loopback() -> _Timed:
+    begun = _processor()
+    return _Timed(measure_loopback(_ROUND), _processor() - begun)
+
+
+def _in_two() -> _Timed:
+    row = measure(_ROUND, processes=2)
+    client, server, seconds = row.client_seconds or 0.0, row.server_seconds or 0.0, row.round_seconds or 0.0
+    return _Timed(seconds, client * row.clients + server)
+
+
+def _command(line: str, **changed: str) -> _Timed:
+    """Run a command of the command line in a process of its own."""
+    begun, begun_cpu = time.perf_counter(), _processor()
+    subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", _COMMAND, *line.split()],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | changed,
+    )
+    return _Timed(time.perf_counter() - begun, _processor() - begun_cpu)
+
+
+def _cold() -> _Timed:
+    """Return what a first command takes more than the same command again: kernels are compiled and kept on disk."""
+    with TemporaryDirectory() as directory:
+        runs = [
+            _command(f"{_FIRST} --out {Path(directory) / name}", NUMBA_CACHE_DIR=str(Path(directory) / "kernels"))
+            for name in ("first", "again")
+        ]
+    more = runs[0].processor_seconds - runs[1].processor_seconds
+    return _Timed(more, more)
+
+
+def _processor() -> float:
+    """Return the processor seconds of this process and of those that it has started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _least(what: str, goal: float, run: Callable[[], _Timed], repeats: int = _REPEATS) -> GoalRow:
+    """Run several times, a first time apart if there are several, and keep the least of either clock."""
+    try:
+        runs = [run() for _ in range(repeats + (repeats > 1))][repeats > 1 :]
+    except Exception as error:  # noqa: BLE001 - a benchmark that fails is a row
+        return _failed(what, goal, error)
+    return GoalRow(
+        what=what,
+        seconds=min(each.seconds for each in runs),
+        processor_seconds=min(each.processor_seconds for each in runs),
+        goal=goal,
+    )
+
+
+def _failed(what: str, goal: float, error: Exception) -> GoalRow:
+    told = error.stderr.decode() if isinstance(error, subprocess.CalledProcessError) and error.stderr else ""
+    return GoalRow(
+        what=what,
+        seconds=None,
+        processor_seconds=None,
+        goal=goal,
+        error=" ".join(told.split())[-200:] or one_line(error),
+    )

@@ -1,0 +1,207 @@
+"""What a client keeps in its directory between requests: the runs it has accepted, and the phase of each attempt."""
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.ledger.files import (
+    FileError,
+    locked,
+    make_directory,
+    read_file,
+    replace_file,
+    sync_directory,
+)
+from d2pfed.numerics.randomness import digest
+from d2pfed.secagg.wire import Reader, pack_integer, pack_text
+
+_log = logging.getLogger("d2pfed.flower")
+
+MAX_RUNS = 10_000  # a server that announces run after run fills no disk
+
+_BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
+_CHECKSUM_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """The terms that a run was announced with, and that this client has accepted."""
+
+    plan: str  # canonical texts
+    layout: str
+    first_draw: int
+    roster: bytes  # digest of the roster that it goes by; empty where nobody is enrolled
+    allowed: bytes  # digest of the policy that has allowed the plan, which takes long to work out
+
+
+class AcceptedRuns:
+    """The runs of one client, one file each."""
+
+    def __init__(self, directory: Path) -> None:
+        self._runs = directory / "runs"
+        make_directory(self._runs)
+
+    def accept(self, run: str, terms: RunTerms) -> None:
+        """Keep the terms of a run; a known run may be announced again under a newer roster, otherwise unchanged."""
+        fields = {"plan": terms.plan, "layout": terms.layout, "first_draw": terms.first_draw}
+        text = json.dumps({**fields, "roster": terms.roster.hex(), "allowed": terms.allowed.hex()})
+        with locked(self._runs / "lock"):
+            before = self._read(run)
+            if before is None:
+                self._require_room()
+            else:
+                require_same_plan(run, before, terms)
+                require_same_draws(before, terms)
+            if before != terms:
+                replace_file(self.file(run), f"{_checksum(text)}\n{text}".encode())
+
+    def terms(self, run: str) -> RunTerms:
+        """Return the terms of a run."""
+        found = self._read(run)
+        if found is None:
+            raise PeerError(f"run {run} was never announced to this client")
+        return found
+
+    def _read(self, run: str) -> RunTerms | None:
+        data = read_file(self.file(run))
+        if data is None:
+            return None
+        checksum, _, text = data.decode(errors="replace").partition("\n")
+        if checksum != _checksum(text):
+            _log.warning("%s is damaged and left out: its run must be announced again", self.file(run))
+            return None
+        found = json.loads(text)
+        roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
+        return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed)
+
+    def _require_room(self) -> None:
+        if sum(file.suffix == ".json" for file in self._runs.iterdir()) >= MAX_RUNS:
+            raise FileError(f"{self._runs} holds {MAX_RUNS} runs already: remove those that are over")
+
+    def file(self, run: str) -> Path:
+        """Return where the terms of a run are kept."""
+        return self._runs / f"{digest('run', run).hex()}.json"
+
+
+def _checksum(text: str) -> str:
+    return digest("d2pfed run terms", text).hex()
+
+
+def require_same_plan(run: str, before: RunTerms, now: RunTerms) -> None:
+    """Refuse a known run with another plan or layout: it would be another run."""
+    if (before.plan, before.layout) != (now.plan, now.layout):
+        raise PeerError(f"run {run} was announced with another plan or layout before")
+
+
+def require_same_draws(before: RunTerms, now: RunTerms) -> None:
+    """Refuse to move a run to other draws of the same roster: which cohorts it has was settled when it began."""
+    if before.roster == now.roster and before.first_draw != now.first_draw:
+        raise PeerError(f"a run's first draw under one roster is {before.first_draw}, got {now.first_draw}")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPhase:
+    """One phase of a client's attempt, saved between two requests: single-use, and invalid after `expires`."""
+
+    run: str
+    invitation: bytes
+    begun: float  # by the wall clock, since another process goes on with it
+    expires: float
+    state: bytes = field(repr=False)
+
+    def encode(self) -> bytes:
+        """Return the bytes that are kept, with the machine's start that they belong to."""
+        times = pack_integer(int(self.begun * 1000), 8) + pack_integer(int(self.expires * 1000), 8)
+        names = pack_text(boot()) + pack_text(self.run)
+        body = times + names + pack_integer(len(self.invitation), 4) + self.invitation + self.state
+        return digest("saved", body) + body
+
+    @staticmethod
+    def decode(data: bytes) -> "SavedPhase":
+        """Read the bytes that were kept; refuse damage, and what an earlier start of the machine has left."""
+        if data[:_CHECKSUM_BYTES] != digest("saved", data[_CHECKSUM_BYTES:]):
+            raise PeerError("a saved phase is damaged")
+        reader = Reader(memoryview(data)[_CHECKSUM_BYTES:])
+        begun, expires = reader.integer(8) / 1000, reader.integer(8) / 1000
+        if reader.text() != boot():
+            raise PeerError("a saved phase is from before the machine was started")
+        return SavedPhase(reader.text(), reader.take(reader.integer(4)), begun, expires, reader.rest())
+
+    def require_current(self) -> None:
+        """Refuse an attempt whose time is over, by a clock that may have been set back."""
+        if not self.begun <= time.time() <= self.expires:
+            raise PeerError(f"this attempt has expired {time.time() - self.expires:.0f} s ago")
+
+
+class SavedPhases:
+    """The files of attempts that are under way, readable by their owner alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._states = directory / "states"
+        make_directory(self._states)
+
+    def sweep(self, over: Callable[[SavedPhase], bool] = lambda _saved: False) -> None:
+        """Erase what no attempt may use any more: what is damaged, over, or left by a crash. Each by itself."""
+        with locked(self._states / "lock"):
+            for file in self._states.iterdir():
+                if file.name != "lock" and not self._is_useful(file, over):
+                    _erase(file)
+            sync_directory(self._states)
+
+    def save(self, session: bytes, saved: SavedPhase) -> None:
+        """Keep an attempt until its next request."""
+        with locked(self._states / "lock"):
+            replace_file(self._state_file(session), saved.encode())
+
+    def take(self, session: bytes) -> SavedPhase:
+        """Return what was kept for a session, once: it is gone from the disk before this returns.
+
+        Guarantee: two requests never continue from the same secrets, in whatever processes they are answered and
+        whatever crashes in between. Checked: test_flower_client_state.py::test_saved_secrets_are_used_once.
+        """
+        file = self._state_file(session)
+        with locked(self._states / "lock"):
+            data = read_file(file)
+            if data is None:
+                raise PeerError("this client has no saved phase for that session, or has answered this request")
+            file.unlink()
+            sync_directory(self._states)
+        saved = SavedPhase.decode(data)
+        saved.require_current()
+        return saved
+
+    def _is_useful(self, file: Path, over: Callable[[SavedPhase], bool]) -> bool:
+        try:
+            saved = SavedPhase.decode(read_file(file) or b"")
+            saved.require_current()
+        except (PeerError, ConfigError) as error:
+            _log.warning("%s is erased: %s", file.name, error)
+            return False
+        return file.suffix == ".state" and not over(saved)
+
+    def _state_file(self, session: bytes) -> Path:
+        return self._states / f"{session.hex()}.state"
+
+
+def _erase(file: Path) -> None:
+    """Remove what does not belong here; what cannot be removed is logged and blocks nothing."""
+    try:
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file)
+        else:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        _log.error("%s cannot be erased (%s): remove it", file, error.strerror)
+
+
+def boot() -> str:
+    """Return what tells this start of the machine from the ones before; empty where the system does not say."""
+    try:
+        return _BOOT_FILE.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,143 @@
+"""The client's half of a private federation: (kind, bytes) in, bytes out, over whatever transport carries them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.client_account import ClientAccount
+from d2pfed.flower.client_attempt import ClientAttempt, accept_run
+from d2pfed.flower.client_config import ClientConfig
+from d2pfed.flower.client_state import SavedPhase, SavedPhases
+from d2pfed.flower.layout import Layout, NamedArrays, decode_model, decode_task
+from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
+from d2pfed.ledger.files import FileError
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
+from d2pfed.round import Participant
+from d2pfed.secagg import Session
+from d2pfed.secagg.crypto import sign
+from d2pfed.secagg.messages import MessageKind
+from d2pfed.secagg.wire import binding_of, kind_of
+
+# Trains the model with these arrays under this configuration, and returns the trained arrays.
+TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays]
+
+_log = logging.getLogger("d2pfed.flower")
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateClient:
+    """One client with its configuration, log, policy and saved phases; knows no transport and imports none.
+
+    A transport builds one per request: all state is in the client's directory. `node` is the transport's number for
+    this end of the connection, which an enrolled client signs; `run_config` is the run's configuration as the
+    transport has brought it, which the task must agree with; `train` is called only for a mask request.
+
+    Guarantee: of what `train` returns, only the arrays that were announced are used, and they leave clipped, noised and
+    masked. The text of an error that is raised holds nothing of the client's data or files: a transport may send it.
+    Checked: test_flower_private_client.py, test_flower_client.py::test_nothing_of_the_training_leaves_in_clear.
+    """
+
+    config: ClientConfig
+    node: int
+    run_config: Mapping[str, object]
+    train: TrainArrays
+
+    def answer(self, kind: RequestKind, data: bytes) -> bytes:
+        """Return the answer to a request; raise PeerError or ConfigError where there is none."""
+        try:
+            if kind is RequestKind.ANNOUNCEMENT:
+                return self._accept(RunAnnouncement.decode(data)).encode()
+            return self._participate(ExchangeRequest.decode(data))
+        except Exception as error:  # whatever it is: a transport may send its text to the server
+            if isinstance(error, (PeerError, ConfigError)) and not isinstance(error, FileError):
+                raise
+            _log.exception("this client failed")
+            raise PeerError("this client failed; its own log says why") from None
+
+    def _accept(self, announcement: RunAnnouncement) -> RunAcceptance:
+        """Accept a run that this client's policy and budget allow, and say which client this is."""
+        SavedPhases(self.config.directory).sweep()
+        accept_run(self.config, announcement)
+        statement = announcement.statement(self.node, self.config.client)
+        signature = b"" if self.config.secret is None else sign(self.config.secret, statement)
+        return RunAcceptance(self.config.client, signature)
+
+    def _participate(self, request: ExchangeRequest) -> bytes:
+        """Answer one frame of an attempt, from the phase that was saved, and save the next one."""
+        begun = time.monotonic()
+        phases = SavedPhases(self.config.directory)
+        phases.sweep()
+        if kind_of(request.frame) == MessageKind.INVITATION:
+            attempt = ClientAttempt.begin(self.config, request.frame, request.attempt_seconds)
+            phases.sweep(lambda other: other.run == attempt.session.run)
+        else:
+            attempt = ClientAttempt.resume(self.config, phases.take(binding_of(request.frame)))
+        answer, state = attempt.answer(
+            request.frame, _Contribution(attempt, self.run_config, self.train).contribute
+        )
+        if time.monotonic() - begun > request.seconds:
+            raise PeerError(f"the answer took longer than the server's {request.seconds:g} seconds")
+        if state is not None:
+            saved = attempt.saved
+            next_phase = SavedPhase(saved.run, saved.invitation, saved.begun, saved.expires, state)
+            phases.save(attempt.session.digest, next_phase)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Contribution:
+    """This client's contribution to one session."""
+
+    attempt: ClientAttempt
+    run_config: Mapping[str, object]
+    train: TrainArrays
+
+    def contribute(self, task: bytes, model: bytes, group: bytes | None) -> RingVector:
+        """Charge this client's own account, train, and return the ring vector."""
+        config, plan, session = self.attempt.config, self.attempt.plan, self.attempt.session
+        layout = Layout.decode(self.attempt.terms.layout)
+        settings = decode_task(task, layout, self.run_config)  # before anything is charged
+        params = decode_model(model, layout)
+        participations = ClientAccount(config.log, config.budget).charge(
+            plan,
+            session.run,
+            session.round,
+            session.attempt,
+            _draw_of(session),
+            require=self.attempt.require_draw_left,
+        )
+        participant = Participant(
+            plan=plan,
+            client=config.client,
+            entropy=Entropy.system().require_system(),
+            participations=participations,
+        )
+        return participant.encode(session, self._update(settings, params, layout), group)
+
+    def _update(self, settings: Mapping[str, object], params: FloatVector, layout: Layout) -> FloatVector:
+        """Return the update that training makes: what is trained minus what was sent.
+
+        Training that fails gives the zero vector: whether it fails may depend on the data, and a missing client would
+        show it. What went wrong is for this client's own log.
+        """
+        try:
+            return _finite(layout.flatten(self.train(layout.unflatten(params), settings)) - params)
+        except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
+            _log.exception("training failed: this client contributes zero and its noise")
+            return np.zeros_like(params)
+
+
+def _draw_of(session: Session) -> dict[str, object]:
+    return {"session": session.digest.hex(), "roster": session.roster_digest.hex(), "draw": session.draw}
+
+
+def _finite(update: FloatVector) -> FloatVector:
+    if not np.isfinite(update).all():
+        raise ConfigError("the trained arrays must be finite, got NaN or infinity")
+    return update

@@ -1,0 +1,123 @@
+"""The client's half over a transport that is one function call: it needs no Flower, and none of its records."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.client_account import ClientSpending
+from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.private_client import PrivateClient
+from d2pfed.flower.requests import RequestKind, RunAcceptance
+from d2pfed.secagg.crypto import require_signature
+from support.enrolled_clients import directory_of, enrol, make_plan
+from support.malicious_server import MaliciousServer, add_one
+
+CLIENTS = 5
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server that has announced its run to all clients."""
+    made = MaliciousServer(tmp_path, make_plan(CLIENTS), enrol(tmp_path, CLIENTS))
+    made.announce()
+    return made
+
+
+def spent(server: MaliciousServer, client: int) -> int:
+    return len(ClientSpending.of(read_client_config(directory_of(server.directory, client)).log.read()).releases)
+
+
+def test_an_attempt_over_plain_function_calls_charges_every_client_once(server):
+    assert server.attempt().vector.any()
+    assert server.refusals == {}
+    assert [spent(server, client) for client in range(CLIENTS)] == [1] * CLIENTS
+
+
+def test_a_client_signs_for_its_own_node(server):
+    announcement, config = server.announcement(), read_client_config(directory_of(server.directory, 2))
+    data = PrivateClient(config, 42, {}, add_one(2)).answer(RequestKind.ANNOUNCEMENT, announcement.encode())
+    acceptance = RunAcceptance.decode(data)
+    key = server.roster.roster.key(2)
+    require_signature(key, acceptance.signature, announcement.statement(42, 2))
+    with pytest.raises(PeerError, match="a signature does not fit"):
+        require_signature(key, acceptance.signature, announcement.statement(43, 2))
+
+
+def test_a_client_trains_only_for_a_mask_request_and_with_what_was_sent(server):
+    calls = []
+
+    def recording(client):
+        def train(arrays, settings):
+            calls.append((client, sorted(arrays), dict(settings)))
+            return add_one(client)(arrays, settings)
+
+        return train
+
+    observed = replace(server, train=recording)
+    observed.invite(0)
+    assert calls == []
+    observed.attempt(attempt=1)
+    assert sorted(calls) == [(client, ["params"], {"server-round": 1}) for client in range(CLIENTS)]
+
+
+@pytest.mark.parametrize("failure", [ValueError("planted"), RuntimeError("planted"), KeyError("planted")])
+def test_the_text_of_a_failure_in_training_is_in_no_answer_and_no_error(server, failure, caplog):
+    def failing(client):
+        def train(arrays, settings):
+            raise failure
+
+        return train if client == 1 else add_one(client)
+
+    assert replace(server, train=failing).attempt().vector.any()
+    assert server.refusals == {}  # it contributes zero and its noise
+    assert "planted" in caplog.text  # for its own log
+
+
+def test_a_defect_of_the_client_is_named_in_its_own_log_only(server, monkeypatch, caplog):
+    def broken(*_):
+        raise OSError(5, "planted", str(server.directory))
+
+    monkeypatch.setattr("d2pfed.flower.private_client.accept_run", broken)
+    with pytest.raises(PeerError, match="its own log says why") as failure:
+        server.announce(0)
+    assert str(server.directory) not in str(failure.value)
+    assert failure.value.__cause__ is None
+    assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize("kind", RequestKind)
+@pytest.mark.parametrize("data", [b"", b"\xff" * 200, bytes(200)], ids=["empty", "ones", "zeros"])
+def test_bytes_that_are_no_request_are_refused(server, kind, data):
+    with pytest.raises((PeerError, ConfigError)):
+        server.ask(0, kind, data)
+    server.invite(0)  # it is as before
+
+
+WITHOUT_FLOWER = """
+import sys
+sys.modules["flwr"] = None  # importing it fails
+from pathlib import Path
+from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.private_client import PrivateClient
+from d2pfed.flower.requests import ExchangeRequest, RequestKind
+request = ExchangeRequest(bytes.fromhex(sys.argv[2]), 60.0, 300.0)
+client = PrivateClient(read_client_config(Path(sys.argv[1])), 100, {}, None)
+print(len(client.answer(RequestKind.EXCHANGE, request.encode())) > 0)
+"""
+
+
+def run_without_flower(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_clients_half_works_where_flower_is_not_installed(server):
+    directory = str(directory_of(server.directory, 0))
+    assert run_without_flower(WITHOUT_FLOWER, directory, server.invitation(0).hex()).stdout == "True\n"
+    wrapper = WITHOUT_FLOWER.replace("from pathlib", "import d2pfed.flower.client\nfrom pathlib")
+    assert "flwr" in run_without_flower(wrapper, directory, server.invitation(0, attempt=1).hex()).stderr
