@@ -164,6 +164,13 @@ def test_a_function_loads_a_client_only_when_it_is_asked():
     assert len(set(asked)) <= 6  # the cohort, and one for the trial
 
 
+def test_a_list_of_two_examples_is_no_pair_of_inputs_and_targets():
+    data = [[(x[0], y[0]), (x[1], y[1])] for x, y in pairs()]
+    wanted = d2pfed.fit(linear(), [(x[:2], y[:2]) for x, y in pairs()], **CLEAR, directory="a/run")
+    found = d2pfed.fit(linear(), data, **CLEAR, directory="b/run")
+    np.testing.assert_allclose(vector(found.module), vector(wanted.module), rtol=1e-6)
+
+
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_clients_of_no_and_one_example_take_part(is_plain):
     data = [(x[: k % 3], y[: k % 3]) for k, (x, y) in enumerate(pairs())]
@@ -399,6 +406,7 @@ def test_phases_on_one_ledger_are_charged_until_it_is_spent():
     first = d2pfed.fit(linear(), pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/one")
     second = d2pfed.fit(first.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/two")
     assert second.summary.end is End.COMPLETE
+    assert "2 runs on ledger.sqlite together are within epsilon 1.75 at delta 0.001 against server" in repr(second)
     assert len(verify(Path("ledger.sqlite")).runs) == 2
     with pytest.raises(BudgetExceeded, match="run three"):
         d2pfed.fit(second.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/three")

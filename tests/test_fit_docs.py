@@ -1,6 +1,7 @@
 """The callbacks in the documents work with stand-ins for the packages that they need."""
 
 import re
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -54,3 +55,12 @@ def test_each_example_is_at_most_ten_lines_beside_the_module():
     for block in blocks:
         own = re.sub(r"^class .*?(?=^\w)", "", block, flags=re.DOTALL | re.MULTILINE)
         assert len([line for line in own.splitlines() if line.strip()]) <= 10, own
+
+
+def test_the_example_trains_and_shows_a_baseline(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "fit_digits.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert shown.count("FitResult after 8 rounds, complete") == 2
+    pages = [page.read_text() for page in tmp_path.glob("runs/*/report.html")]
+    assert sum("The baseline" in page for page in pages) == 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -77,8 +77,9 @@ def batches_of(data: object, owner: str) -> Iterator[Rows]:
         return
     if isinstance(data, Rows):
         yield from _cut(data)
-    elif isinstance(data, (tuple, list)) and len(data) == 2 and all(_is_tree(part) for part in data):
-        yield from _cut(Rows(_tensors(data[0]), _targets(data[1])))
+    elif _is_pair(data):
+        inputs, targets = cast("tuple[Tree, Tree]", data)
+        yield from _cut(Rows(_tensors(inputs), _targets(targets)))
     elif isinstance(data, (DataLoader, IterableDataset)):
         batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=EVALUATED_ROWS)
         yield from (_paired(batch) for batch in batches)
@@ -150,11 +151,18 @@ def _paired(batch: Tree) -> Rows:
     return Rows(_tensors(batch))
 
 
+def _is_pair(data: Any) -> bool:  # noqa: ANN401 - whatever a user gives
+    """Tell inputs and targets from a list of two examples: a list is a pair only of whole tensors or arrays."""
+    if isinstance(data, tuple) and len(data) == 2:
+        return all(_is_tree(part) for part in data)
+    return isinstance(data, list) and len(data) == 2 and all(hasattr(part, "ndim") and part.ndim for part in data)
+
+
 def _is_tree(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(_is_tree(part) for part in value.values())
     if isinstance(value, (tuple, list)):
-        return bool(value) and all(_is_tree(part) for part in value)
+        return all(_is_tree(part) for part in value)
     return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype != object)
 
 
