@@ -362,7 +362,7 @@ def examples(count: int = 3) -> Examples:
     [
         (torch.zeros(3), torch.zeros(3, dtype=torch.int64)),
         (torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64)),
-        (torch.zeros(3, 2), torch.zeros(3)),
+        (torch.zeros(3, 2), torch.zeros(())),
     ],
 )
 def test_examples_that_do_not_match_are_refused(inputs, labels):
@@ -380,7 +380,10 @@ def test_clients_hold_rows_of_their_table():
             StoredClients(examples(), (np.arange(3),)).examples(client)
 
 
-@pytest.mark.parametrize("wrong", [{"classes": 1}, {"input_shape": (3,)}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"classes": 1}, {"input_shape": (3,)}, {"validation": Examples(torch.zeros(3, 2), torch.zeros(3))}],
+)
 def test_tasks_that_do_not_fit_together_are_refused(wrong):
     fitting = {
         "name": "t",

@@ -122,6 +122,8 @@ class Task:
         got = tuple(self.validation.inputs.shape[1:])
         if got != self.input_shape:
             raise ConfigError(f"validation inputs must have shape {self.input_shape}, got {got}")
+        if self.validation.labels.dtype != torch.int64 or self.validation.labels.ndim != 1:
+            raise ConfigError(f"class labels must be int64, one per row, got {self.validation.labels.dtype}")
 
 
 def check_client(client: int, population: int) -> None:
