@@ -446,6 +446,18 @@ def test_progress_is_shown_when_asked_for_and_not_into_a_file(capsys):
 # The target
 
 
+def test_a_target_may_leave_out_what_fit_fills_in_and_nothing_else():
+    target = d2pfed.PrivacyTarget(epsilon=1.0, against="server")
+    assert target.missing == ("dimension", "population", "cohort_size", "rounds")
+    with pytest.raises(ConfigError, match="a plan needs dimension, population, cohort_size, rounds"):
+        d2pfed.calibrate(target)
+    with pytest.raises(ConfigError, match="a plan needs rounds, which"):
+        d2pfed.calibrate(replace(target, dimension=4, population=9, cohort_size=9))
+    for wrong in ({"population": 0}, {"rounds": 1.5}, {"epsilon": None}, {"sampling": "poisson"}):
+        with pytest.raises(ConfigError):
+            replace(target, **wrong)
+
+
 def test_the_default_target_holds_against_the_server_colluders_and_dropouts():
     scope = scope_of(DEFAULT_PRIVACY, dimension=100, population=2000, rounds=None, cohort_size=None)
     target = scope.target

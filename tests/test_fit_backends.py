@@ -1,0 +1,113 @@
+"""Where `fit` trains clients: worker processes only where they are safe and worth it."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from d2pfed.api import backends
+from d2pfed.api.backends import BackendName, start_backend
+from d2pfed.errors import ConfigError
+from d2pfed.learning import LocalTraining, OwnClients, own_model, trainer_for
+from d2pfed.simulation import InProcess
+
+LONG = 1e6  # seconds
+
+
+def trainer(loss=None):
+    clients = OwnClients.of([(torch.zeros(2, 3), torch.zeros(2).long())] * 4, None, torch.device("cpu"))
+    return trainer_for(own_model(nn.Linear(3, 2), loss=loss), clients, LocalTraining())
+
+
+def start(made, name=BackendName.AUTO, seconds=LONG, workers=2):
+    return start_backend(name, made, (made.model.initial(), 0), seconds=seconds, workers=workers)
+
+
+class Workers:
+    """Stands for worker processes, and answers as it is told."""
+
+    answer: object = None
+    closed = 0
+
+    def __init__(self, _trainer, workers, start):
+        assert (workers, start) == (2, "forkserver")
+
+    def train(self, _params, clients, _seed):
+        return iter([self.answer] * len(clients))
+
+    def close(self):
+        Workers.closed += 1
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.setattr(backends, "ProcessBackend", Workers)
+    monkeypatch.setattr(Workers, "answer", np.zeros(8, np.float32))
+    monkeypatch.setattr(Workers, "closed", 0)
+
+
+def test_workers_are_started_where_there_is_enough_to_do(workers):
+    backend, line = start(trainer())
+    assert isinstance(backend, Workers)
+    assert line == "Clients are trained by 2 worker processes."
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 1.0}, {"workers": 1}])
+def test_little_work_and_one_core_stay_here(workers, limits):
+    backend, line = start(trainer(), **limits)
+    assert isinstance(backend, InProcess)
+    assert "there is little to do" in line
+
+
+def test_workers_that_end_as_they_begin_are_not_used(workers, monkeypatch):
+    """They would count as dropped out, in rounds that are charged."""
+    monkeypatch.setattr(Workers, "answer", None)
+    backend, line = start(trainer())
+    assert isinstance(backend, InProcess)
+    assert "ended as they began" in line
+    assert Workers.closed == 1
+    with pytest.raises(ConfigError, match="worker processes cannot be used: they ended as they began"):
+        start(trainer(), BackendName.PROCESSES)
+
+
+def test_a_script_that_workers_would_run_again_keeps_clients_here(workers, monkeypatch, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import d2pfed\nd2pfed.fit(...)\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    backend, line = start(trainer())
+    assert isinstance(backend, InProcess)
+    assert 'script.py has no `if __name__ == "__main__":`' in line
+    script.write_text('if __name__ == "__main__":\n    pass\n')
+    assert isinstance(start(trainer())[0], Workers)
+
+
+def by_hand(outputs, labels):
+    return nn.functional.cross_entropy(outputs, labels)
+
+
+def test_what_a_notebook_defines_keeps_clients_here(workers, monkeypatch):
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    assert isinstance(start(trainer(by_hand))[0], Workers)
+    monkeypatch.setattr(sys.modules["__main__"], "by_hand", by_hand, raising=False)
+    monkeypatch.setattr(by_hand, "__module__", "__main__")
+    backend, line = start(trainer(by_hand))
+    assert isinstance(backend, InProcess)
+    assert "defined in a notebook" in line
+
+
+def test_what_cannot_be_sent_or_is_too_much_keeps_clients_here(workers, monkeypatch):
+    backend, line = start(trainer(lambda outputs, labels: by_hand(outputs, labels) + 0))
+    assert isinstance(backend, InProcess)
+    assert "cannot be sent to another process" in line
+    monkeypatch.setattr(backends, "MOST_SENT_BYTES", 100)
+    assert "a function of a client's number would load its own" in start(trainer())[1]
+
+
+def test_other_devices_keep_clients_here(workers):
+    made = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda"), initial=lambda: None))
+    backend, line = start(made)
+    assert isinstance(backend, InProcess)
+    assert "device cuda is not shared" in line
