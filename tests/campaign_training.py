@@ -100,7 +100,7 @@ def start(rounds: int, spare: int, directory: Path) -> subprocess.Popen[bytes]:
     """Start the command, or carry on the run that it began."""
     options = (
         f"train --task digits --model logistic --population 100 --cohort-size 20 --rounds {rounds} --epsilon 100 "
-        f"--delta 1e-3 --spare {spare} --name killed"
+        f"--delta 1e-3 --spare {spare} --name killed --against released --sampling fixed --dropouts 0 --colluders 0"
     )
     program = "from d2pfed.cli import main; main()"
     return subprocess.Popen(

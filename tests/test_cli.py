@@ -29,7 +29,10 @@ def run(monkeypatch, capsys, tmp_path):
 
 CIFAR = "--accountant binomial --trials 7285851 --levels 401 --dimension 996298 --population 2000 --rounds 300"
 PAPER = "plan --delta 1e-5 --json"
-TINY = "train --task digits --model logistic --population 40 --cohort-size 20 --rounds 2 --epsilon 30 --name tiny"
+TINY = (
+    "train --task digits --model logistic --population 40 --cohort-size 20 --rounds 2 --epsilon 30 --name tiny"
+    " --against released --sampling fixed --dropouts 0 --colluders 0"
+)
 
 
 def test_the_plan_of_the_papers_setting_costs_what_it_should(run):

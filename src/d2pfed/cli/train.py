@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from d2pfed.accounting import SERVER as SERVER_VIEW
+from d2pfed.accounting import Sampling
 from d2pfed.cli.options import (
     TRAIN_PACKAGES,
     AsJson,
@@ -37,6 +39,7 @@ from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api import Job, Settings
+    from d2pfed.api.filling import split_population
     from d2pfed.learning import (
         LocalTraining,
         build_model,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
 
+DEFAULT_TASK = "infimnist"
 LONGEST_NAME = 100
 EXHAUSTED = 3  # the exit status of a run that its budget or its attempts have ended
 
@@ -63,13 +67,26 @@ class BackendName(StrEnum):
     RAY = "ray"  # by workers on one machine or many
 
 
-# What serves the default task; the classes' own defaults are the plain ones of FedAvg.
+# What serves the default task, with a guarantee against the server; the classes' own defaults are those of FedAvg.
 TARGET = FieldOptions(
     kind=PrivacyTarget,
-    defaults={"population": None, "cohort_size": 100, "rounds": 100},
-    unset={"population": "the task's"},
+    defaults={
+        "population": None,
+        "cohort_size": None,
+        "rounds": None,
+        "against": SERVER_VIEW,
+        "sampling": Sampling.ONCE,
+        "dropouts": 0.1,
+        "colluders": 0.1,
+    },
+    unset={
+        "population": "the task's",
+        "cohort_size": "1,000 for infimnist, else what the population allows",
+        "rounds": "50 for infimnist, else what the population allows",
+    },
     left_out=("dimension", "draws", "consistency", "attempts_per_round"),
 )
+DEFAULT_JOB = {"rounds": 50, "cohort_size": 1000, "spare": 5}  # over 100,000 clients, each asked once
 LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 3})
 SERVER = FieldOptions(
     kind=ServerOptimizer, prefix="server_", defaults={"lr": 0.8, "momentum": 0.5, "averaging": 0.8}
@@ -86,7 +103,7 @@ def train(
     task: Annotated[
         str,
         option("infimnist, digits, mnist-writers, cifar10 or shakespeare. Default: infimnist.", DATA),
-    ] = "infimnist",
+    ] = DEFAULT_TASK,
     model: Annotated[
         str | None,
         option("edges, mlp, logistic, cnn, small-cnn or char. Default: the one for the task.", TRAINING),
@@ -147,7 +164,13 @@ def train(
         )
     model = model or fitting(chosen)
     network = build_model(model, chosen, seed=seed or 0)
+    if task == DEFAULT_TASK and population is None and wanted["rounds"] is None and wanted["cohort_size"] is None:
+        wanted |= DEFAULT_JOB | ({} if wanted["spare"] is None else {"spare": wanted["spare"]})
     target = PrivacyTarget(dimension=network.dimension, population=chosen.clients.population, **wanted)
+    if None in (wanted["rounds"], wanted["cohort_size"]):
+        rounds, cohort_size, why = split_population(target, wanted["rounds"], wanted["cohort_size"])
+        target = replace(target, rounds=rounds, cohort_size=cohort_size)
+        err().print(why)
     check_sizes(target.sampling, sizes)
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
     tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - target.rounds)
