@@ -164,6 +164,13 @@ def test_a_function_loads_a_client_only_when_it_is_asked():
     assert len(set(asked)) <= 6  # the cohort, and one for the trial
 
 
+def test_a_list_of_two_examples_is_no_pair_of_inputs_and_targets():
+    data = [[(x[0], y[0]), (x[1], y[1])] for x, y in pairs()]
+    wanted = d2pfed.fit(linear(), [(x[:2], y[:2]) for x, y in pairs()], **CLEAR, directory="a/run")
+    found = d2pfed.fit(linear(), data, **CLEAR, directory="b/run")
+    np.testing.assert_allclose(vector(found.module), vector(wanted.module), rtol=1e-6)
+
+
 @pytest.mark.parametrize("is_plain", [True, False])
 def test_clients_of_no_and_one_example_take_part(is_plain):
     data = [(x[: k % 3], y[: k % 3]) for k, (x, y) in enumerate(pairs())]
@@ -189,6 +196,14 @@ def test_a_client_whose_data_are_not_finite_contributes_zero_and_is_counted_in_t
     private = d2pfed.fit(linear(), broken, **PRIVATE)
     assert private.not_finite is None
     assert np.isfinite(vector(private.module)).all()
+
+
+def test_without_the_check_one_broken_client_breaks_the_model(monkeypatch):
+    """The planted bug: updates that are not finite are added up as they are."""
+    monkeypatch.setattr("d2pfed.simulation.clear.finite", lambda update: update)
+    broken = [(x * torch.nan, y) if k % 2 else (x, y) for k, (x, y) in enumerate(pairs())]
+    with pytest.raises(ConfigError, match="update norm must be finite"):
+        d2pfed.fit(linear(), broken, **CLEAR)
 
 
 # Losses, metrics, hooks
@@ -339,7 +354,7 @@ def test_worker_processes_train_the_same_model():
 
 
 def test_what_cannot_be_sent_to_a_worker_stays_here():
-    loss = nn.functional.cross_entropy
+    loss = lambda outputs, labels: nn.functional.cross_entropy(outputs, labels) + 0  # noqa: E731
     with pytest.raises(
         ConfigError, match="worker processes cannot be used: model, loss or clients cannot be sent"
     ):
@@ -394,11 +409,12 @@ def test_phases_on_one_ledger_are_charged_until_it_is_spent():
     target = d2pfed.PrivacyTarget(
         epsilon=1.0, delta=1e-3, against="server", cohort_size=CLIENTS, spare=0, rounds=2
     )
-    budget = Budget(2.0, 1e-3, d2pfed.SERVER, max_participations=2)
+    budget = Budget(1.75, 1e-3, d2pfed.SERVER, max_participations=2)
     Ledger.create(Path("ledger.sqlite"), budget).close()
     first = d2pfed.fit(linear(), pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/one")
     second = d2pfed.fit(first.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/two")
     assert second.summary.end is End.COMPLETE
+    assert "2 runs on ledger.sqlite together are within epsilon 1.75 at delta 0.001 against server" in repr(second)
     assert len(verify(Path("ledger.sqlite")).runs) == 2
     with pytest.raises(BudgetExceeded, match="run three"):
         d2pfed.fit(second.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/three")
@@ -428,6 +444,18 @@ def test_progress_is_shown_when_asked_for_and_not_into_a_file(capsys):
 
 
 # The target
+
+
+def test_a_target_may_leave_out_what_fit_fills_in_and_nothing_else():
+    target = d2pfed.PrivacyTarget(epsilon=1.0, against="server")
+    assert target.missing == ("dimension", "population", "cohort_size", "rounds")
+    with pytest.raises(ConfigError, match="a plan needs dimension, population, cohort_size, rounds"):
+        d2pfed.calibrate(target)
+    with pytest.raises(ConfigError, match="a plan needs rounds, which"):
+        d2pfed.calibrate(replace(target, dimension=4, population=9, cohort_size=9))
+    for wrong in ({"population": 0}, {"rounds": 1.5}, {"epsilon": None}, {"sampling": "poisson"}):
+        with pytest.raises(ConfigError):
+            replace(target, **wrong)
 
 
 def test_the_default_target_holds_against_the_server_colluders_and_dropouts():
