@@ -184,8 +184,10 @@ main()
         ("torch", "data fetch infimnist", "torch"),
         (
             "ray",
-            ("train --task digits --population 40 --cohort-size 20 --rounds 1 --backend ray --epsilon 30 "
-            "--against released --sampling fixed --dropouts 0 --colluders 0"),
+            (
+                "train --task digits --population 40 --cohort-size 20 --rounds 1 --backend ray --epsilon 30 "
+                "--against released --sampling fixed --dropouts 0 --colluders 0"
+            ),
             "ray",
         ),
     ],

@@ -156,7 +156,7 @@ def train(
             f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
         )
     use_one_thread()  # of torch: each core has a worker process
-    trained, stepped = LocalTraining(**local), ServerOptimizer(**server)
+    trained, stepped, losses = LocalTraining(**local), ServerOptimizer(**server), parse_dropouts(lost)
     population = wanted.pop("population")
     with needs_extra("train", *TRAIN_PACKAGES):
         chosen = load_task(
@@ -182,7 +182,7 @@ def train(
         target=target,
         local=trained,
         server=stepped,
-        dropouts=parse_dropouts(lost),
+        dropouts=losses,
         fidelity=fidelity,
         seed=seed,
         stop_is_blind=stop_is_blind,
