@@ -130,7 +130,10 @@ def ledger_command(
     releases: Annotated[list[int] | None, typer.Option(help="Releases held; several may be given.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Time a long ledger: opening, reserving, committing, verifying."""
+    """Time a long ledger.
+
+    Opening it, verifying it, and recording the next attempt.
+    """
     rows = _watched(bench_ledger(tuple(releases or RELEASES)), _ledger_progress)
     if json:
         print_json({"rows": [tables.as_dict(row) for row in rows]})

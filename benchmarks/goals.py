@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from d2pfed.simulation import Backend
 
 _REPEATS = 5
-_PATIENCE_SECONDS = 300
+_PATIENCE_SECONDS = 120
 _COMMAND = "from d2pfed.cli import main; main()"
 _FIRST = "train --task digits --population 100 --cohort-size 50 --rounds 1 --epsilon 10 --model logistic"
 _ROUND = Scale(clients=100, dimension=32_768, bits=16, dropouts=0, is_complete=True)
