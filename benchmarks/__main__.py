@@ -167,7 +167,10 @@ def engines_command(
     address: Annotated[str | None, typer.Option(help="A Ray cluster's address. [default: this machine]")] = None,
     json: AsJson = False,
 ) -> None:
-    """Time a simulated round by each backend: worker processes, this process, Ray."""
+    """Time a simulated round by each backend.
+
+    Worker processes, this process, Ray.
+    """
     from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
 
     rows = list(bench_engines(clients, workers, address))

@@ -3,11 +3,12 @@
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -133,7 +134,9 @@ def _apart(what: str, goal: float, *arguments: object) -> GoalRow:
             row = here.recv()
     except EOFError as error:
         row = _failed(what, goal, error)
-    process.terminate()  # its workers end with it, since they are its daemons
+    if process.pid is not None:
+        with suppress(ProcessLookupError):  # all of it has ended
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too, should they hang
     process.join()
     return row
 
@@ -141,6 +144,7 @@ def _apart(what: str, goal: float, *arguments: object) -> GoalRow:
 def _train_apart(  # noqa: PLR0917 - a process takes arguments by place
     connection: Connection, what: str, goal: float, model: str, clients: int, how: str
 ) -> None:
+    os.setpgid(0, 0)  # with its workers it is one group, which can be ended as a whole
     from benchmarks.training import Federation, default_learner  # noqa: PLC0415 - torch takes seconds to load
     from d2pfed.learning import LocalTrainer, build_model, load_task  # noqa: PLC0415
     from d2pfed.simulation import Fidelity  # noqa: PLC0415
