@@ -130,7 +130,10 @@ def ledger_command(
     releases: Annotated[list[int] | None, typer.Option(help="Releases held; several may be given.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Time a long ledger: opening, reserving, committing, verifying."""
+    """Time a long ledger.
+
+    Opening it, verifying it, and recording the next attempt.
+    """
     rows = _watched(bench_ledger(tuple(releases or RELEASES)), _ledger_progress)
     if json:
         print_json({"rows": [tables.as_dict(row) for row in rows]})
@@ -164,7 +167,10 @@ def engines_command(
     address: Annotated[str | None, typer.Option(help="A Ray cluster's address. [default: this machine]")] = None,
     json: AsJson = False,
 ) -> None:
-    """Time a simulated round by each backend."""
+    """Time a simulated round by each backend.
+
+    Worker processes, this process, Ray.
+    """
     from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
 
     rows = list(bench_engines(clients, workers, address))

@@ -1,14 +1,16 @@
 """The goals of speed that these benchmarks can measure, each beside what was measured in this run."""
 
+import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -22,13 +24,14 @@ from benchmarks.scales import COMPLETE, Scale
 from benchmarks.secagg import measure, measure_crowd, measure_loopback
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
+from d2pfed.secagg import crypto
 
 if TYPE_CHECKING:
-    from benchmarks.training import Federation
     from d2pfed.learning import LocalTrainer
     from d2pfed.simulation import Backend
 
 _REPEATS = 5
+_PATIENCE_SECONDS = 120
 _COMMAND = "from d2pfed.cli import main; main()"
 _FIRST = "train --task digits --population 100 --cohort-size 50 --rounds 1 --epsilon 10 --model logistic"
 _ROUND = Scale(clients=100, dimension=32_768, bits=16, dropouts=0, is_complete=True)
@@ -110,33 +113,55 @@ def _ledger(*, large: bool) -> Iterator[GoalRow]:
 
 
 def _training() -> Iterator[GoalRow]:
-    """Yield rounds by worker processes; forked before this process has trained anything, as the command does."""
+    """Yield rounds by worker processes, each measured in a fresh process: workers are forked before it has threads."""
+    for clients, goal in ((100, 0.10), (1_000, 0.9)):
+        yield _apart(f"default round, {clients:,} clients, private", goal, "default", clients, "private")
+    yield _apart("default round, 100 clients, without privacy", 0.07, "default", 100, "plain")
+    yield _apart("small-cnn, 100 clients, an epoch in steps of 10", 0.8, "small-cnn", 100, "plain")
+    yield _apart("cnn, 10 clients, an epoch in steps of 10", 0.35, "cnn", 10, "plain")
+
+
+def _apart(what: str, goal: float, *arguments: object) -> GoalRow:
+    """Measure a round of training in a process of its own; one that does not end is a row that says so."""
+    spawning = multiprocessing.get_context("spawn")
+    here, there = spawning.Pipe()
+    process = spawning.Process(target=_train_apart, args=(there, what, goal, *arguments))
+    process.start()
+    there.close()
+    row = _failed(what, goal, TimeoutError(f"no answer in {_PATIENCE_SECONDS} seconds"))
+    try:
+        if here.poll(_PATIENCE_SECONDS):
+            row = here.recv()
+    except EOFError as error:
+        row = _failed(what, goal, error)
+    if process.pid is not None:
+        with suppress(ProcessLookupError):  # all of it has ended
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too, should they hang
+    process.join()
+    return row
+
+
+def _train_apart(  # noqa: PLR0917 - a process takes arguments by place
+    connection: Connection, what: str, goal: float, model: str, clients: int, how: str
+) -> None:
+    os.setpgid(0, 0)  # with its workers it is one group, which can be ended as a whole
     from benchmarks.training import Federation, default_learner  # noqa: PLC0415 - torch takes seconds to load
     from d2pfed.learning import LocalTrainer, build_model, load_task  # noqa: PLC0415
+    from d2pfed.simulation import Fidelity  # noqa: PLC0415
     from d2pfed.simulation.process_backend import ProcessBackend  # noqa: PLC0415
 
-    learner = default_learner()
-    for clients, goal in ((100, 0.10), (1_000, 0.9)):
-        with Federation.open(learner, clients, 1.0) as federation, closing(ProcessBackend(learner)) as backend:
-            numbers = iter(range(1, _REPEATS + 2))  # a simulation's first round is always by the protocol
-            work = _timer(partial(_private, federation, backend, numbers))
-            yield _least(f"default round, {clients:,} clients, private", goal, work)
-    with closing(ProcessBackend(learner)) as backend:
-        yield _least("default round, 100 clients, without privacy", 0.07, _updates(backend, learner, 100))
-    task = load_task("infimnist")
-    for name, clients, goal in (("small-cnn", 100, 0.8), ("cnn", 10, 0.35)):
-        local = local_training(lr=0.1, epochs=1, batch_size=10)
-        trainer = LocalTrainer(build_model(name, task, seed=0), task.clients, local)
-        with closing(ProcessBackend(trainer)) as backend:
-            steps = -(-len(task.clients.examples(0)) // 10)
-            title = f"{name}, {clients} clients, {steps} steps of 10"
-            yield _least(title, goal, _updates(backend, trainer, clients))
-
-
-def _private(federation: "Federation", backend: "Backend", numbers: Iterator[int]) -> FloatVector:
-    from d2pfed.simulation import Fidelity  # noqa: PLC0415 - torch takes seconds to load
-
-    return federation.private(next(numbers), Fidelity.SUM, backend)
+    trainer = default_learner()
+    if model != "default":
+        task, local = load_task("infimnist"), local_training(lr=0.1, epochs=1, batch_size=10)
+        trainer = LocalTrainer(build_model(model, task, seed=0), task.clients, local)
+    with closing(ProcessBackend(trainer)) as backend:
+        if how == "plain":
+            connection.send(_least(what, goal, _updates(backend, trainer, clients)))
+            return
+        numbers = iter(range(1, _REPEATS + 2))  # a simulation's first round is always by the protocol
+        with Federation.open(trainer, clients, 1.0) as federation:
+            work = _timer(lambda: federation.private(next(numbers), Fidelity.SUM, backend))
+            connection.send(_least(what, goal, work))
 
 
 def _updates(backend: "Backend", trainer: "LocalTrainer", clients: int) -> Callable[[], _Timed]:
@@ -169,20 +194,22 @@ def _loopback() -> _Timed:
 
 
 def _in_two() -> _Timed:
-    row = measure(_ROUND, processes=2)
+    row = measure(_ROUND, processes=2, agree=crypto.PairSecrets().agree)
     client, server, seconds = row.client_seconds or 0.0, row.server_seconds or 0.0, row.round_seconds or 0.0
     return _Timed(seconds, client * row.clients + server)
 
 
-def _command(line: str, **changed: str) -> _Timed:
-    """Run a command of the command line in a process of its own."""
+def _command(line: str, directory: Path | None = None, **changed: str) -> _Timed:
+    """Run a command of the command line in a process of its own, in some directory."""
+    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path if path)
     begun, begun_cpu = time.perf_counter(), _processor()
     subprocess.run(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", _COMMAND, *line.split()],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=os.environ | changed,
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": paths} | changed,
     )
     return _Timed(time.perf_counter() - begun, _processor() - begun_cpu)
 
@@ -190,8 +217,9 @@ def _command(line: str, **changed: str) -> _Timed:
 def _cold() -> _Timed:
     """Return what a first command takes more than the same command again: kernels are compiled and kept on disk."""
     with TemporaryDirectory() as directory:
+        kernels = str(Path(directory) / "kernels")
         runs = [
-            _command(f"{_FIRST} --out {Path(directory) / name}", NUMBA_CACHE_DIR=str(Path(directory) / "kernels"))
+            _command(f"{_FIRST} --name {name}", Path(directory), NUMBA_CACHE_DIR=kernels)
             for name in ("first", "again")
         ]
     more = runs[0].processor_seconds - runs[1].processor_seconds

@@ -98,13 +98,16 @@ def _row(implementation: str, scale: Scale, cost: _Cost | FlowerCost | None, err
     )
 
 
-def measure(scale: Scale, processes: int = 1) -> SecAggRow:
-    """Run one round, its clients spread over so many processes, and check its sum; the peak is of this one so far."""
+def measure(scale: Scale, processes: int = 1, agree: crypto.Agree = crypto.agree) -> SecAggRow:
+    """Run one round, its clients spread over so many processes, and check its sum; the peak is of this one so far.
+
+    Each client computes its secrets itself, as on a machine of its own, unless `agree` says otherwise.
+    """
     spawning = multiprocessing.get_context("spawn")
     workers = []
     for number in range(processes):
         here, there = spawning.Pipe()
-        arguments = scale, there, range(number, scale.clients, processes)
+        arguments = scale, there, range(number, scale.clients, processes), agree
         worker = spawning.Process(target=serve_clients, args=arguments, daemon=True)
         worker.start()
         workers.append((worker, here))
@@ -226,15 +229,14 @@ def measure_crowd(scale: Scale) -> SecAggRow:
     return _row(name, scale, _Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
 
 
-def serve_clients(scale: Scale, connection: Connection, served: Sequence[ClientId]) -> None:
-    """Be some clients of a round: answer each request, then say how long the processor worked.
-
-    Each computes its secrets itself, as on machines of their own: what is measured is a client.
-    """
+def serve_clients(scale: Scale, connection: Connection, served: Sequence[ClientId], agree: crypto.Agree) -> None:
+    """Be some clients of a round: answer each request, then say how long the processor worked."""
     session, root = scale.session(), Entropy.system()
     roster = scale.roster() if scale.consistency is Consistency.SIGNED else None
     clients = {
-        client: Client(session, client, _constant(session, client), root.child(client), *enrolled(roster, client))
+        client: Client(
+            session, client, _constant(session, client), root.child(client), *enrolled(roster, client), agree
+        )
         for client in served
     }
     connection.send_bytes(b"ready")
