@@ -89,7 +89,7 @@ class Setting:
         epsilons = {spent.observer: spent.epsilon for spent in summary.guarantees}
         return (
             *(self.name, self.plan.cohort_size, self.plan.rounds, self.target.dimension),
-            *(round(summary.sigma / self.target.clip, 4), round(summary.noise_to_clip, 3)),
+            *(round(summary.sigma / self.target.fixed_clip, 4), round(summary.noise_to_clip, 3)),
             *(round(epsilons[RELEASED], 3), round(epsilons[SERVER], 3), summary.bits, summary.upload_bytes),
             *(_measured(report) if report else (0, None, None)),
         )

@@ -77,9 +77,9 @@ def recorded(tmp_path, monkeypatch, *, drawn=None) -> Record:
         record.sessions[session.digest] = (session.run, session.round, session.attempt)
         return session
 
-    def noted_prepare(self, values, seed):
+    def noted_prepare(self, values, seed, dither=None):
         record.rotations.add(seed)
-        return prepare(self, values, seed)
+        return prepare(self, values, seed, dither)
 
     derive, hkdf = randomness.derive, crypto.hkdf  # planted bugs, if any, are in place already
     monkeypatch.setattr(randomness, "derive", lambda key, *path: record.note(path[0], derive(key, *path)))
@@ -227,7 +227,7 @@ def test_keys_that_two_attempts_share_are_caught(tmp_path, monkeypatch, what):
 def test_noise_that_two_clients_share_is_caught(tmp_path, monkeypatch):
     encode = Participant.encode
 
-    def same(self, session, update, group):
+    def same(self, session, update, group, clip=None):
         return encode(
             replace(self, client=session.cohort[0], entropy=Entropy.replay(b"all")), session, update, group
         )

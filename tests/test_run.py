@@ -421,10 +421,10 @@ def the_cap_is_counted(parts, path, monkeypatch):
     seen: Counter[int] = Counter()
     encode = Participant.encode
 
-    def noted(self, session, update, group):
+    def noted(self, session, update, group, clip=None):
         assert self.participations == seen[self.client]
         seen[self.client] += 1
-        return encode(self, session, update, group)
+        return encode(self, session, update, group, clip)
 
     with monkeypatch.context() as patched:
         patched.setattr(Participant, "encode", noted)

@@ -283,9 +283,10 @@ class Descent:
     def __init__(self):
         self.asked = []
 
-    def __call__(self, number, params):
+    def __call__(self, state):
+        number = state.rounds
         self.asked.append(number)
-        return Outcome(((number - params) / 2).astype(np.float32), attempt=number % 2, survivors=90 + number)
+        return Outcome(((number - state.params) / 2).astype(np.float32), attempt=number % 2, survivors=90 + number)
 
 
 STEP = ServerOptimizer(lr=0.7, momentum=0.5, second_moment=0.9, lr_decay=0.9, averaging=0.8)
@@ -335,10 +336,10 @@ def test_a_run_that_is_over_yields_nothing():
 
 
 def test_a_round_that_fails_ends_the_run_after_the_records_before_it():
-    def failing(number, params):
-        if number == 2:
+    def failing(state):
+        if state.rounds == 2:
             raise ConfigError("a round failed")
-        return Descent()(number, params)
+        return Descent()(state)
 
     records = train(STEP.start(np.zeros(3, np.float32)), STEP, 5, failing)
     assert [next(records).round, next(records).round] == [1, 2]

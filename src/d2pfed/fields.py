@@ -30,7 +30,7 @@ def about(
         text: What the setting means, as a sentence.
         section: The section of the command line's help that lists it.
         unset: What None stands for, in words, where the field may be None.
-        parse: How a string becomes a value, for a type that is neither a number nor an enum.
+        parse: How a string becomes a value, for a type that is no enum, or a number that may be a name as well.
         filled_in: Who fills the field in where it is left out, for a field that must be known in the end.
     """
     return {"help": text, "section": section, "unset": unset, "parse": parse, "filled_in": filled_in}
@@ -134,6 +134,8 @@ def convert(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _converted(each: Description, value: object) -> object:
+    if each.parse is not None and isinstance(value, str):
+        return each.parse(value)
     if each.type is int:
         return _whole(each, value)
     if each.type is float:
@@ -145,8 +147,6 @@ def _converted(each: Description, value: object) -> object:
         if isinstance(value, str) and not isinstance(value, Enum) and value in [one.value for one in each.type]:
             return each.type(value)
         raise _refused(each, f"one of {', '.join(one.value for one in each.type)}", value)
-    if each.parse is not None and isinstance(value, str):
-        return each.parse(value)
     raise _refused(each, f"of the type {each.type.__name__}{' or its name' if each.parse else ''}", value)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from d2pfed.accounting import Release, Sampling, is_amplified
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.ledger import RunPlan
-from d2pfed.noise.codec import FloatVector
+from d2pfed.noise.clipping import ClipStep, split_clip
+from d2pfed.noise.codec import FloatVector, require_update
 from d2pfed.noise.mechanisms import Designated, Share, Shared
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
@@ -143,11 +144,17 @@ class Participant:
     entropy: Entropy
     participations: int
 
-    def encode(self, session: Session, update: NDArray[np.floating], group: bytes | None) -> RingVector:
-        """RotationName an update into the ring vector that is masked and sent: the only encoder there is.
+    def encode(
+        self,
+        session: Session,
+        update: NDArray[np.floating],
+        group: bytes | None,
+        clip: float | None = None,
+    ) -> RingVector:
+        """Turn an update into the ring vector that is masked and sent: the only encoder there is.
 
         At its cap a client sends zero and its noise: staying away would tell that it was chosen, and would bias the
-        sampling that the guarantee rests on.
+        sampling that the guarantee rests on. `clip` is that of the round, where the plan's clip adapts.
         """
         own = update if self.participations < self.plan.max_participations else np.zeros_like(update)
         share = Share(
@@ -156,9 +163,18 @@ class Participant:
             designated=session.rank(session.designated),
             group=None if group is None else Entropy(group, self.entropy.is_replayed),
         )
-        centres = self.plan.codec.prepare(own, rotation_seed(session))
         fresh = self.entropy.child("contribution", session.digest, self.client)
+        # A bit may be small beside the grid, so its vector is dithered.
+        dither = None if self.plan.adaptive_clip is None else fresh.child("dither").stream()
+        centres = self.plan.codec.prepare(self._vector(own, clip), rotation_seed(session), dither)
         return self.plan.ring.wrap(self.plan.mechanism.encode(centres, share, fresh))
+
+    def _vector(self, update: NDArray[np.floating], clip: float | None) -> NDArray[np.floating]:
+        """Return the vector that is rotated: the update, or the update in units of the clip and its bit."""
+        require_clip(self.plan, clip)
+        require_update(update, self.plan.dimension)
+        adaptive = self.plan.adaptive_clip
+        return update if adaptive is None or clip is None else adaptive.vector(update, clip)
 
     def join(
         self,
@@ -169,14 +185,38 @@ class Participant:
         agree: Agree = compute_secret,
     ) -> Client:
         """Return the machine that answers the server's requests in this attempt; `agree` is for simulations."""
+
+        def contribute(task: bytes, model: bytes, group: bytes | None) -> RingVector:
+            clip, rest = split_clip(self.plan.adaptive_clip, task)
+            return self.encode(session, train(rest, model), group, clip)
+
         return Client(
             session,
             self.client,
-            lambda task, model, group: self.encode(session, train(task, model), group),
+            contribute,
             self.entropy,
             enrolment,
             history,
             agree,
+        )
+
+
+def require_clip(plan: Plan, clip: float | None) -> None:
+    """Refuse a round without its clip where the plan's adapts, one out of its limits, and one where it is fixed."""
+    if plan.adaptive_clip is None:
+        if clip is not None:
+            raise ConfigError(f"the plan's clip is fixed, so a round has none of its own, got {clip:g}")
+    elif clip is None:
+        raise PeerError("the plan's clip adapts (clip=auto), and this round came without its clip")
+    else:
+        plan.adaptive_clip.require(clip)
+
+
+def require_fixed_clip(plan: Plan, what: str) -> None:
+    """Refuse a plan with an adaptive clip where no clip travels with the model."""
+    if plan.adaptive_clip is not None:
+        raise ConfigError(
+            f"{what} takes a fixed clip only, and the plan's adapts (clip=auto): give it as a number"
         )
 
 
@@ -333,7 +373,8 @@ def gather(
 ) -> Masked:
     """Run the first three exchanges of the protocol; raises TooFewClients with those who are left.
 
-    `task` is all that decides what is trained beside the model; clients that were told otherwise add only noise.
+    `task` is all that decides what is trained beside the model, `with_clip` puts a round's clip before it; clients
+    that were told otherwise add only noise.
     """
     advertising = Advertising(
         session,
@@ -396,13 +437,26 @@ class Attempts(Protocol):
         ...
 
 
+@runtime_checkable
+class ClippedAttempts(Protocol):
+    """Attempts that tell their clients the clip of the round, where the plan's adapts."""
+
+    def with_clip(self, clip: float) -> Attempts:
+        """Return the attempts of a round with this clip."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round gave: the mean over the planned cohort, in which attempt, and of how many clients."""
+    """What a round gave: the mean over the planned cohort, in which attempt, and of how many clients.
+
+    `clipping` is None where the clip is fixed.
+    """
 
     mean: FloatVector = field(repr=False)
     attempt: int
     survivors: int
+    clipping: ClipStep | None = None
 
 
 def run_plan(plan: Plan) -> RunPlan:
@@ -426,12 +480,19 @@ def run_plan(plan: Plan) -> RunPlan:
 
 
 def aggregate(
-    plan: Plan, first: Attempt, model: FloatVector, attempts: Attempts, ledger: ReleaseLedger
+    plan: Plan,
+    first: Attempt,
+    model: FloatVector,
+    attempts: Attempts,
+    ledger: ReleaseLedger,
+    *,
+    clip: float | None = None,
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 
     Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on with
-    those who were left; not so if signed, where cohorts have the planned size.
+    those who were left; not so if signed, where cohorts have the planned size. `clip` is that of the round, where the
+    plan's clip adapts: a function of earlier outcomes alone.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.
@@ -440,6 +501,7 @@ def aggregate(
     """
     run, number = first.run, first.round
     ledger.require_plan(run, plan.digest)
+    attempts = _clipped(plan, attempts, clip)
     left: tuple[int, ...] = ()  # after a void attempt in which every vector counts
     for attempt in (Attempt(run, number, each) for each in range(first.number, plan.attempts_per_round)):
         cohort = attempts.draw(attempt)
@@ -462,8 +524,26 @@ def aggregate(
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
         mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort_size)
-        return Outcome(mean, attempt.number, len(survivors))
+        return _outcome(plan, mean, clip, attempt.number, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
+
+
+def _clipped(plan: Plan, attempts: Attempts, clip: float | None) -> Attempts:
+    """Return the attempts with the clip of the round; refuse those that would not tell it to their clients."""
+    require_clip(plan, clip)
+    if clip is None:
+        return attempts
+    if isinstance(attempts, ClippedAttempts):
+        return attempts.with_clip(clip)
+    raise ConfigError(f"{type(attempts).__name__} tells its clients no clip, and the plan's adapts (clip=auto)")
+
+
+def _outcome(plan: Plan, mean: FloatVector, clip: float | None, attempt: int, survivors: int) -> Outcome:
+    """Return a decoded mean in real units, its last coordinate read as the bits' mean over the planned cohort."""
+    if plan.adaptive_clip is None or clip is None:
+        return Outcome(mean, attempt, survivors)
+    clipping = plan.adaptive_clip.step(clip, float(mean[-1]))
+    return Outcome(mean[:-1] * np.float32(clip), attempt, survivors, clipping)
 
 
 def _may_shrink(plan: Plan) -> bool:
@@ -503,6 +583,7 @@ def private_sum(
     clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its
     clients were not drawn here, so a plan whose guarantee rests on a draw is refused.
     """
+    require_fixed_clip(plan, "a private sum")
     if is_amplified(plan.sampling):
         raise ConfigError(
             f"a sum over given clients is of a plan with sampling none or once, or of everyone, got "

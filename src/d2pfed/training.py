@@ -1,13 +1,14 @@
 """The training loop, a generator of rounds; who trains and who aggregates are arguments."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.fields import TRAINING, about, check_types, documented
+from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.round import Outcome
@@ -82,10 +83,10 @@ class ServerOptimizer:
         if not 0 < self.lr_decay <= 1:
             raise ConfigError(f"the server's lr_decay must be in (0, 1], got {self.lr_decay}")
 
-    def start(self, params: FloatVector) -> "ServerState":
-        """Return the state before the first round."""
+    def start(self, params: FloatVector, clip: float | None = None) -> "ServerState":
+        """Return the state before the first round; `clip` is its clip, where it adapts."""
         zeros = np.zeros_like(params)
-        return ServerState(0, params, zeros, zeros if self.second_moment else zeros[:0], params)
+        return ServerState(0, params, zeros, zeros if self.second_moment else zeros[:0], params, clip)
 
     def apply(self, state: "ServerState", mean: FloatVector) -> "ServerState":
         """Return the state after one more round."""
@@ -100,7 +101,7 @@ class ServerOptimizer:
         # The average's weights are corrected for its start, so early models do not linger in it.
         weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0
         average = state.average + np.float32(weight) * (params - state.average)
-        return ServerState(done, params, velocity, second, average)
+        return ServerState(done, params, velocity, second, average, state.clip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class ServerState:
     velocity: FloatVector = field(repr=False)
     second: FloatVector = field(repr=False)
     average: FloatVector = field(repr=False)  # the model that is released and evaluated
+    clip: float | None = None  # of the next round, where the clip adapts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,21 +124,25 @@ class TrainedRound:
     attempt: int  # the number of the attempt that succeeded
     survivors: int
     update_norm: float  # of the noisy mean
+    clipping: ClipStep | None  # None where the clip is fixed
     state: ServerState = field(repr=False)
 
 
-Aggregate = Callable[[int, FloatVector], Outcome]
+Aggregate = Callable[[ServerState], Outcome]  # of the round that a state is before
 
 
 def train(state: ServerState, step: ServerOptimizer, rounds: int, aggregate: Aggregate) -> Iterator[TrainedRound]:
     """Yield each round until `rounds` are done; stop asking and nothing more happens."""
     while state.rounds < rounds:
-        outcome = aggregate(state.rounds, state.params)
+        outcome = aggregate(state)
         state = step.apply(state, outcome.mean)
+        if outcome.clipping is not None:
+            state = replace(state, clip=outcome.clipping.following)
         yield TrainedRound(
             round=state.rounds,
             attempt=outcome.attempt,
             survivors=outcome.survivors,
             update_norm=float(np.linalg.norm(outcome.mean)),
+            clipping=outcome.clipping,
             state=state,
         )

@@ -98,22 +98,24 @@ class Codec:
         )
         return math.ceil(bound)
 
-    def prepare(self, update: NDArray[np.floating], seed: bytes) -> Centres:
+    def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Stream | None = None) -> Centres:
         """Clip, rotate and round an update to the grid; refuse what is not a finite vector of the right length.
 
-        Rounding can lift the norm a little above the bound, so the vector shrinks until its integers obey it.
+        Rounding can lift the norm a little above the bound, so the vector shrinks until its integers obey it. Rounding
+        to the nearest would swallow a vector that is far shorter than the clip; with a stream to dither from it goes up
+        or down by chance, right on average.
         """
-        if update.shape != (self.rotation.dimension,):
-            raise ConfigError(f"an update must have shape ({self.rotation.dimension},), got {update.shape}")
-        if not np.issubdtype(update.dtype, np.floating):
-            raise ConfigError(f"an update must be of floating point, got {update.dtype}")
-        vector, scale = _moderate(update)
+        require_update(update, self.rotation.dimension)
+        vector, scale = moderate(update)
         norm = math.sqrt(float(np.dot(vector, vector))) * scale
-        factor = min(self._grid_per_unit, self._reach / norm if norm > 0 else 0.0) * scale
+        reach = self._reach(1 / 12 if dither is None else 1 / 6)
+        factor = min(self._grid_per_unit, reach / norm if norm > 0 else 0.0) * scale
         limit = math.inf if self.box is None else math.floor(self.box * self._grid_per_unit)
         rotated = self.rotation.forward(vector, seed)
         return Centres(
-            _round_within(rotated, factor, limit, self.grid_radius), self.grid_radius, self.fraction_bits
+            _round_within(rotated, factor, limit, self.grid_radius, _offsets(self.length, dither)),
+            self.grid_radius,
+            self.fraction_bits,
         )
 
     def decode(self, total: IntVector, seed: bytes, divisor: int) -> FloatVector:
@@ -123,13 +125,12 @@ class Codec:
         mean = total * (self.granularity / divisor)
         return self.rotation.inverse(mean.astype(np.float32), seed).astype(np.float32)
 
-    @property
-    def _reach(self) -> float:
-        """The norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it above the radius.
+    def _reach(self, rounding: float) -> float:
+        """Return the norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it too far.
 
-        Rounding adds about 1/12 a coordinate to the squared norm, give or take a few radii.
+        Rounding adds about its variance per coordinate to the squared norm, give or take a few radii.
         """
-        room = self.grid_radius**2 - self.length / 12 - 4 * self.grid_radius
+        room = self.grid_radius**2 - self.length * rounding - 4 * self.grid_radius
         return math.sqrt(max(room, self.grid_radius**2 / 4))
 
     @property
@@ -142,6 +143,14 @@ def _grid_radius(clip: float, granularity: float, fraction_bits: int) -> int:
     return math.floor(Fraction(clip) / Fraction(granularity) * (1 << fraction_bits))
 
 
+def require_update(update: NDArray[np.floating], dimension: int) -> None:
+    """Refuse what is not a vector of so many floating-point numbers."""
+    if update.shape != (dimension,):
+        raise ConfigError(f"an update must have shape ({dimension},), got {update.shape}")
+    if not np.issubdtype(update.dtype, np.floating):
+        raise ConfigError(f"an update must be of floating point, got {update.dtype}")
+
+
 def squared_norm(values: IntVector, radius: int) -> int:
     """Return the exact squared norm, or more than radius squared when some entry alone exceeds the radius."""
     return _whole(_exact_square(values, radius), radius)
@@ -152,7 +161,7 @@ def _whole(square: tuple[int, int], radius: int) -> int:
     return radius**2 + 1 if high < 0 else (high << 32) + low
 
 
-def _moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
+def moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
     """Return the update as float32 numbers that no transform overflows, and the factor that restores it."""
     with np.errstate(all="ignore"):  # a square that overflows is told by its size
         if update.dtype == np.float32 and 1e-30 < np.dot(update, update) < 1e30:
@@ -163,11 +172,27 @@ def _moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
     return (update / peak).astype(np.float32), peak
 
 
-def _round_within(rotated: FloatVector, factor: float, limit: float, radius: int) -> IntVector:
+def _offsets(length: int, dither: Stream | None) -> FloatVector | None:
+    """Return what is added to each coordinate before it is rounded down: uniform in (0, 1); None: to the nearest."""
+    if dither is None:
+        return None
+    drawn = np.empty(length, np.uint16)
+    dither.fill(drawn)
+    return (drawn + np.float32(0.5)) * np.float32(2**-16)
+
+
+def _round_within(
+    rotated: FloatVector, factor: float, limit: float, radius: int, offsets: FloatVector | None
+) -> IntVector:
     """Round the scaled vector to the grid, and shrink it until its exact norm is within the radius."""
     values = np.empty(len(rotated), np.int64)
     while True:
-        square = _whole(_round_scaled(rotated, factor, min(limit, radius), radius, values), radius)
+        most = min(limit, radius)
+        if offsets is None:
+            found = _round_scaled(rotated, factor, most, radius, values)
+        else:
+            found = _round_dithered(rotated, factor, most, radius, offsets, values)
+        square = _whole(found, radius)
         if square <= radius**2:
             return values
         factor *= min(radius / math.sqrt(square), 1 - 2**-16)
@@ -193,6 +218,16 @@ def _round_scaled(
     """Round to the grid, no entry beyond the limit, and return the exact square."""
     for i in range(len(rotated)):
         out[i] = np.int64(np.rint(min(max(rotated[i] * factor, -limit), limit)))
+    return _exact_square(out, radius)
+
+
+@compiled
+def _round_dithered(  # noqa: PLR0917 - compiled code takes no keywords
+    rotated: FloatVector, factor: float, limit: float, radius: int, offsets: FloatVector, out: IntVector
+) -> tuple[int, int]:
+    """Round to the grid, up with probability the fraction above the lower value, and return the exact square."""
+    for i in range(len(rotated)):
+        out[i] = np.int64(np.floor(min(max(rotated[i] * factor, -limit), limit) + offsets[i]))
     return _exact_square(out, radius)
 
 

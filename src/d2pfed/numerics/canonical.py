@@ -16,6 +16,7 @@ MOST_CHARACTERS = 1 << 22  # of any text: a release with 10^6 participants has f
 MOST_DIGITS = 80  # of a whole number, or of either part of a fraction
 MOST_DEPTH = 16  # of values within values
 _TOO_LONG = 10**MOST_DIGITS
+OMITTED_IF_NONE = {"canonical": "omitted if None"}  # metadata of a field that older texts do not have
 _FLOAT_CHARACTERS = 32  # of a float in hexadecimal, which has at most 24
 
 
@@ -61,9 +62,15 @@ def _to_plain(value: object) -> object:
         case tuple():
             return [_to_plain(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: _to_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-        return {"": type(value).__name__} | fields
+        fields = {
+            item.name: getattr(value, item.name) for item in dataclasses.fields(value) if _is_written(value, item)
+        }
+        return {"": type(value).__name__} | {name: _to_plain(inner) for name, inner in fields.items()}
     raise ConfigError(f"a {type(value).__name__} has no canonical text")
+
+
+def _is_written(value: object, item: dataclasses.Field[Any]) -> bool:
+    return getattr(value, item.name) is not None or "canonical" not in item.metadata
 
 
 def _whole(digits: str) -> int:

@@ -17,13 +17,14 @@ from d2pfed.accounting import (
     upper_bound,
 )
 from d2pfed.errors import ConfigError
+from d2pfed.noise.clipping import AdaptiveClip
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
-from d2pfed.plan.target import HELD_BY_ONE, MechanismName, PrivacyTarget
+from d2pfed.plan.target import HELD_BY_ONE, MechanismName, PrivacyTarget, RotationName
 from d2pfed.plan.widths import noise_width, widest
 from d2pfed.secagg.graph import Neighbourhood
 
@@ -42,6 +43,8 @@ def calibrate(target: PrivacyTarget) -> Plan:
             f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
             f"got {target.colluders:g}; centered withstands them"
         )
+    if target.initial_clip is not None:
+        return _with_adaptive_clip(target, target.initial_clip)
     hood = neighbourhood_of(target)
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, finest(target, ideal))
@@ -51,6 +54,20 @@ def calibrate(target: PrivacyTarget) -> Plan:
         draft = replace(draft, steps=finest_within(Ring(target.bits), target, multiplier, draft.contributors))
         plan = draft.search(ideal)
     return draft.with_bits(plan)
+
+
+def _with_adaptive_clip(target: PrivacyTarget, initial: float) -> Plan:
+    """Return the plan of vectors with one more coordinate, the bit, and the radius that bounds both together.
+
+    The guarantee is that of a fixed clip of this radius: docs/theory.md, adaptive clipping. Where the dimension is a
+    power of two, one more coordinate would double a Hadamard transform, so there the phase rotation takes its place;
+    elsewhere the bit takes a coordinate that was padding.
+    """
+    adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, initial)
+    is_full = target.dimension & (target.dimension - 1) == 0
+    rotation = RotationName.PHASE if is_full else target.rotation
+    widened = replace(target, dimension=target.dimension + 1, clip=adaptive.radius, rotation=rotation)
+    return replace(calibrate(widened), adaptive_clip=adaptive)
 
 
 @lru_cache(maxsize=64)  # a summary asks for what the calibration began with

@@ -44,8 +44,9 @@ class PlanSummary:
 
 def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     """Return what a plan requires and why."""
-    spread = _error(plan) * math.sqrt(plan.codec.rotation.dimension)
-    ideal = 2 * ideal_multiplier(target) * target.clip / plan.cohort_size
+    clip = _clip(target)
+    spread = _error(plan) * math.sqrt(plan.dimension)
+    ideal = 2 * ideal_multiplier(target) * clip / plan.cohort_size
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
         sigma=plan.sigma,
@@ -54,7 +55,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         upload_bytes=plan.ring.packed_bytes(plan.codec.length),
         wrap_probability=plan.wrap_probability,
         relative_error=_error(plan) / ideal,
-        noise_to_clip=spread / target.clip,
+        noise_to_clip=spread / clip,
         max_attempts=plan.max_attempts,
         colluders=plan.colluders,
         neighbours=plan.neighbours,
@@ -65,14 +66,14 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         why_bits=_why_bits(plan),
         why_graph=_why_graph(plan),
         why_colluders=_why_colluders(target, plan),
-        warnings=_warnings(plan, spread / target.clip),
+        warnings=_warnings(plan, spread / clip),
     )
 
 
 def describe_plan(plan: Plan) -> PlanSummary:
     """Return the same of a plan alone: the share of colluders that it was made for is not in it."""
     implied = PrivacyTarget(
-        dimension=plan.codec.rotation.dimension,
+        dimension=plan.dimension,
         population=plan.sampling.population,
         cohort_size=plan.cohort_size,
         rounds=plan.rounds,
@@ -86,12 +87,17 @@ def describe_plan(plan: Plan) -> PlanSummary:
         max_participations=plan.max_participations,
         attempts_per_round=plan.attempts_per_round,
         spare=plan.max_attempts - plan.rounds,
-        clip=plan.codec.clip,
+        clip=plan.codec.clip if plan.adaptive_clip is None else f"auto({plan.adaptive_clip.initial})",
     )
     return replace(
         describe(implied, plan),
         why_colluders=f"At most {plan.colluders} clients of a cohort are taken to collude.",
     )
+
+
+def _clip(target: PrivacyTarget) -> float:
+    """Return the clip that sigma goes with: 1 where the clip adapts, since everything is in units of it."""
+    return 1.0 if isinstance(target.clip, str) else target.clip
 
 
 def _error(plan: Plan) -> float:
@@ -109,7 +115,18 @@ def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
         f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
-        f"the sum of {plan.cohort_size} clients needs noise of {plan.sigma / target.clip:.4g} times the clip{reserve}."
+        f"the sum of {plan.cohort_size} clients needs noise of {plan.sigma / _clip(target):.4g} times the clip"
+        f"{reserve}.{_why_clip(plan)}"
+    )
+
+
+def _why_clip(plan: Plan) -> str:
+    adaptive = plan.adaptive_clip
+    if adaptive is None:
+        return ""
+    return (
+        f" The clip starts at {adaptive.initial:g} and moves until {100 * adaptive.quantile:g} % of the updates are "
+        f"within it; the bit that each client adds for this takes {100 * (adaptive.radius - 1):.2g} % more noise."
     )
 
 

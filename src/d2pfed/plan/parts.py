@@ -101,10 +101,11 @@ def _codec(target: PrivacyTarget, steps: float, fraction_bits: int) -> Codec:
     radius = math.floor(steps * (1 << fraction_bits))
     if radius < 1:
         raise ConfigError(f"epsilon {target.epsilon:g} needs noise so wide that the clip is below the grid")
-    granularity = target.clip * (1 << fraction_bits) / radius
+    clip = target.fixed_clip
+    granularity = clip * (1 << fraction_bits) / radius
     codec = Codec(
         rotation=_rotation(target),
-        clip=target.clip,
+        clip=clip,
         granularity=granularity,
         fraction_bits=fraction_bits,
     )

@@ -1,7 +1,7 @@
 """The Plan, which both sides agree on and every message is bound to."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from d2pfed.accounting import (
@@ -22,6 +22,7 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.errors import ConfigError
+from d2pfed.noise.clipping import AdaptiveClip
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
     BinomialNoise,
@@ -76,6 +77,9 @@ class Plan:
     codec: Codec
     mechanism: Mechanism
     ring: Ring
+    adaptive_clip: AdaptiveClip | None = field(
+        default=None, metadata=canonical.OMITTED_IF_NONE
+    )  # None: a fixed clip
 
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort_size
@@ -99,6 +103,11 @@ class Plan:
         require_honest_majority(cohort, self.quorum, self.colluders)
         if self.consistency is Consistency.SIGNED:
             check_bounds(cohort, self.neighbourhood, self.quorum, self.colluders)
+        if self.adaptive_clip is not None and self.codec.clip != self.adaptive_clip.radius:
+            raise ConfigError(
+                f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
+                f"clip adapts, got {self.codec.clip}"
+            )
         if self.cut_off and isinstance(self.mechanism, (Shared, Designated)):
             raise ConfigError(
                 f"cut_off must be 0 where one client may hold all of the noise, got {self.cut_off}: the server could "
@@ -120,6 +129,11 @@ class Plan:
         return self.sampling.cohort_size
 
     @property
+    def dimension(self) -> int:
+        """How many parameters are trained; a client's bit for an adaptive clip is none of them."""
+        return self.codec.rotation.dimension - (self.adaptive_clip is not None)
+
+    @property
     def neighbourhood(self) -> Neighbourhood:
         """How many hold shares of a client's secrets, how many open one, and how many survivors may be cut off."""
         return Neighbourhood(self.neighbours, self.threshold, self.cut_off)
@@ -131,7 +145,7 @@ class Plan:
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of that noise on the sum, in real units."""
+        """Standard deviation of that noise on the sum, in real units; in units of the clip where the clip adapts."""
         return math.sqrt(variance(self.contributed)) * self.codec.granularity if self.contributed else 0.0
 
     @property
@@ -191,6 +205,7 @@ TYPES: dict[str, type] = {
             Hadamard,
             RandomPhase,
             Rounded,
+            AdaptiveClip,
         ),
         *(Centered, Shared, Designated, DDGauss, SkellamNoise, BinomialNoise),
     )

@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -41,6 +42,8 @@ from d2pfed.secagg.graph import Consistency
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds
 
+_LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
+
 
 class MechanismName(StrEnum):
     """The mechanisms by name."""
@@ -73,6 +76,28 @@ def observer_named(name: str) -> Observer:
     if name == f"colluding({count})" and count.isdecimal() and count.isascii() and len(count) <= 9:
         return colluding(int(count))
     raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name[:80]!r}")
+
+
+def initial_clip_named(name: str) -> float:
+    """Return the clip that an adaptive one starts from: 1 for `auto`, c for `auto(c)`."""
+    if name == "auto":
+        return 1.0
+    with suppress(ValueError):
+        start = float(name.removeprefix("auto(").removesuffix(")"))
+        if name.startswith("auto(") and name.endswith(")") and _LEAST_START <= start <= 1 / _LEAST_START:
+            return start
+    raise ConfigError(
+        f"clip must be a positive number, auto, or auto(c) with c in [{_LEAST_START:g}, {1 / _LEAST_START:g}], "
+        f"got {name[:80]!r}"
+    )
+
+
+def _parse_clip(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        initial_clip_named(text)
+        return text
 
 
 _LIMITS = {
@@ -159,7 +184,15 @@ class PrivacyTarget:
             unset="a tenth of the rounds",
         ),
     )
-    clip: float = field(default=1.0, metadata=about("L2 bound on the update of one client.", PRIVACY))
+    clip: float | str = field(
+        default=1.0,
+        metadata=about(
+            "L2 bound on the update of one client: a number, or auto (from 1 on) or auto(c) (from c on) to follow "
+            "the median norm privately.",
+            PRIVACY,
+            parse=_parse_clip,
+        ),
+    )
     bits: int | None = field(
         default=None,
         metadata=about("Bits per coordinate.", PRIVACY, unset="the fewest that hold the noise and the sum"),
@@ -180,7 +213,7 @@ class PrivacyTarget:
             raise ConfigError(f"epsilon must be positive and finite, got {self.epsilon}")
         if self.delta is not None and not LEAST_DELTA <= self.delta < 1:
             raise ConfigError(f"delta must be in [{LEAST_DELTA:g}, 1), got {self.delta}")
-        if not (math.isfinite(self.clip) and self.clip > 0):
+        if not isinstance(self.clip, str) and not 0 < self.clip < math.inf:
             raise ConfigError(f"clip must be positive and finite, got {self.clip}")
         for name in ("dropouts", "colluders"):
             if not 0 <= getattr(self, name) < 1:
@@ -227,6 +260,18 @@ class PrivacyTarget:
             raise ConfigError(
                 f"a plan needs {', '.join(self.missing)}, which `fit` fills in and a target may state"
             )
+
+    @property
+    def fixed_clip(self) -> float:
+        """The clip, if it is a number."""
+        if isinstance(self.clip, str):
+            raise ConfigError(f"a fixed clip was expected, got {self.clip}")
+        return self.clip
+
+    @property
+    def initial_clip(self) -> float | None:
+        """The clip that an adaptive one starts from; None if the clip is fixed."""
+        return initial_clip_named(self.clip) if isinstance(self.clip, str) else None
 
     @property
     def cohort_sampling(self) -> CohortSampling:

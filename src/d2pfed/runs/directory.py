@@ -141,6 +141,8 @@ class RunDirectory:
             "ledger": checkpoint.head,
             "checksum": _checksum(checkpoint),
         }
+        if checkpoint.state.clip is not None:
+            notes["clip"] = checkpoint.state.clip.hex()
         arrays = {name: getattr(checkpoint.state, name) for name in _ARRAYS}
         self.replace("checkpoint.safetensors", save(arrays, notes))
 
@@ -153,7 +155,9 @@ class RunDirectory:
             with safe_open(file, "numpy") as stored:
                 arrays = {name: stored.get_tensor(name) for name in _ARRAYS}
                 notes = stored.metadata()
-                checkpoint = Checkpoint(ServerState(int(notes["rounds"]), **arrays), notes["ledger"])
+                clip = float.fromhex(notes["clip"]) if "clip" in notes else None
+                state = ServerState(int(notes["rounds"]), **arrays, clip=clip)
+                checkpoint = Checkpoint(state, notes["ledger"])
                 intact = notes["checksum"] == _checksum(checkpoint)
         except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise DamagedFile(f"{file} is not a checkpoint: {error}") from error
@@ -237,7 +241,8 @@ def _checksum(checkpoint: Checkpoint) -> str:
     state = checkpoint.state
     arrays = [getattr(state, name) for name in _ARRAYS]
     parts = [part for array in arrays for part in (str(array.dtype), str(array.shape), array.tobytes())]
-    return digest("d2pfed checkpoint", state.rounds, checkpoint.head, *parts).hex()
+    clip = () if state.clip is None else (state.clip.hex(),)
+    return digest("d2pfed checkpoint", state.rounds, checkpoint.head, *parts, *clip).hex()
 
 
 def _round_of(line: str) -> int | None:

@@ -83,6 +83,8 @@ class RoundRecord:
     survivors: int | None
     attempt: int | None  # the one that succeeded, counted from 0
     update_norm: float  # of the noisy mean
+    clip: float | None  # the bound on an update's norm; None in the clear
+    fraction_clipped: float | None  # private estimate of the fraction of updates beyond it; None for a fixed clip
     upload_bytes: int  # per client
     seconds: float | None
     exchanges: tuple[ExchangeRecord, ...] = ()
@@ -93,6 +95,10 @@ class RoundRecord:
         check_metrics(f"round {self.round}", self.metrics)
         if not 0 <= self.update_norm < math.inf:
             raise ConfigError(f"the update norm must be finite and at least 0, got {self.update_norm}")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ConfigError(f"the clip must be positive and finite, got {self.clip}")
+        if self.fraction_clipped is not None and not 0 <= self.fraction_clipped <= 1:
+            raise ConfigError(f"fraction_clipped must be in [0, 1], got {self.fraction_clipped}")
         for name in ("charged", "survivors", "attempt", "upload_bytes", "seconds"):
             value = getattr(self, name)
             if value is not None and not value >= 0:

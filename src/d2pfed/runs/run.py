@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from d2pfed.accounting import Guarantee, Sampling, account
-from d2pfed.errors import BudgetExceeded, ConfigError
+from d2pfed.errors import BudgetExceeded, ConfigError, PeerError
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, guarantees, observers
-from d2pfed.round import Attempt, Attempts, Outcome, aggregate
+from d2pfed.round import Attempt, Attempts, Outcome, aggregate, require_clip, require_fixed_clip
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
-from d2pfed.training import ServerState, TrainedRound, train
+from d2pfed.training import Aggregate, ServerState, TrainedRound, train
 
 
 class Federation(Attempts, Protocol):
@@ -73,13 +73,17 @@ def open_run(
     `plan` is None for training in the clear. `ledger` is one that other runs over these clients share; None: the run's
     own.
     """
+    if plan is not None and settings.is_deployed:
+        require_fixed_clip(plan, "a deployment")
     with ExitStack() as stack:
         directory = stack.enter_context(RunDirectory.open(path, canonical.encode(settings)))
         name = directory.path.name
         if settings.is_deployed:
             name = f"{name}-{directory.identity().name}"
         last = directory.load()
-        state = settings.optimizer.start(initial) if last is None else last.state
+        state = _start(settings, plan, initial) if last is None else last.state
+        if plan is not None:
+            _require_clip(plan, state, directory)
         book, refusal = None, ""
         if plan is None and (directory.path / "plan.json").exists():
             raise ConfigError(f"the run in {path} was begun with a plan: it does not go on in the clear")
@@ -91,6 +95,19 @@ def open_run(
                 refusal = f"{limit}"
         directory.keep_metrics(state.rounds)
         yield Run(settings, plan, directory, name, state, book, refusal)
+
+
+def _start(settings: RunSettings, plan: Plan | None, initial: FloatVector) -> ServerState:
+    adaptive = None if plan is None else plan.adaptive_clip
+    return settings.optimizer.start(initial, None if adaptive is None else adaptive.initial)
+
+
+def _require_clip(plan: Plan, state: ServerState, directory: RunDirectory) -> None:
+    """Refuse a checkpoint whose clip is not the plan's to use."""
+    try:
+        require_clip(plan, state.clip)
+    except (ConfigError, PeerError) as error:
+        raise ConfigError(f"the checkpoint in {directory.path} does not go with the plan: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +143,13 @@ class Run:
         if ledger is None:
             return self._conclude(self.state, evaluator, End.EXHAUSTED, self.refusal)
 
-        def step(number: int, params: FloatVector) -> Outcome:
+        def step(state: ServerState) -> Outcome:
+            number = state.rounds
             first = ledger.next_attempt(self.name, number)
             if first >= plan.attempts_per_round:
                 raise BudgetExceeded(f"round {number} was tried {first} times, as often as it may be")
-            return aggregate(plan, Attempt(self.name, number, first), params, federation, ledger)
+            attempt = Attempt(self.name, number, first)
+            return aggregate(plan, attempt, state.params, federation, ledger, clip=state.clip)
 
         return self._drive(
             step, federation.exchanges, evaluator, listen, _Extent(rounds, evaluate_every, stop or _never)
@@ -148,11 +167,17 @@ class Run:
         """Go on without privacy: the same loop, no ledger."""
         if self.plan is not None:
             raise ValueError("a run with a plan is not trained in the clear")
-        return self._drive(means.mean, tuple, evaluator, listen, _Extent(None, evaluate_every, stop or _never))
+        return self._drive(
+            lambda state: means.mean(state.rounds, state.params),
+            tuple,
+            evaluator,
+            listen,
+            _Extent(None, evaluate_every, stop or _never),
+        )
 
     def _drive(
         self,
-        step: Callable[[int, FloatVector], Outcome],
+        step: Aggregate,
         exchanges: Callable[[], tuple[ExchangeRecord, ...]],
         evaluator: Evaluator,
         listen: Listener,
@@ -204,10 +229,18 @@ class Run:
             survivors=None if is_secret else trained.survivors,
             attempt=None if is_secret else trained.attempt,
             update_norm=trained.update_norm,
+            clip=self._clip(trained),
+            fraction_clipped=None if trained.clipping is None else 1 - trained.clipping.within,
             upload_bytes=self._upload_bytes,
             seconds=None if is_secret else seconds,
             exchanges=() if is_secret else exchanges,
         )
+
+    def _clip(self, trained: TrainedRound) -> float | None:
+        """Return the clip of a round."""
+        if trained.clipping is not None:
+            return trained.clipping.clip
+        return None if self.plan is None else self.plan.codec.clip
 
     def _conclude(self, state: ServerState, evaluator: Evaluator, end: End, stopped: str) -> RunSummary:
         """Open the test data if the run is at its end, write the model, and say what is guaranteed."""

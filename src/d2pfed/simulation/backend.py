@@ -31,11 +31,12 @@ class Encoder:
     group: bytes | None = field(repr=False)
     entropy: Entropy
     participations: Mapping[int, int]
+    clip: float | None = None  # of the round, where it adapts
 
     def encode(self, client: int, update: FloatVector) -> RingVector:
         """Return a client's ring vector, by the client's own encoder; an update that is not finite counts as zero."""
         own = simulated_participant(self.plan, client, self.entropy, self.participations)
-        return own.encode(self.session, finite(update), self.group)
+        return own.encode(self.session, finite(update), self.group, self.clip)
 
     def total(self, pairs: Sequence[tuple[int, FloatVector]]) -> RingVector:
         """Return the sum of some clients' ring vectors: in a ring a sum's order does not matter."""

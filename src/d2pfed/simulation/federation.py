@@ -1,13 +1,14 @@
 """A simulated federation: a cohort is drawn, trained, encoded and added up, by either of two fidelities."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.ledger import Ledger
+from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
@@ -42,6 +43,7 @@ class SimulatedFederation:
         fidelity: how much of the protocol is simulated.
         entropy: the root of all clients' randomness.
         ledger: says how many attempts of a run are charged, and so which block of a partition is next.
+        clip: that of the round, where the plan's adapts.
     """
 
     plan: Plan
@@ -51,6 +53,11 @@ class SimulatedFederation:
     fidelity: Fidelity
     entropy: Entropy
     ledger: Ledger | None  # None where the budget does not allow the run, which then draws nobody
+    clip: float | None = None
+
+    def with_clip(self, clip: float) -> "SimulatedFederation":
+        """Return the federation in a round with this clip."""
+        return replace(self, clip=clip)
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt."""
@@ -72,6 +79,7 @@ class SimulatedFederation:
             dropouts=self.dropouts,
             entropy=self.entropy,
             fidelity=self.fidelity,
+            clip=self.clip,
         )
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
@@ -89,9 +97,10 @@ def collect(
     dropouts: Dropouts,
     entropy: Entropy,
     fidelity: Fidelity,
+    clip: float | None = None,
 ) -> Collected:
     """Gather a session's vectors on this machine; raises TooFewClients where the protocol would."""
-    gathering = _Gathering(session, model, participations, plan, backend, dropouts, entropy)
+    gathering = _Gathering(session, model, participations, plan, backend, dropouts, entropy, clip)
     return gathering.by_protocol() if fidelity is Fidelity.PROTOCOL else gathering.by_sum()
 
 
@@ -106,6 +115,7 @@ class _Gathering:
     backend: Backend
     dropouts: Dropouts
     entropy: Entropy
+    clip: float | None
 
     def by_sum(self) -> "Summed":
         """Encode the survivors' updates and add them up, by the protocol's conditions and without its messages."""
@@ -121,6 +131,7 @@ class _Gathering:
             group=self._group(),
             entropy=self.entropy,
             participations={client: self.participations.get(client, 0) for client in survivors},
+            clip=self.clip,
         )
         total, arrived = np.zeros(session.dimension, np.uint32), set[int]()
         for clients, vector in self.backend.encode(encoder, self.model, survivors, self.seed):
@@ -132,7 +143,8 @@ class _Gathering:
 
     def by_protocol(self) -> Masked:
         """Send every message between machines in this process."""
-        return gather(self.session, self.model.tobytes(), _Loopback(self).exchange)
+        task = with_clip(b"", self.clip)
+        return gather(self.session, self.model.tobytes(), _Loopback(self).exchange, task=task)
 
     @property
     def seed(self) -> int:

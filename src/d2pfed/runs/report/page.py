@@ -14,7 +14,7 @@ from d2pfed.runs.report.panels import Panel
 from d2pfed.runs.report.plots import Drawing, Ink
 from d2pfed.runs.report.run_report import RunReport
 from d2pfed.runs.report.tables import plan_table
-from d2pfed.runs.report.wording import guarantee_text, in_bytes, meaning, shown
+from d2pfed.runs.report.wording import guarantee_text, in_bytes, meaning, percent, shown
 
 MOST_ROWS = 50  # of the table of rounds; the rest is in the metrics
 _DARK = {
@@ -44,6 +44,7 @@ class Row:
     metrics: tuple[str, ...]
     charged: str
     update_norm: str
+    clipping: tuple[str, ...]  # the clip and the fraction clipped, where the clip adapts
     survivors: str
     seconds: str
 
@@ -179,9 +180,16 @@ def _row(report: RunReport, record: RoundRecord) -> Row:
         ),
         charged=f"{record.charged:,}",
         update_norm=f"{record.update_norm:.4g}",
+        clipping=_clipping(record),
         survivors="" if survivors is None else f"{survivors:,}",
         seconds="" if seconds is None else f"{seconds:.2f}",
     )
+
+
+def _clipping(record: RoundRecord) -> tuple[str, ...]:
+    if record.clip is None or record.fraction_clipped is None:
+        return ()
+    return f"{record.clip:.4g}", percent(record.fraction_clipped)
 
 
 def _marked(text: str) -> Markup:

@@ -9,7 +9,9 @@ from d2pfed.plan import Plan
 from d2pfed.runs.records import RoundRecord
 from d2pfed.runs.report.plots import Ink, Line, Plot, Scale
 from d2pfed.runs.report.run_report import RunReport
-from d2pfed.runs.report.wording import in_bytes, shown, unit_of
+from d2pfed.runs.report.wording import in_bytes, percent, shown, unit_of
+
+_LATE = 10  # rounds that the fraction clipped is averaged over
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,9 @@ def panels(report: RunReport) -> tuple[Panel, ...]:
         return ()
     metrics = [_metric(report, name) for name in report.metric_names]
     private = (
-        (*_upload(report), _attempts(report, report.plan), _noise(report, report.plan)) if report.plan else ()
+        (*_upload(report), _attempts(report, report.plan), _noise(report), *_clipping(report, report.plan))
+        if report.plan
+        else ()
     )
     survivors = () if report.secret_sizes or report.plan is None else _survivors(report, report.plan)
     found = (*metrics[:1], *private, *metrics[1:], *survivors)
@@ -111,14 +115,15 @@ def _upload(report: RunReport) -> tuple[Panel, ...]:
     return (Panel(plot, caption),)
 
 
-def _noise(report: RunReport, plan: Plan) -> Panel:
-    numbers, clip = _numbers(report), plan.codec.clip
+def _noise(report: RunReport) -> Panel:
+    numbers, clips = _numbers(report), tuple(report.clip_in(record) for record in report.rounds)
+    clip, fixed = clips[-1], len(set(clips)) == 1
     norms = tuple(record.update_norm for record in report.rounds)
     noises = tuple(report.noise_in(record) for record in report.rounds)
     signals = tuple(report.signal_in(record) for record in report.rounds)
     steady = len(set(noises)) == 1
     lines = (
-        Line(f"clip {clip:.4g}", Ink.TEXT, (clip,)),
+        Line(f"clip {clip:.4g}", Ink.TEXT, clips[:1] if fixed else clips, () if fixed else numbers),
         Line(f"noise {noises[-1]:.3g}", Ink.LIMIT, noises[:1] if steady else noises, () if steady else numbers),
         Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
         Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
@@ -129,6 +134,41 @@ def _noise(report: RunReport, plan: Plan) -> Panel:
         f"Measured is the mean with its noise, whose expected norm in the last round is {noises[-1]:.4g}: "
         f"{noises[-1] / clip:.3g} times the clip, which no client's update exceeds. "
         "Signal is what the noise does not explain.",
+    )
+
+
+def _clipping(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+    """Return the clip and the fraction of updates beyond it by round, where the clip adapts."""
+    adaptive = plan.adaptive_clip
+    if adaptive is None:
+        return ()
+    numbers, clips = _numbers(report), tuple(report.clip_in(record) for record in report.rounds)
+    shares = tuple(record.fraction_clipped or 0.0 for record in report.rounds)
+    wanted = 1 - adaptive.quantile
+    moved = Plot(
+        name="clip",
+        title="Clip",
+        across="round",
+        lines=(Line(f"clip {clips[-1]:.4g}", Ink.MAIN, clips, numbers),),
+    )
+    clipped = Plot(
+        name="clipped",
+        title="Fraction of updates clipped",
+        across="round",
+        lines=(
+            Line(f"target {percent(wanted)}", Ink.LIMIT, (wanted,)),
+            Line(f"estimate {percent(shares[-1])}", Ink.MAIN, shares, numbers),
+        ),
+        scale=Scale.SHARES,
+    )
+    late = shares[-min(len(shares), _LATE) :]
+    return (
+        Panel(moved, f"From {clips[0]:.4g} in the first round to {clips[-1]:.4g} in the last; it is public."),
+        Panel(
+            clipped,
+            f"Estimated from one bit per client inside the private sum; {percent(sum(late) / len(late))} on average "
+            f"over the last {len(late):,} rounds. A client that was missing or had nothing to send counts as one half.",
+        ),
     )
 
 

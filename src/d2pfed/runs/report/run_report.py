@@ -57,6 +57,10 @@ class RunReport:
     baseline: Baseline | None = None
 
     def __post_init__(self) -> None:
+        if self.plan is not None and self.plan.adaptive_clip is not None:
+            for record in self.rounds:
+                if record.clip is None or record.fraction_clipped is None:
+                    raise ConfigError(f"the plan's clip adapts, and round {record.round} has no clip and fraction")
         numbers = [record.round for record in self.rounds]
         if numbers != sorted(set(numbers)):
             raise ConfigError(f"the rounds of a report must be in order, got {numbers[:10]}")
@@ -92,11 +96,17 @@ class RunReport:
         """Return the expected norm of the noise in a round's mean: less if clients with their noise are missing."""
         if self.plan is None or self.plan_summary is None:
             return 0.0
-        norm = self.plan_summary.noise_to_clip * self.plan.codec.clip
+        norm = self.plan_summary.noise_to_clip * self.clip_in(record)
         if self.secret_sizes or not record.survivors:
             return norm
         present, full = (variance(self.plan.noise(count)) for count in (record.survivors, self.plan.cohort_size))
         return norm * math.sqrt(present / full)
+
+    def clip_in(self, record: RoundRecord) -> float:
+        """Return the clip of a round, in real units."""
+        if self.plan is not None and self.plan.adaptive_clip is None:
+            return self.plan.codec.clip
+        return record.clip or 0.0
 
     def signal_in(self, record: RoundRecord) -> float:
         """Estimate the norm of a round's mean without its noise, which is nearly orthogonal; 0 if noise is all."""

@@ -1,0 +1,128 @@
+"""Adaptive clipping: each client adds one bit to its vector, and the clip of the next round follows from their sum.
+
+A client with update x and a round's clip C sends, in units of C,
+
+    (x / max(|x|, C), beta (b - 1/2)),   b = 1 if |x| <= C else 0,
+
+whose norm is at most sqrt(1 + beta^2 / 4) whatever x and C are. The bits' sum estimates how many updates were within
+the clip, as private as the rest of the vector; the clip is public, since it follows from released sums alone.
+Andrew, Thakkar, McMahan and Ramaswamy 2021; docs/theory.md, adaptive clipping.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.noise.codec import FloatVector, moderate
+
+QUANTILE = 0.5  # a missing or silent client counts as one half, which is no bias where one half is the target
+RATE = 0.2
+LARGEST_BETA = 0.28  # costs 1 % more noise
+FRACTION_NOISE = 0.1  # standard deviation of the estimated fraction that is good enough
+REACH = 1e6  # how far the clip may move from its start, as a factor
+_LABEL = b"d2pfed clip\0"
+_VALUE = struct.Struct(">d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveClip:
+    """How the clip moves from round to round; all of it public and fixed before the run.
+
+    Attributes:
+        beta: weight of a client's bit beside an update at the clip.
+        quantile: the fraction of updates that should be within the clip.
+        rate: how fast the clip moves: by at most a factor of e^rate per round.
+        initial: the clip of the first round.
+        least: the clip never falls below it.
+        most: the clip never rises above it.
+    """
+
+    beta: float
+    quantile: float = QUANTILE
+    rate: float = RATE
+    initial: float = 1.0
+    least: float
+    most: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta <= 1:
+            raise ConfigError(f"beta must be in (0, 1], got {self.beta}")
+        if not 0 < self.quantile < 1:
+            raise ConfigError(f"quantile must be in (0, 1), got {self.quantile}")
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"rate must be in (0, 1], got {self.rate}")
+        if not 0 < self.least <= self.initial <= self.most < math.inf:
+            raise ConfigError(
+                f"the clip must have 0 < least <= initial <= most < infinity, "
+                f"got {self.least}, {self.initial}, {self.most}"
+            )
+
+    @staticmethod
+    def beside(noise: float, initial: float) -> "AdaptiveClip":
+        """Return the default: the least weight that the bits' sum needs beside this much noise, or the largest.
+
+        `noise` is the standard deviation of a coordinate of the mean, in units of the clip.
+        """
+        beta = min(noise / FRACTION_NOISE, LARGEST_BETA)
+        return AdaptiveClip(beta=beta, initial=initial, least=initial / REACH, most=initial * REACH)
+
+    @property
+    def radius(self) -> float:
+        """Bound on the norm of a client's vector, bit included, in units of the clip."""
+        return math.sqrt(1 + self.beta**2 / 4)
+
+    def require(self, clip: float) -> None:
+        """Refuse a round's clip that is not finite, positive and within the limits."""
+        if not self.least <= clip <= self.most:
+            raise PeerError(f"a round's clip must be in [{self.least:g}, {self.most:g}], got {clip:g}")
+
+    def vector(self, update: NDArray[np.floating], clip: float) -> FloatVector:
+        """Return what a client sends for an update, in units of the clip, its bit last.
+
+        A zero update (a client at its cap, without data, or whose training diverged) is silent: all entries are zero,
+        and its bit counts for neither side. Checked: test_clipping.py::test_no_update_exceeds_the_radius.
+        """
+        self.require(clip)
+        sent = np.zeros(len(update) + 1, np.float32)
+        vector, scale = moderate(update)
+        norm = math.sqrt(float(np.dot(vector, vector))) * scale
+        if norm > 0:
+            np.multiply(vector, np.float32(scale / max(norm, clip)), out=sent[:-1])
+            sent[-1] = self.beta / 2 if norm <= clip else -self.beta / 2
+        return sent
+
+    def step(self, clip: float, released: float) -> "ClipStep":
+        """Return what the last coordinate of a round's mean over the planned cohort says, and the next clip."""
+        within = min(max(0.5 + released / self.beta, 0.0), 1.0)
+        moved = clip * math.exp(-self.rate * (within - self.quantile))
+        return ClipStep(clip, within, min(max(moved, self.least), self.most))
+
+
+@dataclass(frozen=True, slots=True)
+class ClipStep:
+    """A round's clip, the private estimate of the fraction of updates within it, and the clip of the next round."""
+
+    clip: float
+    within: float
+    following: float
+
+
+def with_clip(task: bytes, clip: float | None) -> bytes:
+    """Return a task that carries a round's clip, so that masks are bound to it; without a clip, as it is."""
+    return task if clip is None else _LABEL + _VALUE.pack(clip) + task
+
+
+def split_clip(adaptive: AdaptiveClip | None, task: bytes) -> tuple[float | None, bytes]:
+    """Return the clip that a task carries, checked against the plan, and the rest; None where the clip is fixed."""
+    if adaptive is None:
+        return None, task
+    start = len(_LABEL)
+    if not task.startswith(_LABEL) or len(task) < start + _VALUE.size:
+        raise PeerError("the plan's clip adapts, so a task must carry the clip of its round; this one has none")
+    (clip,) = _VALUE.unpack_from(task, start)
+    adaptive.require(clip)
+    return clip, task[start + _VALUE.size :]
