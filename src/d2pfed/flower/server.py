@@ -35,7 +35,7 @@ from d2pfed.flower.rosters import SignedRoster
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, PrivacyTarget
-from d2pfed.round import Attempt, Invite, gather, session_of
+from d2pfed.round import Attempt, Invite, gather, require_fixed_clip, session_of
 from d2pfed.runs import ArrayShape, End, ExchangeRecord, RoundRecord, Run, RunSettings, open_run
 from d2pfed.secagg import Session
 from d2pfed.secagg.graph import Consistency
@@ -93,6 +93,7 @@ class PrivateFedAvg:
     message_factory: MessageFactory = field(default=make_message, repr=False)
 
     def __post_init__(self) -> None:
+        require_fixed_clip(self.plan, "a deployment")
         if self.plan.sampling.method is Sampling.POISSON:
             raise ConfigError(
                 "poisson sampling needs secret cohort sizes, and whoever runs a SuperLink counts messages"
