@@ -17,7 +17,7 @@ from d2pfed.learning import (
     trainer_for,
 )
 from d2pfed.learning.own_model import fixed_content
-from d2pfed.learning.trainer import Method
+from d2pfed.learning.trainer import TrainingMethod
 
 CPU = torch.device("cpu")
 
@@ -33,14 +33,14 @@ def trainer(module, data, **hooks):
 
 def test_a_known_network_is_trained_by_the_compiled_loop():
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    assert trainer(net, held()).method is Method.COMPILED
+    assert trainer(net, held()).method is TrainingMethod.COMPILED
 
 
 def test_a_hook_keeps_a_known_network_from_the_compiled_loop():
     """The loop by hand would not call the hook."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     hooked = trainer(net, held(), forward=lambda module, x: module(-x))
-    assert hooked.method in (Method.VMAP, Method.LOOP)
+    assert hooked.method in (TrainingMethod.VMAP, TrainingMethod.LOOP)
     params = hooked.model.initial()
     (plain,) = trainer(net, held())(params, [0], 0)
     (found,) = hooked(params, [0], 0)

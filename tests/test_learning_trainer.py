@@ -15,12 +15,12 @@ from d2pfed.learning import (
     Examples,
     LocalTrainer,
     LocalTraining,
-    Method,
     Model,
     Optimizer,
     ReloadedClients,
     SequentialTrainer,
     StoredClients,
+    TrainingMethod,
 )
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
@@ -226,7 +226,7 @@ def test_a_mistake_in_a_module_is_raised_as_itself(module, message):
 
 def test_a_mistake_after_the_trial_is_not_taken_for_what_vmap_cannot_do(monkeypatch):
     model, clients = Model(normalised()), clients_of([8, 8])
-    trainer = LocalTrainer(model, clients, LOCALS[0], method=Method.VMAP)
+    trainer = LocalTrainer(model, clients, LOCALS[0], method=TrainingMethod.VMAP)
     list(trainer(model.initial(), [0, 1], 3))
 
     def fail(*_: object) -> None:
@@ -250,14 +250,14 @@ def test_a_label_that_is_no_class_is_an_error_of_torch_and_no_wild_write(build, 
 @pytest.mark.parametrize(
     ("build", "local", "method"),
     [
-        (dense, LOCALS[0], Method.COMPILED),
-        (dense, LOCALS[1], Method.BATCHED),
-        (dense, LOCALS[2], Method.BATCHED),
-        (plain_convolution, LOCALS[0], Method.CONVOLUTION),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 3)), LOCALS[0], Method.LOOP),
-        (lambda: Steered("random"), LOCALS[0], Method.LOOP),
-        (lambda: Steered("branch"), LOCALS[0], Method.LOOP),
-        (lambda: Steered("buffer"), LOCALS[0], Method.LOOP),
+        (dense, LOCALS[0], TrainingMethod.COMPILED),
+        (dense, LOCALS[1], TrainingMethod.BATCHED),
+        (dense, LOCALS[2], TrainingMethod.BATCHED),
+        (plain_convolution, LOCALS[0], TrainingMethod.CONVOLUTION),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(16, 3)), LOCALS[0], TrainingMethod.LOOP),
+        (lambda: Steered("random"), LOCALS[0], TrainingMethod.LOOP),
+        (lambda: Steered("branch"), LOCALS[0], TrainingMethod.LOOP),
+        (lambda: Steered("buffer"), LOCALS[0], TrainingMethod.LOOP),
     ],
 )
 def test_the_method_follows_from_the_model(build, local, method):
@@ -270,7 +270,8 @@ def test_a_module_of_no_known_kind_is_tried_once_and_both_methods_agree(monkeypa
     model, clients = Model(normalised()), clients_of([0, 9, 4])
     trials = []
     monkeypatch.setattr(
-        "d2pfed.learning.trainer._try", lambda *_: trials.append(1) or [Method.VMAP, Method.LOOP][len(trials) % 2]
+        "d2pfed.learning.trainer._try",
+        lambda *_: trials.append(1) or [TrainingMethod.VMAP, TrainingMethod.LOOP][len(trials) % 2],
     )
     trainer = LocalTrainer(model, clients, LOCALS[0])
     assert not next(trainer(model.initial(), [0], 3)).any()  # nothing to try with yet
@@ -278,7 +279,7 @@ def test_a_module_of_no_known_kind_is_tried_once_and_both_methods_agree(monkeypa
     again = list(trainer(model.initial(), [0, 1, 2], 3))
     assert trials == [1]
     np.testing.assert_array_equal(first, again)
-    for method in (Method.VMAP, Method.LOOP):
+    for method in (TrainingMethod.VMAP, TrainingMethod.LOOP):
         fixed = LocalTrainer(model, clients, LOCALS[0], method=method)
         np.testing.assert_allclose(list(fixed(model.initial(), [0, 1, 2], 3)), first, atol=1e-5)
 
@@ -286,7 +287,7 @@ def test_a_module_of_no_known_kind_is_tried_once_and_both_methods_agree(monkeypa
 def test_a_trial_measures_both_methods():
     model = Model(normalised())
     chosen = LocalTrainer(model, clients_of([9]), LOCALS[0]).choose(model.initial(), [0])
-    assert chosen.method in {Method.VMAP, Method.LOOP}
+    assert chosen.method in {TrainingMethod.VMAP, TrainingMethod.LOOP}
 
 
 class Mixing(nn.Module):
@@ -303,7 +304,9 @@ class Mixing(nn.Module):
 
 def test_a_module_for_which_vmap_finds_other_gradients_goes_one_by_one():
     model = Model(Mixing())
-    assert LocalTrainer(model, clients_of([8]), LOCALS[0]).choose(model.initial(), [0]).method is Method.LOOP
+    assert (
+        LocalTrainer(model, clients_of([8]), LOCALS[0]).choose(model.initial(), [0]).method is TrainingMethod.LOOP
+    )
 
 
 def test_the_layers_before_the_first_trained_one_are_cut_off_once(monkeypatch):

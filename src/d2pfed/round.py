@@ -312,7 +312,7 @@ class Collected(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
+class MaskedSum:
     """A sum behind the clients' masks, which the fourth exchange opens."""
 
     confirming: Confirming
@@ -370,7 +370,7 @@ def gather(
     task: bytes = b"",
     invite: Invite = NOBODY_ENROLLED,
     refused: Refused = ignore,
-) -> Masked:
+) -> MaskedSum:
     """Run the first three exchanges of the protocol; raises TooFewClients with those who are left.
 
     `task` is all that decides what is trained beside the model, `with_clip` puts a round's clip before it; clients
@@ -389,7 +389,7 @@ def gather(
     _run(sharing, exchange, refused)
     masking = sharing.close(task, model)
     _run(masking, exchange, refused)
-    return Masked(masking.close(), exchange, refused)
+    return MaskedSum(masking.close(), exchange, refused)
 
 
 def _run(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
@@ -615,7 +615,7 @@ class _GivenVectors:
         """Return the session of an attempt."""
         return session_of(self.plan, attempt, cohort)
 
-    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> Masked:
+    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> MaskedSum:
         """Run the protocol between clients and server in this process."""
         machines = {client: self._join(client, session, participations[client]) for client in session.cohort}
         return gather(

@@ -59,7 +59,7 @@ LONGEST_NAME = 100
 EXHAUSTED = 3  # the exit status of a run that its budget or its attempts have ended
 
 
-class BackendName(StrEnum):
+class BackendChoice(StrEnum):
     """Where the clients of a simulation are trained and encoded."""
 
     PROCESSES = "processes"  # in worker processes of this machine, one per core
@@ -139,8 +139,8 @@ def train(
         ),
     ] = False,
     backend: Annotated[
-        BackendName, option("Where clients are trained: processes, in-process or ray. Default: processes.")
-    ] = BackendName.PROCESSES,
+        BackendChoice, option("Where clients are trained: processes, in-process or ray. Default: processes.")
+    ] = BackendChoice.PROCESSES,
     address: Annotated[
         str | None, option("Address of a Ray cluster, for --backend ray. Default: this machine.")
     ] = None,
@@ -209,13 +209,13 @@ def train(
 
 
 def start_backend(
-    name: BackendName, local_training: TrainClients, workers: int | None, address: str | None
+    name: BackendChoice, local_training: TrainClients, workers: int | None, address: str | None
 ) -> Backend:
     """Start what trains the clients; worker processes are forked while this process has no other thread."""
     match name:
-        case BackendName.PROCESSES:
+        case BackendChoice.PROCESSES:
             return ProcessBackend(local_training, workers)
-        case BackendName.IN_PROCESS:
+        case BackendChoice.IN_PROCESS:
             return InProcess(local_training)
     with needs_extra("ray", "ray"):
         from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra

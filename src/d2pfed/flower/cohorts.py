@@ -14,7 +14,7 @@ from d2pfed.flower.enrolment import Draws
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.plan import Plan
-from d2pfed.round import Masked
+from d2pfed.round import MaskedSum
 from d2pfed.runs.directory import RunDirectory
 from d2pfed.secagg import Roster, Sum
 from d2pfed.secagg.draws import Opening, draw_cohort, draw_key
@@ -144,7 +144,7 @@ class ParticipationLog:
 class BlameTracking:
     """Masked vectors whose unmasking excludes the clients that are to blame."""
 
-    masked: Masked
+    masked: MaskedSum
     log: ParticipationLog
 
     @property

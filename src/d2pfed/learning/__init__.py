@@ -12,7 +12,7 @@ from d2pfed.learning.sequential import SequentialTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import Clients, Examples, ReloadedClients, StoredClients, Task
 from d2pfed.learning.tasks import load_clients, load_task
-from d2pfed.learning.trainer import LocalTrainer, Method, use_one_thread
+from d2pfed.learning.trainer import LocalTrainer, TrainingMethod, use_one_thread
 
 __all__ = [
     "Examples",
@@ -39,7 +39,7 @@ __all__ = [
     "Optimizer",
     "LocalTraining",
     "LocalTrainer",
-    "Method",
+    "TrainingMethod",
     "SequentialTrainer",
     "Metrics",
     "Metric",

@@ -32,7 +32,7 @@ _TRIAL_STEPS = 2
 _TRIAL_REPEATS = 3
 
 
-class Method(StrEnum):
+class TrainingMethod(StrEnum):
     """How a cohort is trained."""
 
     COMPILED = "compiled"  # multilayer perceptrons by plain SGD: one compiled call per client
@@ -64,7 +64,7 @@ class LocalTrainer:
     clients: Clients
     local: LocalTraining
     chunk: int | None = None
-    method: Method | None = None
+    method: TrainingMethod | None = None
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
@@ -76,10 +76,10 @@ class LocalTrainer:
             yield from self._behind_front(params, clients, round_seed)
             return
         method = self._choice(params, clients)
-        if method in (Method.COMPILED, Method.CONVOLUTION):
+        if method in (TrainingMethod.COMPILED, TrainingMethod.CONVOLUTION):
             for client in clients:
                 yield self._train_by_hand(params, client, round_seed)
-        elif method in (Method.BATCHED, Method.VMAP):
+        elif method in (TrainingMethod.BATCHED, TrainingMethod.VMAP):
             yield from self._train_together(params, clients, round_seed, method)
         else:
             yield from self._sequential(params, clients, round_seed)
@@ -102,15 +102,15 @@ class LocalTrainer:
         return LocalTrainer(rest, _Seen(self.clients, front), self.local, self.chunk, self.method)
 
     @cached_property
-    def _known_method(self) -> Method | None:
+    def _known_method(self) -> TrainingMethod | None:
         """The method for a model of a known kind: measured once and for all, not on each machine."""
         if self._widths is not None:
             plain = self.local.optimizer is Optimizer.SGD and not self.local.momentum
             narrow = is_narrow(self._widths, self.local.batch_size)
-            return Method.COMPILED if plain and narrow else Method.BATCHED
+            return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.BATCHED
         if self._network is not None:
-            return Method.CONVOLUTION
-        return Method.LOOP if self.model.has(*_ONE_BY_ONE) else None
+            return TrainingMethod.CONVOLUTION
+        return TrainingMethod.LOOP if self.model.has(*_ONE_BY_ONE) else None
 
     @cached_property
     def _network(self) -> ConvolutionalNetwork | None:
@@ -136,26 +136,28 @@ class LocalTrainer:
         return self._sequential.train(params, examples, generator)
 
     def _train_together(
-        self, params: Params, clients: Sequence[int], round_seed: int, method: Method
+        self, params: Params, clients: Sequence[int], round_seed: int, method: TrainingMethod
     ) -> Iterator[Params]:
-        budget = _CACHE_BYTES if method is Method.BATCHED else _CHUNK_BYTES
+        budget = _CACHE_BYTES if method is TrainingMethod.BATCHED else _CHUNK_BYTES
         size = self.chunk or max(1, budget // (4 * self.model.dimension))
         for start in range(0, len(clients), size):
             chunk = Chunk.gather(self.clients, self.local, clients[start : start + size], round_seed)
-            find = dense_gradients if method is Method.BATCHED else vmap_gradients(self.model)
+            find = dense_gradients if method is TrainingMethod.BATCHED else vmap_gradients(self.model)
             yield from chunk.train(self.model, params, self.local, find)
 
-    def _choice(self, params: Params, clients: Sequence[int]) -> Method:
+    def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
         return self.method or self._known_method or self._tried(params, clients)
 
-    def _tried(self, params: Params, clients: Sequence[int]) -> Method:
+    def _tried(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
         """Return the faster of loop and vmap; the first trial counts, and none is made without examples."""
         if (found := self.__dict__.get("_trial")) is not None:
-            return Method(found)
+            return TrainingMethod(found)
         examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
         if examples is None:
-            return Method.LOOP
-        method = _try(self, params, examples) if _vmap_agrees(self.model, params, examples) else Method.LOOP
+            return TrainingMethod.LOOP
+        method = (
+            _try(self, params, examples) if _vmap_agrees(self.model, params, examples) else TrainingMethod.LOOP
+        )
         self.__dict__["_trial"] = method
         return method
 
@@ -184,12 +186,12 @@ def _vmap_agrees(model: Model, params: Params, examples: Examples) -> bool:
     )
 
 
-def _try(trainer: LocalTrainer, params: Params, examples: Examples) -> Method:
+def _try(trainer: LocalTrainer, params: Params, examples: Examples) -> TrainingMethod:
     """Measure a few steps of a few clients by each method."""
     local = replace(trainer.local, epochs=1)
     few = examples.take(np.arange(min(len(examples), _TRIAL_STEPS * local.batch_size)))
     seconds = {}
-    for method in (Method.VMAP, Method.LOOP):
+    for method in (TrainingMethod.VMAP, TrainingMethod.LOOP):
         trial = LocalTrainer(trainer.model, _Same(few), local, trainer.chunk, method)
         taken = []
         for _ in range(_TRIAL_REPEATS):

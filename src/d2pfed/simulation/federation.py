@@ -13,7 +13,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Collected, Masked, gather, session_of
+from d2pfed.round import Attempt, Collected, MaskedSum, gather, session_of
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
 from d2pfed.secagg.crypto import PairSecrets
@@ -141,7 +141,7 @@ class _Gathering:
         require_enough(session, _subset(session, survivors))
         return Summed(session, present, survivors, self.left(survivors, "unmask"), total)
 
-    def by_protocol(self) -> Masked:
+    def by_protocol(self) -> MaskedSum:
         """Send every message between machines in this process."""
         task = with_clip(b"", self.clip)
         return gather(self.session, self.model.tobytes(), _Loopback(self).exchange, task=task)

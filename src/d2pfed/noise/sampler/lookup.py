@@ -33,7 +33,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class TableLayout:
     """How words fall into buckets: by half and octave, the first bucket's number and the shift to m bits."""
 
     starts: Words
@@ -49,7 +49,7 @@ class LookupTable:
     distributions: tuple[Distribution, ...]
     bits: int
     first: int
-    layout: Layout
+    layout: TableLayout
     entries: Words
     values: NDArray[np.int32]
 
@@ -110,7 +110,7 @@ def _unit(bits: int) -> int:
     return 1 << (WORD_BITS - bits)
 
 
-def _lay_out(rows: Words, bits: int) -> Layout:
+def _lay_out(rows: Words, bits: int) -> TableLayout:
     """Cut octaves into the widest buckets that the gaps between entries allow.
 
     An entry T makes the words in [T, T + slack) undecided, slack being two units. If a bucket meets these and
@@ -135,7 +135,7 @@ def _lay_out(rows: Words, bits: int) -> Layout:
             bucket_ends = _ends(half, octave, buckets)
             least.append(bucket_ends[0])
             most.append(bucket_ends[1])
-    return Layout(starts, shifts, np.concatenate(least), np.concatenate(most))
+    return TableLayout(starts, shifts, np.concatenate(least), np.concatenate(most))
 
 
 def _ends(half: int, octave: int, buckets: int) -> tuple[Words, Words]:
@@ -149,7 +149,7 @@ def _ends(half: int, octave: int, buckets: int) -> tuple[Words, Words]:
     return (~high, ~low) if half else (low, high)
 
 
-def _fill(layout: Layout, row: Words, bits: int) -> tuple[Words, NDArray[np.int32]]:
+def _fill(layout: TableLayout, row: Words, bits: int) -> tuple[Words, NDArray[np.int32]]:
     """Return the entry that each bucket compares with, and how many entries are up to words below and from it on.
 
     An entry counts if it makes a word of the bucket undecided or divides the bucket. Where there is none, the

@@ -37,7 +37,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RoundRow:
     """A round in the table; what is secret or unknown is empty."""
 
     round: str
@@ -169,11 +169,11 @@ def _some(rounds: tuple[RoundRecord, ...]) -> list[RoundRecord]:
     return [rounds[round(number * last / (MOST_ROWS - 1))] for number in range(MOST_ROWS)]
 
 
-def _row(report: RunReport, record: RoundRecord) -> Row:
+def _row(report: RunReport, record: RoundRecord) -> RoundRow:
     survivors, seconds = record.survivors, record.seconds
     if report.secret_sizes:
         survivors = seconds = None  # how long a round took tells how many were in it
-    return Row(
+    return RoundRow(
         round=f"{record.round:,}",
         metrics=tuple(
             shown(name, record.metrics[name]) if name in record.metrics else "" for name in report.metric_names
