@@ -221,3 +221,72 @@ def test_without_arguments_the_first_steps_are_printed(run):
     assert "To begin:" in out
     assert "d2pfed train --task digits" in out
     assert run("--version")[1].startswith("d2pfed ")
+
+
+OWN = """
+import torch
+from d2pfed.learning import Examples, Model, StoredClients, Task
+import numpy as np
+
+
+def signs():
+    inputs = torch.linspace(-1, 1, 400)[:, None]
+    table = Examples(inputs, (inputs[:, 0] > 0).long())
+    return Task(
+        name="signs",
+        clients=StoredClients(table, tuple(np.arange(400).reshape(40, 10))),
+        validation=table,
+        test=lambda: table,
+        classes=2,
+        input_shape=(1,),
+        description="Made up.",
+    )
+
+
+def linear():
+    return Model(torch.nn.Linear(1, 2))
+
+
+def number():
+    return 7
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_for_a_test.py").write_text(OWN)
+    yield
+    sys.modules.pop("mine_for_a_test", None)
+
+
+OWN_RUN = TINY.replace("--task digits --model logistic --population 40", "--task mine_for_a_test:signs")
+
+
+def test_a_task_and_a_model_of_ones_own_are_trained(run, own_module):
+    status, out, err = run(f"{OWN_RUN} --model mine_for_a_test:linear")
+    assert status == 0, err
+    assert "Test accuracy" in out
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        ("--task mine_for_a_test:number", "must return a Task of d2pfed.learning, got a int"),
+        ("--task mine_for_a_test:nothing", "must be MODULE:FUNCTION"),
+        ("--task no_such_module:nothing", "No module named"),
+        ("--task :", "must be MODULE:FUNCTION"),
+    ],
+)
+def test_a_function_that_makes_no_task_is_one_line(run, own_module, names, rule):
+    status, _, err = run(f"train {names}")
+    assert status == 2
+    assert rule in err
+    assert err.count("\n") == 1
+
+
+def test_a_plan_that_clients_refuse_by_default_is_told_so(run):
+    told = "A client with the default policy refuses this plan: "
+    assert told in " ".join(run("plan --delta 1e-5")[1].split())
+    mild = "plan --against server --sampling once --cohort-size 1000 --rounds 50 --dropouts 0.1 --colluders 0.1"
+    assert told not in " ".join(run(mild)[1].split())

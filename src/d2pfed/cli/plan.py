@@ -8,6 +8,7 @@ import typer
 from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, Sizes, check_sizes, with_fields
 from d2pfed.cli.show import print_json
 from d2pfed.plan import PlanSummary, PrivacyTarget, calibrate, describe
+from d2pfed.plan.policy import default_refusal
 from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
 
@@ -32,10 +33,10 @@ def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False
         spent = {"epsilon": per_observer, "delta": agreed.delta}
         print_json(asdict(summary) | {"guarantees": summary.guarantees} | bytes_sent | spent | asked)
         return
-    _print(summary, upload, target.dimension)
+    _print(summary, upload, target.dimension, default_refusal(target, agreed))
 
 
-def _print(summary: PlanSummary, upload: int, dimension: int) -> None:
+def _print(summary: PlanSummary, upload: int, dimension: int, refusal: str) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
     from d2pfed.accounting import round_up  # noqa: PLC0415
@@ -61,5 +62,5 @@ def _print(summary: PlanSummary, upload: int, dimension: int) -> None:
     for reason in (summary.why_noise, summary.why_bits, summary.why_graph, summary.why_colluders):
         console.print(reason)
     console.print(epsilons(summary.guarantees))
-    for warning in summary.warnings:
+    for warning in (*summary.warnings, *filter(None, [refusal])):
         console.print(f"Warning: {warning}")

@@ -5,8 +5,9 @@ import sys
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -33,6 +34,7 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
+from d2pfed.plan.policy import default_refusal
 from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
 from d2pfed.simulation.process_backend import ProcessBackend
 from d2pfed.training import ServerOptimizer
@@ -42,6 +44,8 @@ with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api.filling import split_population
     from d2pfed.learning import (
         LocalTraining,
+        Model,
+        Task,
         build_model,
         fitting,
         load_task,
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
     from d2pfed.runs import RoundRecord, RunSummary
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+
+Own = TypeVar("Own", Task, Model)
 
 DEFAULT_TASK = "infimnist"
 LONGEST_NAME = 100
@@ -102,11 +108,16 @@ def train(
     *,
     task: Annotated[
         str,
-        option("infimnist, digits, mnist-writers, cifar10 or shakespeare. Default: infimnist.", DATA),
+        option(
+            "infimnist, digits, mnist-writers, cifar10, shakespeare or MODULE:FUNCTION. Default: infimnist.", DATA
+        ),
     ] = DEFAULT_TASK,
     model: Annotated[
         str | None,
-        option("edges, mlp, logistic, cnn, small-cnn or char. Default: the one for the task.", TRAINING),
+        option(
+            "edges, mlp, logistic, cnn, small-cnn, char or MODULE:FUNCTION. Default: the one for the task.",
+            TRAINING,
+        ),
     ] = None,
     partition: Annotated[
         str | None, option("iid, shards, dirichlet:ALPHA or owner. Default: the task's.", DATA)
@@ -159,11 +170,13 @@ def train(
     trained, stepped, losses = LocalTraining(**local), ServerOptimizer(**server), parse_dropouts(lost)
     population = wanted.pop("population")
     with needs_extra("train", *TRAIN_PACKAGES):
-        chosen = load_task(
-            task, population=population, partition=parse_partition(partition) if partition else None, data_dir=data
-        )
+        if ":" in task:
+            chosen = own(task, Task)
+        else:
+            divided = parse_partition(partition) if partition else None
+            chosen = load_task(task, population=population, partition=divided, data_dir=data)
     model = model or fitting(chosen)
-    network = build_model(model, chosen, seed=seed or 0)
+    network = own(model, Model) if ":" in model else build_model(model, chosen, seed=seed or 0)
     if task == DEFAULT_TASK and population is None and wanted["rounds"] is None and wanted["cohort_size"] is None:
         wanted |= DEFAULT_JOB | ({} if wanted["spare"] is None else {"spare": wanted["spare"]})
     target = PrivacyTarget(dimension=network.dimension, population=chosen.clients.population, **wanted)
@@ -189,10 +202,10 @@ def train(
     )
     agreed = calibrate(target)
     job = Job(settings, chosen, network, agreed)
-    directory = Path("runs") / (name or f"{task}-{digest(canonical.encode(settings)).hex()[:8]}")
+    directory = Path("runs") / (name or f"{task.replace(':', '-')}-{digest(canonical.encode(settings)).hex()[:8]}")
     console = err()
     console.print(chosen.description)
-    for warning in describe(target, agreed).warnings:
+    for warning in (*describe(target, agreed).warnings, *filter(None, [default_refusal(target, agreed)])):
         console.print(f"Warning: {warning}")
     started = start_backend(backend, job.trainer(), workers, address)
     with Watcher(agreed.rounds, "round") as watcher:
@@ -206,6 +219,21 @@ def train(
             sys.exit(watcher.exit_status)
         case "exhausted":
             sys.exit(EXHAUSTED)
+
+
+def own(name: str, kind: type[Own]) -> Own:
+    """Return what a user's own function makes; `name` is MODULE:FUNCTION, found from the current directory on."""
+    module, _, function = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        made = getattr(import_module(module), function)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name} must be MODULE:FUNCTION: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(made, kind):
+        raise ConfigError(f"{name} must return a {kind.__name__} of d2pfed.learning, got a {type(made).__name__}")
+    return made
 
 
 def start_backend(

@@ -9,7 +9,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.plan import Plan
-from d2pfed.plan.target import MechanismName
+from d2pfed.plan.target import MechanismName, PrivacyTarget
 from d2pfed.plan.widths import noise_width, variance, widest
 from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 
@@ -167,6 +167,16 @@ def _check_graph(plan: Plan, colluders: int) -> None:
 def _check_colluders(plan: Plan, colluders: int) -> None:
     """Refuse a plan that counts on fewer than the client does: the client's account goes by the plan's number."""
     _check_at_least("colluders", plan.colluders, colluders)
+
+
+def default_refusal(target: PrivacyTarget, plan: Plan) -> str:
+    """Return why a client with the default policy refuses a plan; empty if it accepts it."""
+    is_signed = plan.consistency is Consistency.SIGNED
+    try:
+        Policy().check(plan, Enrolled(plan.sampling.population, target.draws) if is_signed else None)
+    except ConfigError as error:
+        return f"A client with the default policy refuses this plan: {error}."
+    return ""
 
 
 def mechanism_name(mechanism: Mechanism) -> MechanismName:
