@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 
 import numpy as np
-import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Release, Sampli
 from d2pfed.accounting.events import DiscreteGaussianSum
 from d2pfed.api import Job, Settings
 from d2pfed.cli import app
-from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.errors import ConfigError, DamagedFile, PeerError, TooFewClients
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.noise.clipping import LARGEST_BETA, AdaptiveClip, split_clip, with_clip
 from d2pfed.noise.codec import Centres, Codec
@@ -36,6 +35,7 @@ from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of
 from d2pfed.simulation import Dropouts, Fidelity, SimulatedFederation
 from d2pfed.simulation.backend import simulated_participant
 from d2pfed.training import Cohorts, ServerOptimizer, train
+from support import oracle
 from support.simulations import NO_MODEL, Attempting, Given
 
 D = 30
@@ -684,14 +684,14 @@ def test_a_checkpoint_without_its_clip_or_with_another_is_refused(parts, tmp_pat
         last = directory.load()
         assert last.state.clip is not None
         directory.save(Checkpoint(replace(last.state, clip=None), last.head))
-    with pytest.raises(ConfigError, match="does not go with the plan"):
+    with pytest.raises(DamagedFile, match="does not go with the plan"):
         job(parts).execute(path, None, lambda _record: True)
     with RunDirectory.open(path, settings) as directory:
         directory.save(last)
         arrays = {name: getattr(last.state, name) for name in ("params", "velocity", "second", "average")}
         notes = {"rounds": str(last.state.rounds), "ledger": last.head, "clip": (0.1).hex()}
         directory.replace("checkpoint.safetensors", save(arrays, notes | {"checksum": _checksum(directory, last)}))
-        with pytest.raises(ConfigError, match="checksum"):
+        with pytest.raises(DamagedFile, match="checksum"):
             directory.load()
 
 

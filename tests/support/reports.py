@@ -34,6 +34,8 @@ def records(count: int) -> tuple[RoundRecord, ...]:
             update_norm=1 + 1 / number,
             upload_bytes=64,
             seconds=0.125,
+            clip=1.0,
+            fraction_clipped=None,
         )
         for number in range(1, count + 1)
     )
