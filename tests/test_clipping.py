@@ -684,7 +684,7 @@ def test_a_checkpoint_without_its_clip_or_with_another_is_refused(parts, tmp_pat
         last = directory.load()
         assert last.state.clip is not None
         directory.save(Checkpoint(replace(last.state, clip=None), last.head))
-    with pytest.raises(DamagedFile, match="does not go with the plan"):
+    with pytest.raises(ConfigError, match="does not go with the plan"):
         job(parts).execute(path, None, lambda _record: True)
     with RunDirectory.open(path, settings) as directory:
         directory.save(last)
