@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, DownloadError
 
 _TIMEOUT_SECONDS = 60
 
@@ -162,9 +162,9 @@ def _get(url: str) -> bytes:
             content: bytes = answer.read()
     except urllib.error.HTTPError as refusal:
         with refusal:  # it holds the connection open
-            raise ConfigError(f"cannot fetch {url}: {refusal}") from refusal
+            raise DownloadError(f"cannot fetch {url}: {refusal}") from refusal
     except OSError as error:
-        raise ConfigError(f"cannot fetch {url}: {error}") from error
+        raise DownloadError(f"cannot fetch {url}: {error}") from error
     return content
 
 
