@@ -60,7 +60,6 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup,
     help="Federated learning with secure aggregation and distributed differential privacy.",
-    add_completion=False,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

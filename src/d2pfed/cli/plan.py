@@ -7,7 +7,7 @@ import typer
 
 from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, Sizes, check_sizes, with_fields
 from d2pfed.cli.show import print_json
-from d2pfed.plan import PlanSummary, PrivacyTarget, calibrate, describe
+from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, calibrate, describe
 from d2pfed.plan.policy import default_refusal
 from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
@@ -33,21 +33,21 @@ def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False
         spent = {"epsilon": per_observer, "delta": agreed.delta}
         print_json(asdict(summary) | {"guarantees": summary.guarantees} | bytes_sent | spent | asked)
         return
-    _print(summary, upload, target.dimension, default_refusal(target, agreed))
+    _print(summary, upload, agreed, default_refusal(target, agreed))
 
 
-def _print(summary: PlanSummary, upload: int, dimension: int, refusal: str) -> None:
+def _print(summary: PlanSummary, upload: int, plan: Plan, refusal: str) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
     from d2pfed.accounting import round_up  # noqa: PLC0415
-    from d2pfed.cli.show import epsilons, out  # noqa: PLC0415
+    from d2pfed.cli.show import epsilons, headline, out  # noqa: PLC0415
 
     table = Table(title="The plan", title_justify="left", show_header=False)
     for name, value in (
         ("noise on the sum (sigma)", f"{summary.sigma:.5g}"),
         ("noise multiplier", f"{summary.noise_multiplier:.4f}"),
         ("bits per coordinate", f"{summary.bits}"),
-        ("vector per client per round", f"{summary.upload_bytes:,} bytes for {dimension:,} parameters"),
+        ("vector per client per round", f"{summary.upload_bytes:,} bytes for {plan.dimension:,} parameters"),
         ("upload with keys and shares", f"{upload:,} bytes"),
         ("chance that a sum wraps", f"at most {round_up(summary.wrap_probability, 2)} per round"),
         ("error against a trusted server", f"{100 * (summary.relative_error - 1):+.2f} %"),
@@ -58,6 +58,7 @@ def _print(summary: PlanSummary, upload: int, dimension: int, refusal: str) -> N
     ):
         table.add_row(name, value)
     console = out()
+    console.print(headline(summary.guarantees, plan.against))
     console.print(table)
     for reason in (summary.why_noise, summary.why_bits, summary.why_graph, summary.why_colluders):
         console.print(reason)

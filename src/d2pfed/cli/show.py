@@ -51,24 +51,55 @@ def plain(value: object) -> object:
     return str(value)
 
 
+def headline(spent: tuple[Guarantee, ...], against: Observer) -> str:
+    """Return the guarantee that was asked for, in one sentence."""
+    item = next(each for each in spent if each.observer == against)
+    cap = "" if str(against) == "released" else f", at most {_times(item.max_participations)}"
+    return (
+        f"Guarantee against {item.observer} ({OBSERVED[item.observer.view]}): epsilon {round_up(item.epsilon, 4)} at "
+        f"delta {delta_as_given(item.delta)} for one {item.unit} ({item.adjacency}{cap})."
+    )
+
+
 def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> "Table":
     """Return the table of one epsilon per observer, each with all that it depends on; bounds are rounded up."""
-    from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
+    from rich import box  # noqa: PLC0415 - slow to load, and JSON needs no table
+    from rich.table import Table  # noqa: PLC0415
 
-    table = Table(title=f"What each observer can learn about one client{when}", title_justify="left")
-    for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
-        table.add_column(column, justify="right" if justify == "right" else "left")
+    unit = spent[0].unit if spent else "client"
+    table = Table(
+        title=f"What each observer can learn about one {unit}{when}",
+        title_justify="left",
+        caption="\n".join(_scopes(spent)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for column in ("observer", "", "epsilon", "delta", "at most"):
+        table.add_column(column, justify="right" if column in {"epsilon", "delta"} else "left")
     for item in spent:
-        scope = f"{item.unit}, {item.adjacency}, {item.sampling}"
-        if str(item.observer) != "released":
-            scope += f", at most {item.max_participations} participation{'s' * (item.max_participations != 1)}"
+        most = "" if str(item.observer) == "released" else _times(item.max_participations)
         table.add_row(
-            f"{item.observer}: {OBSERVED[item.observer.view]}",
+            str(item.observer),
+            OBSERVED[item.observer.view],
             round_up(item.epsilon, 4),
             delta_as_given(item.delta),
-            item.reason or scope,
+            item.reason or most,
         )
     return table
+
+
+def _times(participations: int) -> str:
+    return f"{participations} participation{'s' * (participations != 1)}"
+
+
+def _scopes(spent: tuple[Guarantee, ...]) -> list[str]:
+    """Return how cohorts were sampled and what is compared, for the observers to whom the same applies."""
+    groups: dict[str, list[str]] = {}
+    for item in spent:
+        groups.setdefault(f"{item.adjacency}, {item.sampling}", []).append(str(item.observer))
+    return [f"{', '.join(names)}: {scope}" for scope, names in groups.items()]
 
 
 def delta_as_given(delta: float) -> str:
@@ -82,7 +113,7 @@ def out() -> "Console":
     from rich.console import Console  # noqa: PLC0415 - as above
 
     console = Console()
-    return console if console.is_terminal else Console(width=140)
+    return console if console.is_terminal else Console(width=100)
 
 
 def err() -> "Console":

@@ -27,7 +27,7 @@ from d2pfed.cli.options import (
     with_fields,
 )
 from d2pfed.cli.progress import Watcher
-from d2pfed.cli.show import epsilons, err, out, plain, print_json
+from d2pfed.cli.show import epsilons, err, headline, out, plain, print_json
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING
 from d2pfed.numerics import canonical
@@ -213,7 +213,7 @@ def train(
     if json:
         print_json(plain(summary))
     else:
-        _print(summary)
+        _print(summary, agreed)
     match summary.end.value:
         case "interrupted":
             sys.exit(watcher.exit_status)
@@ -261,7 +261,7 @@ def _listen(watcher: Watcher, plan: Plan, record: "RoundRecord") -> bool:
     return not watcher.stopping
 
 
-def _print(summary: "RunSummary") -> None:
+def _print(summary: "RunSummary", plan: Plan) -> None:
     console = out()
     match summary.end.value:
         case "interrupted":
@@ -284,6 +284,7 @@ def _print(summary: "RunSummary") -> None:
         f"{summary.charged:,} of {summary.max_attempts:,} attempts are charged. The epsilons are those of all of them, "
         "however the run ends."
     )
+    console.print(headline(summary.guarantees, plan.against))
     console.print(epsilons(summary.guarantees))
     if summary.so_far:
         console.print(epsilons(summary.so_far, " so far, as nobody stopped the run for what it has shown"))
