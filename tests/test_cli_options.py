@@ -180,6 +180,7 @@ main()
     [
         ("torch", "train --task digits", "torch"),
         ("sklearn", "train --task digits", "sklearn"),
+        ("safetensors", "train --task digits", "safetensors"),
         ("matplotlib", "report runs/x", "matplotlib"),
         ("torch", "data fetch infimnist", "torch"),
         (

@@ -35,8 +35,6 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.plan.policy import default_refusal
-from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
-from d2pfed.simulation.process_backend import ProcessBackend
 from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
@@ -52,6 +50,8 @@ with needs_extra("train", *TRAIN_PACKAGES):
         parse_partition,
         use_one_thread,
     )
+    from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
+    from d2pfed.simulation.process_backend import ProcessBackend
 
 if TYPE_CHECKING:
     from d2pfed.runs import RoundRecord, RunSummary
