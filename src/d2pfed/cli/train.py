@@ -93,9 +93,9 @@ TARGET = FieldOptions(
     left_out=("dimension", "draws", "consistency", "attempts_per_round"),
 )
 DEFAULT_JOB = {"rounds": 50, "cohort_size": 1000, "spare": 5}  # over 100,000 clients, each asked once
-LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 3})
+LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 5})
 SERVER = FieldOptions(
-    kind=ServerOptimizer, prefix="server_", defaults={"lr": 0.8, "momentum": 0.5, "averaging": 0.8}
+    kind=ServerOptimizer, prefix="server_", defaults={"lr": 2.0, "momentum": 0.7, "averaging": 0.8}
 )
 
 
