@@ -28,7 +28,8 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 CIFAR = "--accountant binomial --trials 7285851 --levels 401 --dimension 996298 --population 2000 --rounds 300"
-PAPER = "plan --delta 1e-5 --json"
+FOR_RELEASED = "--against released --sampling fixed --dropouts 0 --colluders 0"
+PAPER = f"plan --delta 1e-5 --cohort-size 100 --rounds 100 --dimension 51370 {FOR_RELEASED} --json"
 TINY = (
     "train --task digits --model logistic --population 40 --cohort-size 20 --rounds 2 --epsilon 30 --name tiny"
     " --against released --sampling fixed --dropouts 0 --colluders 0"
@@ -50,7 +51,7 @@ def test_the_plan_of_the_papers_setting_costs_what_it_should(run):
 
 
 def test_a_plan_is_a_table_with_reasons_and_warnings(run):
-    status, out, _ = run("plan --population 2000 --cohort-size 10 --dimension 996298 --rounds 300")
+    status, out, _ = run(f"plan --population 2000 --cohort-size 10 --dimension 996298 --rounds 300 {FOR_RELEASED}")
     assert status == 0
     for text in (
         "noise on the sum",
@@ -91,10 +92,10 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
         ("plan --epsilon x", "'--epsilon'"),
         ("plan --cohort-size 200 --population 100", "cohort_size must be at most the population 100, got 200"),
-        ("plan --bits 4", "bits must be at least 8"),
-        ("plan --dropouts 0.9", "what would do: at most 49 dropouts"),
+        ("plan --bits 4", "bits must be at least 10"),
+        ("plan --dropouts 0.9", "what would do: at most"),
         ("plan --mechanism shared --colluders 0.1", "colluders must be 0 with the mechanism shared"),
-        ("plan --sampling poisson --mechanism shared", "poisson sampling and secret sizes go together"),
+        ("plan --sampling poisson --mechanism shared --colluders 0", "poisson sampling and secret sizes go together"),
         ("plan --sizes hidden", "sizes must be known or secret, got hidden"),
         ("plan --against nobody", "against must be released, server"),
         ("plan --nope", "No such option"),
@@ -287,6 +288,18 @@ def test_a_function_that_makes_no_task_is_one_line(run, own_module, names, rule)
 
 def test_a_plan_that_clients_refuse_by_default_is_told_so(run):
     told = "A client with the default policy refuses this plan: "
-    assert told in " ".join(run("plan --delta 1e-5")[1].split())
-    mild = "plan --against server --sampling once --cohort-size 1000 --rounds 50 --dropouts 0.1 --colluders 0.1"
-    assert told not in " ".join(run(mild)[1].split())
+    assert told in " ".join(run(PAPER.removesuffix("--json"))[1].split())
+    assert told not in " ".join(run("plan")[1].split())
+
+
+def test_plan_and_train_have_one_set_of_defaults(run):
+    options = json.loads(run("plan --json")[1])["options"]
+    assert [options[name] for name in ("sampling", "dropouts", "colluders")] == ["once", 0.1, 0.1]
+    helps = [" ".join(run(f"{command} --help")[1].split()) for command in ("plan", "train")]
+    for text in (
+        "or colluding(c). Default: server.",
+        "How cohorts are drawn. Default: once.",
+        "missing from the sum. Default: 0.1.",
+        "all it knows. Default: 0.1.",
+    ):
+        assert all(text in shown for shown in helps)

@@ -708,7 +708,7 @@ def test_a_fixed_clip_is_recorded_without_a_fraction(parts, tmp_path):
 
 
 def test_the_command_line_plans_an_adaptive_clip():
-    options = "plan --dimension 100 --population 1000 --cohort-size 100 --rounds 10 --clip auto --json"
+    options = "plan --dimension 100 --population 1000 --cohort-size 100 --rounds 8 --clip auto --json"
     result = CliRunner().invoke(app, options.split())
     assert result.exit_code == 0, result.output
     assert "The clip starts at 1" in result.stdout

@@ -414,7 +414,8 @@ def test_phases_on_one_ledger_are_charged_until_it_is_spent():
     first = d2pfed.fit(linear(), pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/one")
     second = d2pfed.fit(first.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/two")
     assert second.summary.end is End.COMPLETE
-    assert "2 runs on ledger.sqlite together are within epsilon 1.75 at delta 0.001 against server" in repr(second)
+    assert "tuning: 2 runs on this ledger, epsilon 1.75 together at delta 0.001 against server" in repr(second)
+    assert "2 runs on this ledger, epsilon 1.75 together" in (second.directory / "report.html").read_text()
     assert len(verify(Path("ledger.sqlite")).runs) == 2
     with pytest.raises(BudgetExceeded, match="run three"):
         d2pfed.fit(second.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/three")

@@ -698,10 +698,21 @@ def test_a_hopeless_target_is_warned_of_with_a_cohort_that_would_help():
     )
     summary = describe(hopeless, planned(hopeless))
     (warning,) = summary.warnings
-    helpful = int(warning.split("a cohort of about ")[1].split()[0])
-    assert helpful == pytest.approx(10 * summary.noise_to_clip / 10, rel=0.1)
+    helpful = int(warning.split("cohorts of about ")[1].split()[0])
+    assert "little can be learned" in warning
+    assert helpful == pytest.approx(10 * 3 * summary.noise_to_clip / math.sqrt(300), rel=0.1)
     assert summary.noise_to_clip == pytest.approx(math.sqrt(996_298) * planned(hopeless).sigma / 10, rel=0.02)
-    assert describe(SMALL, planned(SMALL)).warnings == ()
+    assert summary.signal_to_noise == pytest.approx(math.sqrt(300) / summary.noise_to_clip)
+
+
+def test_what_to_expect_follows_from_signal_and_noise():
+    loud = [replace(SMALL, dimension=dimension) for dimension in (64, 1024)]
+    quiet, weak = (describe(target, planned(target)) for target in loud)
+    assert quiet.signal_to_noise > 3
+    assert quiet.warnings == ()
+    assert f"{quiet.signal_to_noise:.2g} times the length of the noise" in quiet.why_signal
+    assert 1 < weak.signal_to_noise < 3
+    assert any("expect much less than in the clear" in warning for warning in weak.warnings)
 
 
 @pytest.mark.parametrize(("delta", "count"), [(1 / 2000, 1), (0.01, 1), (0.99 / 2000, 0), (None, 0)])

@@ -68,6 +68,7 @@ def report(
             dimension=40,
             bits=plan_summary.bits,
             repeatable=False,
+            tuning="",
         ),
         planned_rounds=most,
         rounds=records(rounds),

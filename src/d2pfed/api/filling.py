@@ -5,13 +5,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from d2pfed.accounting import SERVER, CohortSampling, Sampling
+from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
-from d2pfed.plan import PrivacyTarget
+from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
 from d2pfed.plan.calibrate import ideal_multiplier
 
-DEFAULT_PRIVACY = PrivacyTarget(epsilon=1.0, against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1)
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
 LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones
@@ -145,7 +144,7 @@ def _as_target(privacy: PrivacyTarget | Mapping[str, object]) -> PrivacyTarget:
     for name in privacy:
         if name not in names:
             raise ConfigError(f"privacy has no field {name!r}; its fields are {', '.join(names)}")
-    return replace(DEFAULT_PRIVACY, **privacy)  # type: ignore[arg-type]
+    return replace(DEFAULT_TARGET, **privacy)  # type: ignore[arg-type]
 
 
 def _in_the_clear(population: int, rounds: int | None, cohort_size: int | None) -> Scope:

@@ -16,14 +16,14 @@ from d2pfed.api.arguments import (
     whole_number,
 )
 from d2pfed.api.backends import backend_named
-from d2pfed.api.filling import DEFAULT_PRIVACY, scope_of
+from d2pfed.api.filling import scope_of
 from d2pfed.api.own_run import Details, OwnEvaluator, OwnRun
 from d2pfed.api.result import FitResult
 from d2pfed.api.simulated import array_shapes
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback, watching
 from d2pfed.learning import Forward, LocalTraining, Losses, Metric, Module, OwnClients, Step, one_thread, own_model
-from d2pfed.plan import PrivacyTarget
+from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget
 from d2pfed.runs import RunSettings
 from d2pfed.training import ServerOptimizer
 
@@ -32,7 +32,7 @@ def fit(
     module: Module,
     clients: Sequence[object] | Mapping[object, object] | Callable[[int], object],
     *,
-    privacy: PrivacyTarget | Mapping[str, object] | None = DEFAULT_PRIVACY,
+    privacy: PrivacyTarget | Mapping[str, object] | None = DEFAULT_TARGET,
     rounds: int | None = None,
     cohort_size: int | None = None,
     population: int | None = None,

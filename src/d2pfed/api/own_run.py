@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from d2pfed.accounting import round_up
 from d2pfed.api.backends import MISTAKES, BackendName, mistake, start_backend, try_client
 from d2pfed.api.filling import Scope
 from d2pfed.api.norms import FILE, NormRecorder, read_norms
@@ -18,7 +17,6 @@ from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback, Watch, listener
 from d2pfed.errors import BudgetExceeded
 from d2pfed.learning import LocalTraining, Metric, Model, OwnClients, Rows, batches_of, measure, trainer_for
-from d2pfed.ledger import RowKind, read_budget, read_rows
 from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan, calibrate
 from d2pfed.runs import End, RunSettings, RunSummary
@@ -105,7 +103,7 @@ class OwnRun:
         )
         if summary.end is End.EXHAUSTED and not summary.rounds:
             raise BudgetExceeded(summary.stopped)
-        return self._result(summary, plan, notes if ledger is None else (*notes, _cost_of_all(ledger)))
+        return self._result(summary, plan, notes)
 
     def _backend(self, params: FloatVector, where: tuple[BackendName, int | None]) -> tuple[Backend, str]:
         client, _ = self.clients.first()
@@ -136,14 +134,3 @@ class OwnRun:
             plan_summary=report.plan_summary,
             notes=notes,
         )
-
-
-def _cost_of_all(ledger: Path) -> str:
-    """Return what the runs on a shared ledger cost together, tuning included."""
-    budget = read_budget(ledger)
-    runs = [row for row in read_rows(ledger) if row.kind is RowKind.BEGIN]
-    return (
-        f"{len(runs)} run{'s' * (len(runs) != 1)} on {ledger.name} together are within epsilon "
-        f"{round_up(budget.epsilon, 4)} at delta {round_up(budget.delta, 3)} against {budget.observer}, whatever was "
-        "chosen from earlier ones."
-    )

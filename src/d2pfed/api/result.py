@@ -78,6 +78,8 @@ class FitResult:
             found.append(
                 (f"by the early stop, against {self.stop_guarantee.observer}", _guarantee(self.stop_guarantee))
             )
+        if self.summary.tuning:
+            found.append(("tuning", self.summary.tuning))
         if self.norm_quantiles:
             shown = ", ".join(f"{100 * level:g} % {norm:.3g}" for level, norm in self.norm_quantiles.items())
             found.append(("norms of updates", shown))

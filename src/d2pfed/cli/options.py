@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from d2pfed.errors import ConfigError
 from d2pfed.fields import DATA, RUN, Description, default_in_words, descriptions
+from d2pfed.plan import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from click import Context, HelpFormatter
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from d2pfed.simulation import Dropouts
 
 TRAIN_PACKAGES = ("torch", "sklearn", "safetensors", "matplotlib", "jinja2", "mlxtend")  # of the extra `train`
+# The fields of a privacy target in which the commands' default differs from the class's own.
+TARGET_DEFAULTS = {
+    name: getattr(DEFAULT_TARGET, name) for name in ("against", "sampling", "dropouts", "colluders")
+}
 SECTIONS = ("Privacy", "Training", "Data", "Run")  # in the order of the help
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, Sizes, check_sizes, with_fields
+from d2pfed.cli.options import TARGET_DEFAULTS, AsJson, FieldOptions, SectionedCommand, Sizes, check_sizes, with_fields
 from d2pfed.cli.show import print_json
 from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, calibrate, describe
 from d2pfed.plan.policy import default_refusal
@@ -14,11 +14,11 @@ from d2pfed.secagg import upload_bytes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
 
-PAPER = {"population": 100_000, "cohort_size": 100, "rounds": 100, "dimension": 51_370}  # its setting
+DEFAULT_JOB = {"population": 100_000, "cohort_size": 1000, "rounds": 50, "dimension": 19_354}  # of `d2pfed train`
 
 
 @app.command(cls=SectionedCommand)
-@with_fields(FieldOptions(kind=PrivacyTarget, defaults=PAPER))
+@with_fields(FieldOptions(kind=PrivacyTarget, defaults=TARGET_DEFAULTS | DEFAULT_JOB))
 def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False) -> None:
     """Show what a privacy target requires: noise, bits, bytes, error, and an epsilon for each observer."""
     target = PrivacyTarget(**wanted)
@@ -52,6 +52,7 @@ def _print(summary: PlanSummary, upload: int, plan: Plan, refusal: str) -> None:
         ("chance that a sum wraps", f"at most {round_up(summary.wrap_probability, 2)} per round"),
         ("error against a trusted server", f"{100 * (summary.relative_error - 1):+.2f} %"),
         ("noise in the mean over the clip", f"{summary.noise_to_clip:.3g}"),
+        ("agreeing updates over noise", f"{summary.signal_to_noise:.2g} after all rounds"),
         ("attempts that may be charged", f"{summary.max_attempts}"),
         ("colluders in a cohort", f"at most {summary.colluders}"),
         ("neighbours, threshold, cut off", f"{summary.neighbours}, {summary.threshold}, {summary.cut_off}"),

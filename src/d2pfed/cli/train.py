@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from d2pfed.accounting import SERVER as SERVER_VIEW
-from d2pfed.accounting import Sampling
 from d2pfed.cli.options import (
+    TARGET_DEFAULTS,
     TRAIN_PACKAGES,
     AsJson,
     Config,
@@ -73,18 +72,10 @@ class BackendChoice(StrEnum):
     RAY = "ray"  # by workers on one machine or many
 
 
-# What serves the default task, with a guarantee against the server; the classes' own defaults are those of FedAvg.
+# What serves the default task; the classes' own defaults are those of FedAvg.
 TARGET = FieldOptions(
     kind=PrivacyTarget,
-    defaults={
-        "population": None,
-        "cohort_size": None,
-        "rounds": None,
-        "against": SERVER_VIEW,
-        "sampling": Sampling.ONCE,
-        "dropouts": 0.1,
-        "colluders": 0.1,
-    },
+    defaults=TARGET_DEFAULTS | dict.fromkeys(("population", "cohort_size", "rounds")),
     unset={
         "population": "the task's",
         "cohort_size": "1,000 for infimnist, else what the population allows",
@@ -93,9 +84,9 @@ TARGET = FieldOptions(
     left_out=("dimension", "draws", "consistency", "attempts_per_round"),
 )
 DEFAULT_JOB = {"rounds": 50, "cohort_size": 1000, "spare": 5}  # over 100,000 clients, each asked once
-LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 3})
+LOCAL = FieldOptions(kind=LocalTraining, defaults={"lr": 0.2, "epochs": 5})
 SERVER = FieldOptions(
-    kind=ServerOptimizer, prefix="server_", defaults={"lr": 0.8, "momentum": 0.5, "averaging": 0.8}
+    kind=ServerOptimizer, prefix="server_", defaults={"lr": 2.0, "momentum": 0.7, "averaging": 0.8}
 )
 
 
@@ -205,7 +196,9 @@ def train(
     directory = Path("runs") / (name or f"{task.replace(':', '-')}-{digest(canonical.encode(settings)).hex()[:8]}")
     console = err()
     console.print(chosen.description)
-    for warning in (*describe(target, agreed).warnings, *filter(None, [default_refusal(target, agreed)])):
+    summed_up = describe(target, agreed)
+    console.print(summed_up.why_signal)
+    for warning in (*summed_up.warnings, *filter(None, [default_refusal(target, agreed)])):
         console.print(f"Warning: {warning}")
     started = start_backend(backend, job.trainer(), workers, address)
     with Watcher(agreed.rounds, "round") as watcher:
@@ -288,6 +281,8 @@ def _print(summary: "RunSummary", plan: Plan) -> None:
     console.print(epsilons(summary.guarantees))
     if summary.so_far:
         console.print(epsilons(summary.so_far, " so far, as nobody stopped the run for what it has shown"))
+    if summary.tuning:
+        console.print(f"Tuning: {summary.tuning}.")
     if summary.repeatable:
         console.print("This run repeats from its seed: it protects nobody from whoever knows the seed.")
     console.print(

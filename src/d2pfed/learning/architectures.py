@@ -80,7 +80,9 @@ def fitting(task: Task) -> str:
     """Return the name of the model that serves a task well."""
     if len(task.input_shape) == 1:
         return "char"
-    return "edges" if task.input_shape[0] == 1 else "small-cnn"
+    if task.input_shape[0] != 1:
+        return "small-cnn"
+    return "edges" if task.input_shape[1] > 2 * CELLS else "logistic"  # of the smallest images edges are the pixels
 
 
 def build_model(name: str, task: Task, seed: int) -> Model:

@@ -92,9 +92,14 @@ class Budget:
             self.require_like(plan)
 
     def require_like(self, plan: RunPlan) -> None:
-        """Refuse a run that this budget does not speak of: another observer, delta or cap."""
-        wanted = replace(self, epsilon=plan.epsilon, declared=())
+        """Refuse a run that this budget does not speak of: another observer or delta, or a greater cap.
+
+        A run is charged at its own cap, so a smaller one than the budget's costs less.
+        """
+        cap = min(self.max_participations, plan.max_participations)
+        wanted = replace(self, epsilon=plan.epsilon, max_participations=cap, declared=())
         if plan.budget != wanted:
+            wanted = replace(wanted, max_participations=self.max_participations)
             raise ConfigError(f"the ledger has the budget {_brief(wanted)}, this plan needs {_brief(plan.budget)}")
 
     def encode(self) -> str:

@@ -138,6 +138,10 @@ class Ledger:
         """Return epsilon of all runs that are charged, each with all attempts that it may take, composed."""
         return self._state.epsilon
 
+    def runs(self) -> tuple[ChargedRun, ...]:
+        """Return the runs that are charged, in the order of their beginning."""
+        return tuple(self._state.runs.values())
+
     def charged(self, run: str) -> int:
         """Return how many attempts of a run may have been opened; void ones are not among them."""
         return self._state.charged[run]

@@ -5,9 +5,10 @@ from d2pfed.plan.collusion import VERIFIED_DRAWS
 from d2pfed.plan.describe import PlanSummary, describe
 from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.policy import Enrolled, Policy
-from d2pfed.plan.target import MechanismName, PrivacyTarget, RotationName
+from d2pfed.plan.target import DEFAULT_TARGET, MechanismName, PrivacyTarget, RotationName
 
 __all__ = [
+    "DEFAULT_TARGET",
     "PrivacyTarget",
     "VERIFIED_DRAWS",
     "MechanismName",

@@ -14,7 +14,9 @@ from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import variance
 from d2pfed.secagg.graph import Consistency
 
-HOPELESS = 10.0  # the noise's norm in the mean over the clip: above it, updates drown
+# The most that updates add up to over all rounds, over the noise's norm: below 1 the accuracy of a run is hardly above
+# chance, below 3 well under that of training in the clear (docs/training.md#what-to-expect).
+HOPELESS, WEAK = 1.0, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class PlanSummary:
     wrap_probability: float
     relative_error: float  # root mean square error of the mean over that of an ideal trusted server
     noise_to_clip: float  # the noise's norm in the mean, over the clip
+    signal_to_noise: float  # the most that updates add up to over all rounds, over the noise's norm
     max_attempts: int
     colluders: int  # of a cohort
     neighbours: int
@@ -36,6 +39,7 @@ class PlanSummary:
     cut_off: int
     guarantees: tuple[Guarantee, ...]
     why_noise: str
+    why_signal: str
     why_bits: str
     why_graph: str
     why_colluders: str
@@ -56,6 +60,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         wrap_probability=plan.wrap_probability,
         relative_error=_error(plan) / ideal,
         noise_to_clip=spread / clip,
+        signal_to_noise=(signal := math.sqrt(plan.rounds) * clip / spread),
         max_attempts=plan.max_attempts,
         colluders=plan.colluders,
         neighbours=plan.neighbours,
@@ -63,10 +68,11 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         cut_off=plan.cut_off,
         guarantees=guarantees(plan),
         why_noise=_why_noise(target, plan),
+        why_signal=_why_signal(plan, signal),
         why_bits=_why_bits(plan),
         why_graph=_why_graph(plan),
         why_colluders=_why_colluders(target, plan),
-        warnings=_warnings(plan, spread / clip),
+        warnings=_warnings(plan, signal),
     )
 
 
@@ -171,13 +177,21 @@ def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
     return f"{text}, the authority drew its nonce after the server's commitment, and issues few rosters."
 
 
-def _warnings(plan: Plan, noise_to_clip: float) -> tuple[str, ...]:
+def _why_signal(plan: Plan, signal: float) -> str:
+    return (
+        f"Over {plan.rounds} round{'s' * (plan.rounds != 1)}, updates that all agree add up to {signal:.2g} times the "
+        f"length of the noise."
+    )
+
+
+def _warnings(plan: Plan, signal: float) -> tuple[str, ...]:
     found = []
-    if noise_to_clip > HOPELESS:
-        helpful = math.ceil(plan.cohort_size * noise_to_clip / HOPELESS)
+    if signal < WEAK:
+        expected = "little can be learned" if signal < HOPELESS else "expect much less than in the clear"
+        helpful = math.ceil(plan.cohort_size * WEAK / signal)
         found.append(
-            f"The noise in the mean is {noise_to_clip:.3g} times as long as any update may be, so little can be "
-            f"learned: a cohort of about {helpful} would bring it to {HOPELESS:g}, and so would a smaller model."
+            f"{_why_signal(plan, signal)[:-1]}, so {expected}: cohorts of about {helpful} would bring it to "
+            f"{WEAK:g}; a smaller model or a greater epsilon helps too."
         )
     if plan.delta >= 1 / plan.sampling.population:
         found.append(

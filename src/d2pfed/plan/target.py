@@ -318,6 +318,10 @@ class PrivacyTarget:
         return self.max_participations or _default_cap(self)
 
 
+# What `d2pfed train`, `d2pfed plan` and `fit` ask for unless told otherwise: a guarantee that holds against the server.
+DEFAULT_TARGET = PrivacyTarget(against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1)
+
+
 @lru_cache(maxsize=64)  # a search for the least noise asks again and again
 def _default_cap(target: PrivacyTarget) -> int:
     if target.sampling is Sampling.ONCE:

@@ -123,6 +123,7 @@ class RunSummary:
     dimension: int
     bits: int | None  # per coordinate; None for floats in the clear
     repeatable: bool  # from a seed, which undoes the noise
+    tuning: str  # what all runs on a shared ledger cost together; empty if the ledger is the run's own
 
     def __post_init__(self) -> None:
         check_metrics("the summary", self.metrics)

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from d2pfed.accounting import Guarantee, Sampling, account
+from d2pfed.accounting import Guarantee, Sampling, account, round_up
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, guarantees, observers
-from d2pfed.round import Attempt, Attempts, Outcome, aggregate, require_clip, require_fixed_clip
+from d2pfed.round import Attempt, Attempts, Outcome, aggregate, require_clip, require_fixed_clip, run_plan
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
@@ -262,6 +262,7 @@ class Run:
             dimension=len(state.params),
             bits=None if plan is None else plan.ring.bits,
             repeatable=self.settings.seed is not None,
+            tuning="" if plan is None or self.ledger is None else tuning_cost(self.ledger, plan),
         )
         arrays = named_arrays(self.settings.arrays, state.average)
         self.directory.replace("model.safetensors", save(arrays))
@@ -311,6 +312,18 @@ class _Extent:
 
 def _never(_: Sequence[RoundRecord]) -> str:
     return ""
+
+
+def tuning_cost(ledger: Ledger, plan: Plan) -> str:
+    """Return what the runs on a shared ledger cost together, as a sentence; empty if the ledger is one run's own."""
+    budget, count = ledger.budget, len(ledger.runs())
+    if count == 1 and budget == run_plan(plan).budget:
+        return ""
+    return (
+        f"{count} run{'s' * (count != 1)} on this ledger, epsilon {round_up(budget.epsilon, 4)} together at delta "
+        f"{round_up(budget.delta, 3)} against {budget.observer}, whatever was chosen from earlier ones "
+        f"({round_up(ledger.spent(), 4)} if nothing was)"
+    )
 
 
 def named_arrays(arrays: tuple[ArrayShape, ...], params: FloatVector) -> dict[str, NDArray[np.float32]]:
