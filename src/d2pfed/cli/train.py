@@ -36,7 +36,7 @@ from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.plan.policy import default_refusal
 from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
-from d2pfed.simulation.process_backend import ProcessBackend
+from d2pfed.simulation.process_backend import start_workers
 from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
@@ -204,10 +204,11 @@ def train(
     job = Job(settings, chosen, network, agreed)
     directory = Path("runs") / (name or f"{task.replace(':', '-')}-{digest(canonical.encode(settings)).hex()[:8]}")
     console = err()
-    console.print(chosen.description)
-    for warning in (*describe(target, agreed).warnings, *filter(None, [default_refusal(target, agreed)])):
-        console.print(f"Warning: {warning}")
-    started = start_backend(backend, job.trainer(), workers, address)
+    trainer = job.trainer().choose(network.initial(), range(chosen.clients.population))
+    started, line = start_backend(backend, trainer, workers, address)
+    warnings = (*describe(target, agreed).warnings, *filter(None, [default_refusal(target, agreed)]))
+    for text in (chosen.description, *(f"Warning: {warning}" for warning in warnings), *filter(None, [line])):
+        console.print(text)
     with Watcher(agreed.rounds, "round") as watcher:
         summary = job.execute(directory, ledger, partial(_listen, watcher, agreed), started)
     if json:
@@ -238,16 +239,16 @@ def own(name: str, kind: type[Own]) -> Own:
 
 def start_backend(
     name: BackendChoice, local_training: TrainClients, workers: int | None, address: str | None
-) -> Backend:
-    """Start what trains the clients; worker processes are forked while this process has no other thread."""
+) -> tuple[Backend, str]:
+    """Start what trains the clients; return it, and a line if it is not what was asked for."""
     match name:
         case BackendChoice.PROCESSES:
-            return ProcessBackend(local_training, workers)
+            return start_workers(local_training, workers, use_one_thread)
         case BackendChoice.IN_PROCESS:
-            return InProcess(local_training)
+            return InProcess(local_training), ""
     with needs_extra("ray", "ray"):
         from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
-    return RayBackend(local_training, workers or len(os.sched_getaffinity(0)), address)
+    return RayBackend(local_training, workers or len(os.sched_getaffinity(0)), address), ""
 
 
 def _listen(watcher: Watcher, plan: Plan, record: "RoundRecord") -> bool:
