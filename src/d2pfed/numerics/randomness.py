@@ -3,6 +3,7 @@
 import hashlib
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -17,20 +18,23 @@ PathPart = str | int | bytes
 
 _CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small enough for the cache
 _ZEROS = memoryview(bytes(_CHUNK))  # a slice of it is no copy
-_TAGS: dict[type, bytes] = {str: b"s", int: b"i", bytes: b"b"}
-_HEADS = {kind: [tag + size.to_bytes(8, "big") for size in range(128)] for kind, tag in _TAGS.items()}
+_TAGS: dict[type, bytes] = {str: b"s", int: b"i"}
+_FROM_ZERO = modes.CTR(bytes(16))
+_SHA256 = hashes.SHA256()
 
 
 def encode_path(*path: PathPart) -> bytes:
     """Join the parts of a path so that no two different paths give the same bytes."""
-    joined: list[bytes] = []
-    for part in path:
-        kind = type(part)
-        heads = _HEADS[kind]
-        body = part if isinstance(part, bytes) else str(part).encode()
-        size = len(body)
-        joined += (heads[size] if size < len(heads) else _TAGS[kind] + size.to_bytes(8, "big"), body)
-    return b"".join(joined)
+    return b"".join([_with_head(b"b", part) if type(part) is bytes else _encode_name(part) for part in path])
+
+
+@lru_cache(maxsize=1 << 12, typed=True)  # a path has few names and numbers, and none is secret; bytes may be
+def _encode_name(part: PathPart) -> bytes:
+    return _with_head(_TAGS[type(part)], str(part).encode())
+
+
+def _with_head(tag: bytes, body: bytes) -> bytes:
+    return tag + len(body).to_bytes(8, "big") + body
 
 
 def derive(key: bytes, *path: PathPart) -> bytes:
@@ -41,7 +45,7 @@ def derive(key: bytes, *path: PathPart) -> bytes:
     """
     if len(key) != KEY_BYTES:
         raise ConfigError(f"a key must have {KEY_BYTES} bytes, got {len(key)}")
-    return HKDFExpand(hashes.SHA256(), KEY_BYTES, encode_path(*path)).derive(key)
+    return HKDFExpand(_SHA256, KEY_BYTES, encode_path(*path)).derive(key)
 
 
 def digest(*path: PathPart) -> bytes:
@@ -96,7 +100,7 @@ class Stream:
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:  # the cipher would take shorter ones
             raise ConfigError(f"a stream's key must have {KEY_BYTES} bytes, got {len(key)}")
-        self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._keystream = Cipher(algorithms.AES(key), _FROM_ZERO).encryptor()
 
     def fill(self, out: NDArray[np.generic]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""
