@@ -3,7 +3,6 @@
 import hashlib
 import os
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -18,23 +17,22 @@ PathPart = str | int | bytes
 
 _CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small enough for the cache
 _ZEROS = memoryview(bytes(_CHUNK))  # a slice of it is no copy
-_TAGS: dict[type, bytes] = {str: b"s", int: b"i"}
+_TAGS: dict[type, bytes] = {str: b"s", int: b"i", bytes: b"b"}
+_HEADS = {kind: [tag + size.to_bytes(8, "big") for size in range(128)] for kind, tag in _TAGS.items()}
 _FROM_ZERO = modes.CTR(bytes(16))
 _SHA256 = hashes.SHA256()
 
 
 def encode_path(*path: PathPart) -> bytes:
     """Join the parts of a path so that no two different paths give the same bytes."""
-    return b"".join([_with_head(b"b", part) if type(part) is bytes else _encode_name(part) for part in path])
-
-
-@lru_cache(maxsize=1 << 12, typed=True)  # a path has few names and numbers, and none is secret; bytes may be
-def _encode_name(part: PathPart) -> bytes:
-    return _with_head(_TAGS[type(part)], str(part).encode())
-
-
-def _with_head(tag: bytes, body: bytes) -> bytes:
-    return tag + len(body).to_bytes(8, "big") + body
+    joined: list[bytes] = []
+    for part in path:
+        kind = type(part)
+        heads = _HEADS[kind]
+        body = part if isinstance(part, bytes) else str(part).encode()
+        size = len(body)
+        joined += (heads[size] if size < len(heads) else _TAGS[kind] + size.to_bytes(8, "big"), body)
+    return b"".join(joined)
 
 
 def derive(key: bytes, *path: PathPart) -> bytes:
