@@ -163,7 +163,7 @@ def _softmax_slopes(logits: Floats, labels: Ints, rows: Ints, factor: np.float32
 
 
 @compiled
-def _forward(values: Floats, widths: Ints, entering: Floats, count: int, batch: int) -> None:
+def _forward(values: Floats, widths: Ints, entering: Floats, count: np.int64, batch: int) -> None:
     """Fill in what enters each layer, and the logits, behind the inputs: one block of (batch, width) each."""
     at, start = 0, 0
     for layer in range(len(widths) - 1):
@@ -186,7 +186,7 @@ def _forward(values: Floats, widths: Ints, entering: Floats, count: int, batch: 
 
 @compiled
 def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
-    values: Floats, widths: Ints, entering: Floats, slopes: Floats, count: int, batch: int
+    values: Floats, widths: Ints, entering: Floats, slopes: Floats, count: np.int64, batch: int
 ) -> None:
     """Add the slopes of the logits, times what led to them, to weights and biases, from the last layer to the first.
 
