@@ -10,9 +10,10 @@ from rich.table import Table
 
 from benchmarks import record, tables
 from benchmarks.arithmetic import DIMENSIONS, THREADS, SpeedRow, arithmetic
+from benchmarks.busy import busy_loops
 from benchmarks.encode import encode_memory, prepare_encode
 from benchmarks.goals import GoalRow, bench_goals
-from benchmarks.growth import plot_growth
+from benchmarks.growth import GrowthRow, measure_growth, plot_growth, plot_rows
 from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST
 from benchmarks.secagg import SecAggRow, bench_secagg
@@ -29,7 +30,10 @@ bench = typer.Typer(
 )
 
 PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost grows (PNG or SVG).")]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow)
+Busy = Annotated[
+    bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
+]
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow)
 
 _MODEST_DIMENSIONS = DIMENSIONS[:2]
 _MODEST_CLIENTS = 200
@@ -54,27 +58,31 @@ def all_command(
         Path,
         typer.Option("--out", show_default=False, help="The JSON file that is written. [default: bench.json]"),
     ] = Path("bench.json"),
+    busy: Busy = False,
     json: AsJson = False,
 ) -> None:
     """Run every benchmark at a modest size.
 
-    Writes one JSON file with date, machine, versions and rows, and prints the tables.
+    Writes one JSON file with date, machine, versions and rows, plots of how cost grows beside it, and prints the
+    tables.
     """
-    about, measured = record.surroundings(), dict[str, object]()
-    shown: list[Table] = []
-    for name, measure in _MODEST_RUNS.items():
-        err().print(f"{name} ...")
-        rows, table = measure()
-        measured[name] = {"rows": rows}
-        record.write(path, about, measured)
-        shown.append(table)
+    about, measured = record.surroundings() | {"busy_loops": 2 * busy}, dict[str, object]()
+    shown, plots = list[Table](), list[Path]()
+    with busy_loops(2 * busy):
+        for name, measure in _MODEST_RUNS.items():
+            err().print(f"{name} ...")
+            rows, table = measure()
+            measured[name] = {"rows": rows}
+            record.write(path, about, measured)
+            shown.append(table)
+            plots = plot_rows(rows, path) if name == _GROWTH else []
     if json:
         print_json(about | {"benchmarks": measured})
         return
     for table in shown:
         out().print(table)
     out().print(record.line(about), soft_wrap=True, markup=False)
-    out().print(f"Wrote {path}.", soft_wrap=True)
+    out().print(f"Wrote {', '.join(map(str, (path, *plots)))}.", soft_wrap=True)
 
 
 @bench.command("arithmetic")
@@ -147,10 +155,13 @@ def goals_command(
         bool,
         typer.Option("--large", help="Also those that take minutes: 1,000,000 coordinates, 100,000 releases."),
     ] = False,
+    busy: Busy = False,
     json: AsJson = False,
 ) -> None:
     """Hold what is measured against the goals."""
-    about, rows = record.surroundings(), _watched(bench_goals(large=large), _goal_progress)
+    about = record.surroundings() | {"busy_loops": 2 * busy}
+    with busy_loops(2 * busy):
+        rows = _watched(bench_goals(large=large), _goal_progress)
     if json:
         print_json(about | {"rows": [tables.as_dict(row) for row in rows]})
         return
@@ -246,6 +257,12 @@ def _all_goals() -> tuple[list[dict[str, object]], Table]:
     return [tables.as_dict(row) for row in rows], tables.goal_table(rows)
 
 
+def _all_growth() -> tuple[list[dict[str, object]], Table]:
+    rows = _watched(measure_growth(), _growth_progress)
+    return [tables.as_dict(row) for row in rows], tables.growth_table(rows)
+
+
+_GROWTH = "growth"
 _MODEST_RUNS = {
     "goals": _all_goals,  # first: its workers are forked before this process has trained anything
     "arithmetic": _all_arithmetic,
@@ -253,6 +270,7 @@ _MODEST_RUNS = {
     "ledger": _all_ledger,
     "engines": _all_engines,
     "training": _all_training,
+    _GROWTH: _all_growth,  # last, since its plots are shown at the end
 }
 
 
@@ -276,6 +294,10 @@ def _ledger_progress(row: LedgerRow) -> str:
 
 def _goal_progress(row: GoalRow) -> str:
     return f"{row.what}: {row.error if row.seconds is None else f'{row.seconds:.3g} s'}, goal {row.goal:g} s"
+
+
+def _growth_progress(row: GrowthRow) -> str:
+    return f"{row.what}, {row.size:,} {row.across}: {row.seconds:.3g} s"
 
 
 def _training_progress(row: TrainingRow) -> str:

@@ -8,12 +8,12 @@ from functools import partial
 from benchmarks.engines_row import EngineRow
 from benchmarks.explicit import local_training, privacy_target
 from benchmarks.peers import attempt
-from d2pfed.learning import LocalTrainer, build_model, load_task
+from d2pfed.learning import LocalTrainer, build_model, load_task, one_thread, use_one_thread
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.simulation import Backend, Dropouts, Fidelity, InProcess, collect
-from d2pfed.simulation.process_backend import ProcessBackend
+from d2pfed.simulation.process_backend import start_workers
 
 _ROUNDS = 3  # the first one, in which workers load and kernels compile, does not count
 
@@ -58,7 +58,14 @@ def bench_engines(clients: int, ray_workers: int, address: str | None) -> Iterat
 
         return RayBackend(trainer, ray_workers, address)
 
-    yield measure("processes", lambda: ProcessBackend(trainer))
-    yield measure("in process", lambda: InProcess(trainer))
-    row, error = attempt(("ray",), partial(measure, f"ray, {ray_workers} workers", ray))
-    yield row or EngineRow(engine="ray", clients=clients, start_seconds=None, round_seconds=None, error=error)
+    works: dict[str, tuple[tuple[str, ...], Callable[[], Backend]]] = {
+        "processes": ((), lambda: start_workers(trainer, None, use_one_thread)[0]),
+        "in process": ((), lambda: InProcess(trainer)),
+        f"ray, {ray_workers} workers": (("ray",), ray),
+    }
+    with one_thread(model):
+        for name, (needs, start) in works.items():
+            row, error = attempt(needs, partial(measure, name, start))
+            yield row or EngineRow(
+                engine=name, clients=clients, start_seconds=None, round_seconds=None, error=error
+            )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from d2pfed.simulation import Backend
 
 _REPEATS = 5
-_PATIENCE_SECONDS = 120
+_PATIENCE_SECONDS = 600
 _COMMAND = "from d2pfed.cli import main; main()"
 _FIRST = "train --task digits --population 100 --cohort-size 50 --rounds 1 --epsilon 10 --model logistic"
 _ROUND = Scale(clients=100, dimension=32_768, bits=16, dropouts=0, is_complete=True)
@@ -40,6 +40,7 @@ _CROWD = {
     "signed": (0.5, 1.0),
 }  # seconds of a client, with 100,000 coordinates and 1,000,000
 _SERVER = (15.0, 60.0)
+_MOST_GROWTH_MIB = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class GoalRow:
     processor_seconds: float | None  # of all processes that took part
     goal: float
     error: str = ""
+    note: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -72,6 +74,7 @@ def bench_goals(*, large: bool = False) -> Iterator[GoalRow]:
     yield from _protocol(large=large)
     yield from _ledger(large=large)
     yield from _training()
+    yield _apart("1,000 rounds: MiB that all processes grow by from round 100 on", _MOST_GROWTH_MIB, _grow_apart)
 
 
 def _commands() -> Iterator[GoalRow]:
@@ -115,17 +118,19 @@ def _ledger(*, large: bool) -> Iterator[GoalRow]:
 def _training() -> Iterator[GoalRow]:
     """Yield rounds by worker processes, each measured in a fresh process: workers are forked before it has threads."""
     for clients, goal in ((100, 0.10), (1_000, 0.9)):
-        yield _apart(f"default round, {clients:,} clients, private", goal, "default", clients, "private")
-    yield _apart("default round, 100 clients, without privacy", 0.07, "default", 100, "plain")
-    yield _apart("small-cnn, 100 clients, an epoch in steps of 10", 0.8, "small-cnn", 100, "plain")
-    yield _apart("cnn, 10 clients, an epoch in steps of 10", 0.35, "cnn", 10, "plain")
+        yield _apart(
+            f"default round, {clients:,} clients, private", goal, _train_apart, "default", clients, "private"
+        )
+    yield _apart("default round, 100 clients, without privacy", 0.07, _train_apart, "default", 100, "plain")
+    yield _apart("small-cnn, 100 clients, an epoch in steps of 10", 0.8, _train_apart, "small-cnn", 100, "plain")
+    yield _apart("cnn, 10 clients, an epoch in steps of 10", 0.35, _train_apart, "cnn", 10, "plain")
 
 
-def _apart(what: str, goal: float, *arguments: object) -> GoalRow:
-    """Measure a round of training in a process of its own; one that does not end is a row that says so."""
+def _apart(what: str, goal: float, measure_it: Callable[..., None], *arguments: object) -> GoalRow:
+    """Measure training in a process of its own; one that does not end is a row that says so."""
     spawning = multiprocessing.get_context("spawn")
     here, there = spawning.Pipe()
-    process = spawning.Process(target=_train_apart, args=(there, what, goal, *arguments))
+    process = spawning.Process(target=measure_it, args=(there, what, goal, *arguments))
     process.start()
     there.close()
     row = _failed(what, goal, TimeoutError(f"no answer in {_PATIENCE_SECONDS} seconds"))
@@ -146,10 +151,11 @@ def _train_apart(  # noqa: PLR0917 - a process takes arguments by place
 ) -> None:
     os.setpgid(0, 0)  # with its workers it is one group, which can be ended as a whole
     from benchmarks.training import Federation, default_learner  # noqa: PLC0415 - torch takes seconds to load
-    from d2pfed.learning import LocalTrainer, build_model, load_task  # noqa: PLC0415
+    from d2pfed.learning import LocalTrainer, build_model, load_task, use_one_thread  # noqa: PLC0415
     from d2pfed.simulation import Fidelity  # noqa: PLC0415
     from d2pfed.simulation.process_backend import ProcessBackend  # noqa: PLC0415
 
+    use_one_thread()
     trainer = default_learner()
     if model != "default":
         task, local = load_task("infimnist"), local_training(lr=0.1, epochs=1, batch_size=10)
@@ -162,6 +168,20 @@ def _train_apart(  # noqa: PLR0917 - a process takes arguments by place
         with Federation.open(trainer, clients, 1.0) as federation:
             work = _timer(lambda: federation.private(next(numbers), Fidelity.SUM, backend))
             connection.send(_least(what, goal, work))
+
+
+def _grow_apart(connection: Connection, what: str, goal: float) -> None:
+    """Tell what a run of 1,000 rounds holds in memory, this process and its workers together."""
+    os.setpgid(0, 0)
+    from benchmarks.memory import measure_growth  # noqa: PLC0415 - torch takes seconds to load
+
+    try:
+        early, late = measure_growth()
+    except Exception as error:  # noqa: BLE001 - a benchmark that fails is a row
+        connection.send(_failed(what, goal, error))
+        return
+    note = f"{early:.0f} MiB at round 100, {late:.0f} MiB at round 1,000"
+    connection.send(GoalRow(what=what, seconds=late - early, processor_seconds=None, goal=goal, note=note))
 
 
 def _updates(backend: "Backend", trainer: "LocalTrainer", clients: int) -> Callable[[], _Timed]:

@@ -1,11 +1,72 @@
 """Plots of how cost grows, on logarithmic axes, with the slope of a straight line to compare with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks.ledger import bench_ledger
+from benchmarks.scales import Scale
+from benchmarks.secagg import measure
 from d2pfed.errors import ConfigError
 
 Points = Sequence[tuple[float, float]]
+
+_CLIENTS = (25, 50, 100, 200)
+_COORDINATES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)
+_WIDTHS = (16, 64, 256, 1024)
+_RELEASES = (300, 1_000, 3_000, 10_000)
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthRow:
+    """One point of how cost grows: seconds of the processor for a ledger, else of the clock."""
+
+    what: str
+    across: str  # what grows: clients, coordinates or releases
+    size: int
+    seconds: float
+
+
+def measure_growth() -> Iterator[GrowthRow]:
+    """Yield rounds by clients and by coordinates, of the protocol and of training, and a ledger by releases."""
+    for clients in _CLIENTS:
+        scale = Scale(clients=clients, dimension=10_000, bits=16, dropouts=clients // 10)
+        yield _round("protocol, 10,000 coordinates", "clients", clients, scale)
+    for dimension in _COORDINATES:
+        scale = Scale(clients=32, dimension=dimension, bits=16, dropouts=3)
+        yield _round("protocol, 32 clients", "coordinates", dimension, scale)
+    for releases in _RELEASES:
+        for row in bench_ledger((releases,)):
+            yield GrowthRow(what=row.what, across="releases", size=releases, seconds=row.seconds)
+    from benchmarks import training  # noqa: PLC0415 - torch takes seconds to load
+
+    for trained in training.measure_growth(_REPEATS, _CLIENTS, _WIDTHS):
+        if trained.what == "growth in clients":
+            name, across, size = f"training, {trained.dimension:,} parameters", "clients", trained.clients
+        else:
+            name, across, size = f"training, {trained.clients} clients", "coordinates", trained.dimension
+        yield GrowthRow(what=name, across=across, size=size, seconds=trained.seconds)
+
+
+def _round(what: str, across: str, size: int, scale: Scale) -> GrowthRow:
+    seconds = measure(scale).round_seconds
+    return GrowthRow(what=what, across=across, size=size, seconds=seconds or 0.0)
+
+
+def plot_rows(rows: Sequence[Mapping[str, Any]], beside: Path) -> list[Path]:
+    """Write one plot for each quantity that grows, beside a file of results; return where they are."""
+    written = []
+    for across in dict.fromkeys(row["across"] for row in rows):
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            if row["across"] == across:
+                series.setdefault(row["what"], []).append((row["size"], row["seconds"]))
+        path = beside.with_name(f"{beside.stem}-{across}.png")
+        plot_growth(series, across, "seconds", path)
+        written.append(path)
+    return written
 
 
 def plot_growth(series: Mapping[str, Points], across: str, up: str, path: Path) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 from benchmarks.arithmetic import SpeedRow
 from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow
+from benchmarks.growth import GrowthRow
 from benchmarks.ledger import LedgerRow
 from benchmarks.secagg import SecAggRow
 from benchmarks.training_row import TrainingRow
@@ -15,7 +16,9 @@ from benchmarks.training_row import TrainingRow
 _TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are not numbers
 
 
-def as_dict(row: SpeedRow | EngineRow | SecAggRow | TrainingRow | LedgerRow | GoalRow) -> dict[str, object]:
+def as_dict(
+    row: SpeedRow | EngineRow | SecAggRow | TrainingRow | LedgerRow | GoalRow | GrowthRow,
+) -> dict[str, object]:
     """Return a row with what is computed from it."""
     match row:
         case SpeedRow() | TrainingRow():
@@ -98,6 +101,14 @@ def ledger_table(rows: Sequence[LedgerRow]) -> Table:
     return table
 
 
+def growth_table(rows: Sequence[GrowthRow]) -> Table:
+    """Return the table of how cost grows."""
+    table = _table("How cost grows; seconds", ("what", "across", "size", "seconds"))
+    for row in rows:
+        table.add_row(row.what, row.across, f"{row.size:,}", _number(row.seconds))
+    return table
+
+
 def goal_table(rows: Sequence[GoalRow]) -> Table:
     """Return the table of goals."""
     table = _table(
@@ -106,7 +117,7 @@ def goal_table(rows: Sequence[GoalRow]) -> Table:
     )
     for row in rows:
         numbers = (_number(value) for value in (row.seconds, row.processor_seconds, row.goal))
-        table.add_row(row.what, *numbers, _met(row.met), row.error)
+        table.add_row(row.what, *numbers, _met(row.met), row.error or row.note)
     return table
 
 

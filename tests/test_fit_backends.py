@@ -11,7 +11,7 @@ from torch import nn
 from d2pfed.api import backends
 from d2pfed.api.backends import BackendName, start_backend
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTraining, OwnClients, own_model, trainer_for
+from d2pfed.learning import LocalTraining, OwnClients, own_model, trainer_for, use_one_thread
 from d2pfed.simulation import InProcess
 
 LONG = 1e6  # seconds
@@ -32,8 +32,8 @@ class Workers:
     answer: object = None
     closed = 0
 
-    def __init__(self, _trainer, workers, start):
-        assert (workers, start) == (2, "forkserver")
+    def __init__(self, _trainer, workers, start, prepare):
+        assert (workers, start, prepare) == (2, "forkserver", use_one_thread)
 
     def train(self, _params, clients, _seed):
         return iter([self.answer] * len(clients))

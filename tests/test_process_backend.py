@@ -2,21 +2,32 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
 
 from d2pfed.accounting import RELEASED, Sampling
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect
-from d2pfed.simulation.process_backend import ProcessBackend
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend
+from d2pfed.simulation.process_backend import ProcessBackend, _Stage
 
 DIMENSION, CLIENTS = 60, 80
 PARAMS = np.linspace(-1, 1, DIMENSION).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def threads_of_other_tests(monkeypatch):
+    """What is trained here needs no thread, so those that other tests have left in this process do not matter."""
+    monkeypatch.setattr(process_backend, "can_fork", lambda: True)
 
 
 def known(params, clients, seed):
@@ -28,6 +39,11 @@ def deadly(params, clients, seed):
     if 7 in clients:
         os.kill(os.getpid(), signal.SIGKILL)
     yield from known(params, clients, seed)
+
+
+def prepared(params, clients, seed):
+    for _ in clients:
+        yield np.full(params.size, int(os.environ["PREPARED"]), np.float32)
 
 
 def broken(params, clients, seed):
@@ -108,12 +124,117 @@ def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(fide
     assert np.array_equal(simulate(plan, Alone(others), fidelity).unmask().vector, total)
 
 
-def test_without_any_worker_left_the_attempt_is_void():
+@pytest.mark.parametrize("fidelity", list(Fidelity))
+def test_without_any_worker_left_the_run_ends_with_an_error(fidelity):
+    """Later attempts would all be void, and all be charged."""
     plan = make_plan()
     with closing(ProcessBackend(deadly, 1)) as backend:
         for _ in range(2):
-            with pytest.raises(TooFewClients):
-                simulate(plan, backend, Fidelity.SUM)
+            with pytest.raises(ConfigError, match=r"no worker process is left .* the last one ended by signal 9"):
+                simulate(plan, backend, fidelity)
+
+
+def test_a_worker_that_is_killed_while_it_works_is_not_waited_for(tmp_path):
+    """Not even if another process holds the end of its pipe, so that it never closes."""
+    started, release = tmp_path / "started", tmp_path / "release"
+
+    def endless(params, clients, seed):
+        keeper = os.fork()  # holds what this process holds, and outlives it
+        while keeper == 0:
+            time.sleep(0.01)
+            if release.exists():
+                os._exit(0)
+        started.write_text(str(os.getpid()))
+        time.sleep(600)
+        yield from known(params, clients, seed)
+
+    def kill():
+        while not (started.exists() and (process := started.read_text())):
+            time.sleep(0.01)
+        os.kill(int(process), signal.SIGKILL)
+
+    with closing(ProcessBackend(endless, 1)) as backend:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            with pytest.raises(ConfigError, match="the last one ended by signal 9"):
+                list(backend.train(PARAMS, range(20), 0))
+        finally:
+            release.touch()
+            killer.join()
+
+
+def test_answers_that_nobody_took_are_not_those_of_the_next_round():
+    """A round that is given up in the middle leaves workers with full pipes; the next one has its own answers."""
+    wide = np.zeros(200_000, np.float32)
+
+    def widely(params, clients, seed):
+        for client in clients:
+            yield np.full(params.size, client + seed, np.float32)
+
+    with closing(ProcessBackend(widely, 2)) as backend:
+        given_up = backend._spread(range(80), _Stage(None, wide, 1000))
+        next(given_up)
+        updates = list(backend.train(wide, range(80), 0))
+        assert [update[0] for update in updates] == list(range(80))
+        del given_up
+
+
+AFTER_TORCH = """
+from d2pfed.errors import ConfigError
+from d2pfed.simulation import InProcess
+from d2pfed.simulation.process_backend import ProcessBackend, can_fork, start_workers
+
+
+def known(params, clients, seed):
+    return (0 * params for _ in clients)
+
+
+if __name__ == "__main__":
+    import numpy, torch
+
+    PARAMS = numpy.zeros(5, numpy.float32)
+    assert can_fork()
+    torch.set_num_threads(2)
+    torch.ones(600, 600) @ torch.ones(600, 600)
+    assert not can_fork()
+    try:
+        ProcessBackend(known, 2)
+    except ConfigError as error:
+        print(error)
+    backend, line = start_workers(known, 2, None)
+    print(line)
+    assert len(list(backend.train(PARAMS, range(40), 0))) == 40
+    backend.close()
+    backend, line = start_workers(lambda *given: known(*given), 2, None)
+    assert isinstance(backend, InProcess)
+    print(line)
+"""
+
+
+def test_a_process_in_which_torch_has_threads_is_not_forked(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(AFTER_TORCH)
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "2"},
+    )
+    assert done.returncode == 0, done.stderr
+    refused, sent, here = done.stdout.splitlines()
+    assert refused == "workers must be forked before this process has other threads: start must be forkserver"
+    assert "sent to worker processes that start afresh" in sent
+    assert "Clients are trained in this process: it has other threads" in here
+
+
+def test_workers_are_prepared_before_they_train():
+    with closing(ProcessBackend(prepared, 2, "fork", partial(os.environ.__setitem__, "PREPARED", "5"))) as backend:
+        assert [update[0] for update in backend.train(PARAMS, range(30), 0)] == [5] * 30
+    assert "PREPARED" not in os.environ
 
 
 def test_an_error_in_training_is_raised_and_no_dropout():

@@ -23,7 +23,7 @@ from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.runs import RoundRecord
 from d2pfed.runs.plain import from_json
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, ray_backend
 from d2pfed.simulation.ray_backend import RayBackend
 from d2pfed.training import ServerOptimizer
 
@@ -119,7 +119,8 @@ def test_another_tree_of_entropy_gives_another_sum(cluster):
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
-def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(cluster, fidelity):
+def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(cluster, monkeypatch, fidelity):
+    monkeypatch.setattr(ray_backend, "_LEAST_PIECE", 5)
     plan = make_plan()
     with closing(RayBackend(deadly, 2, None)) as backend:
         collected = simulate(plan, backend, fidelity)
@@ -130,6 +131,24 @@ def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(clus
         assert len(backend.processes()) == 1
     alone = Without(lost)
     assert np.array_equal(simulate(plan, alone, fidelity).unmask().vector, total)
+
+
+@pytest.mark.parametrize(
+    ("clients", "workers", "sizes"),
+    [
+        (1000, 2, {125}),
+        (100, 2, {50}),
+        (160, 2, {53, 54}),
+        (40, 2, {20}),
+        (100, 4, {25}),
+        (3, 4, {1}),
+        (0, 2, set()),
+    ],
+)
+def test_pieces_have_fifty_clients_unless_workers_would_be_idle(clients, workers, sizes):
+    pieces = ray_backend._pieces(range(clients), workers)
+    assert {len(piece) for piece in pieces} == sizes
+    assert [client for piece in pieces for client in piece] == list(range(clients))
 
 
 def test_without_any_worker_left_the_attempt_is_void(cluster):

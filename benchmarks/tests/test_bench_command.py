@@ -1,5 +1,8 @@
 import json
+import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -7,6 +10,7 @@ from rich.table import Table
 from benchmarks import __main__ as command
 from benchmarks import tables
 from benchmarks.engines_row import EngineRow
+from benchmarks.growth import GrowthRow
 from benchmarks.secagg import SecAggRow
 from benchmarks.training_row import TrainingRow
 from d2pfed.cli import run
@@ -35,9 +39,43 @@ def test_all_writes_machine_versions_date_and_rows(monkeypatch, capsys, tmp_path
     found = json.loads((tmp_path / "bench.json").read_text())
     assert status == 0
     assert out.count("One simulated round") == 2
-    assert set(found) == {"date", "machine", "versions", "benchmarks"}
+    assert set(found) == {"date", "machine", "versions", "busy_loops", "benchmarks"}
     assert found["versions"]["numpy"]
     assert found["benchmarks"]["second"]["rows"][0]["round_seconds"] == 0.5
+
+
+def grown() -> tuple[list[dict[str, object]], Table]:
+    rows = [
+        GrowthRow(what="a", across=across, size=size, seconds=size / 7)
+        for across in ("clients", "releases")
+        for size in (10, 20)
+    ]
+    return [tables.as_dict(row) for row in rows], tables.growth_table(rows)
+
+
+def test_all_writes_a_plot_of_each_growth_beside_the_rows_and_may_be_busy(monkeypatch, capsys, tmp_path):
+    seen = []
+
+    def growth():
+        seen.append(len(list(children())))
+        return grown()
+
+    def children():
+        for place in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                if f") R {os.getpid()} " in place.read_text() or f") S {os.getpid()} " in place.read_text():
+                    yield place
+
+    before = len(list(children()))
+    monkeypatch.setattr(command, "_MODEST_RUNS", {"growth": growth})
+    status, out, _ = bench(monkeypatch, capsys, "all", "--busy", "--out", str(tmp_path / "found.json"))
+    assert status == 0
+    assert seen == [before + 2]
+    assert len(list(children())) == before
+    assert json.loads((tmp_path / "found.json").read_text())["busy_loops"] == 2
+    for across in ("clients", "releases"):
+        assert (tmp_path / f"found-{across}.png").read_bytes().startswith(b"\x89PNG")
+        assert f"found-{across}.png" in out
 
 
 def test_a_failing_benchmark_loses_nothing_of_those_before_it(monkeypatch, capsys, tmp_path):

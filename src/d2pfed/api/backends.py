@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTrainer, SequentialTrainer
+from d2pfed.learning import LocalTrainer, SequentialTrainer, use_one_thread
 from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation import Backend, InProcess
 from d2pfed.simulation.process_backend import ProcessBackend
@@ -80,10 +80,14 @@ def start_backend(
         if name is BackendName.PROCESSES:
             raise ConfigError(f"worker processes cannot be used: {reason}")
         return here, f"Clients are trained in this process, by one thread: {reason}."
-    backend = ProcessBackend(trainer, count, "forkserver")
+    backend = ProcessBackend(trainer, count, "forkserver", use_one_thread)
     # Before anything is charged: a worker that cannot load what it was sent would count as dropped out.
     params, client = trial
-    if next(backend.train(params, (client,), 0)) is None:
+    try:
+        answer = next(backend.train(params, (client,), 0))
+    except ConfigError:  # no worker is left
+        answer = None
+    if answer is None:
         backend.close()
         if name is BackendName.PROCESSES:
             raise ConfigError("worker processes cannot be used: they ended as they began")

@@ -49,8 +49,8 @@ with needs_extra("train", *TRAIN_PACKAGES):
         parse_partition,
         use_one_thread,
     )
-    from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
-    from d2pfed.simulation.process_backend import ProcessBackend
+    from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients, warm_up
+    from d2pfed.simulation.process_backend import start_workers
 
 if TYPE_CHECKING:
     from d2pfed.runs import RoundRecord, RunSummary
@@ -195,12 +195,16 @@ def train(
     job = Job(settings, chosen, network, agreed)
     directory = Path("runs") / (name or f"{task.replace(':', '-')}-{digest(canonical.encode(settings)).hex()[:8]}")
     console = err()
-    console.print(chosen.description)
     summed_up = describe(target, agreed)
-    console.print(summed_up.why_signal)
+    for text in (chosen.description, summed_up.why_signal):
+        console.print(text)
     for warning in (*summed_up.warnings, *filter(None, [default_refusal(target, agreed)])):
         console.print(f"Warning: {warning}")
-    started = start_backend(backend, job.trainer(), workers, address)
+    trainer = job.trainer().choose(network.initial(), range(chosen.clients.population))
+    warm_up(agreed, trainer, network.initial())
+    started, line = start_backend(backend, trainer, workers, address)
+    if line:
+        console.print(line)
     with Watcher(agreed.rounds, "round") as watcher:
         summary = job.execute(directory, ledger, partial(_listen, watcher, agreed), started)
     if json:
@@ -231,16 +235,16 @@ def own(name: str, kind: type[Own]) -> Own:
 
 def start_backend(
     name: BackendChoice, local_training: TrainClients, workers: int | None, address: str | None
-) -> Backend:
-    """Start what trains the clients; worker processes are forked while this process has no other thread."""
+) -> tuple[Backend, str]:
+    """Start what trains the clients; return it, and a line if it is not what was asked for."""
     match name:
         case BackendChoice.PROCESSES:
-            return ProcessBackend(local_training, workers)
+            return start_workers(local_training, workers, use_one_thread)
         case BackendChoice.IN_PROCESS:
-            return InProcess(local_training)
+            return InProcess(local_training), ""
     with needs_extra("ray", "ray"):
         from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
-    return RayBackend(local_training, workers or len(os.sched_getaffinity(0)), address)
+    return RayBackend(local_training, workers or len(os.sched_getaffinity(0)), address), ""
 
 
 def _listen(watcher: Watcher, plan: Plan, record: "RoundRecord") -> bool:

@@ -67,7 +67,11 @@ def train_dense(params: Params, widths: Ints, examples: Examples, schedule: Ints
     """Return the update of one client by plain SGD on the mean cross entropy of each batch of the schedule."""
     trained = params.copy()
     inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
-    _train(trained, widths, inputs, examples.labels.contiguous().numpy(), schedule, np.float32(lr))
+    blocks, rows = (
+        np.zeros((2, schedule.shape[1] * widths.sum()), np.float32),
+        np.zeros(schedule.shape[1], np.int64),
+    )
+    _train(trained, widths, inputs, examples.labels.contiguous().numpy(), schedule, np.float32(lr), blocks, rows)
     trained -= params
     return trained
 
@@ -159,7 +163,7 @@ def _softmax_slopes(logits: Floats, labels: Ints, rows: Ints, factor: np.float32
 
 
 @compiled
-def _forward(values: Floats, widths: Ints, entering: Floats, count: int, batch: int) -> None:
+def _forward(values: Floats, widths: Ints, entering: Floats, count: np.int64, batch: int) -> None:
     """Fill in what enters each layer, and the logits, behind the inputs: one block of (batch, width) each."""
     at, start = 0, 0
     for layer in range(len(widths) - 1):
@@ -182,7 +186,7 @@ def _forward(values: Floats, widths: Ints, entering: Floats, count: int, batch: 
 
 @compiled
 def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
-    values: Floats, widths: Ints, entering: Floats, slopes: Floats, count: int, batch: int
+    values: Floats, widths: Ints, entering: Floats, slopes: Floats, count: np.int64, batch: int
 ) -> None:
     """Add the slopes of the logits, times what led to them, to weights and biases, from the last layer to the first.
 
@@ -200,8 +204,9 @@ def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
         into = entering[start : start + count * inputs].reshape(count, inputs)
         if layer:
             before = slopes[start : start + count * inputs].reshape(count, inputs)
-            before[:] = 0
             for r in range(count):
+                for i in range(inputs):
+                    before[r, i] = np.float32(0)
                 for j in range(outputs):
                     for i in range(inputs):
                         before[r, i] += slope[r, j] * weight[j, i]
@@ -215,21 +220,33 @@ def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
 
 @compiled
 def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
-    values: Floats, widths: Ints, inputs: Floats, labels: Ints, schedule: Ints, lr: np.float32
+    values: Floats,
+    widths: Ints,
+    inputs: Floats,
+    labels: Ints,
+    schedule: Ints,
+    lr: np.float32,
+    blocks: Floats,
+    rows: Ints,
 ) -> None:
+    """Train in place; `blocks` and `rows` are room to work in.
+
+    Slices are not assigned, nor arrays made: to compile the checks and errors of either takes seconds.
+    """
     batch, width, classes = schedule.shape[1], widths[0], widths[-1]
-    entering, slopes = np.zeros(batch * widths.sum(), np.float32), np.zeros(batch * widths.sum(), np.float32)
-    rows = np.zeros(batch, np.int64)
+    entering, slopes = blocks[0], blocks[1]
     last = len(entering) - batch * classes
     for step in range(len(schedule)):
-        count = 0
+        count = np.int64(0)  # a plain 0 would be a type of its own, for which all is compiled again
         for row in schedule[step]:
             if row >= 0:
                 rows[count] = row
-                entering[count * width : (count + 1) * width] = inputs[row]
+                for i in range(width):
+                    entering[count * width + i] = inputs[row, i]
                 count += 1
         _forward(values, widths, entering, count, batch)
+        for i in range(last, last + count * classes):
+            slopes[i] = entering[i]
         logits = slopes[last : last + count * classes].reshape(count, classes)
-        logits[:] = entering[last : last + count * classes].reshape(count, classes)
         _softmax_slopes(logits, labels, rows, -lr / np.float32(count))
         _backward(values, widths, entering, slopes, count, batch)

@@ -141,12 +141,20 @@ def _differentiate(  # noqa: PLR0917 - a kernel takes arrays, not objects
 
 
 @compiled
+def _frame(image: Floats, wide: Floats) -> None:
+    """Copy an image into its margin; to compile the checks of one assignment of slices takes seconds."""
+    for y in range(image.shape[0]):
+        for x in range(image.shape[1]):
+            wide[y + 4, x + 4] = image[y, x]
+
+
+@compiled
 def _image_gradients(images: Floats, smooth: Floats, slope: Floats, gradients: Floats) -> None:
     height, width = images.shape[1:]
     wide = np.zeros((height + 8, width + 8), np.float32)
     smoothed, sloped = np.zeros((height + 8, width), np.float32), np.zeros((height + 8, width), np.float32)
     for n in range(len(images)):
-        wide[4 : 4 + height, 4 : 4 + width] = images[n]
+        _frame(images[n], wide)
         _differentiate(wide, smooth, slope, smoothed, sloped, gradients[n, 0], gradients[n, 1])
 
 
@@ -197,7 +205,7 @@ def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
     facing, rows = np.zeros((side, turns * width), np.float32), np.zeros((cells, turns * width), np.float32)
     columns, pooled = np.ascontiguousarray(pool[:, :side]), np.zeros((cells * turns, cells), np.float32)
     for n in range(len(images)):
-        wide[4 : 4 + side, 4 : 4 + side] = images[n]
+        _frame(images[n], wide)
         _differentiate(wide, smooth, slope, smoothed, sloped, across, down)
         _face(across, down, directions, facing)
         np.dot(columns, facing, rows)

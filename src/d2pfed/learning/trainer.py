@@ -1,5 +1,6 @@
 """Local training of a cohort, by the fastest of several methods that give the same updates."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -234,5 +235,6 @@ class _Seen:
 
 
 def use_one_thread() -> None:
-    """Let torch use one thread in this process: for programs that start a worker process per core."""
+    """Let this process have one thread: for programs that start a worker process per core."""
+    os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")  # it starts threads as pandas loads it
     torch.set_num_threads(1)

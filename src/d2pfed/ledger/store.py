@@ -193,6 +193,9 @@ def _insert(connection: sqlite3.Connection, row: Row) -> None:
     connection.execute(f"INSERT INTO entry ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
 
 
+_KINDS = {kind.value: kind for kind in RowKind}
+
+
 def _decode_row(fields: tuple[object, ...]) -> Row:
     match fields:
         case (int(seq), int(epoch), str(kind), *place, str(body), str(epsilon), bytes(row_hash)):
@@ -203,12 +206,14 @@ def _decode_row(fields: tuple[object, ...]) -> Row:
         row = Row(
             seq=seq,
             epoch=epoch,
-            kind=RowKind(kind),
+            kind=_KINDS[kind],
             key=_decode_key(place),
             body=body,
             epsilon=_decode_epsilon(epsilon),
             hash=row_hash,
         )
+    except KeyError:
+        raise LedgerError(f"row {seq}: {kind!r} is no kind of row") from None
     except (ValueError, OverflowError, ConfigError) as error:
         raise LedgerError(f"row {seq}: {error}") from error
     return row
@@ -222,11 +227,14 @@ def _decode_epsilon(text: str) -> float:
     return epsilon
 
 
+_key = lru_cache(2)(Key)  # an attempt's rows mostly follow one another
+
+
 def _decode_key(place: list[object]) -> Key | None:
     match place:
         case [None, None, None]:
             return None
         case [str(run), int(number), int(attempt)]:
-            return Key(run, number, attempt)
+            return _key(run, number, attempt)
         case _:
             raise ValueError(f"run, round and attempt have the wrong types: {place!r}")

@@ -19,6 +19,8 @@ _CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small 
 _ZEROS = memoryview(bytes(_CHUNK))  # a slice of it is no copy
 _TAGS: dict[type, bytes] = {str: b"s", int: b"i", bytes: b"b"}
 _HEADS = {kind: [tag + size.to_bytes(8, "big") for size in range(128)] for kind, tag in _TAGS.items()}
+_FROM_ZERO = modes.CTR(bytes(16))
+_SHA256 = hashes.SHA256()
 
 
 def encode_path(*path: PathPart) -> bytes:
@@ -41,7 +43,7 @@ def derive(key: bytes, *path: PathPart) -> bytes:
     """
     if len(key) != KEY_BYTES:
         raise ConfigError(f"a key must have {KEY_BYTES} bytes, got {len(key)}")
-    return HKDFExpand(hashes.SHA256(), KEY_BYTES, encode_path(*path)).derive(key)
+    return HKDFExpand(_SHA256, KEY_BYTES, encode_path(*path)).derive(key)
 
 
 def digest(*path: PathPart) -> bytes:
@@ -96,7 +98,7 @@ class Stream:
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:  # the cipher would take shorter ones
             raise ConfigError(f"a stream's key must have {KEY_BYTES} bytes, got {len(key)}")
-        self._keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._keystream = Cipher(algorithms.AES(key), _FROM_ZERO).encryptor()
 
     def fill(self, out: NDArray[np.generic]) -> None:
         """Overwrite a contiguous array with the next bytes of the stream."""

@@ -1,6 +1,7 @@
 """The primitives of the protocol: key agreement, sealing, signatures and commitments, all from `cryptography`."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -16,6 +17,7 @@ PUBLIC_BYTES = 32
 SIGNATURE_BYTES = 64
 TAG_BYTES = 16
 
+_SHA256 = hashes.SHA256()
 _NONCE = bytes(12)  # every sealing key seals one message only
 
 
@@ -29,9 +31,14 @@ class Agreement:
     def agree(self, public: bytes) -> bytes:
         """Return the secret shared with the owner of a public key; a key of low order is refused."""
         try:
-            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+            return self._key.exchange(_read_public(public))
         except ValueError:
             raise PeerError("a public key must not have low order") from None
+
+
+@lru_cache(maxsize=1 << 12)  # a simulation reads each public key once for every client
+def _read_public(public: bytes) -> X25519PublicKey:
+    return X25519PublicKey.from_public_bytes(public)
 
 
 # How a client finds the secret that it shares with the owner of a public key.
@@ -78,7 +85,7 @@ def hkdf(shared: bytes, *path: PathPart) -> bytes:
     Guarantee: keys of different paths are independent.
     Checked: test_crypto.py::test_any_change_of_a_path_changes_the_key.
     """
-    return HKDF(hashes.SHA256(), KEY_BYTES, None, encode_path(*path)).derive(shared)
+    return HKDF(_SHA256, KEY_BYTES, None, encode_path(*path)).derive(shared)
 
 
 def seal(key: bytes, plain: bytes) -> bytes:

@@ -88,7 +88,10 @@ def decrypt_shares(session: Session, key: bytes, ciphertext: bytes) -> ShareCont
         shares = unpack_share(plain[:SHARE_BYTES]), unpack_share(plain[SHARE_BYTES : 2 * SHARE_BYTES])
     except PeerError:
         return None
+    is_group = session.delivery is Delivery.EVERYONE
+    if len(plain) == 2 * SHARE_BYTES and not is_group:
+        return ShareContent(*shares, b"")
     rest = Reader(memoryview(plain)[2 * SHARE_BYTES :])
-    contribution = rest.take(CONTRIBUTION_BYTES if session.delivery is Delivery.EVERYONE else 0)
+    contribution = rest.take(CONTRIBUTION_BYTES if is_group else 0)
     claim = rest.rest()
     return ShareContent(*shares, contribution, unpack_position(claim) if claim else None)

@@ -30,7 +30,7 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, crypto, keys, messages, shamir
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
+from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf, lists_leaves
 from d2pfed.secagg.checks import ClientSession
 from d2pfed.secagg.invitation import decode_invitation
 from d2pfed.secagg.messages import EncryptedShares, KeyAdvertisements, MaskedVector, MessageKind
@@ -128,7 +128,8 @@ class Advertised:
         session, own = local.session, self.advertisement(local)
         local.check_remaining(listed.joined, listed.joined.present)
         checks.require_own_leaf(listed.leaves[local.rank], leaf(session, local.client, own))
-        checks.require_leaves_fit(session, listed.leaves, listed.advertisements)
+        if lists_leaves(session):  # else they were made from these advertisements
+            checks.require_leaves_fit(session, listed.leaves, listed.advertisements)
         checks.require_distinct_keys(listed.advertisements)
         if session.is_signed:
             checks.require_enrolled_advertisements(session, local.enrolled.roster, listed.advertisements)

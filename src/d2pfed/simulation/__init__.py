@@ -1,6 +1,6 @@
 """Simulated federations: the clients of a cohort in this process, in others, or on a cluster."""
 
-from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients
+from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients, warm_up
 from d2pfed.simulation.clear import ClearFederation, plain_mean
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.simulation.federation import Fidelity, SimulatedFederation, collect
@@ -17,4 +17,5 @@ __all__ = [
     "SimulatedFederation",
     "collect",
     "plain_mean",
+    "warm_up",
 ]

@@ -5,9 +5,11 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,33 +17,82 @@ import numpy as np
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Encoder, TrainClients
+from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients
 
 _PIECES = 4  # of a cohort per worker: what a dying worker takes with it is one piece
 _LEAST_PIECE = 10  # clients: below it, handing over costs more than it gains
+_GLANCE_SECONDS = 1.0  # between looks at whether workers live: no limit to their work
+_THREADS = Path("/proc/self/task")
+
+
+def start_workers(
+    local_training: TrainClients, workers: int | None, prepare: Callable[[], None]
+) -> tuple[Backend, str]:
+    """Start worker processes by what is safe here; return them, or this process, and a line that says why not fork."""
+    if can_fork():
+        return ProcessBackend(local_training, workers, "fork", prepare), ""
+    try:
+        ForkingPickler.dumps(local_training)
+    except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
+        why = "it has other threads, so it cannot be forked, and its clients cannot be sent to another process"
+        return InProcess(local_training), f"Clients are trained in this process: {why} ({type(error).__name__})."
+    backend = ProcessBackend(local_training, workers, "forkserver", prepare)
+    return (
+        backend,
+        "This process has other threads, so its clients are sent to worker processes that start afresh.",
+    )
+
+
+def can_fork() -> bool:
+    """Tell whether a fork of this process leaves no thread behind.
+
+    A fork copies the calling thread alone. Whoever waits for another one in the copy waits for ever: torch's threads
+    do, OpenBLAS ends its own at each fork. So a trial fork comes first, then the threads are counted.
+    """
+    if not _THREADS.is_dir():
+        return False
+    if (process := os.fork()) == 0:
+        os._exit(0)  # the copy of a process that may have threads does nothing else
+    os.waitpid(process, 0)
+    return len(list(_THREADS.iterdir())) == 1
 
 
 class ProcessBackend:
     """Worker processes that hold the local trainer. Clients that a worker had in hand when it died have dropped out.
 
-    `start` is how they are started: `fork` shares the data that is loaded already, and is safe only while this process
-    has no other threads; `forkserver` sends the trainer, which must be picklable.
+    `start` is how they are started: `fork` shares the data that is loaded already, and is refused if this process has
+    other threads; `forkserver` sends the trainer, which must be picklable. Each worker calls `prepare` first.
+
+    While it waits for an answer, this process watches that workers live: it waits for no dead one. An error is raised
+    if no worker is left.
 
     Guarantee: from the same updates the sum is bit for bit that of the in-process backend, since workers run the same
     encoder on the same tree of entropy.
     Checked: test_process_backend.py::test_sums_are_those_of_the_in_process_backend.
     """
 
-    def __init__(self, local_training: TrainClients, workers: int | None = None, start: str = "fork") -> None:
+    def __init__(
+        self,
+        local_training: TrainClients,
+        workers: int | None = None,
+        start: str = "fork",
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         workers = len(os.sched_getaffinity(0)) if workers is None else workers
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
+        if start == "fork" and not can_fork():
+            raise ConfigError(
+                "workers must be forked before this process has other threads: start must be forkserver"
+            )
         context: Any = multiprocessing.get_context(start)  # its type has no processes
         self._workers: dict[Connection, Any] = {}
+        self._waiting: dict[Connection, tuple[int, ...]] = {}  # the piece that a worker has in hand
+        self._ended = ""  # how the last worker that was lost has ended
         for _ in range(workers):
             here, there = context.Pipe()
             inherited = (here, *self._workers) if start == "fork" else ()
-            process = context.Process(target=_work, args=(there, inherited, local_training), daemon=True)
+            process = context.Process(target=_work, args=(there, inherited, prepare, local_training), daemon=True)
             process.start()
             there.close()
             self._workers[here] = process
@@ -71,29 +122,47 @@ class ProcessBackend:
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
-        self._workers = {}
+        self._workers, self._waiting = {}, {}
 
     def _spread(self, clients: Sequence[int], stage: "_Stage") -> Iterator[tuple[tuple[int, ...], Any]]:
         """Yield each piece of the clients with its answer, as they come; pieces of dead workers are left out."""
+        while self._waiting:  # answers that nobody took, since a round was given up in the middle
+            self._answers()
         queue = deque(_pieces(clients, _PIECES * max(1, len(self._workers))))
-        waiting: dict[Connection, tuple[int, ...]] = {}
         for connection in list(self._workers):
-            if self._send(connection, stage) and queue and self._send(connection, queue[0]):
-                waiting[connection] = queue.popleft()
-        while waiting:
-            for ready in wait(list(waiting)):
-                connection = next(each for each in waiting if each is ready)
-                piece = waiting.pop(connection)
-                try:
-                    answer = connection.recv()
-                except (EOFError, OSError):
-                    self._lose(connection)
-                    continue
+            if self._send(connection, stage):
+                self._hand_over(connection, queue)
+        while self._waiting:
+            for connection, piece, answer in self._answers():
                 if isinstance(answer, Exception):
                     raise answer  # of the training itself: no dropout
-                if queue and self._send(connection, queue[0]):
-                    waiting[connection] = queue.popleft()
+                self._hand_over(connection, queue)
                 yield piece, answer
+        if not self._workers:
+            raise ConfigError(f"no worker process is left to train clients: {self._ended}")
+
+    def _hand_over(self, connection: Connection, queue: deque[tuple[int, ...]]) -> None:
+        """Give a worker the next piece, if there is one."""
+        if queue and self._send(connection, queue[0]):
+            self._waiting[connection] = queue.popleft()
+
+    def _answers(self) -> list[tuple[Connection, tuple[int, ...], Any]]:
+        """Wait a little for workers to answer or end; return the answers that are there."""
+        found: list[tuple[Connection, tuple[int, ...], Any]] = []
+        wait(list(self._waiting), _GLANCE_SECONDS)
+        for connection in list(self._waiting):
+            process = self._workers[connection]
+            if not connection.poll() and process.is_alive():
+                continue
+            piece = self._waiting.pop(connection)
+            try:
+                if connection.poll():  # else it has ended, and whoever holds its end keeps it open
+                    found.append((connection, piece, connection.recv()))
+                    continue
+            except (EOFError, OSError):
+                pass
+            self._lose(connection)
+        return found
 
     def _send(self, connection: Connection, message: object) -> bool:
         try:
@@ -104,10 +173,16 @@ class ProcessBackend:
         return True
 
     def _lose(self, connection: Connection) -> None:
-        process = self._workers.pop(connection, None)
+        process = self._workers.pop(connection)
         connection.close()
-        if process is not None:
-            process.join(timeout=5)
+        process.join(timeout=5)
+        if process.is_alive():  # it has closed its end and does not come to its own
+            process.kill()
+            process.join()
+        code = process.exitcode
+        self._ended = (
+            f"the last one ended by signal {-code}" if code < 0 else f"the last one ended with status {code}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +194,19 @@ class _Stage:
     seed: int
 
 
-def _work(connection: Connection, inherited: Sequence[Connection], local_training: TrainClients) -> None:
+def _work(
+    connection: Connection,
+    inherited: Sequence[Connection],
+    prepare: Callable[[], None] | None,
+    local_training: TrainClients,
+) -> None:
     """Train, or train and encode, the clients that are sent, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has started this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
+    if prepare is not None:
+        prepare()
     with contextlib.suppress(EOFError, OSError):
         stage = connection.recv()
         while True:

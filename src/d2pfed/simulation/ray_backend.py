@@ -16,6 +16,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.simulation.backend import Encoder, TrainClients
 
 _PIECES = 4  # of a cohort for each worker: what a dying worker takes with it is one piece
+_LEAST_PIECE = 50  # clients, unless workers would be idle: each piece is a call of its own over Ray
 
 _KNOCK_SECONDS = 10.0
 
@@ -72,7 +73,7 @@ class RayBackend:
         ask: Callable[[Any, tuple[int, ...]], Any],  # Ray's handles have no types
     ) -> Iterator[tuple[tuple[int, ...], Any]]:
         """Yield each piece of the clients with its answer, as they come; pieces of dead workers are left out."""
-        queue = deque(_pieces(clients, _PIECES * len(self._workers)))
+        queue = deque(_pieces(clients, len(self._workers)))
         idle = list(self._workers)
         waiting: dict[Any, tuple[Any, tuple[int, ...]]] = {}
         while waiting or (queue and idle):
@@ -123,7 +124,8 @@ def _connect(address: str | None, workers: int) -> None:
     ray.init(address=address, log_to_driver=False)
 
 
-def _pieces(clients: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Split clients into so many pieces of nearly equal size, none of them empty."""
-    parts = np.array_split(np.asarray(clients, np.int64), max(1, min(count, len(clients))))
+def _pieces(clients: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+    """Split clients into pieces of nearly equal size, none of them empty: some for each worker if there are many."""
+    count = max(min(_PIECES * workers, len(clients) // _LEAST_PIECE), min(workers, len(clients)), 1)
+    parts = np.array_split(np.asarray(clients, np.int64), count)
     return [tuple(part.tolist()) for part in parts if len(part)]
