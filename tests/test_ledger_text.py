@@ -22,6 +22,7 @@ from d2pfed.ledger import Budget, Head, Key, RowKind, decode_release, encode_rel
 from d2pfed.ledger.rows import chained_row
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
+from support.adjacencies import OF_CLIENTS
 
 whole = st.integers(1, 2**70)
 ratios = st.builds(Fraction, whole, whole)
@@ -39,7 +40,7 @@ releases = st.builds(
     round=st.integers(0, 2**40),
     attempt=st.integers(0, 9),
     unit=st.sampled_from(Unit),
-    adjacency=st.sampled_from(Adjacency),
+    adjacency=st.sampled_from(OF_CLIENTS),
     sampling=st.builds(
         lambda s, a, b: CohortSampling(s, a + b, b), st.sampled_from(Sampling), st.integers(0, 9), whole
     ),
