@@ -32,6 +32,7 @@ from d2pfed.accounting.filters import Filter, PlanCost
 from d2pfed.accounting.mixtures import several_coins_add_delta, several_coins_delta
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.text import decode_release, encode_release
+from d2pfed.numerics.randomness import Entropy
 from support import oracle, record_games
 
 SILOS = CohortSampling(Sampling.NONE, 20, 20)
@@ -100,11 +101,11 @@ def test_every_observer_sees_amplified_sums_with_the_noise_it_does_not_know():
 def test_a_peer_finds_the_same_for_a_person_in_several_silos(silos):
     weights = binom.pmf(np.arange(silos + 1), silos, 0.02)
     peer = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        1.0, list(range(silos + 1)), list(weights), value_discretization_interval=2e-3
+        1.0, list(range(silos + 1)), list(weights), value_discretization_interval=5e-3
     )
     wanted = peer.self_compose(200).get_epsilon_for_delta(1e-6)
     found = epsilon(release(ContinuousGaussian(1.0, 1.0), 0.02, silos=silos), 200, RELEASED)
-    assert found == pytest.approx(wanted, rel=6e-3)
+    assert found == pytest.approx(wanted, rel=0.015)
 
 
 @pytest.mark.parametrize(("silos", "shift"), [(2, 0.3), (2, 4.0), (3, 1.5)])
@@ -131,13 +132,16 @@ def test_one_coin_is_a_mixture_of_one():
 
 
 def test_no_directions_of_a_persons_vectors_are_worse_than_equal_ones():
-    generator = np.random.default_rng(5)
-    draws = generator.standard_normal((200_000, 3))
+    stream = Entropy.replay(b"directions").stream()
+
+    def uniform(*shape):
+        return (stream.words(math.prod(shape)).reshape(shape) + 0.5) / 2.0**64
+
+    draws = norm.ppf(uniform(100_000, 3))
     for silos in (2, 3):
-        weights = binom.pmf(np.arange(silos + 1), silos, 0.3)
         for _ in range(6):
-            vectors = generator.standard_normal((silos, 3))
-            vectors *= (1.2 * generator.uniform(0.3, 1, silos) / np.linalg.norm(vectors, axis=1))[:, None]
+            vectors = norm.ppf(uniform(silos, 3))
+            vectors *= (1.2 * (0.3 + 0.7 * uniform(silos)) / np.linalg.norm(vectors, axis=1))[:, None]
             ratio = 0.0
             for coins in np.ndindex(*[2] * silos):
                 shift = np.array(coins) @ vectors
@@ -147,7 +151,6 @@ def test_no_directions_of_a_persons_vectors_are_worse_than_equal_ones():
                 gain = np.maximum(ratio - math.exp(value), 0)
                 allowed = several_coins_delta(np.array([value]), 1.2, 0.3, silos)[0]
                 assert gain.mean() - 4 * gain.std() / math.sqrt(len(gain)) <= allowed
-        assert weights.sum() == pytest.approx(1)
 
 
 def test_one_common_coin_for_all_silos_of_a_person_is_no_bound():

@@ -6,6 +6,7 @@ A data set is a tuple of silos, each a tuple of records with values -1, 0 or 1 i
 from itertools import product
 
 import numpy as np
+
 from support import oracle
 
 
