@@ -83,6 +83,10 @@ class RecordTrainer:
         """Return how many units a silo holds."""
         return self.silo(client).count
 
+    def count_all(self) -> int:
+        """Return how many units all silos hold."""
+        return sum(map(self.count, range(self.silos.population)))
+
     def units(self, params: Params, client: int) -> "SiloUnits":
         """Return a silo's units under a model."""
         return SiloUnits(self, params, client)
