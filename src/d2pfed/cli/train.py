@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from d2pfed.accounting import Sampling, Unit
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
     TRAIN_PACKAGES,
@@ -31,17 +32,19 @@ from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe
+from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe, record_terms
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.plan.policy import default_refusal
 from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api import Job, Settings
-    from d2pfed.api.filling import split_population
+    from d2pfed.api.backends import BackendName, record_backend
+    from d2pfed.api.filling import split_population, with_records
     from d2pfed.learning import (
         LocalTraining,
         Model,
+        RecordTrainer,
         Task,
         build_model,
         fitting,
@@ -151,30 +154,21 @@ def train(
     json: AsJson = False,
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
-    if seed is not None:
-        check_range("seed", seed, 0, 2**63 - 1)
-    if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
-        raise ConfigError(
-            f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
-        )
+    _check_run(seed, name)
     use_one_thread()  # of torch: each core has a worker process
     trained, stepped, losses = LocalTraining(**local), ServerOptimizer(**server), parse_dropouts(lost)
     population = wanted.pop("population")
-    with needs_extra("train", *TRAIN_PACKAGES):
-        if ":" in task:
-            chosen = own(task, Task)
-        else:
-            divided = parse_partition(partition) if partition else None
-            chosen = load_task(task, population=population, partition=divided, data_dir=data)
+    chosen = _task(task, population, partition, data)
     model = model or fitting(chosen)
     network = own(model, Model) if ":" in model else build_model(model, chosen, seed=seed or 0)
     if task == DEFAULT_TASK and population is None and wanted["rounds"] is None and wanted["cohort_size"] is None:
         wanted |= DEFAULT_JOB | ({} if wanted["spare"] is None else {"spare": wanted["spare"]})
-    target = PrivacyTarget(dimension=network.dimension, population=chosen.clients.population, **wanted)
-    if None in (wanted["rounds"], wanted["cohort_size"]):
-        rounds, cohort_size, why = split_population(target, wanted["rounds"], wanted["cohort_size"])
-        target = replace(target, rounds=rounds, cohort_size=cohort_size)
-        err().print(why)
+    silos = RecordTrainer(network, chosen.clients) if wanted["unit"] == Unit.RECORD else None
+    if silos is None:
+        target = _of_clients(wanted, network.dimension, chosen.clients.population)
+    else:
+        target = _of_records(wanted, network.dimension, silos)
+        trained, stepped = LocalTraining(lr=trained.lr), replace(stepped, lr=stepped.lr * trained.lr)
     check_sizes(target.sampling, sizes)
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
     tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - target.rounds)
@@ -200,11 +194,9 @@ def train(
         console.print(text)
     for warning in (*summed_up.warnings, *filter(None, [default_refusal(target, agreed)])):
         console.print(f"Warning: {warning}")
-    trainer = job.trainer().choose(network.initial(), range(chosen.clients.population))
-    warm_up(agreed, trainer, network.initial())
-    started, line = start_backend(backend, trainer, workers, address)
-    if line:
-        console.print(line)
+    started, how = _start(job, agreed, silos, (backend, workers, address))
+    for text in (*record_terms(agreed), *filter(None, [how])):
+        console.print(text)
     with Watcher(agreed.rounds, "round") as watcher:
         summary = job.execute(directory, ledger, partial(_listen, watcher, agreed), started)
     if json:
@@ -216,6 +208,44 @@ def train(
             sys.exit(watcher.exit_status)
         case "exhausted":
             sys.exit(EXHAUSTED)
+
+
+def _check_run(seed: int | None, name: str | None) -> None:
+    """Refuse a seed or a name that a run cannot have."""
+    if seed is not None:
+        check_range("seed", seed, 0, 2**63 - 1)
+    if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
+        raise ConfigError(
+            f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
+        )
+
+
+def _task(name: str, population: int | None, partition: str | None, data: Path | None) -> Task:
+    """Return the task of that name, or a user's own."""
+    with needs_extra("train", *TRAIN_PACKAGES):
+        if ":" in name:
+            return own(name, Task)
+        divided = parse_partition(partition) if partition else None
+        return load_task(name, population=population, partition=divided, data_dir=data)
+
+
+def _of_clients(wanted: dict[str, Any], dimension: int, population: int) -> PrivacyTarget:
+    """Return the target of a run over clients, its rounds and cohorts chosen where they are not given."""
+    target = PrivacyTarget(dimension=dimension, population=population, **wanted)
+    if None not in (wanted["rounds"], wanted["cohort_size"]):
+        return target
+    rounds, cohort_size, why = split_population(target, wanted["rounds"], wanted["cohort_size"])
+    err().print(why)
+    return replace(target, rounds=rounds, cohort_size=cohort_size)
+
+
+def _of_records(wanted: dict[str, Any], dimension: int, silos: RecordTrainer) -> PrivacyTarget:
+    """Return the target of a run over silos, all of which are asked, in which a round is one step."""
+    err().print("A round is one step over a secret batch (--batch-rate); --epochs and --batch-size do not count.")
+    population = silos.silos.population
+    asked = wanted | {"sampling": Sampling.NONE, "cohort_size": population}
+    target = PrivacyTarget(dimension=dimension, population=population, **asked)
+    return with_records(target, target.rounds, silos.count_all)
 
 
 def own(name: str, kind: type[Own]) -> Own:
@@ -231,6 +261,19 @@ def own(name: str, kind: type[Own]) -> Own:
     if not isinstance(made, kind):
         raise ConfigError(f"{name} must return a {kind.__name__} of d2pfed.learning, got a {type(made).__name__}")
     return made
+
+
+def _start(
+    job: Job, plan: Plan, silos: RecordTrainer | None, where: tuple[BackendChoice, int | None, str | None]
+) -> tuple[Backend, str]:
+    """Start what trains clients or silos, compiled beforehand; a line says how, where that is no matter of course."""
+    params = job.model.initial()
+    if silos is not None:
+        return record_backend(silos, params, BackendName.AUTO, plan.divisor)
+    trainer = job.trainer().choose(params, range(job.task.clients.population))
+    warm_up(plan, trainer, params)
+    backend, workers, address = where
+    return start_backend(backend, trainer, workers, address)
 
 
 def start_backend(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting import Guarantee, Sampling, round_up
+from d2pfed.accounting import Guarantee, Sampling, Unit, round_up
 from d2pfed.noise.mechanisms import Centered
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
@@ -50,7 +50,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     """Return what a plan requires and why."""
     clip = _clip(target)
     spread = _error(plan) * math.sqrt(plan.dimension)
-    ideal = 2 * ideal_multiplier(target) * clip / plan.cohort_size
+    ideal = 2 * ideal_multiplier(target) * clip / plan.divisor
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
         sigma=plan.sigma,
@@ -90,9 +90,13 @@ def describe_plan(plan: Plan) -> PlanSummary:
         sampling=plan.sampling.method,
         adjacency=plan.adjacency,
         consistency=plan.consistency,
-        max_participations=plan.max_participations,
+        max_participations=None if plan.unit is Unit.RECORD else plan.max_participations,
         attempts_per_round=plan.attempts_per_round,
         spare=plan.max_attempts - plan.rounds,
+        unit=plan.unit,
+        records=plan.records,
+        batch_rate=None if plan.batches is None else float(plan.batches.rate),
+        max_silos=1 if plan.batches is None else plan.batches.max_silos,
         clip=plan.codec.clip if plan.adaptive_clip is None else f"auto({plan.adaptive_clip.initial})",
     )
     return replace(
@@ -109,7 +113,7 @@ def _clip(target: PrivacyTarget) -> float:
 def _error(plan: Plan) -> float:
     """Return the root mean square error per coordinate of the mean over a full cohort, rounding included."""
     rounding = 0.0 if isinstance(plan.mechanism, Centered) else plan.cohort_size / 4
-    return math.sqrt(variance(plan.noise(plan.cohort_size)) + rounding) * plan.codec.granularity / plan.cohort_size
+    return math.sqrt(variance(plan.noise(plan.cohort_size)) + rounding) * plan.codec.granularity / plan.divisor
 
 
 def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
@@ -121,9 +125,13 @@ def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
         f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
-        f"the sum of {plan.cohort_size} clients needs noise of {plan.sigma / _clip(target):.4g} times the clip"
+        f"the sum of {plan.cohort_size} {_clients(plan)} needs noise of {plan.sigma / _clip(target):.4g} times the clip"
         f"{reserve}.{_why_clip(plan)}"
     )
+
+
+def _clients(plan: Plan) -> str:
+    return "clients" if plan.unit is Unit.CLIENT else "silos"
 
 
 def _why_clip(plan: Plan) -> str:
@@ -188,14 +196,17 @@ def _warnings(plan: Plan, signal: float) -> tuple[str, ...]:
     found = []
     if signal < WEAK:
         expected = "little can be learned" if signal < HOPELESS else "expect much less than in the clear"
-        helpful = math.ceil(plan.cohort_size * WEAK / signal)
+        helpful = math.ceil(plan.divisor * WEAK / signal)
+        more = f"cohorts of about {helpful}" if plan.records is None else f"batches of about {helpful} records"
         found.append(
-            f"{_why_signal(plan, signal)[:-1]}, so {expected}: cohorts of about {helpful} would bring it to "
+            f"{_why_signal(plan, signal)[:-1]}, so {expected}: {more} would bring it to "
             f"{WEAK:g}; a smaller model or a greater epsilon helps too."
         )
-    if plan.delta >= 1 / plan.sampling.population:
+    everyone = plan.records or plan.sampling.population
+    if plan.delta >= 1 / everyone:
+        kind = "population" if plan.records is None else "records"
         found.append(
-            f"Delta {round_up(plan.delta, 6)} is not below 1 / population = {1 / plan.sampling.population:g}: "
-            f"publishing a random client's data whole would satisfy it."
+            f"Delta {round_up(plan.delta, 6)} is not below 1 / {kind} = {1 / everyone:g}: "
+            f"publishing a random {plan.unit}'s data whole would satisfy it."
         )
     return tuple(found)
