@@ -92,8 +92,9 @@ class Budget:
             self.require_like(plan)
 
     def require_like(self, plan: RunPlan) -> None:
-        """Refuse a run that this budget does not speak of: another observer, delta or cap."""
-        wanted = replace(self, epsilon=plan.epsilon, declared=())
+        """Refuse a run that this budget does not speak of: another observer or delta, or a larger cap."""
+        cap = min(self.max_participations, plan.max_participations)  # of a run, which is charged by its own
+        wanted = replace(self, epsilon=plan.epsilon, max_participations=cap, declared=())
         if plan.budget != wanted:
             raise ConfigError(f"the ledger has the budget {_brief(wanted)}, this plan needs {_brief(plan.budget)}")
 

@@ -34,6 +34,7 @@ def given_sum(
     vectors: Mapping[int, NDArray[np.floating]],
     ledger: ReleaseLedger,
     entropy: Entropy,
+    *,
     fidelity: Fidelity = Fidelity.PROTOCOL,
 ) -> FloatVector:
     """Return the private sum of these clients' vectors.
@@ -84,7 +85,9 @@ class _GivenVectors:
                 session.ring.add_into(total, own.encode(session, self.vectors[client], None))
             return _Added(session.cohort, total)
         pairs = PairSecrets()
-        machines = {client: self._join(client, session, participations[client], pairs) for client in session.cohort}
+        machines = {
+            client: self._join(client, session, participations[client], pairs) for client in session.cohort
+        }
         return gather(
             session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
         )
