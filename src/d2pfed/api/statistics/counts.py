@@ -16,6 +16,7 @@ from d2pfed.api.statistics.records import (
     one_hot,
     positive,
     sorted_edges,
+    whole,
 )
 from d2pfed.api.statistics.releasing import Released, Terms, release
 from d2pfed.api.statistics.result import Statistic, statistic
@@ -23,7 +24,8 @@ from d2pfed.api.statistics.sums import drowned
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
 
-MOST_CELLS = 1 << 20
+MOST_CELLS = 1 << 20  # of a table
+MOST_BINS = 1 << 12  # of a quantile's matrix
 
 
 def private_histogram(
@@ -151,11 +153,10 @@ def private_quantile(
     if asked.ndim > 1 or not asked.size or (asked < 0).any() or (asked > 1).any():
         raise ConfigError(f"levels must be numbers in [0, 1], got {levels!r}")
     low, high = interval(bounds)
-    if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_CELLS:
-        raise ConfigError(f"bins must be a whole number from 2 on, got {bins!r}")
-    edges, root = np.linspace(low, high, bins + 1), cumulative_root(bins)
+    count = whole("bins", bins, MOST_BINS)
+    edges, root = np.linspace(low, high, count + 1), cumulative_root(count)
     code = RecordCode(
-        lambda part: root.T[bin_of(np.clip(part, low, high), edges)], bins, float(np.linalg.norm(root[:, 0]))
+        lambda part: root.T[bin_of(np.clip(part, low, high), edges)], count, float(np.linalg.norm(root[:, 0]))
     )
     released = release_records("quantile", columns(values, "values"), code, max_values, terms)
     found = [_quantile(level, released, root, edges) for level in np.atleast_1d(asked)]

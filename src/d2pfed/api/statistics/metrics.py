@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.statistics.counts import release_records
-from d2pfed.api.statistics.records import Array, RecordCode, bin_of, clients_of, numbers, one_hot, positive
+from d2pfed.api.statistics.counts import MOST_BINS, release_records
+from d2pfed.api.statistics.records import Array, RecordCode, bin_of, clients_of, numbers, one_hot, positive, whole
 from d2pfed.api.statistics.releasing import Released, Terms
 from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.api.statistics.sums import drowned
@@ -78,7 +78,7 @@ def private_metrics(
     scheme = _Scheme(
         names=_names(metrics),
         classes=widths.pop() - 1,
-        bins=_whole("bins", bins),
+        bins=whole("bins", bins, MOST_BINS),
         max_loss=positive("max_loss", max_loss),
         has_count=max_values is not None,
     )
@@ -194,7 +194,7 @@ def _calibration_error(mean: Array, noise: float) -> tuple[Array, Array]:
     gaps = right - middles * (right + wrong)
     spreads = noise * np.hypot(1 - middles, middles)
     kept = np.abs(gaps) > spreads
-    return np.abs(gaps[kept]).sum(), np.sqrt((spreads**2).sum())
+    return np.asarray(np.abs(gaps[kept]).sum()), np.asarray(np.linalg.norm(spreads))
 
 
 def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
@@ -205,7 +205,7 @@ def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
     totals = max(negative.sum(), noise), max(positive_.sum(), noise)
     area = float(positive_ @ below) / (totals[0] * totals[1])
     slopes = np.concatenate([(above / totals[1] - area) / totals[0], (below / totals[0] - area) / totals[1]])
-    return np.clip(np.float64(area), 0, 1), np.float64(noise * np.linalg.norm(slopes))
+    return np.asarray(np.clip(area, 0, 1)), np.asarray(noise * np.linalg.norm(slopes))
 
 
 def _scored(pair: object, predict: Callable[[object], object] | None, client: int) -> Array:
@@ -236,9 +236,3 @@ def _names(metrics: object) -> tuple[MetricName, ...]:
         if name not in list(MetricName):
             raise ConfigError(f"metrics must be out of {known}, got {name!r}")
     return tuple(MetricName(name) for name in given)
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 1 << 16:
-        raise ConfigError(f"{name} must be a whole number in [2, 65536], got {value!r}")
-    return value

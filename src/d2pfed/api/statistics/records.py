@@ -109,6 +109,13 @@ def positive(name: str, value: object) -> float:
     return float(value)
 
 
+def whole(name: str, value: object, most: int) -> int:
+    """Return a whole number in [2, most]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= most:
+        raise ConfigError(f"{name} must be a whole number in [2, {most}], got {value!r}")
+    return value
+
+
 def interval(bounds: object) -> tuple[float, float]:
     """Return the ends of an interval."""
     ends = numbers(bounds, "bounds")

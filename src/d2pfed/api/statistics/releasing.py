@@ -112,7 +112,7 @@ def release(name: str, vectors: Sequence[Vector], clip: float, terms: Terms) -> 
         plan = calibrate(target)
         plan = replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
         charge, fidelity = run_plan(plan), terms.chosen_fidelity(clients)
-        run = f"{name} {Entropy.system().key[:8].hex()}"  # no two calls share a name, whatever the seed
+        run = run_name(name)
         numbered = dict(enumerate(vectors))
         with _own_ledger(charge.budget) if given is None else _left_open(given) as ledger:
             ledger.begin(run, run, charge)
@@ -128,6 +128,11 @@ def release(name: str, vectors: Sequence[Vector], clip: float, terms: Terms) -> 
         spent=spent,
         warnings=_warnings(terms, plan, clients),
     )
+
+
+def run_name(name: str) -> str:
+    """Return a name that no other release has, whatever the seed."""
+    return f"{name} {Entropy.system().key[:8].hex()}"
 
 
 def _warnings(terms: Terms, plan: Plan, clients: int) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class Statistic(Generic[Value]):
         ]
         lines.append(f"noise planned for {missing:,} missing clients; aggregated by {self.fidelity}")
         if self.spent is not None:
-            lines.append(f"all runs on the ledger: epsilon {round_up(self.spent, 4)}")
+            lines.append(f"all runs on the ledger: epsilon {round_up(self.spent, 4)} against {plan.against}")
         return [*lines, *(f"warning: {each}" for each in self.warnings)]
 
 
@@ -96,7 +96,8 @@ def _shown(value: object, error: object) -> list[str]:
     """Return a value with its standard error in a few lines."""
     if isinstance(value, dict) and isinstance(error, dict):
         return [f"{name}: {line}" for name in value for line in _shown(value[name], error[name])]
-    if isinstance(value, np.ndarray) and value.size > 1:
-        text = np.array2string(value, precision=4, suppress_small=True, threshold=20, prefix="  ")
-        return [f"{text}, standard error up to {float(np.max(error)):.3g}"]
-    return [f"{float(np.squeeze(value)):.6g}, standard error {float(np.squeeze(error)):.3g}"]  # type: ignore[call-overload]
+    found, spread = np.asarray(value), np.asarray(error)
+    if found.size > 1:
+        text = np.array2string(found, precision=4, suppress_small=True, threshold=20, prefix="  ")
+        return [f"{text}, standard error up to {spread.max():.3g}"]
+    return [f"{found.item():.6g}, standard error {spread.item():.3g}"]
