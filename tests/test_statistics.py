@@ -251,7 +251,7 @@ def test_statistics_share_a_ledger(tmp_path):
     by_path = d2pfed.private_sum(np.eye(30), epsilon=0.5, ledger=tmp_path / "ledger.sqlite")
     by_run = d2pfed.private_sum(np.eye(30), epsilon=0.1, ledger=tmp_path)
     assert second.spent < by_path.spent < by_run.spent
-    assert d2pfed.verify(tmp_path / "ledger.sqlite").epsilon == pytest.approx(by_run.spent)
+    assert d2pfed.verify(tmp_path / "ledger.sqlite").spent == pytest.approx(by_run.spent)
 
 
 def test_a_budget_that_does_not_allow_it_releases_nothing(tmp_path):
