@@ -56,7 +56,7 @@ def given_sum(
         entropy = entropy.child("sum", Entropy.system().key)
     attempts = _GivenVectors(plan, vectors, entropy, fidelity)
     mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
-    return mean * np.float32(plan.cohort_size)
+    return mean * np.float32(plan.divisor)
 
 
 @dataclass(frozen=True, slots=True)
