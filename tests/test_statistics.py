@@ -316,6 +316,7 @@ def test_replace_one_needs_twice_the_noise():
 # What they refuse
 
 
+RECORDS = {"unit": "record", "records": 400}
 BAD = [
     (lambda: d2pfed.private_sum([]), "at least 2 clients, got 0"),
     (lambda: d2pfed.private_sum([1.0]), "at least 2 clients, got 1"),
@@ -362,6 +363,11 @@ BAD = [
     (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, []), "metrics must be different names"),
     (lambda: d2pfed.private_metrics([(np.eye(3), range(3))] * 2, ["auroc"]), "auroc is of two classes, got 3"),
     (lambda: d2pfed.private_metrics([(np.eye(3), range(3)), ([0.5], [0])]), "one number of classes, got 3, 4"),
+    (lambda: d2pfed.private_sum([[1], [2]], privacy={"unit": "record"}), "the unit record needs records, a public"),
+    (lambda: d2pfed.private_sum([1, 2], privacy={"unit": "record", "records": 9}), "a record per row, all alike"),
+    (lambda: d2pfed.private_sum([1, 2], privacy={"unit": "patient"}), "unit must be"),
+    (lambda: d2pfed.private_mean([[1], [2]], weights=[1, 1], privacy=RECORDS), "weights are for the unit client"),
+    (lambda: d2pfed.private_histogram([1, 2], [0, 9], max_values=3, privacy=RECORDS), "max_values is for the unit"),
 ]  # fmt: skip
 
 
@@ -370,3 +376,54 @@ def test_bad_input_is_refused_in_one_line(call, rule):
     with pytest.raises(ConfigError, match=rule) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+# Where the unit is a record
+
+
+def test_records_are_counted_one_by_one():
+    values = [np.linspace(0, 10, 40 + at) for at in range(6)]
+    pooled, edges = np.concatenate(values), [0, 2.5, 5, 10]
+    options = {**CALM, "privacy": RECORDS}
+    assert near(d2pfed.private_sum(values, clip=10.0, **options), pooled.sum())
+    assert near(d2pfed.private_mean(values, bounds=(0, 10), **options), pooled.mean())
+    assert near(d2pfed.private_histogram(values, edges, **options), np.histogram(pooled, edges)[0])
+    rows = [np.column_stack([each, 10 - each]) for each in values]
+    assert near(d2pfed.private_sum(rows, clip=20.0, **options), [pooled.sum(), (10 - pooled).sum()])
+    median = d2pfed.private_quantile(values, 0.5, bounds=(0, 10), **options)
+    assert abs(median.value - np.median(pooled)) < 0.2
+    scores = [(each / 10, each > 4) for each in values]
+    accuracy = d2pfed.private_metrics(scores, "accuracy", **options).value["accuracy"]
+    assert abs(accuracy - np.mean((pooled > 5) == (pooled > 4))) < 0.02
+    assert near(d2pfed.private_table([["a"] * 5, ["b"], []], [["a", "b"]], **options), [5, 1])
+
+
+def test_a_record_is_protected_by_the_noise_of_all_honest_clients():
+    result = d2pfed.private_histogram([[1.0]] * 12, [0, 2], epsilon=1.0, privacy={**RECORDS, "colluders": 0.3})
+    assert (result.plan.unit, result.plan.adjacency) == ("record", "add-remove")
+    assert result.delta == pytest.approx(400**-1.1)
+    assert_kept(result)
+    target = replace(
+        releasing.Terms(epsilon=1.0, delta=None, privacy=RECORDS, ledger=None, fidelity="sum", seed=None).target(
+            1, 12, 1.0, None
+        ),
+        colluders=0.3,
+    )
+    honest = 12 - 1 - 4
+    trusted = 2 * ideal_multiplier(target) * math.sqrt(12 / honest)
+    assert 1 <= result.standard_error[0] / trusted + 1e-3 <= 1.05
+
+
+def test_a_record_that_leaves_changes_nothing_that_is_public():
+    """The plan, the divisor and the noise are the same for any number of records."""
+    many, one = (d2pfed.private_sum([[0.1] * count, [0.2], []], privacy=RECORDS) for count in (50, 1))
+    assert many.plan == one.plan
+    assert many.standard_error == one.standard_error
+
+
+def test_a_ledger_has_one_unit(tmp_path):
+    with Ledger.create(tmp_path / "ledger.sqlite", replace(budget(), delta=1e-4)) as ledger:
+        d2pfed.private_sum(np.ones((5, 3)), epsilon=1.0, ledger=ledger, privacy=RECORDS)
+        d2pfed.private_sum(np.ones((5, 3)), epsilon=1.0, ledger=ledger, privacy=RECORDS)
+        with pytest.raises(ConfigError, match="the ledger's runs protect a record, and this statistic a client"):
+            d2pfed.private_sum(np.ones((5, 3)), epsilon=1.0, ledger=ledger)

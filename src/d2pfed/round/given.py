@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from d2pfed.accounting import is_amplified
 from d2pfed.errors import ConfigError
@@ -15,7 +14,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round.aggregation import FEWEST, ReleaseLedger, aggregate
 from d2pfed.round.gathering import Collected, gather
-from d2pfed.round.participant import Participant, require_fixed_clip
+from d2pfed.round.participant import Participant, Update, require_fixed_clip
 from d2pfed.round.session import Attempt, session_of
 from d2pfed.secagg import Client, Delivery, Session, Sum
 from d2pfed.secagg.crypto import PairSecrets
@@ -31,13 +30,13 @@ class Fidelity(StrEnum):
 def given_sum(
     plan: Plan,
     first: Attempt,
-    vectors: Mapping[int, NDArray[np.floating]],
+    vectors: Mapping[int, Update],
     ledger: ReleaseLedger,
     entropy: Entropy,
     *,
     fidelity: Fidelity = Fidelity.PROTOCOL,
 ) -> FloatVector:
-    """Return the private sum of these clients' vectors.
+    """Return the private sum of these clients' vectors, or of their records' where the plan's unit is a record.
 
     For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
     clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its
@@ -64,7 +63,7 @@ class _GivenVectors:
     """Clients in this process whose vectors are there already."""
 
     plan: Plan
-    vectors: Mapping[int, NDArray[np.floating]] = field(repr=False)
+    vectors: Mapping[int, Update] = field(repr=False)
     entropy: Entropy
     fidelity: Fidelity
 

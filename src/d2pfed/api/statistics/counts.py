@@ -14,11 +14,10 @@ from d2pfed.api.statistics.records import (
     interval,
     numbers,
     one_hot,
-    positive,
     sorted_edges,
     whole,
 )
-from d2pfed.api.statistics.releasing import Released, Terms, release
+from d2pfed.api.statistics.releasing import Released, Terms, release_records
 from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.api.statistics.sums import drowned
 from d2pfed.errors import ConfigError
@@ -48,7 +47,7 @@ def private_histogram(
         values: The values of each client: a list of numbers, or one number.
         bins: The edges of the bins, rising; each bin is closed on the left, the last one on both sides. Values
             outside of them are counted nowhere.
-        epsilon: Bound on what the observer learns about one client.
+        epsilon: Bound on what the observer learns about one client, or about one record.
         max_values: None counts clients: the histogram of each is divided by its number of values. A number counts
             values: a client that has more is scaled down to so many, which is also the bound on its contribution.
         delta: Failure probability, as in `private_sum`.
@@ -87,7 +86,7 @@ def private_table(
         rows: The rows of each client: a list of tuples, one entry per variable.
         categories: The categories of each variable, in order, or by its name. A row with another category is counted
             nowhere.
-        epsilon: Bound on what the observer learns about one client.
+        epsilon: Bound on what the observer learns about one client, or about one record.
         max_values: None counts clients, a number counts rows, as in `private_histogram`.
         delta: Failure probability, as in `private_sum`.
         privacy: Changes to the target, as in `private_sum`.
@@ -135,7 +134,7 @@ def private_quantile(
         values: The values of each client: a list of numbers, or one number.
         levels: One level or several, each in [0, 1]: 0.5 is the median. All come from the same release.
         bounds: Lower and upper bound of the values; what is beyond counts as the bound.
-        epsilon: Bound on what the observer learns about one client.
+        epsilon: Bound on what the observer learns about one client, or about one record.
         bins: How many bins; within one, values are taken to be spread evenly.
         max_values: None gives each client the same weight, a number each value, as in `private_histogram`.
         delta: Failure probability, as in `private_sum`.
@@ -164,13 +163,6 @@ def private_quantile(
     total = float(root[-1] @ released.total)
     warnings = drowned(total, released.sigma * float(np.linalg.norm(root[-1])), "count")
     return statistic("private quantile", value, error, released).warned(warnings)
-
-
-def release_records(name: str, clients: Sequence[Array], code: RecordCode, most: object, terms: Terms) -> Released:
-    """Release the sum over clients of one vector each: the mean of its records' vectors, or a capped sum of them."""
-    cap = None if most is None else positive("max_values", most)
-    vectors = [code.of_client(records, cap) for records in clients]
-    return release(name, vectors, code.bound * (1.0 if cap is None else cap), terms)
 
 
 def cumulative_root(count: int) -> Array:

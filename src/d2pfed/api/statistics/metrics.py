@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.statistics.counts import MOST_BINS, release_records
+from d2pfed.api.statistics.counts import MOST_BINS
 from d2pfed.api.statistics.records import Array, RecordCode, bin_of, clients_of, numbers, one_hot, positive, whole
-from d2pfed.api.statistics.releasing import Released, Terms
+from d2pfed.api.statistics.releasing import Released, Terms, release_records
 from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.api.statistics.sums import drowned
 from d2pfed.errors import ConfigError
@@ -53,7 +53,7 @@ def private_metrics(
         clients: A pair of scores and labels for each client. Scores are probabilities: one number per record, of class
             1, or a row with one number per class. Labels are 0, 1 and so on.
         metrics: Which of accuracy, loss, confusion, calibration and auroc (two classes).
-        epsilon: Bound on what the observer learns about one client.
+        epsilon: Bound on what the observer learns about one client, or about one record.
         predict: From a client's inputs to scores, where clients have pairs of inputs and labels.
         bins: How many equal bins of scores, for calibration and auroc.
         max_loss: The cap on a record's loss.
@@ -80,7 +80,7 @@ def private_metrics(
         classes=widths.pop() - 1,
         bins=whole("bins", bins, MOST_BINS),
         max_loss=positive("max_loss", max_loss),
-        has_count=max_values is not None,
+        has_count=max_values is not None or terms.of_records,
     )
     released = release_records("metrics", data, scheme.code, max_values, terms)
     parts = scheme.split(released.total)

@@ -1,8 +1,8 @@
 """The clients' own data: checked, and turned into bounded vectors, one per client."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,16 +31,40 @@ class RecordCode:
 
     def total(self, records: Array) -> Array:
         """Return the sum of the vectors of some records."""
-        total, step = np.zeros(self.dimension), max(1, _TOGETHER // self.dimension)
-        for start in range(0, len(records), step):
-            total += self.encode(records[start : start + step]).sum(0)
+        total = np.zeros(self.dimension)
+        for part in self.parts(records):
+            total += part.sum(0)
         return total
+
+    def parts(self, records: Array) -> Iterator[Array]:
+        """Yield the vectors of some records, as rows, not too many at once."""
+        step = max(1, _TOGETHER // self.dimension)
+        for start in range(0, len(records), step):
+            yield self.encode(records[start : start + step])
 
     def of_client(self, records: Array, most: float | None) -> Array:
         """Return a client's vector: the mean of its records' vectors, or their sum scaled down to `most` records."""
         if not len(records):
             return np.zeros(self.dimension)
         return self.total(records) * (min(len(records), 1.0 if most is None else most) / len(records))
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRecords:
+    """A client's records, as the unit of privacy; each adds a vector of its own."""
+
+    code: RecordCode
+    records: Array = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many there are; it stays with the client."""
+        return len(self.records)
+
+    def gradients(self, chosen: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        """Yield the vectors of some records, as rows."""
+        for part in self.code.parts(self.records[chosen]):
+            yield part.astype(np.float32)
 
 
 def clients_of(data: object, what: str) -> list[object]:
@@ -81,6 +105,18 @@ def equal_vectors(data: object, what: str) -> tuple[list[Array], bool]:
         if each.shape != shape:
             raise ConfigError(f"{what} must have one length: client 0 has {shape}, client {at} has {each.shape}")
     return [np.atleast_1d(each) for each in vectors], not shape
+
+
+def equal_rows(data: object, what: str) -> tuple[list[Array], bool]:
+    """Return the records of each client as rows of one length, and whether they were plain numbers."""
+    given = [numbers(each, f"{what} of client {at}") for at, each in enumerate(clients_of(data, what))]
+    shape = next((each.shape for each in given if each.size), (0,))
+    for at, each in enumerate(given):
+        if not each.ndim or (each.size and (each.ndim > 2 or each.shape[1:] != shape[1:])):
+            raise ConfigError(
+                f"{what} of client {at} must be a record per row, all alike, got the shape {each.shape}"
+            )
+    return [each.reshape(len(each), math.prod(shape[1:])) for each in given], len(shape) == 1
 
 
 def columns(data: object, what: str) -> list[Array]:

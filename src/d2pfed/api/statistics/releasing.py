@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 
-from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling
+from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit
+from d2pfed.api.statistics.records import Array, CodedRecords, RecordCode, positive
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.numerics.randomness import Entropy
@@ -18,13 +18,13 @@ from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
-
-Vector = NDArray[np.float64]
+from d2pfed.round.participant import Update
 
 PROTOCOL_UP_TO = 100  # clients whose every message is sent in this process, unless another fidelity is asked for
-FEW_CLIENTS = 1000  # below it, the default delta is no small number
+FEW = 1000  # clients or records: below it, the default delta is no small number
+MOST_ROOM = 0.02  # of the clip, that a codec's room for rounding may take
 SPARE_BITS = 2  # of the ring: a sum that wraps would be far off, and bits cost a short vector nothing
-_CHANGEABLE = ("against", "adjacency", "dropouts", "colluders")
+_CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "unit", "records", "max_silos")
 _DEFAULTS = PrivacyTarget(
     against=SERVER, sampling=Sampling.NONE, adjacency=Adjacency.ZERO_OUT, dropouts=0.1, colluders=0.1
 )
@@ -50,9 +50,19 @@ class Terms:
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ConfigError(f"seed must be a whole number or None, got {self.seed!r}")
 
+    @property
+    def of_records(self) -> bool:
+        """Whether what is protected is a record of a client, and not all that the client holds."""
+        return (self.privacy or {}).get("unit", Unit.CLIENT) == Unit.RECORD
+
     def target(self, dimension: int, clients: int, clip: float, budget: Budget | None) -> PrivacyTarget:
         """Return the target of one release over everyone; a ledger's budget says delta and observer."""
-        asked = replace(_DEFAULTS, **(self.privacy or {}))  # type: ignore[arg-type]  # it checks their types itself
+        usual = {"adjacency": Adjacency.ADD_REMOVE, "batch_rate": 1.0} if self.of_records else {}
+        asked = replace(_DEFAULTS, **(usual | dict(self.privacy or {})))  # type: ignore[arg-type]  # it checks types
+        if self.of_records and asked.records is None:
+            raise ConfigError(
+                "the unit record needs records, a public bound on the number of all records, got None"
+            )
         delta = self.delta
         if budget is not None:
             if delta not in (None, budget.delta):
@@ -88,9 +98,10 @@ class Terms:
 class Released:
     """The noisy sum of the clients' vectors, and what is public about it."""
 
-    total: Vector = field(repr=False)
+    total: Array = field(repr=False)
     sigma: float  # standard deviation of the noise in each coordinate
     clients: int
+    bound: float  # on the norm of what is protected
     guarantees: tuple[Guarantee, ...]
     plan: Plan = field(repr=False)
     fidelity: Fidelity
@@ -98,36 +109,65 @@ class Released:
     warnings: tuple[str, ...]
 
 
-def release(name: str, vectors: Sequence[Vector], clip: float, terms: Terms) -> Released:
-    """Charge a run of one round, add up the clients' vectors privately, and return the noisy sum.
+def release(name: str, contributions: Sequence[Update], dimension: int, bound: float, terms: Terms) -> Released:
+    """Charge a run of one round, add up what the clients contribute, and return the noisy sum.
 
-    Each client's vector is clipped to the L2 norm `clip`. Its run takes one attempt: what is calibrated for is what is
-    charged. The noise is the least that a quorum less its colluders needs.
+    What is protected, a client's vector or a record's, has an L2 norm of at most `bound`, or is scaled down to it. The
+    run takes one attempt: what is calibrated for is what is charged. The noise is the least that a quorum less its
+    colluders needs.
     """
-    clients, dimension = len(vectors), len(vectors[0])
+    clients = len(contributions)
     with _ledger(terms) as given:
-        target = terms.target(dimension, clients, clip, None if given is None else given.budget)
+        target = terms.target(dimension, clients, bound, None if given is None else given.budget)
         if given is not None:
             target = _as_charged_before(target, terms, given)
-        plan = calibrate(target)
-        plan = replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
-        charge, fidelity = run_plan(plan), terms.chosen_fidelity(clients)
-        run = run_name(name)
-        numbered = dict(enumerate(vectors))
-        with _own_ledger(charge.budget) if given is None else _left_open(given) as ledger:
+        plan = _plan(target, bound)
+        charge, fidelity, run = run_plan(plan), terms.chosen_fidelity(clients), run_name(name)
+        with _own_ledger(charge.budget) if given is None else nullcontext(given) as ledger:
             ledger.begin(run, run, charge)
+            numbered = dict(enumerate(contributions))
             total = given_sum(plan, Attempt(run, 0, 0), numbered, ledger, terms.entropy, fidelity=fidelity)
             spent = None if given is None else ledger.spent()
     return Released(
         total=total.astype(np.float64),
         sigma=math.sqrt(variance(plan.noise(clients))) * plan.codec.granularity,
         clients=clients,
+        bound=bound,
         guarantees=guarantees(plan),
         plan=plan,
         fidelity=fidelity,
         spent=spent,
-        warnings=_warnings(terms, plan, clients),
+        warnings=_warnings(terms, target, given),
     )
+
+
+def release_records(name: str, clients: Sequence[Array], code: RecordCode, most: object, terms: Terms) -> Released:
+    """Release a sum over the clients' records.
+
+    Where a client is protected it contributes one vector: the mean of its records' vectors, or their sum scaled down to
+    `most` records. Where a record is, each contributes its own.
+    """
+    if terms.of_records:
+        if most is not None:
+            raise ConfigError(f"max_values is for the unit client, got {most} and the unit record")
+        coded = [CodedRecords(code, records) for records in clients]
+        return release(name, coded, code.dimension, code.bound, terms)
+    cap = None if most is None else positive("max_values", most)
+    vectors = [code.of_client(records, cap) for records in clients]
+    return release(name, vectors, code.dimension, code.bound * (1.0 if cap is None else cap), terms)
+
+
+def _plan(target: PrivacyTarget, bound: float) -> Plan:
+    """Return a plan in which a vector at its bound is not shrunk: that would bias sums by one part in thousands.
+
+    The codec leaves a little room below its clip for rounding, so the clip is larger by that room, and so is the noise.
+    """
+    plan = calibrate(target)
+    radius, length = plan.codec.grid_radius, plan.codec.length
+    room = 4 / radius + length / (6 * radius**2)
+    if room < MOST_ROOM:
+        plan = calibrate(replace(target, clip=bound * (1 + room)))
+    return replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
 
 
 def run_name(name: str) -> str:
@@ -135,23 +175,29 @@ def run_name(name: str) -> str:
     return f"{name} {Entropy.system().key[:8].hex()}"
 
 
-def _warnings(terms: Terms, plan: Plan, clients: int) -> tuple[str, ...]:
+def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tuple[str, ...]:
     found = []
-    if terms.delta is None and clients < FEW_CLIENTS and plan.delta == plan.sampling.population**-1.1:
-        found.append(f"Delta is {clients}^-1.1 = {plan.delta:.2g}, large as clients are few: state a smaller one.")
+    what, count = ("records", target.records or 0) if terms.of_records else ("clients", target.population)
+    if terms.delta is None and ledger is None and count < FEW:
+        found.append(
+            f"Delta is {count}^-1.1 = {target.effective_delta:.2g}, large as {what} are few: state a smaller one."
+        )
     if terms.seed is not None:
         found.append("The noise repeats from its seed: it protects nobody from whoever knows the seed.")
     return tuple(found)
 
 
 def _as_charged_before(target: PrivacyTarget, terms: Terms, ledger: Ledger) -> PrivacyTarget:
-    """Return the target with the adjacency of the ledger's other runs: an account has one."""
-    charged = [plan.release.adjacency for plan in (*ledger.budget.declared, *ledger.plans())][:1]
-    if charged in ([], [target.adjacency]):
+    """Return the target with the adjacency of the ledger's other runs: an account has one unit and one adjacency."""
+    plans = (*ledger.budget.declared, *ledger.plans())
+    if not plans:
         return target
-    if "adjacency" in (terms.privacy or {}):
-        raise ConfigError(f"adjacency is {charged[0]} in all of the ledger's runs, got {target.adjacency}")
-    return replace(target, adjacency=charged[0])
+    charged = plans[0].release
+    if charged.unit is not target.unit:
+        raise ConfigError(f"the ledger's runs protect a {charged.unit}, and this statistic a {target.unit}")
+    if "adjacency" in (terms.privacy or {}) and charged.adjacency is not target.adjacency:
+        raise ConfigError(f"adjacency is {charged.adjacency} in all of the ledger's runs, got {target.adjacency}")
+    return replace(target, adjacency=charged.adjacency)
 
 
 @contextmanager
@@ -173,9 +219,3 @@ def _own_ledger(budget: Budget) -> Iterator[Ledger]:
     """Yield a ledger for this release alone."""
     with TemporaryDirectory() as place, Ledger.create(Path(place) / "ledger.sqlite", budget) as ledger:
         yield ledger
-
-
-@contextmanager
-def _left_open(ledger: Ledger) -> Iterator[Ledger]:
-    """Yield a ledger that its owner closes."""
-    yield ledger

@@ -23,7 +23,7 @@ class Statistic(Generic[Value]):
         value: The statistic, right on average but for what the bounds cut off.
         standard_error: Of the value, by the noise alone: a public number, or follows from released ones.
         guarantees: One epsilon per observer.
-        bound: The largest L2 norm of what one client contributes: the clip.
+        bound: The largest L2 norm of what one client, or one record where that is the unit, contributes.
         clients: How many clients there are.
         plan: What clients and server agreed on: noise, quorum, colluders.
         fidelity: Whether every message of secure aggregation was sent in this process (protocol), or the clients'
@@ -83,7 +83,7 @@ def statistic(name: str, value: Value, standard_error: Value, released: Released
         value=value,
         standard_error=standard_error,
         guarantees=released.guarantees,
-        bound=released.plan.codec.clip,
+        bound=released.bound,
         clients=released.clients,
         plan=released.plan,
         fidelity=released.fidelity,

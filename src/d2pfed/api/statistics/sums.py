@@ -2,12 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.statistics.records import Array, clipped, equal_vectors, interval, numbers, positive
-from d2pfed.api.statistics.releasing import Terms, release
+from d2pfed.api.statistics.records import (
+    Array,
+    RecordCode,
+    clipped,
+    equal_rows,
+    equal_vectors,
+    interval,
+    numbers,
+    positive,
+)
+from d2pfed.api.statistics.releasing import Terms, release, release_records
 from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
@@ -29,13 +39,15 @@ def private_sum(
     """Return the sum of one vector per client, each clipped to an L2 norm.
 
     Args:
-        vectors: One number or one vector per client: a sequence, a mapping or an array.
-        epsilon: Bound on what the observer learns about one client.
-        clip: L2 bound on a client's vector; a longer one is scaled down to it.
+        vectors: One number or one vector per client: a sequence, a mapping or an array. Where the unit is a record, the
+            records of each client: numbers, or one vector per row.
+        epsilon: Bound on what the observer learns about one client, or about one record.
+        clip: L2 bound on a vector; a longer one is scaled down to it.
         delta: Failure probability of the guarantee; None is the number of clients to the power of -1.1, or the
             ledger's.
-        privacy: Changes to `against` (server), `adjacency` (zero-out, or that of the ledger's runs), `dropouts` and
-            `colluders` (a tenth of the clients each).
+        privacy: Changes to `against` (server), `adjacency` (zero-out for a client, add-remove for a record, or that
+            of the ledger's runs), `dropouts` and `colluders` (a tenth of the clients each). `unit="record"` protects
+            single records; it needs `records`, a public bound on how many there are, and takes `max_silos`.
         ledger: A ledger that other runs over these clients share, its path, or a run's directory; None charges a
             ledger of this release alone.
         fidelity: protocol, sum, or auto: every message of the protocol for up to 100 clients.
@@ -46,9 +58,14 @@ def private_sum(
         BudgetExceeded: if the ledger does not allow the release.
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    given, is_plain = equal_vectors(vectors, "vectors")
     limit = positive("clip", clip)
-    released = release("sum", [clipped(each, limit) for each in given], limit, terms)
+    if terms.of_records:
+        given, is_plain = equal_rows(vectors, "vectors")
+        code = RecordCode(lambda part: part, given[0].shape[1], limit)
+        released = release_records("sum", given, code, None, terms)
+    else:
+        given, is_plain = equal_vectors(vectors, "vectors")
+        released = release("sum", [clipped(each, limit) for each in given], len(given[0]), limit, terms)
     value, error = released.total, np.full(len(released.total), released.sigma)
     return statistic("private sum", *_as_given(value, error, is_plain), released)
 
@@ -73,8 +90,8 @@ def private_mean(
     their ratio is the mean. Nobody learns a client's weight.
 
     Args:
-        vectors: One number or one vector per client: a sequence, a mapping or an array.
-        epsilon: Bound on what the observer learns about one client.
+        vectors: One number or one vector per client, or the records of each client, as in `private_sum`.
+        epsilon: Bound on what the observer learns about one client, or about one record.
         clip: L2 bound on a client's vector; a longer one is scaled down to it. 1 if there are no bounds either.
         bounds: Lower and upper bound of each number, in place of a clip; what is beyond counts as the bound, and a
             client whose data are hidden counts as the middle.
@@ -91,22 +108,56 @@ def private_mean(
         BudgetExceeded: if the ledger does not allow the release.
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    given, is_plain = equal_vectors(vectors, "vectors")
-    centre, limit, bounded = _bounded(given, clip, bounds)
-    if weights is None:
-        released = release("mean", bounded, limit, terms)
-        value = centre + released.total / released.clients
+    given, is_plain = (equal_rows if terms.of_records else equal_vectors)(vectors, "vectors")
+    ball = _ball(given[0].shape[-1], clip, bounds)
+    if terms.of_records:
+        if weights is not None:
+            raise ConfigError("weights are for the unit client: a record counts as one where it is the unit")
+        released = release_records("mean", given, ball.code, None, terms)
+    elif weights is None:
+        released = release("mean", [ball.around(each) for each in given], ball.dimension, ball.radius, terms)
+        value = ball.centre + released.total / released.clients
         error = np.full(len(value), released.sigma / released.clients)
         return statistic("private mean", *_as_given(value, error, is_plain), released)
-    shares = capped_shares(weights, max_weight, len(given))
-    a, b = weight_parts(len(given[0]))
-    joint = [np.append(a * u * x / limit, b * u) for u, x in zip(shares, bounded, strict=True)]
-    released = release("weighted mean", joint, 1.0, terms)
+    else:
+        shares = capped_shares(weights, max_weight, len(given))
+        joint = [u * ball.joint(x[None, :])[0] for u, x in zip(shares, given, strict=True)]
+        released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)
+    a, b = weight_parts(ball.dimension)
     weight = max(released.total[-1], released.sigma) / b
-    ratio = limit / a * released.total[:-1] / weight
-    error = released.sigma * np.hypot(limit / a, ratio / b) / weight
-    result = statistic("private weighted mean", *_as_given(centre + ratio, error, is_plain), released)
+    ratio = ball.radius / a * released.total[:-1] / weight
+    error = released.sigma * np.hypot(ball.radius / a, ratio / b) / weight
+    name = "private mean" if terms.of_records else "private weighted mean"
+    result = statistic(name, *_as_given(ball.centre + ratio, error, is_plain), released)
     return result.warned(drowned(released.total[-1], released.sigma, "weight"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ball:
+    """Where vectors are brought to: within a radius of a centre, and each of their numbers within bounds."""
+
+    dimension: int
+    radius: float
+    bounds: tuple[float, float] | None
+
+    @property
+    def centre(self) -> float:
+        """The middle of the bounds."""
+        return 0.0 if self.bounds is None else sum(self.bounds) / 2
+
+    def around(self, vector: Array) -> Array:
+        """Return a vector as seen from the centre, within the radius."""
+        return clipped(vector if self.bounds is None else np.clip(vector, *self.bounds) - self.centre, self.radius)
+
+    def joint(self, rows: Array) -> Array:
+        """Return rows with their weight of 1 as a last number, both scaled so that the norm is at most 1."""
+        a, b = weight_parts(self.dimension)
+        return np.array([np.append(a / self.radius * self.around(row), b) for row in rows]).reshape(len(rows), -1)
+
+    @property
+    def code(self) -> RecordCode:
+        """How a record becomes a vector: its own numbers, and a one to count it by."""
+        return RecordCode(self.joint, self.dimension + 1, 1.0)
 
 
 def weight_parts(dimension: int) -> tuple[float, float]:
@@ -137,17 +188,14 @@ def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
     return (f"The total {what} is below {DROWNED:g} standard deviations of its noise: the ratio means little.",)
 
 
-def _bounded(given: list[Array], clip: object, bounds: object) -> tuple[float, float, list[Array]]:
-    """Return the centre, the bound on the norm around it, and each vector within that bound."""
+def _ball(dimension: int, clip: object, bounds: object) -> _Ball:
+    """Return where vectors are brought to by a clip, or by bounds on each number."""
     if bounds is None:
-        limit = positive("clip", 1.0 if clip is None else clip)
-        return 0.0, limit, [clipped(each, limit) for each in given]
+        return _Ball(dimension, positive("clip", 1.0 if clip is None else clip), None)
     if clip is not None:
         raise ConfigError(f"a mean has a clip or bounds, got clip {clip} and bounds {bounds}")
     low, high = interval(bounds)
-    centre = (low + high) / 2
-    limit = (high - low) / 2 * math.sqrt(len(given[0]))
-    return centre, limit, [np.clip(each, low, high) - centre for each in given]
+    return _Ball(dimension, (high - low) / 2 * math.sqrt(dimension), (low, high))
 
 
 def _as_given(value: Array, error: Array, is_plain: bool) -> tuple[Array, Array]:  # noqa: FBT001 - a fact
