@@ -26,7 +26,9 @@ class Adjacency(StrEnum):
 
     REPLACE_ONE = "replace-one"  # its vector is any other allowed vector: distance 2 radii
     ZERO_OUT = "zero-out"  # its vector is zero: distance 1 radius
-    ADD_REMOVE = "add-remove"  # a record is there or not; of records only, as their noise is their silo's: 1 radius
+    ADD_REMOVE = (
+        "add-remove"  # a record is there or not; of records only, as their noise is their silo's: 1 radius
+    )
 
     @property
     def radii(self) -> int:
@@ -221,9 +223,7 @@ class Release:
             raise ConfigError("a release in which clients took part must name its run")
 
 
-def check_unit(
-    unit: Unit, adjacency: Adjacency, sampling: CohortSampling, batches: BatchSampling | None
-) -> None:
+def check_unit(unit: Unit, adjacency: Adjacency, sampling: CohortSampling, batches: BatchSampling | None) -> None:
     """Refuse what does not go together: coins and their adjacency are of records, and records of known silos."""
     if (unit is Unit.RECORD) != (batches is not None):
         raise ConfigError(f"batches go with the unit record, got the unit {unit} and batches {batches}")
@@ -285,7 +285,11 @@ def releases_by_run(releases: Sequence[Release], max_participations: int) -> lis
     blocks = _blocks(releases)
     return [
         RunReleases(
-            samplings[run][0], tuple(noises[run].items()), max_participations, blocks.get(run, 1), samplings[run][1]
+            samplings[run][0],
+            tuple(noises[run].items()),
+            max_participations,
+            blocks.get(run, 1),
+            samplings[run][1],
         )
         for run in noises
     ]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from d2pfed.accounting import round_up
-from d2pfed.api.backends import MISTAKES, BackendName, mistake, start_backend, try_client
+from d2pfed.accounting import Unit, round_up
+from d2pfed.api.backends import MISTAKES, BackendName, mistake, record_backend, start_backend, try_client
 from d2pfed.api.filling import Scope
 from d2pfed.api.norms import FILE, NormRecorder, read_norms
 from d2pfed.api.result import FitResult
@@ -17,7 +17,18 @@ from d2pfed.api.simulated import SimulatedRun
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback, Watch, listener
 from d2pfed.errors import BudgetExceeded
-from d2pfed.learning import LocalTraining, Metric, Model, OwnClients, Rows, batches_of, measure, trainer_for
+from d2pfed.learning import (
+    Groups,
+    LocalTraining,
+    Metric,
+    Model,
+    OwnClients,
+    RecordTrainer,
+    Rows,
+    batches_of,
+    measure,
+    trainer_for,
+)
 from d2pfed.ledger import RowKind, read_budget, read_rows
 from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan, calibrate
@@ -69,6 +80,7 @@ class OwnRun:
 
     model: Model
     clients: OwnClients
+    groups: Groups | None
     scope: Scope
     settings: RunSettings
     details: Details
@@ -82,7 +94,7 @@ class OwnRun:
         plan = None if self.scope.target is None else calibrate(self.scope.target)
         initial = self.model.initial()
         self.evaluator.rehearse(initial)
-        backend, line = self._backend(initial, where)
+        backend, line = self._backend(initial, where, plan)
         notes = (*self.scope.notes, line)
         for note in notes:
             watch.say(note)
@@ -107,8 +119,13 @@ class OwnRun:
             raise BudgetExceeded(summary.stopped)
         return self._result(summary, plan, notes if ledger is None else (*notes, _cost_of_all(ledger)))
 
-    def _backend(self, params: FloatVector, where: tuple[BackendName, int | None]) -> tuple[Backend, str]:
+    def _backend(
+        self, params: FloatVector, where: tuple[BackendName, int | None], plan: Plan | None
+    ) -> tuple[Backend, str]:
         client, _ = self.clients.first()
+        if plan is not None and plan.unit is Unit.RECORD:
+            silos = RecordTrainer(self.model, self.clients, self.groups)
+            return record_backend(silos, params, where[0], plan.divisor)
         try:
             trainer = trainer_for(self.model, self.clients, self.details.local)
         except MISTAKES as error:

@@ -137,7 +137,8 @@ class PrivacyTarget:
         default=1.0, metadata=about("Bound on what the observer learns about one client.", PRIVACY)
     )
     delta: float | None = field(
-        default=None, metadata=about("Failure probability of the guarantee.", PRIVACY, unset="population^-1.1; records^-1.1")
+        default=None,
+        metadata=about("Failure probability of the guarantee.", PRIVACY, unset="population^-1.1; records^-1.1"),
     )
     against: Observer = field(
         default=RELEASED,
@@ -239,11 +240,12 @@ class PrivacyTarget:
     )
 
     def __post_init__(self) -> None:
-        if self.adjacency is None:
-            usual = Adjacency.ADD_REMOVE if self.unit == Unit.RECORD else Adjacency.REPLACE_ONE
-            object.__setattr__(self, "adjacency", usual)
+        self._fill_in_by_unit()
         check_types(self)
-        self._check_records()
+        if self.unit is Unit.RECORD:
+            self._check_records()
+        else:
+            self._check_no_records()
         for name in set(_LIMITS) - set(self.missing):
             check_range(name, getattr(self, name), 1, _LIMITS[name])
         check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
@@ -263,31 +265,38 @@ class PrivacyTarget:
             check_range("bits", self.bits, 1, MAX_BITS)
         self._check_cohorts()
 
-    def _check_records(self) -> None:
-        if self.unit is not Unit.RECORD:
-            if self.records is not None or self.batch_rate is not None or self.max_silos != 1:
-                raise ConfigError("records, batch_rate and max_silos are for the unit record, got the unit client")
-            if self.adjacency is Adjacency.ADD_REMOVE:
-                raise ConfigError("adjacency add-remove is of records: with a client, its noise would go as well")
-            return
-        if self.sampling is Sampling.FIXED:
-            object.__setattr__(self, "sampling", Sampling.NONE)  # every silo, which is all that it can mean
-        if self.population is not None and self.cohort_size is None:
+    def _fill_in_by_unit(self) -> None:
+        """Fill in what follows from the unit: of records the usual adjacency, and that every silo is asked."""
+        of_records, later = self.unit == Unit.RECORD, cast("None", _LATER)
+        if self.adjacency is cast("Adjacency", later):
+            usual = Adjacency.ADD_REMOVE if of_records else Adjacency.REPLACE_ONE
+            object.__setattr__(self, "adjacency", usual)
+        if of_records and self.sampling == Sampling.FIXED:
+            object.__setattr__(self, "sampling", Sampling.NONE)
+        if of_records and self.cohort_size is cast("int", later):
             object.__setattr__(self, "cohort_size", self.population)
+
+    def _check_no_records(self) -> None:
+        if self.records is not None or self.batch_rate is not None or self.max_silos != 1:
+            raise ConfigError("records, batch_rate and max_silos are for the unit record, got the unit client")
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            raise ConfigError("adjacency add-remove is of records: with a client, its noise would go as well")
+
+    def _check_records(self) -> None:
         if self.mechanism is not MechanismName.CENTERED or isinstance(self.clip, str):
             raise ConfigError(
                 f"the unit record takes the mechanism centered and a fixed clip, got {self.mechanism} and {self.clip}"
+            )
+        if self.max_participations is not None:
+            raise ConfigError(
+                f"records have no cap on participations, as a silo sends a vector in every attempt, got "
+                f"{self.max_participations}"
             )
         if self.records is not None:
             check_range("records", self.records, 1, MOST_POPULATION)
         if self.batch_rate is not None and not 1 / RATE_STEPS <= self.batch_rate <= 1:
             raise ConfigError(f"batch_rate must be in [2^-32, 1], got {self.batch_rate}")
-        if self.rounds is not None and self.max_participations not in (None, self.max_attempts):
-            raise ConfigError(
-                f"records have no cap on participations (a silo sends a vector in every attempt), got "
-                f"{self.max_participations}"
-            )
-        if not self.missing and self.batches is not None:
+        if not self.missing:
             check_unit(self.unit, self.adjacency, self.cohort_sampling, self.batches)
 
     @property

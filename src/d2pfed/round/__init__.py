@@ -5,17 +5,20 @@ from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
 from d2pfed.round.given import Fidelity, given_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
+from d2pfed.round.records import Batch, Units
 from d2pfed.round.session import Attempt, rotation_seed, session_of, sketch_of
 
 __all__ = [
     "Attempt",
     "Attempts",
+    "Batch",
     "Collected",
     "Fidelity",
     "Invite",
     "MaskedSum",
     "Outcome",
     "Participant",
+    "Units",
     "accept",
     "aggregate",
     "enrolled_in",

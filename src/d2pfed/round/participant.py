@@ -43,8 +43,8 @@ class Participant:
         """Turn an update into the ring vector that is masked and sent: the only encoder there is.
 
         At its cap a client sends zero and its noise: staying away would tell that it was chosen, and would bias the
-        sampling that the guarantee rests on. `clip` is that of the round, where the plan's clip adapts. Where the unit is
-        a record, the update is the silo's records, of which a batch is drawn here.
+        sampling that the guarantee rests on. `clip` is that of the round, where the plan's clip adapts. Where the unit
+        is a record, the update is the silo's records, of which a batch is drawn here.
         """
         if isinstance(update, Units):
             require_clip(self.plan, clip)

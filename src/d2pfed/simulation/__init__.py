@@ -5,6 +5,7 @@ from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients
 from d2pfed.simulation.clear import ClearFederation, plain_mean
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.simulation.federation import SimulatedFederation, collect
+from d2pfed.simulation.silos import Silos
 
 __all__ = [
     "EXCHANGES",
@@ -15,6 +16,7 @@ __all__ = [
     "Fidelity",
     "InProcess",
     "TrainClients",
+    "Silos",
     "SimulatedFederation",
     "collect",
     "plain_mean",
