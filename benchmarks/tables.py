@@ -105,10 +105,10 @@ def statistics_table(rows: Sequence[StatisticsRow]) -> Table:
     """Return the table of private sums."""
     table = _table(
         "Error of a private sum over a trusted server's times sqrt(n / honest)",
-        ("clients", "coordinates", "fidelity", "sums", "stated", "measured", "bias", "seconds", "goal", "met"),
+        ("clients", "coordinates", "sums", "stated", "measured", "bias", "seconds", "goal", "met"),
     )
     for row in rows:
-        sizes = f"{row.clients:,}", f"{row.dimension:,}", row.fidelity, str(row.sums)
+        sizes = f"{row.clients:,}", f"{row.dimension:,}", str(row.sums)
         numbers = (row.stated, row.measured, row.bias, row.seconds, row.goal)
         table.add_row(*sizes, *(_number(value) for value in numbers), _met(row.met))
     return table

@@ -145,6 +145,16 @@ def positive(name: str, value: object) -> float:
     return float(value)
 
 
+def client_weights(weights: object, clients: int) -> Array:
+    """Return one weight from 0 on for each client."""
+    given = numbers(weights, "weights")
+    if given.shape != (clients,):
+        raise ConfigError(f"weights must be one number for each of {clients} clients, got the shape {given.shape}")
+    if (given < 0).any():
+        raise ConfigError(f"weights must be at least 0, got {given.min():g}")
+    return given
+
+
 def whole(name: str, value: object, most: int) -> int:
     """Return a whole number in [2, most]."""
     if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= most:

@@ -10,19 +10,18 @@ import numpy as np
 from d2pfed.api.statistics.records import (
     Array,
     RecordCode,
+    client_weights,
     clipped,
     equal_rows,
     equal_vectors,
     interval,
-    numbers,
     positive,
 )
 from d2pfed.api.statistics.releasing import Terms, release, release_records
 from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-
-DROWNED = 3.0  # standard deviations of noise that a total weight must exceed to divide by
+from d2pfed.noise.weighting import DROWNED, Weighting
 
 
 def private_sum(
@@ -123,7 +122,8 @@ def private_mean(
         shares = capped_shares(weights, max_weight, len(given))
         joint = [u * ball.joint(x[None, :])[0] for u, x in zip(shares, given, strict=True)]
         released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)
-    a, b = weight_parts(ball.dimension)
+    weighting = Weighting.balanced(1.0, ball.radius, ball.dimension)
+    a, b = weighting.rest, weighting.share
     weight = max(released.total[-1], released.sigma) / b
     ratio = ball.radius / a * released.total[:-1] / weight
     error = released.sigma * np.hypot(ball.radius / a, ratio / b) / weight
@@ -151,8 +151,9 @@ class _Ball:
 
     def joint(self, rows: Array) -> Array:
         """Return rows with their weight of 1 as a last number, both scaled so that the norm is at most 1."""
-        a, b = weight_parts(self.dimension)
-        return np.array([np.append(a / self.radius * self.around(row), b) for row in rows]).reshape(len(rows), -1)
+        both = Weighting.balanced(1.0, self.radius, self.dimension)
+        joint = [np.append(both.rest / self.radius * self.around(row), both.share) for row in rows]
+        return np.array(joint).reshape(len(rows), -1)
 
     @property
     def code(self) -> RecordCode:
@@ -160,25 +161,11 @@ class _Ball:
         return RecordCode(self.joint, self.dimension + 1, 1.0)
 
 
-def weight_parts(dimension: int) -> tuple[float, float]:
-    """Return the factors of a weighted vector at its clip and of its weight: together of norm 1, least noise in both.
-
-    The squared error of a mean at the clip is in proportion to dimension / a^2 + 1 / b^2.
-    """
-    root = math.sqrt(dimension)
-    return math.sqrt(root / (1 + root)), math.sqrt(1 / (1 + root))
-
-
 def capped_shares(weights: object, max_weight: object, clients: int) -> Array:
     """Return each client's weight over the cap, at most 1."""
     if max_weight is None:
         raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
-    given = numbers(weights, "weights")
-    if given.shape != (clients,):
-        raise ConfigError(f"weights must be one number for each of {clients} clients, got the shape {given.shape}")
-    if (given < 0).any():
-        raise ConfigError(f"weights must be at least 0, got {given.min():g}")
-    return np.minimum(given / positive("max_weight", max_weight), 1.0)
+    return np.minimum(client_weights(weights, clients) / positive("max_weight", max_weight), 1.0)
 
 
 def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
