@@ -119,8 +119,8 @@ def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
         f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
-        f"the sum of {plan.cohort_size} {_clients(plan)} needs noise of {plan.sigma / _clip(target, plan):.4g} times the "
-        f"clip{reserve}.{_why_clip(plan)}"
+        f"the sum of {plan.cohort_size} {_clients(plan)} needs noise of {plan.sigma / _clip(target, plan):.4g} times "
+        f"the clip{reserve}.{_why_clip(plan)}"
     )
 
 
