@@ -17,6 +17,7 @@ from benchmarks.growth import GrowthRow, measure_growth, plot_growth, plot_rows
 from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST
 from benchmarks.secagg import SecAggRow, bench_secagg
+from benchmarks.statistics import CLIENTS, StatisticsRow, bench_statistics
 from benchmarks.training_row import TrainingRow
 from d2pfed.cli import run
 from d2pfed.cli.options import AsJson
@@ -33,7 +34,7 @@ PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost gr
 Busy = Annotated[
     bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
 ]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow)
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow, StatisticsRow)
 
 _MODEST_DIMENSIONS = DIMENSIONS[:2]
 _MODEST_CLIENTS = 200
@@ -147,6 +148,22 @@ def ledger_command(
         print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
     out().print(tables.ledger_table(rows))
+
+
+@bench.command("statistics")
+def statistics_command(
+    clients: Annotated[list[int] | None, typer.Option(help="Clients summed over; several may be given.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure the error of private sums.
+
+    Beside that of a trusted server, for as many honest clients as are planned for.
+    """
+    rows = _watched(bench_statistics(tuple(clients or CLIENTS)), _statistics_progress)
+    if json:
+        print_json({"rows": [tables.as_dict(row) for row in rows]})
+        return
+    out().print(tables.statistics_table(rows))
 
 
 @bench.command("goals")
@@ -290,6 +307,10 @@ def _secagg_progress(row: SecAggRow) -> str:
 
 def _ledger_progress(row: LedgerRow) -> str:
     return f"{row.what}, {row.releases:,} releases: {row.seconds:.3g} s"
+
+
+def _statistics_progress(row: StatisticsRow) -> str:
+    return f"{row.clients:,} clients, {row.dimension:,} coordinates: {row.measured:.4g} times a trusted server's error"
 
 
 def _goal_progress(row: GoalRow) -> str:

@@ -11,19 +11,20 @@ from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
 from benchmarks.ledger import LedgerRow
 from benchmarks.secagg import SecAggRow
+from benchmarks.statistics import StatisticsRow
 from benchmarks.training_row import TrainingRow
 
 _TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are not numbers
 
 
 def as_dict(
-    row: SpeedRow | EngineRow | SecAggRow | TrainingRow | LedgerRow | GoalRow | GrowthRow,
+    row: SpeedRow | EngineRow | SecAggRow | TrainingRow | LedgerRow | GoalRow | GrowthRow | StatisticsRow,
 ) -> dict[str, object]:
     """Return a row with what is computed from it."""
     match row:
         case SpeedRow() | TrainingRow():
             return asdict(row) | {"ratio": row.ratio, "met": row.met}
-        case LedgerRow() | GoalRow():
+        case LedgerRow() | GoalRow() | StatisticsRow():
             return asdict(row) | {"met": row.met}
     return asdict(row)
 
@@ -106,6 +107,19 @@ def growth_table(rows: Sequence[GrowthRow]) -> Table:
     table = _table("How cost grows; seconds", ("what", "across", "size", "seconds"))
     for row in rows:
         table.add_row(row.what, row.across, f"{row.size:,}", _number(row.seconds))
+    return table
+
+
+def statistics_table(rows: Sequence[StatisticsRow]) -> Table:
+    """Return the table of private sums."""
+    table = _table(
+        "Error of a private sum over a trusted server's times sqrt(n / honest)",
+        ("clients", "coordinates", "sums", "stated", "measured", "bias", "seconds", "goal", "met"),
+    )
+    for row in rows:
+        sizes = f"{row.clients:,}", f"{row.dimension:,}", str(row.sums)
+        numbers = (row.stated, row.measured, row.bias, row.seconds, row.goal)
+        table.add_row(*sizes, *(_number(value) for value in numbers), _met(row.met))
     return table
 
 

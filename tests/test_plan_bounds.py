@@ -130,8 +130,8 @@ def test_a_noise_of_any_width_is_refused_or_within_a_samplers_table(sigma):
 
 
 def test_noise_beyond_the_samplers_table_is_refused_by_a_clients_policy():
-    plan = replace(planned(SMALL), delta=1e-5, mechanism=Centered(Fraction(300)))  # times 256 rows
-    with pytest.raises(ConfigError, match="width of a client's noise must be at most 256, the plan has 300"):
+    plan = replace(planned(SMALL), delta=1e-5, mechanism=Centered(Fraction(300)))  # times 4,096 rows
+    with pytest.raises(ConfigError, match="width of a client's noise must be at most 16, the plan has 300"):
         Policy(least_colluders=0.0).check(plan)
 
 

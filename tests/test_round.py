@@ -8,7 +8,7 @@ from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, Participant, accept, aggregate, gather, private_sum, session_of
+from d2pfed.round import Attempt, Participant, accept, aggregate, gather, given_sum, session_of
 from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.simulation.backend import simulated_participant
@@ -216,7 +216,7 @@ def test_a_private_sum_needs_no_training():
     plan = make_plan(dimension=4, epsilon=50.0, adjacency=Adjacency.ZERO_OUT, sampling=Sampling.NONE)
     vectors = {client: np.eye(4, dtype=np.float32)[client % 4] for client in COHORT}
     diary = Diary()
-    total = private_sum(plan, Attempt("histogram", 0, 0), vectors, diary, Entropy.replay(b"sum"))
+    total = given_sum(plan, Attempt("histogram", 0, 0), vectors, diary, Entropy.replay(b"sum"))
     assert np.abs(total - sum(vectors.values())).max() < 6 * plan.sigma
     assert [event[0] for event in diary.events] == ["reserve", "commit"]
 

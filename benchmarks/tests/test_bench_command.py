@@ -89,7 +89,11 @@ def test_a_failing_benchmark_loses_nothing_of_those_before_it(monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("all",), ("arithmetic",), ("secagg",), ("ledger",), ("goals",), ("engines",), ("training",)]
+    "words",
+    [
+        *((), ("all",), ("arithmetic",), ("secagg",), ("ledger",), ("statistics",), ("goals",), ("engines",)),
+        ("training",),
+    ],
 )
 def test_help_is_plain_text(monkeypatch, capsys, words):
     status, out, _ = bench(monkeypatch, capsys, *words, "--help")

@@ -1,7 +1,7 @@
 """Federated learning with secure aggregation and distributed differential privacy.
 
 The names here are what most programs need: training (`fit`), what is asked for (`PrivacyTarget`), what it takes
-(`calibrate`, `describe`), what it costs, and private sums. Training needs the extra `train`.
+(`calibrate`, `describe`), what it costs, and private statistics. Training needs the extra `train`.
 """
 
 from importlib import import_module
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
         colluding,
     )
     from d2pfed.api import EarlyStop, FitResult, fit
+    from d2pfed.api.statistics import (
+        Statistic,
+        private_histogram,
+        private_mean,
+        private_metrics,
+        private_quantile,
+        private_sum,
+        private_table,
+    )
     from d2pfed.errors import (
         BudgetExceeded,
         ConfigError,
@@ -37,7 +46,7 @@ if TYPE_CHECKING:
     from d2pfed.ledger import Budget, Ledger, verify
     from d2pfed.numerics.randomness import Entropy
     from d2pfed.plan import MechanismName, Plan, PlanSummary, Policy, PrivacyTarget, calibrate, describe
-    from d2pfed.round import Participant, aggregate, private_sum
+    from d2pfed.round import Participant, aggregate
     from d2pfed.training import ServerOptimizer, train
 
 __all__ = [
@@ -68,6 +77,12 @@ __all__ = [
     "verify",
     "Entropy",
     "private_sum",
+    "private_mean",
+    "private_histogram",
+    "private_table",
+    "private_quantile",
+    "private_metrics",
+    "Statistic",
     "Participant",
     "aggregate",
     "train",
@@ -100,6 +115,15 @@ _NAMES = {
         "colluding",
     ),
     "d2pfed.api": ("EarlyStop", "FitResult", "fit"),
+    "d2pfed.api.statistics": (
+        "Statistic",
+        "private_histogram",
+        "private_mean",
+        "private_metrics",
+        "private_quantile",
+        "private_sum",
+        "private_table",
+    ),
     "d2pfed.errors": (
         "BudgetExceeded",
         "ConfigError",
@@ -114,7 +138,7 @@ _NAMES = {
     "d2pfed.ledger": ("Budget", "Ledger", "verify"),
     "d2pfed.numerics.randomness": ("Entropy",),
     "d2pfed.plan": ("MechanismName", "Plan", "PlanSummary", "Policy", "PrivacyTarget", "calibrate", "describe"),
-    "d2pfed.round": ("Participant", "aggregate", "private_sum"),
+    "d2pfed.round": ("Participant", "aggregate"),
     "d2pfed.training": ("ServerOptimizer", "train"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -1,11 +1,31 @@
-"""What a Python user calls."""
+"""What a Python user calls; its names are imported when they are first used, since statistics need no torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from d2pfed.errors import needs_extra
 
-with needs_extra("train", "jinja2", "matplotlib", "safetensors", "torch"):
+if TYPE_CHECKING:
     from d2pfed.api.fitting import fit
     from d2pfed.api.job import Job, Settings, TaskEvaluator
     from d2pfed.api.result import FitResult
     from d2pfed.api.stopping import EarlyStop
 
 __all__ = ["fit", "FitResult", "EarlyStop", "Job", "Settings", "TaskEvaluator"]
+
+_MODULES = {
+    "fit": "fitting",
+    "FitResult": "result",
+    "EarlyStop": "stopping",
+    "Job": "job",
+    "Settings": "job",
+    "TaskEvaluator": "job",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needs_extra("train", "jinja2", "matplotlib", "safetensors", "torch"):
+        return getattr(import_module(f"d2pfed.api.{_MODULES[name]}"), name)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from d2pfed.api.filling import Scope
 from d2pfed.api.result import FitResult
+from d2pfed.api.statistics.records import client_weights, positive
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback
 from d2pfed.errors import ConfigError
@@ -71,6 +73,19 @@ def checked_stop(stop: object, validation: object) -> EarlyStop | None:
     if stop is not None and validation is None:
         raise ConfigError("early_stop needs validation data, got none")
     return stop
+
+
+def checked_weights(
+    weights: object, max_weight: object, clients: int, scope: Scope
+) -> tuple[tuple[float, ...] | None, float | None]:
+    """Return the clients' weights and their cap; None and None where all weigh alike."""
+    if weights is None and max_weight is None:
+        return None, None
+    if weights is None or max_weight is None:
+        raise ConfigError(f"weights and max_weight go together, got max_weight {max_weight} and weights {weights}")
+    if scope.target is None:
+        raise ConfigError("weights are for private training, and privacy is None")
+    return tuple(client_weights(weights, clients).tolist()), positive("max_weight", max_weight)
 
 
 def checked_callbacks(callbacks: object) -> tuple[Callback, ...]:

@@ -2,13 +2,17 @@
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
+
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTrainer, RecordTrainer, SequentialTrainer, use_one_thread
+from d2pfed.learning import LocalTrainer, Model, RecordTrainer, SequentialTrainer, use_one_thread
 from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation import Backend, InProcess, Silos
 from d2pfed.simulation.process_backend import ProcessBackend
@@ -19,7 +23,26 @@ MOST_SENT_BYTES = 1 << 28  # to one worker
 # What a user's module, loss or data may raise, before anything is charged.
 MISTAKES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
-OwnTrainer = LocalTrainer | SequentialTrainer
+
+@dataclass(frozen=True, slots=True)
+class WeightedTrainer:
+    """Local training whose updates have their client's weight as last number."""
+
+    trainer: LocalTrainer | SequentialTrainer
+    weights: tuple[float, ...] = field(repr=False)
+
+    @property
+    def model(self) -> Model:
+        """What is trained."""
+        return self.trainer.model
+
+    def __call__(self, params: FloatVector, clients: Sequence[int], round_seed: int) -> Iterator[FloatVector]:
+        """Yield each client's update and weight, in the order of `clients`."""
+        for client, update in zip(clients, self.trainer(params, clients, round_seed), strict=True):
+            yield np.append(update, np.float32(self.weights[client]))
+
+
+OwnTrainer = LocalTrainer | SequentialTrainer | WeightedTrainer
 
 
 class BackendName(StrEnum):

@@ -10,6 +10,7 @@ from d2pfed.api.arguments import (
     checked_metrics,
     checked_seed,
     checked_stop,
+    checked_weights,
     fixed_digest,
     function_name,
     keep_baseline,
@@ -51,6 +52,8 @@ def fit(
     cohort_size: int | None = None,
     population: int | None = None,
     groups: Groups | None = None,
+    weights: Sequence[float] | None = None,
+    max_weight: float | None = None,
     validation: object = None,
     test: object = None,
     loss: Losses | None = None,
@@ -98,6 +101,10 @@ def fit(
         population: How many clients there are, where `clients` is a function.
         groups: Where the unit of privacy is a record: for each silo the owner of each row, such as a patient. All rows
             of one owner in a silo are then one unit. None: each row is one.
+        weights: A weight from 0 on for each client, such as how many examples it has: the mean update is weighted by
+            them, each capped at `max_weight`. They are private: their sum is released beside the updates' in one
+            vector. None weighs all clients alike.
+        max_weight: The cap on a weight: public, chosen without looking at the weights.
         validation: A data set to choose by, measured after rounds.
         test: A data set to report on, opened once at the end.
         loss: From outputs and targets to the loss of each example or their mean; None is the cross entropy.
@@ -153,7 +160,10 @@ def fit(
         averaging=server_averaging,
     )
     stop = checked_stop(early_stop, validation)
-    details = Details(local, scope.sampling.cohort_size, function_name(step or loss), fixed_digest(model), stop)
+    own_weights, cap = checked_weights(weights, max_weight, own.population, scope)
+    details = Details(
+        local, scope.sampling.cohort_size, function_name(step or loss), fixed_digest(model), stop, cap
+    )
     settings = RunSettings(
         title=type(module).__name__,
         data=f"{own.population:,} clients",
@@ -168,6 +178,7 @@ def fit(
         model=model,
         clients=own,
         groups=groups,
+        weights=own_weights,
         scope=scope,
         settings=settings,
         details=details,

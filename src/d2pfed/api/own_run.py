@@ -9,7 +9,16 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from d2pfed.accounting import Unit
-from d2pfed.api.backends import MISTAKES, BackendName, mistake, record_backend, start_backend, try_client
+from d2pfed.api.backends import (
+    MISTAKES,
+    BackendName,
+    OwnTrainer,
+    WeightedTrainer,
+    mistake,
+    record_backend,
+    start_backend,
+    try_client,
+)
 from d2pfed.api.filling import Scope
 from d2pfed.api.norms import FILE, NormRecorder, read_norms
 from d2pfed.api.result import FitResult
@@ -30,6 +39,7 @@ from d2pfed.learning import (
     trainer_for,
 )
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, calibrate
 from d2pfed.runs import End, RunSettings, RunSummary
 from d2pfed.runs.report import read_report
@@ -45,6 +55,7 @@ class Details:
     loss: str
     fixed: str  # digest of all parameters and buffers that are not trained
     early_stop: EarlyStop | None
+    max_weight: float | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)  # None: all weigh alike
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +91,7 @@ class OwnRun:
     model: Model
     clients: OwnClients
     groups: Groups | None
+    weights: tuple[float, ...] | None
     scope: Scope
     settings: RunSettings
     details: Details
@@ -90,7 +102,7 @@ class OwnRun:
 
     def execute(self, watch: Watch, where: tuple[BackendName, int | None], ledger: Path | None) -> FitResult:
         """Train from where the run is, and say what it came to."""
-        plan = None if self.scope.target is None else calibrate(self.scope.target)
+        plan = None if self.scope.target is None else calibrate(self.scope.target, self.details.max_weight)
         initial = self.model.initial()
         self.evaluator.rehearse(initial)
         backend, line = self._backend(initial, where, plan)
@@ -126,9 +138,10 @@ class OwnRun:
             silos = RecordTrainer(self.model, self.clients, self.groups)
             return record_backend(silos, params, where[0], plan.divisor)
         try:
-            trainer = trainer_for(self.model, self.clients, self.details.local)
+            own = trainer_for(self.model, self.clients, self.details.local)
         except MISTAKES as error:
             raise mistake(f"client {client} cannot be trained", error) from error
+        trainer: OwnTrainer = own if self.weights is None else WeightedTrainer(own, self.weights)
         seconds = try_client(trainer, params, client) * self.scope.sampling.cohort_size * self.scope.rounds
         return start_backend(where[0], trainer, (params, client), seconds=seconds, workers=where[1])
 

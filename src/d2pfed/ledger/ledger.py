@@ -134,6 +134,10 @@ class Ledger:
         """Return what may have been released: all that was committed, and all that was reserved and is not void."""
         return self._state.releases()
 
+    def plans(self) -> tuple[RunPlan, ...]:
+        """Return what was charged, in the order in which the runs began."""
+        return self._state.plans()
+
     def spent(self) -> float:
         """Return epsilon of all runs that are charged, each with all attempts that it may take, composed."""
         return self._state.epsilon

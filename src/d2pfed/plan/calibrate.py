@@ -18,6 +18,7 @@ from d2pfed.accounting import (
 )
 from d2pfed.errors import ConfigError
 from d2pfed.noise.clipping import AdaptiveClip
+from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
@@ -31,11 +32,13 @@ from d2pfed.secagg.graph import Neighbourhood
 Account = Callable[..., Guarantee]
 
 
-def calibrate(target: PrivacyTarget) -> Plan:
+def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     """Find the least noise that keeps the whole run within the target's epsilon, and the bits that carry it.
 
     Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
     most epsilon against the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_guarantee.
+
+    With `max_weight`, the mean is weighted by private weights of at most that; else all clients weigh alike.
     """
     target.require_complete()
     if target.mechanism in HELD_BY_ONE and target.colluders:
@@ -43,6 +46,8 @@ def calibrate(target: PrivacyTarget) -> Plan:
             f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
             f"got {target.colluders:g}; centered withstands them"
         )
+    if max_weight is not None:
+        return _with_weights(target, max_weight)
     if target.initial_clip is not None:
         return _with_adaptive_clip(target, target.initial_clip)
     hood = neighbourhood_of(target)
@@ -68,6 +73,19 @@ def _with_adaptive_clip(target: PrivacyTarget, initial: float) -> Plan:
     rotation = RotationName.PHASE if is_full else target.rotation
     widened = replace(target, dimension=target.dimension + 1, clip=adaptive.radius, rotation=rotation)
     return replace(calibrate(widened), adaptive_clip=adaptive)
+
+
+def _with_weights(target: PrivacyTarget, max_weight: float) -> Plan:
+    """Return the plan of vectors with one more coordinate, the weight, and the radius 1 that bounds both together."""
+    if target.initial_clip is not None or target.unit is not Unit.CLIENT:
+        raise ConfigError(
+            f"weights go with a fixed clip and the unit client, got clip {target.clip}, {target.unit}"
+        )
+    weighting = Weighting.balanced(max_weight, target.fixed_clip, target.dimension)
+    is_full = target.dimension & (target.dimension - 1) == 0
+    rotation = RotationName.PHASE if is_full else target.rotation
+    widened = replace(target, dimension=target.dimension + 1, clip=1.0, rotation=rotation)
+    return replace(calibrate(widened), weighting=weighting)
 
 
 @lru_cache(maxsize=64)  # a summary asks for what the calibration began with

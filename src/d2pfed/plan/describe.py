@@ -48,7 +48,7 @@ class PlanSummary:
 
 def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     """Return what a plan requires and why."""
-    clip = _clip(target)
+    clip = _clip(target, plan)
     spread = _error(plan) * math.sqrt(plan.dimension)
     ideal = 2 * ideal_multiplier(target) * clip / plan.divisor
     return PlanSummary(
@@ -97,7 +97,7 @@ def describe_plan(plan: Plan) -> PlanSummary:
         records=plan.records,
         batch_rate=None if plan.batches is None else float(plan.batches.rate),
         max_silos=1 if plan.batches is None else plan.batches.max_silos,
-        clip=plan.codec.clip if plan.adaptive_clip is None else f"auto({plan.adaptive_clip.initial})",
+        clip=plan.update_clip if plan.adaptive_clip is None else f"auto({plan.adaptive_clip.initial})",
     )
     return replace(
         describe(implied, plan),
@@ -105,9 +105,9 @@ def describe_plan(plan: Plan) -> PlanSummary:
     )
 
 
-def _clip(target: PrivacyTarget) -> float:
-    """Return the clip that sigma goes with: 1 where the clip adapts, since everything is in units of it."""
-    return 1.0 if isinstance(target.clip, str) else target.clip
+def _clip(target: PrivacyTarget, plan: Plan) -> float:
+    """Return the clip that sigma goes with: 1 where it adapts or clients are weighted, as all is in units of it."""
+    return 1.0 if isinstance(target.clip, str) or plan.weighting is not None else target.clip
 
 
 def _error(plan: Plan) -> float:
@@ -125,8 +125,8 @@ def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
         f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
-        f"the sum of {plan.cohort_size} {_clients(plan)} needs noise of {plan.sigma / _clip(target):.4g} times the clip"
-        f"{reserve}.{_why_clip(plan)}"
+        f"the sum of {plan.cohort_size} {_clients(plan)} needs noise of {plan.sigma / _clip(target, plan):.4g} times "
+        f"the clip{reserve}.{_why_clip(plan)}"
     )
 
 

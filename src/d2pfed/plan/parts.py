@@ -30,6 +30,7 @@ SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, 
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
 _FRACTION_BITS = 8
 _FINEST_FRACTION_BITS = 12  # a table of 4,096 laws; more would not stay in the cache
+_SHORT = 1 << 10  # coordinates: few enough that the finest table costs no time, and a vector at its clip no bias
 _GRID_UNITS = 3  # a coordinate's typical size at the clip, so that rounding to the grid costs under 1 % of it
 
 
@@ -86,7 +87,8 @@ def _centered(target: PrivacyTarget, multiplier: float, contributors: int) -> tu
     finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
     if least * finer > MOST_WIDTH:
         raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
-    codec = _codec(target, steps * finer, min(max(wanted, _FRACTION_BITS), _FINEST_FRACTION_BITS))
+    coarsest = _FINEST_FRACTION_BITS if length <= _SHORT else _FRACTION_BITS
+    codec = _codec(target, steps * finer, min(max(wanted, coarsest), _FINEST_FRACTION_BITS))
     return codec, Centered(Fraction(least * finer))
 
 

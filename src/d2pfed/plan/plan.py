@@ -37,6 +37,7 @@ from d2pfed.noise.mechanisms import (
     Shared,
     SkellamNoise,
 )
+from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
@@ -89,6 +90,9 @@ class Plan:
     records: int | None = field(
         default=None, metadata=canonical.OMITTED_IF_NONE
     )  # the public number of records, with which sums are divided
+    weighting: Weighting | None = field(
+        default=None, metadata=canonical.OMITTED_IF_NONE
+    )  # None: all clients weigh alike
 
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort_size
@@ -117,6 +121,13 @@ class Plan:
             raise ConfigError(
                 f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
                 f"clip adapts, got {self.codec.clip}"
+            )
+        if self.weighting is not None and (
+            self.adaptive_clip is not None or self.unit is not Unit.CLIENT or self.codec.clip != 1
+        ):
+            raise ConfigError(
+                f"a weighting goes with the unit client, a fixed clip and a codec's clip of 1, got {self.unit} and "
+                f"{self.codec.clip}"
             )
         if self.cut_off and isinstance(self.mechanism, (Shared, Designated)):
             raise ConfigError(
@@ -170,8 +181,14 @@ class Plan:
 
     @property
     def dimension(self) -> int:
-        """How many parameters are trained; a client's bit for an adaptive clip is none of them."""
-        return self.codec.rotation.dimension - (self.adaptive_clip is not None)
+        """How many parameters are trained; a client's bit for an adaptive clip, or its weight, is none of them."""
+        extra = self.adaptive_clip is not None or self.weighting is not None
+        return self.codec.rotation.dimension - extra
+
+    @property
+    def update_clip(self) -> float:
+        """L2 bound on a client's update; that of its whole vector in units of the clip, where the clip adapts."""
+        return self.codec.clip if self.weighting is None else self.weighting.clip
 
     @property
     def neighbourhood(self) -> Neighbourhood:
@@ -251,6 +268,7 @@ TYPES: dict[str, type] = {
             RandomPhase,
             Rounded,
             AdaptiveClip,
+            Weighting,
         ),
         *(Centered, Shared, Designated, DDGauss, SkellamNoise, BinomialNoise),
     )

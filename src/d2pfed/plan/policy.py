@@ -98,7 +98,7 @@ class Policy:
         _check_at_most("dimension", plan.codec.length, self.most_dimension)
         _check_at_most("fraction bits", plan.codec.fraction_bits, self.most_fraction_bits)
         _check_at_most("bits", plan.ring.bits, self.most_bits)
-        clip = plan.codec.clip if plan.adaptive_clip is None else plan.adaptive_clip.most
+        clip = plan.update_clip if plan.adaptive_clip is None else plan.adaptive_clip.most
         _check_at_most("clip norm", clip, self.most_clip_norm)
         _check_at_most("rounds", plan.rounds, self.most_rounds)
         _check_at_most("attempts per round", plan.attempts_per_round, self.most_attempts_per_round)

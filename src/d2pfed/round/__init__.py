@@ -2,7 +2,7 @@
 
 from d2pfed.round.aggregation import Attempts, Outcome, aggregate, run_plan
 from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
-from d2pfed.round.given import private_sum
+from d2pfed.round.given import Fidelity, given_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Units
@@ -13,6 +13,7 @@ __all__ = [
     "Attempts",
     "Batch",
     "Collected",
+    "Fidelity",
     "Invite",
     "MaskedSum",
     "Outcome",
@@ -22,8 +23,8 @@ __all__ = [
     "aggregate",
     "enrolled_in",
     "gather",
+    "given_sum",
     "invited_session",
-    "private_sum",
     "require_clip",
     "require_fixed_clip",
     "rotation_seed",

@@ -1,5 +1,6 @@
 """The server half of a round: attempts, each charged before it can reveal anything, until one succeeds."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,6 +14,7 @@ from d2pfed.ledger import RunPlan
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan
+from d2pfed.plan.widths import variance
 from d2pfed.round.gathering import Collected
 from d2pfed.round.participant import require_clip
 from d2pfed.round.session import Attempt, delivery_of, rotation_seed
@@ -168,7 +170,10 @@ def _clipped(plan: Plan, attempts: Attempts, clip: float | None) -> Attempts:
 
 
 def _outcome(plan: Plan, mean: FloatVector, clip: float | None, attempt: int, survivors: int) -> Outcome:
-    """Return a decoded mean in real units, its last coordinate read as the bits' mean over the planned cohort."""
+    """Return a decoded mean in real units, its last coordinate read as the mean of bits or weights, if there is one."""
+    if plan.weighting is not None:
+        noise = math.sqrt(variance(plan.noise(survivors))) * plan.codec.granularity / plan.cohort_size
+        return Outcome(plan.weighting.mean(mean, noise), attempt, survivors)
     if plan.adaptive_clip is None or clip is None:
         return Outcome(mean, attempt, survivors)
     clipping = plan.adaptive_clip.step(clip, float(mean[-1]))

@@ -1,31 +1,42 @@
-"""A private sum of vectors that are there already, through the whole protocol in this process."""
+"""A private sum of vectors that are there already, in this process: by the whole protocol, or by its sum alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from d2pfed.accounting import is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round.aggregation import FEWEST, ReleaseLedger, aggregate
-from d2pfed.round.gathering import MaskedSum, gather
-from d2pfed.round.participant import Participant, require_fixed_clip
+from d2pfed.round.gathering import Collected, gather
+from d2pfed.round.participant import Participant, Update, require_fixed_clip
 from d2pfed.round.session import Attempt, session_of
-from d2pfed.secagg import Client, Session
+from d2pfed.secagg import Client, Delivery, Session, Sum
+from d2pfed.secagg.crypto import PairSecrets
 
 
-def private_sum(
+class Fidelity(StrEnum):
+    """How much of a federation is simulated; both give the same sum, bit for bit."""
+
+    SUM = "sum"  # the clients' own encoder, then a ring sum in place of the protocol
+    PROTOCOL = "protocol"  # every message of secure aggregation
+
+
+def given_sum(
     plan: Plan,
     first: Attempt,
-    vectors: Mapping[int, NDArray[np.floating]],
+    vectors: Mapping[int, Update],
     ledger: ReleaseLedger,
     entropy: Entropy,
+    *,
+    fidelity: Fidelity = Fidelity.PROTOCOL,
 ) -> FloatVector:
-    """Return the private sum of these clients' vectors, through the whole protocol in this process.
+    """Return the private sum of these clients' vectors, or of their records' where the plan's unit is a record.
 
     For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
     clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its
@@ -42,7 +53,7 @@ def private_sum(
     if not entropy.is_replayed:
         # One root may serve several ledgers, and the same attempt of the same run would have the same noise in each.
         entropy = entropy.child("sum", Entropy.system().key)
-    attempts = _GivenVectors(plan, vectors, entropy)
+    attempts = _GivenVectors(plan, vectors, entropy, fidelity)
     mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
     return mean * np.float32(plan.divisor)
 
@@ -52,8 +63,9 @@ class _GivenVectors:
     """Clients in this process whose vectors are there already."""
 
     plan: Plan
-    vectors: Mapping[int, NDArray[np.floating]] = field(repr=False)
+    vectors: Mapping[int, Update] = field(repr=False)
     entropy: Entropy
+    fidelity: Fidelity
 
     def draw(self, _attempt: Attempt) -> tuple[int, ...]:
         """Return everyone."""
@@ -63,18 +75,42 @@ class _GivenVectors:
         """Return the session of an attempt."""
         return session_of(self.plan, attempt, cohort)
 
-    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> MaskedSum:
-        """Run the protocol between clients and server in this process."""
-        machines = {client: self._join(client, session, participations[client]) for client in session.cohort}
+    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> Collected:
+        """Run the protocol between clients and server in this process, or add up what the clients would mask."""
+        if self.fidelity is Fidelity.SUM and session.delivery is not Delivery.EVERYONE:
+            total = np.zeros(session.dimension, np.uint32)
+            for client in session.cohort:
+                own = self._participant(client, participations[client])
+                session.ring.add_into(total, own.encode(session, self.vectors[client], None))
+            return _Added(session.cohort, total)
+        pairs = PairSecrets()
+        machines = {
+            client: self._join(client, session, participations[client], pairs) for client in session.cohort
+        }
         return gather(
             session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
         )
 
-    def _join(self, client: int, session: Session, participations: int) -> Client:
-        participant = Participant(
+    def _join(self, client: int, session: Session, participations: int, pairs: PairSecrets) -> Client:
+        participant = self._participant(client, participations)
+        return participant.join(session, lambda _task, _model: self.vectors[client], agree=pairs.agree)
+
+    def _participant(self, client: int, participations: int) -> Participant:
+        return Participant(
             plan=self.plan,
             client=client,
             entropy=self.entropy.child("client", client),
             participations=participations,
         )
-        return participant.join(session, lambda _task, _model: self.vectors[client])
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """A ring sum of everyone that nothing masks."""
+
+    survivors: tuple[int, ...]
+    total: RingVector = field(repr=False)
+
+    def unmask(self) -> Sum:
+        """Return the sum."""
+        return Sum(self.total, ())

@@ -62,8 +62,9 @@ class Participant:
             group=None if group is None else Entropy(group, self.entropy.is_replayed),
         )
         fresh = self.entropy.child("contribution", session.digest, self.client)
-        # A bit may be small beside the grid, so its vector is dithered.
-        dither = None if self.plan.adaptive_clip is None else fresh.child("dither").stream()
+        # A bit or a weight may be small beside the grid, so its vector is dithered.
+        extended = self.plan.adaptive_clip is not None or self.plan.weighting is not None
+        dither = None if not extended else fresh.child("dither").stream()
         centres = self.plan.codec.prepare(self._vector(own, clip), rotation_seed(session), dither)
         return self.plan.ring.wrap(self.plan.mechanism.encode(centres, share, fresh))
 
@@ -74,8 +75,11 @@ class Participant:
         return Batch.draw(self.plan, rotation_seed(session), 0 if is_silent else count, fresh)
 
     def _vector(self, update: NDArray[np.floating], clip: float | None) -> NDArray[np.floating]:
-        """Return the vector that is rotated: the update, or the update in units of the clip and its bit."""
+        """Return the vector that is rotated: the update, or the update in units of the clip and its bit or weight."""
         require_clip(self.plan, clip)
+        if self.plan.weighting is not None:
+            require_update(update, self.plan.dimension + 1)  # its weight is the last number
+            return self.plan.weighting.vector(update)
         require_update(update, self.plan.dimension)
         adaptive = self.plan.adaptive_clip
         return update if adaptive is None or clip is None else adaptive.vector(update, clip)

@@ -244,7 +244,7 @@ class Run:
         """Return the clip of a round."""
         if trained.clipping is not None:
             return trained.clipping.clip
-        return None if self.plan is None else self.plan.codec.clip
+        return None if self.plan is None else self.plan.update_clip
 
     def _conclude(self, state: ServerState, evaluator: Evaluator, end: End, stopped: str) -> RunSummary:
         """Open the test data if the run is at its end, write the model, and say what is guaranteed."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Collected, MaskedSum, Units, gather, session_of
+from d2pfed.round import Attempt, Collected, Fidelity, MaskedSum, Units, gather, session_of
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
 from d2pfed.secagg.crypto import PairSecrets
@@ -22,13 +21,6 @@ from d2pfed.secagg.wire import subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.training import Cohorts, shuffle_seed
-
-
-class Fidelity(StrEnum):
-    """How much of a federation is simulated; both give the same sum, bit for bit."""
-
-    SUM = "sum"  # the clients' own encoder, then a ring sum in place of the protocol
-    PROTOCOL = "protocol"  # every message of secure aggregation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ class RunReport:
     def clip_in(self, record: RoundRecord) -> float:
         """Return the clip of a round, in real units."""
         if self.plan is not None and self.plan.adaptive_clip is None:
-            return self.plan.codec.clip
+            return self.plan.update_clip
         return record.clip or 0.0
 
     def signal_in(self, record: RoundRecord) -> float:

@@ -1,0 +1,217 @@
+"""Private histograms, contingency tables and quantiles of the clients' own values."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from d2pfed.api.statistics.records import (
+    Array,
+    RecordCode,
+    bin_of,
+    clients_of,
+    columns,
+    interval,
+    numbers,
+    one_hot,
+    sorted_edges,
+    whole,
+)
+from d2pfed.api.statistics.releasing import Released, Terms, release_records
+from d2pfed.api.statistics.result import Statistic, statistic
+from d2pfed.api.statistics.sums import drowned
+from d2pfed.errors import ConfigError
+from d2pfed.ledger import Ledger
+
+MOST_CELLS = 1 << 20  # of a table
+MOST_BINS = 1 << 12  # of a quantile's matrix
+
+
+def private_histogram(
+    values: object,
+    bins: Sequence[float],
+    *,
+    epsilon: float = 1.0,
+    max_values: float | None = None,
+    delta: float | None = None,
+    privacy: Mapping[str, object] | None = None,
+    ledger: Ledger | str | Path | None = None,
+    fidelity: str = "auto",
+    seed: int | None = None,
+) -> Statistic[Array]:
+    """Return how many values are in each bin, one release over all bins.
+
+    The counts are right on average, so one may be below zero.
+
+    Args:
+        values: The values of each client: a list of numbers, or one number.
+        bins: The edges of the bins, rising; each bin is closed on the left, the last one on both sides. Values
+            outside of them are counted nowhere.
+        epsilon: Bound on what the observer learns about one client, or about one record.
+        max_values: None counts clients: the histogram of each is divided by its number of values. A number counts
+            values: a client that has more is scaled down to so many, which is also the bound on its contribution.
+        delta: Failure probability, as in `private_sum`.
+        privacy: Changes to the target, as in `private_sum`.
+        ledger: Where the release is charged, as in `private_sum`.
+        fidelity: How much of the protocol runs, as in `private_sum`.
+        seed: Repeats the noise, as in `private_sum`.
+
+    Raises:
+        ConfigError: if an argument cannot be used, before anything is charged.
+        BudgetExceeded: if the ledger does not allow the release.
+    """
+    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    edges = sorted_edges(bins)
+    count = len(edges) - 1
+    code = RecordCode(lambda part: one_hot(bin_of(part, edges), count), count, 1.0)
+    released = release_records("histogram", columns(values, "values"), code, max_values, terms)
+    return statistic("private histogram", released.total, np.full(count, released.sigma), released)
+
+
+def private_table(
+    rows: object,
+    categories: Sequence[Sequence[object]] | Mapping[str, Sequence[object]],
+    *,
+    epsilon: float = 1.0,
+    max_values: float | None = None,
+    delta: float | None = None,
+    privacy: Mapping[str, object] | None = None,
+    ledger: Ledger | str | Path | None = None,
+    fidelity: str = "auto",
+    seed: int | None = None,
+) -> Statistic[Array]:
+    """Return a contingency table: how many rows have each combination of categories, one release over all cells.
+
+    Args:
+        rows: The rows of each client: a list of tuples, one entry per variable.
+        categories: The categories of each variable, in order, or by its name. A row with another category is counted
+            nowhere.
+        epsilon: Bound on what the observer learns about one client, or about one record.
+        max_values: None counts clients, a number counts rows, as in `private_histogram`.
+        delta: Failure probability, as in `private_sum`.
+        privacy: Changes to the target, as in `private_sum`.
+        ledger: Where the release is charged, as in `private_sum`.
+        fidelity: How much of the protocol runs, as in `private_sum`.
+        seed: Repeats the noise, as in `private_sum`.
+
+    Raises:
+        ConfigError: if an argument cannot be used, before anything is charged.
+        BudgetExceeded: if the ledger does not allow the release.
+    """
+    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    variables = _variables(categories)
+    shape = tuple(len(each) for each in variables)
+    cells = int(np.prod(shape, dtype=object))
+    if cells > MOST_CELLS:
+        raise ConfigError(f"a table must have at most {MOST_CELLS} cells, got {cells}")
+    own = [_cells(each, variables, shape, at) for at, each in enumerate(clients_of(rows, "rows"))]
+    code = RecordCode(lambda part: one_hot(part.astype(np.int64), cells), cells, 1.0)
+    released = release_records("table", own, code, max_values, terms)
+    return statistic("private table", released.total.reshape(shape), np.full(shape, released.sigma), released)
+
+
+def private_quantile(
+    values: object,
+    levels: float | Sequence[float],
+    *,
+    bounds: tuple[float, float],
+    epsilon: float = 1.0,
+    bins: int = 64,
+    max_values: float | None = None,
+    delta: float | None = None,
+    privacy: Mapping[str, object] | None = None,
+    ledger: Ledger | str | Path | None = None,
+    fidelity: str = "auto",
+    seed: int | None = None,
+) -> Statistic[Array]:
+    """Return quantiles of the clients' values, from one release of the cumulative counts over equal bins.
+
+    A client's histogram is multiplied by the square root of the matrix that adds counts up, and the noisy sum once
+    more: each cumulative count then has noise of about 1 + ln(bins) / pi standard deviations, where sums over a noisy
+    histogram have up to sqrt(bins).
+
+    Args:
+        values: The values of each client: a list of numbers, or one number.
+        levels: One level or several, each in [0, 1]: 0.5 is the median. All come from the same release.
+        bounds: Lower and upper bound of the values; what is beyond counts as the bound.
+        epsilon: Bound on what the observer learns about one client, or about one record.
+        bins: How many bins; within one, values are taken to be spread evenly.
+        max_values: None gives each client the same weight, a number each value, as in `private_histogram`.
+        delta: Failure probability, as in `private_sum`.
+        privacy: Changes to the target, as in `private_sum`.
+        ledger: Where the release is charged, as in `private_sum`.
+        fidelity: How much of the protocol runs, as in `private_sum`.
+        seed: Repeats the noise, as in `private_sum`.
+
+    Raises:
+        ConfigError: if an argument cannot be used, before anything is charged.
+        BudgetExceeded: if the ledger does not allow the release.
+    """
+    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    asked = numbers(levels, "levels")
+    if asked.ndim > 1 or not asked.size or (asked < 0).any() or (asked > 1).any():
+        raise ConfigError(f"levels must be numbers in [0, 1], got {levels!r}")
+    low, high = interval(bounds)
+    count = whole("bins", bins, MOST_BINS)
+    edges, root = np.linspace(low, high, count + 1), cumulative_root(count)
+    code = RecordCode(
+        lambda part: root.T[bin_of(np.clip(part, low, high), edges)], count, float(np.linalg.norm(root[:, 0]))
+    )
+    released = release_records("quantile", columns(values, "values"), code, max_values, terms)
+    found = [_quantile(level, released, root, edges) for level in np.atleast_1d(asked)]
+    value, error = (np.array(each).reshape(asked.shape) for each in zip(*found, strict=True))
+    total = float(root[-1] @ released.total)
+    warnings = drowned(total, released.sigma * float(np.linalg.norm(root[-1])), "count")
+    return statistic("private quantile", value, error, released).warned(warnings)
+
+
+def cumulative_root(count: int) -> Array:
+    """Return the lower triangular matrix whose square adds up: its entries are those of (1 - x)^(-1/2)."""
+    steps = np.arange(1, count)
+    entries = np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
+    behind = np.subtract.outer(np.arange(count), np.arange(count))
+    return np.where(behind >= 0, entries[np.abs(behind)], 0.0)
+
+
+def _quantile(level: float, released: Released, root: Array, edges: Array) -> tuple[float, float]:
+    """Return a quantile and its standard error, from the places where the cumulative counts reach the level."""
+    counts = root @ released.total
+    total = max(counts[-1], released.sigma)
+    # Counts rise, and noise does not: between the least and the largest rising curve that it allows.
+    rising = (np.maximum.accumulate(counts) + np.minimum.accumulate(counts[::-1])[::-1]) / 2
+    curve = np.concatenate([[0.0], np.clip(rising, 0, total)])
+    at = min(int(np.searchsorted(curve[1:], level * total)), len(counts) - 1)
+    noise = released.sigma * float(np.linalg.norm(root[at] - level * root[-1]))
+    lower, value, upper = np.interp([level * total - noise, level * total, level * total + noise], curve, edges)
+    return float(value), float(upper - lower) / 2
+
+
+def _variables(categories: object) -> list[dict[object, int]]:
+    lists = list(categories.values()) if isinstance(categories, Mapping) else categories
+    if not isinstance(lists, Sequence) or isinstance(lists, (str, bytes)) or not lists:
+        raise ConfigError(f"categories must be a list for each variable, got {categories!r}")
+    found = []
+    for each in lists:
+        if not isinstance(each, Sequence) or isinstance(each, (str, bytes)) or not each:
+            raise ConfigError(f"the categories of a variable must be a list, got {each!r}")
+        if len(set(each)) != len(each):
+            raise ConfigError(f"the categories of a variable must differ, got {list(each)!r}")
+        found.append({category: at for at, category in enumerate(each)})
+    return found
+
+
+def _cells(rows: object, variables: list[dict[object, int]], shape: tuple[int, ...], client: int) -> Array:
+    """Return the cell of each row of a client; -1 for a row with an unknown category."""
+    if isinstance(rows, (str, bytes)) or not isinstance(rows, (Sequence, np.ndarray)):
+        raise ConfigError(f"rows of client {client} must be a list, got {type(rows).__name__}")
+    found = []
+    for row in rows:
+        entries = list(row) if isinstance(row, (tuple, list, np.ndarray)) else [row]
+        if len(entries) != len(shape):
+            raise ConfigError(f"rows of client {client} must have {len(shape)} entries each, got {row!r}")
+        try:
+            places = [known.get(entry, -1) for known, entry in zip(variables, entries, strict=True)]
+        except TypeError:
+            raise ConfigError(f"rows of client {client} must have plain entries, got {row!r}") from None
+        found.append(-1 if min(places) < 0 else int(np.ravel_multi_index(places, shape)))
+    return np.array(found, dtype=np.float64)

@@ -1,0 +1,201 @@
+"""The clients' own data: checked, and turned into bounded vectors, one per client."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError
+
+Array = NDArray[np.float64]
+
+FEWEST = 2  # clients: one cannot hide among fewer
+_TOGETHER = 1 << 20  # numbers of encoded records that are in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCode:
+    """How one record becomes a vector.
+
+    Attributes:
+        encode: From records, one per row, to as many vectors.
+        dimension: The length of a vector.
+        bound: The largest L2 norm of a vector.
+    """
+
+    encode: Callable[[Array], Array]
+    dimension: int
+    bound: float
+
+    def total(self, records: Array) -> Array:
+        """Return the sum of the vectors of some records."""
+        total = np.zeros(self.dimension)
+        for part in self.parts(records):
+            total += part.sum(0)
+        return total
+
+    def parts(self, records: Array) -> Iterator[Array]:
+        """Yield the vectors of some records, as rows, not too many at once."""
+        step = max(1, _TOGETHER // self.dimension)
+        for start in range(0, len(records), step):
+            yield self.encode(records[start : start + step])
+
+    def of_client(self, records: Array, most: float | None) -> Array:
+        """Return a client's vector: the mean of its records' vectors, or their sum scaled down to `most` records."""
+        if not len(records):
+            return np.zeros(self.dimension)
+        return self.total(records) * (min(len(records), 1.0 if most is None else most) / len(records))
+
+
+@dataclass(frozen=True, slots=True)
+class CodedRecords:
+    """A client's records, as the unit of privacy; each adds a vector of its own."""
+
+    code: RecordCode
+    records: Array = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        """How many there are; it stays with the client."""
+        return len(self.records)
+
+    def gradients(self, chosen: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        """Yield the vectors of some records, as rows."""
+        for part in self.code.parts(self.records[chosen]):
+            yield part.astype(np.float32)
+
+
+def clients_of(data: object, what: str) -> list[object]:
+    """Return what each client holds; refuse what is no collection of at least two clients."""
+    if isinstance(data, Mapping):
+        found = list(data.values())
+    elif isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        found = list(data)
+    elif hasattr(data, "__array__") and np.ndim(np.asarray(data)) > 0:
+        found = list(np.asarray(data))
+    else:
+        raise ConfigError(f"{what} must be a sequence or mapping with an entry per client, got {_kind(data)}")
+    if len(found) < FEWEST:
+        raise ConfigError(f"a private statistic is over at least {FEWEST} clients, got {len(found)}")
+    return found
+
+
+def numbers(value: object, where: str) -> Array:
+    """Return an array of finite numbers."""
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf" and found.size:
+        raise ConfigError(f"{where} must be numbers in a rectangular array, got {_kind(value)}")
+    if not np.isfinite(found).all():
+        raise ConfigError(f"{where} must be finite, got NaN or infinity")
+    return found.astype(np.float64)
+
+
+def equal_vectors(data: object, what: str) -> tuple[list[Array], bool]:
+    """Return one vector per client, all of one length, and whether they were plain numbers."""
+    vectors = [numbers(each, f"{what} of client {at}") for at, each in enumerate(clients_of(data, what))]
+    shape = vectors[0].shape
+    if len(shape) > 1 or vectors[0].size == 0:
+        raise ConfigError(f"{what} must be one number or one vector per client, got the shape {shape}")
+    for at, each in enumerate(vectors):
+        if each.shape != shape:
+            raise ConfigError(f"{what} must have one length: client 0 has {shape}, client {at} has {each.shape}")
+    return [np.atleast_1d(each) for each in vectors], not shape
+
+
+def equal_rows(data: object, what: str) -> tuple[list[Array], bool]:
+    """Return the records of each client as rows of one length, and whether they were plain numbers."""
+    given = [numbers(each, f"{what} of client {at}") for at, each in enumerate(clients_of(data, what))]
+    shape = next((each.shape for each in given if each.size), (0,))
+    for at, each in enumerate(given):
+        if not each.ndim or (each.size and (each.ndim > 2 or each.shape[1:] != shape[1:])):
+            raise ConfigError(
+                f"{what} of client {at} must be a record per row, all alike, got the shape {each.shape}"
+            )
+    return [each.reshape(len(each), math.prod(shape[1:])) for each in given], len(shape) == 1
+
+
+def columns(data: object, what: str) -> list[Array]:
+    """Return one list of numbers per client; a single number is a list of one, and a list may be empty."""
+    found = []
+    for at, each in enumerate(clients_of(data, what)):
+        values = np.atleast_1d(numbers(each, f"{what} of client {at}"))
+        if values.ndim != 1:
+            raise ConfigError(f"{what} of client {at} must be a list of numbers, got the shape {values.shape}")
+        found.append(values)
+    return found
+
+
+def clipped(vector: Array, clip: float) -> Array:
+    """Return a vector, scaled down to an L2 norm of at most `clip`."""
+    norm = float(np.linalg.norm(vector))
+    return vector * (clip / norm) if norm > clip else vector
+
+
+def positive(name: str, value: object) -> float:
+    """Return a positive finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be positive and finite, got {value}")
+    return float(value)
+
+
+def client_weights(weights: object, clients: int) -> Array:
+    """Return one weight from 0 on for each client."""
+    given = numbers(weights, "weights")
+    if given.shape != (clients,):
+        raise ConfigError(f"weights must be one number for each of {clients} clients, got the shape {given.shape}")
+    if (given < 0).any():
+        raise ConfigError(f"weights must be at least 0, got {given.min():g}")
+    return given
+
+
+def whole(name: str, value: object, most: int) -> int:
+    """Return a whole number in [2, most]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= most:
+        raise ConfigError(f"{name} must be a whole number in [2, {most}], got {value!r}")
+    return value
+
+
+def interval(bounds: object) -> tuple[float, float]:
+    """Return the ends of an interval."""
+    ends = numbers(bounds, "bounds")
+    if ends.shape != (2,) or not ends[0] < ends[1]:
+        raise ConfigError(f"bounds must be two numbers, the lower one first, got {bounds!r}")
+    return float(ends[0]), float(ends[1])
+
+
+def sorted_edges(bins: object) -> Array:
+    """Return the edges of bins, strictly rising."""
+    edges = numbers(bins, "bins")
+    if edges.ndim != 1 or len(edges) < 2:
+        raise ConfigError(f"bins must be at least two edges, got {bins!r}")
+    if (np.diff(edges) <= 0).any():
+        at = int(np.argmax(np.diff(edges) <= 0))
+        raise ConfigError(f"bins must rise strictly, got {edges[at]:g} before {edges[at + 1]:g}")
+    return edges
+
+
+def bin_of(values: Array, edges: Array) -> NDArray[np.intp]:
+    """Return the bin of each value, the last one closed on the right; -1 for a value outside of all."""
+    found = np.searchsorted(edges, values, side="right") - 1
+    found[values == edges[-1]] = len(edges) - 2
+    found[(values < edges[0]) | (values > edges[-1])] = -1
+    return found
+
+
+def one_hot(cells: NDArray[np.integer], count: int) -> Array:
+    """Return a row with a single one for each cell; a row of zeros for -1."""
+    rows = np.zeros((len(cells), count))
+    known = np.flatnonzero(cells >= 0)
+    rows[known, cells[known]] = 1.0
+    return rows
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

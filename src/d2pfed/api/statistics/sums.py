@@ -1,0 +1,190 @@
+"""Private sums and means of one vector per client."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from d2pfed.api.statistics.records import (
+    Array,
+    RecordCode,
+    client_weights,
+    clipped,
+    equal_rows,
+    equal_vectors,
+    interval,
+    positive,
+)
+from d2pfed.api.statistics.releasing import Terms, release, release_records
+from d2pfed.api.statistics.result import Statistic, statistic
+from d2pfed.errors import ConfigError
+from d2pfed.ledger import Ledger
+from d2pfed.noise.weighting import DROWNED, Weighting
+
+
+def private_sum(
+    vectors: object,
+    *,
+    epsilon: float = 1.0,
+    clip: float = 1.0,
+    delta: float | None = None,
+    privacy: Mapping[str, object] | None = None,
+    ledger: Ledger | str | Path | None = None,
+    fidelity: str = "auto",
+    seed: int | None = None,
+) -> Statistic[Array]:
+    """Return the sum of one vector per client, each clipped to an L2 norm.
+
+    Args:
+        vectors: One number or one vector per client: a sequence, a mapping or an array. Where the unit is a record, the
+            records of each client: numbers, or one vector per row.
+        epsilon: Bound on what the observer learns about one client, or about one record.
+        clip: L2 bound on a vector; a longer one is scaled down to it.
+        delta: Failure probability of the guarantee; None is the number of clients to the power of -1.1, or the
+            ledger's.
+        privacy: Changes to `against` (server), `adjacency` (zero-out for a client, add-remove for a record, or that
+            of the ledger's runs), `dropouts` and `colluders` (a tenth of the clients each). `unit="record"` protects
+            single records; it needs `records`, a public bound on how many there are, and takes `max_silos`.
+        ledger: A ledger that other runs over these clients share, its path, or a run's directory; None charges a
+            ledger of this release alone.
+        fidelity: protocol, sum, or auto: every message of the protocol for up to 100 clients.
+        seed: A number repeats the noise, and protects nobody from whoever knows it.
+
+    Raises:
+        ConfigError: if an argument cannot be used, before anything is charged.
+        BudgetExceeded: if the ledger does not allow the release.
+    """
+    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    limit = positive("clip", clip)
+    if terms.of_records:
+        given, is_plain = equal_rows(vectors, "vectors")
+        code = RecordCode(lambda part: part, given[0].shape[1], limit)
+        released = release_records("sum", given, code, None, terms)
+    else:
+        given, is_plain = equal_vectors(vectors, "vectors")
+        released = release("sum", [clipped(each, limit) for each in given], len(given[0]), limit, terms)
+    value, error = released.total, np.full(len(released.total), released.sigma)
+    return statistic("private sum", *_as_given(value, error, is_plain), released)
+
+
+def private_mean(
+    vectors: object,
+    *,
+    epsilon: float = 1.0,
+    clip: float | None = None,
+    bounds: tuple[float, float] | None = None,
+    weights: object = None,
+    max_weight: float | None = None,
+    delta: float | None = None,
+    privacy: Mapping[str, object] | None = None,
+    ledger: Ledger | str | Path | None = None,
+    fidelity: str = "auto",
+    seed: int | None = None,
+) -> Statistic[Array]:
+    """Return the mean of one vector per client, each client with the same weight or with a private one.
+
+    Weights are private too: each is capped at `max_weight`, the sums of w x and of w are released in one vector, and
+    their ratio is the mean. Nobody learns a client's weight.
+
+    Args:
+        vectors: One number or one vector per client, or the records of each client, as in `private_sum`.
+        epsilon: Bound on what the observer learns about one client, or about one record.
+        clip: L2 bound on a client's vector; a longer one is scaled down to it. 1 if there are no bounds either.
+        bounds: Lower and upper bound of each number, in place of a clip; what is beyond counts as the bound, and a
+            client whose data are hidden counts as the middle.
+        weights: One number from 0 on per client, such as how many records it has; None weighs all alike.
+        max_weight: The cap on a client's weight: public, chosen without looking at the weights.
+        delta: Failure probability, as in `private_sum`.
+        privacy: Changes to the target, as in `private_sum`.
+        ledger: Where the release is charged, as in `private_sum`.
+        fidelity: How much of the protocol runs, as in `private_sum`.
+        seed: Repeats the noise, as in `private_sum`.
+
+    Raises:
+        ConfigError: if an argument cannot be used, before anything is charged.
+        BudgetExceeded: if the ledger does not allow the release.
+    """
+    terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    given, is_plain = (equal_rows if terms.of_records else equal_vectors)(vectors, "vectors")
+    ball = _ball(given[0].shape[-1], clip, bounds)
+    if terms.of_records:
+        if weights is not None:
+            raise ConfigError("weights are for the unit client: a record counts as one where it is the unit")
+        released = release_records("mean", given, ball.code, None, terms)
+    elif weights is None:
+        released = release("mean", [ball.around(each) for each in given], ball.dimension, ball.radius, terms)
+        value = ball.centre + released.total / released.clients
+        error = np.full(len(value), released.sigma / released.clients)
+        return statistic("private mean", *_as_given(value, error, is_plain), released)
+    else:
+        shares = capped_shares(weights, max_weight, len(given))
+        joint = [u * ball.joint(x[None, :])[0] for u, x in zip(shares, given, strict=True)]
+        released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)
+    weighting = Weighting.balanced(1.0, ball.radius, ball.dimension)
+    a, b = weighting.rest, weighting.share
+    weight = max(released.total[-1], released.sigma) / b
+    ratio = ball.radius / a * released.total[:-1] / weight
+    error = released.sigma * np.hypot(ball.radius / a, ratio / b) / weight
+    name = "private mean" if terms.of_records else "private weighted mean"
+    result = statistic(name, *_as_given(ball.centre + ratio, error, is_plain), released)
+    return result.warned(drowned(released.total[-1], released.sigma, "weight"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ball:
+    """Where vectors are brought to: within a radius of a centre, and each of their numbers within bounds."""
+
+    dimension: int
+    radius: float
+    bounds: tuple[float, float] | None
+
+    @property
+    def centre(self) -> float:
+        """The middle of the bounds."""
+        return 0.0 if self.bounds is None else sum(self.bounds) / 2
+
+    def around(self, vector: Array) -> Array:
+        """Return a vector as seen from the centre, within the radius."""
+        return clipped(vector if self.bounds is None else np.clip(vector, *self.bounds) - self.centre, self.radius)
+
+    def joint(self, rows: Array) -> Array:
+        """Return rows with their weight of 1 as a last number, both scaled so that the norm is at most 1."""
+        both = Weighting.balanced(1.0, self.radius, self.dimension)
+        joint = [np.append(both.rest / self.radius * self.around(row), both.share) for row in rows]
+        return np.array(joint).reshape(len(rows), -1)
+
+    @property
+    def code(self) -> RecordCode:
+        """How a record becomes a vector: its own numbers, and a one to count it by."""
+        return RecordCode(self.joint, self.dimension + 1, 1.0)
+
+
+def capped_shares(weights: object, max_weight: object, clients: int) -> Array:
+    """Return each client's weight over the cap, at most 1."""
+    if max_weight is None:
+        raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
+    return np.minimum(client_weights(weights, clients) / positive("max_weight", max_weight), 1.0)
+
+
+def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
+    """Return a warning if a total that is divided by is not far above its noise."""
+    if total >= DROWNED * sigma:
+        return ()
+    return (f"The total {what} is below {DROWNED:g} standard deviations of its noise: the ratio means little.",)
+
+
+def _ball(dimension: int, clip: object, bounds: object) -> _Ball:
+    """Return where vectors are brought to by a clip, or by bounds on each number."""
+    if bounds is None:
+        return _Ball(dimension, positive("clip", 1.0 if clip is None else clip), None)
+    if clip is not None:
+        raise ConfigError(f"a mean has a clip or bounds, got clip {clip} and bounds {bounds}")
+    low, high = interval(bounds)
+    return _Ball(dimension, (high - low) / 2 * math.sqrt(dimension), (low, high))
+
+
+def _as_given(value: Array, error: Array, is_plain: bool) -> tuple[Array, Array]:  # noqa: FBT001 - a fact
+    """Return numbers of the shape of what each client gave."""
+    return (value[0], error[0]) if is_plain else (value, error)
