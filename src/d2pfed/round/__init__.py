@@ -5,24 +5,42 @@ from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
 from d2pfed.round.given import private_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
-from d2pfed.round.session import Attempt, rotation_seed, session_of, sketch_of
+from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
+from d2pfed.round.standing import AskPresence, StandingAttempts, StandingRun, StandingSum
+from d2pfed.round.standing_silo import (
+    StandingMemory,
+    StandingSteps,
+    epoch_of,
+    invited_epoch,
+    require_standing_plan,
+)
 
 __all__ = [
+    "AskPresence",
     "Attempt",
+    "AttemptBinding",
     "Attempts",
     "Collected",
     "Invite",
     "MaskedSum",
     "Outcome",
     "Participant",
+    "StandingAttempts",
+    "StandingMemory",
+    "StandingRun",
+    "StandingSteps",
+    "StandingSum",
     "accept",
     "aggregate",
     "enrolled_in",
+    "epoch_of",
     "gather",
+    "invited_epoch",
     "invited_session",
     "private_sum",
     "require_clip",
     "require_fixed_clip",
+    "require_standing_plan",
     "rotation_seed",
     "run_plan",
     "session_of",

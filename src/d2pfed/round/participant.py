@@ -13,7 +13,7 @@ from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round.session import rotation_seed
+from d2pfed.round.session import AttemptBinding, rotation_seed
 from d2pfed.secagg import Client, Enrolment, History, Session
 from d2pfed.secagg.crypto import Agree
 from d2pfed.secagg.crypto import agree as compute_secret
@@ -32,7 +32,7 @@ class Participant:
 
     def encode(
         self,
-        session: Session,
+        session: AttemptBinding,
         update: NDArray[np.floating],
         group: bytes | None,
         clip: float | None = None,
