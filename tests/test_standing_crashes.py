@@ -111,8 +111,7 @@ def crash_everywhere(tmp_path, monkeypatch, **planted):
 def is_safe(found) -> bool:
     """One answer at most for one context, and none without its row."""
     return all(
-        len({*before, *after}) <= 1 and (0 in rows or not (before or after))
-        for _, before, after, rows in found
+        len({*before, *after}) <= 1 and (0 in rows or not (before or after)) for _, before, after, rows in found
     )
 
 
