@@ -5,7 +5,9 @@ from d2pfed.accounting.amplification import CAP_SHARE, cap_excess, is_amplified
 from d2pfed.accounting.binomial import cpsgd_epsilon
 from d2pfed.accounting.composition import client_epsilon
 from d2pfed.accounting.events import (
+    RATE_STEPS,
     Adjacency,
+    BatchSampling,
     BinomialSum,
     CohortSampling,
     ContinuousGaussian,
@@ -15,6 +17,7 @@ from d2pfed.accounting.events import (
     Sampling,
     SkellamSum,
     Unit,
+    check_unit,
 )
 from d2pfed.accounting.formatting import round_up
 from d2pfed.accounting.observers import (
@@ -28,6 +31,7 @@ from d2pfed.accounting.observers import (
     account,
     colluding,
     realised_epsilon,
+    silo_epsilons,
     upper_bound,
 )
 
@@ -46,6 +50,7 @@ __all__ = [
     "Guarantee",
     "account",
     "realised_epsilon",
+    "silo_epsilons",
     "upper_bound",
     "round_up",
     "cap_excess",
@@ -54,6 +59,9 @@ __all__ = [
     "Release",
     "Unit",
     "Adjacency",
+    "BatchSampling",
+    "RATE_STEPS",
+    "check_unit",
     "CohortSampling",
     "Sampling",
     "Noise",

@@ -25,6 +25,7 @@ from d2pfed.accounting.composition import (
     rdp_total_epsilon,
 )
 from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunReleases, Sampling
+from d2pfed.accounting.mixtures import several_coins_add_delta, several_coins_delta
 from d2pfed.accounting.pld import (
     COARSE,
     NARROW,
@@ -62,16 +63,20 @@ class SampledGaussian:
             for the others.
         rate: the probability that a client is in the cohort.
         slack: what it costs to put a Gaussian in the place of the true noise.
+        coins: how many independent coins one person has, for `POISSON_ZERO_OUT`.
     """
 
     kind: PairKind
     ratio: float
     rate: float
     slack: float = 0.0
+    coins: int = 1
 
     @property
     def forward(self) -> Profile:
         """The profile of the pair's first distribution against its second, rounded up."""
+        if self.coins > 1:
+            return partial(several_coins_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
         profile = poisson_replace_delta if self.kind is PairKind.POISSON_REPLACE_ONE else fixed_size_delta
         guard = 1 + relative_guard(self.ratio)
         return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
@@ -81,6 +86,8 @@ class SampledGaussian:
         """The profile of the pair's second distribution against its first, rounded up; None if it is the same."""
         if self.kind is not PairKind.POISSON_ZERO_OUT:
             return None
+        if self.coins > 1:
+            return partial(several_coins_add_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
         guard = 1 + relative_guard(self.ratio)
         return lambda epsilon: guard * poisson_add_delta(epsilon, self.ratio, self.rate)
 

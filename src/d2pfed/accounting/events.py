@@ -3,18 +3,22 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from operator import ge
 
 from d2pfed.errors import ConfigError, shown
+from d2pfed.numerics import canonical
+
+MOST_SILOS = 100  # that one person may have records in
 
 
 class Unit(StrEnum):
     """The unit of privacy: a guarantee protects everything that one of these contributed."""
 
     CLIENT = "client"
+    RECORD = "record"  # of a silo; or a group of records there, such as all of one patient
 
 
 class Adjacency(StrEnum):
@@ -22,6 +26,9 @@ class Adjacency(StrEnum):
 
     REPLACE_ONE = "replace-one"  # its vector is any other allowed vector: distance 2 radii
     ZERO_OUT = "zero-out"  # its vector is zero: distance 1 radius
+    ADD_REMOVE = (
+        "add-remove"  # a record is there or not; of records only, as their noise is their silo's: 1 radius
+    )
 
     @property
     def radii(self) -> int:
@@ -57,6 +64,28 @@ class CohortSampling:
             raise ConfigError(
                 f"cohort_size must be in [1, population = {shown(self.population)}], got {shown(self.cohort_size)}"
             )
+
+
+RATE_STEPS = 1 << 32  # a coin's rate is a multiple of one over this, so that coins are exact
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSampling:
+    """How the records of every silo are drawn into an attempt's batch: each by its own secret coin.
+
+    Attributes:
+        rate: the probability of each coin, a multiple of 2^-32.
+        max_silos: in how many silos one person may have records, each with a coin of its own.
+    """
+
+    rate: Fraction
+    max_silos: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1 or RATE_STEPS % self.rate.denominator:
+            raise ConfigError(f"a batch's rate must be a multiple of 2^-32 in (0, 1], got {self.rate}")
+        if not 1 <= self.max_silos <= MOST_SILOS:
+            raise ConfigError(f"max_silos must be in [1, {MOST_SILOS}], got {shown(self.max_silos)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +200,7 @@ class Release:
         sampling: how its cohort was sampled.
         noise: the noise in the sum.
         participants: the clients whose vectors are in the sum, increasing; empty in a plan, where nobody is known.
+        batches: how records were drawn inside each silo, where the unit is a record; else None.
     """
 
     run: str
@@ -181,14 +211,32 @@ class Release:
     sampling: CohortSampling
     noise: Noise
     participants: tuple[int, ...]
+    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
 
     def __post_init__(self) -> None:
+        check_unit(self.unit, self.adjacency, self.sampling, self.batches)
         if self.round < 0 or self.attempt < 0:
             raise ConfigError(f"round and attempt must be at least 0, got {self.round} and {self.attempt}")
         if any(map(ge, self.participants, self.participants[1:])):
             raise ConfigError("participants must be strictly increasing")
         if self.participants and not self.run:
             raise ConfigError("a release in which clients took part must name its run")
+
+
+def check_unit(unit: Unit, adjacency: Adjacency, sampling: CohortSampling, batches: BatchSampling | None) -> None:
+    """Refuse what does not go together: coins and their adjacency are of records, and records of known silos."""
+    if (unit is Unit.RECORD) != (batches is not None):
+        raise ConfigError(f"batches go with the unit record, got the unit {unit} and batches {batches}")
+    if batches is None:
+        if adjacency is Adjacency.ADD_REMOVE:
+            raise ConfigError("adjacency add-remove is of records: with a client, its noise would go as well")
+        return
+    if sampling.method is not Sampling.NONE or sampling.cohort_size != sampling.population:
+        raise ConfigError(f"with the unit record every silo is asked (sampling none), got {sampling}")
+    if batches.max_silos > 1 and adjacency is Adjacency.REPLACE_ONE:
+        raise ConfigError(
+            f"a person in up to {batches.max_silos} silos is protected under add-remove or zero-out, got replace-one"
+        )
 
 
 def _check_positive(**values: float | Fraction) -> None:
@@ -207,12 +255,14 @@ class RunReleases:
         max_participations: how often one client contributes before it sends zeros.
         blocks: of a partition, in how many releases a client is known to be: 1, unless participants show that a
             block was used again.
+        batches: how records were drawn inside each silo, where the unit is a record.
     """
 
     sampling: CohortSampling
     noises: tuple[tuple[Noise, int], ...]
     max_participations: int
     blocks: int = 1
+    batches: BatchSampling | None = None
 
     @property
     def count(self) -> int:
@@ -225,15 +275,22 @@ def releases_by_run(releases: Sequence[Release], max_participations: int) -> lis
     # Long lists repeat few objects, and an object's identity is found much faster than its value.
     objects = {id(release): release for release in releases}
     noises: defaultdict[str, Counter[Noise]] = defaultdict(Counter)
-    samplings: dict[str, CohortSampling] = {}
+    samplings: dict[str, tuple[CohortSampling, BatchSampling | None]] = {}
     for key, count in Counter(map(id, releases)).items():
         release = objects[key]
         noises[release.run][release.noise] += count
-        if samplings.setdefault(release.run, release.sampling) != release.sampling:
+        drawn = release.sampling, release.batches
+        if samplings.setdefault(release.run, drawn) != drawn:
             raise ConfigError(f"all releases of a run must share one sampling, run {release.run!r} has two")
     blocks = _blocks(releases)
     return [
-        RunReleases(samplings[run], tuple(noises[run].items()), max_participations, blocks.get(run, 1))
+        RunReleases(
+            samplings[run][0],
+            tuple(noises[run].items()),
+            max_participations,
+            blocks.get(run, 1),
+            samplings[run][1],
+        )
         for run in noises
     ]
 

@@ -26,6 +26,7 @@ from d2pfed.accounting.pld import (
     tail_epsilon,
 )
 from d2pfed.accounting.rdp import FloatArray, check_delta
+from d2pfed.accounting.records import record_pairs
 from d2pfed.errors import ConfigError
 
 _POINTS = 1 << 12  # positive grid points of the reference's losses
@@ -161,7 +162,12 @@ class PlanCost:
     @property
     def run(self) -> RunReleases:
         """The plan as an account counts it."""
-        return RunReleases(self.release.sampling, ((self.release.noise, self.attempts),), self.max_participations)
+        return RunReleases(
+            self.release.sampling,
+            ((self.release.noise, self.attempts),),
+            self.max_participations,
+            batches=self.release.batches,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +231,7 @@ class Filter:
     def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> FilterDecision:
         """Return the answer where something was chosen after outputs: one of two rules must admit all of it."""
         if not self._has_units(fixed):
-            if any(is_amplified(plan.release.sampling) for plan in fixed) and self.observer.view is View.RELEASED:
+            if any(self._amplifies(plan) for plan in fixed):
                 return self._verdict(self._basic(fixed, later, self.delta), exact)
             delta = (1 - _BASIC_SHARE) * self.delta
             admitted = self._known(fixed, later, delta) or self._basic(fixed, later, self.delta - delta)
@@ -266,15 +272,26 @@ class Filter:
 
     def _has_units(self, fixed: Sequence[PlanCost]) -> bool:
         """Return whether a round of the first plan can be the unit of the budget."""
-        return (
-            self.observer.view is View.RELEASED
-            and is_amplified(fixed[0].release.sampling)
-            and all(has_gaussian(plan.release.noise, _SMOOTHED) for plan in fixed)
-        )
+        return self._amplifies(fixed[0]) and all(self._parts(plan) is not None for plan in fixed)
+
+    def _amplifies(self, plan: PlanCost) -> bool:
+        """Return whether a plan's releases are amplified for the observer."""
+        if plan.release.batches is not None:
+            return True
+        return self.observer.view is View.RELEASED and is_amplified(plan.release.sampling)
+
+    def _parts(self, plan: PlanCost) -> Counter[SampledGaussian] | None:
+        """Return the Gaussians that stand for a plan's releases, for the observer; None if there are none."""
+        run = without_known_noise(plan.run, self.observer)
+        if run is None or not has_gaussian(run.noises[0][0], _SMOOTHED):
+            return None
+        if run.batches is not None:
+            return record_pairs([run], plan.release.adjacency, _SMOOTHED)
+        return sampled_gaussians([run], plan.release.adjacency, _SMOOTHED)
 
     def _counted(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost]) -> tuple[tuple[int, ...], int] | None:
         """Return what each plan costs in rounds of the first one, and the budget in these; None if it is too much."""
-        counts = [_parts(plan) for plan in fixed]
+        counts = [found for plan in fixed if (found := self._parts(plan)) is not None]
         pair = next(iter(counts[0]))
         reference = ReferenceRound.of(pair, fixed[0].attempts, self.delta)
         others = sum(counts, Counter())
@@ -283,7 +300,7 @@ class Filter:
         allowed = _SLACK_SHARE * self.delta - math.fsum(_kappa(plan) for plan in fixed)
         surrogates = math.fsum(key.slack * count for each in counts for key, count in each.items())
         for plan in later:
-            own = _parts(plan) if has_gaussian(plan.release.noise, _SMOOTHED) else None
+            own = self._parts(plan)
             allowed -= _kappa(plan)
             if own is None or allowed < 0:
                 return None
@@ -360,10 +377,6 @@ def _beyond(plans: Sequence[PlanCost], fixed: Sequence[PlanCost]) -> list[PlanCo
         else:
             later.append(plan)
     return later
-
-
-def _parts(plan: PlanCost) -> Counter[SampledGaussian]:
-    return sampled_gaussians([plan.run], plan.release.adjacency, _SMOOTHED)
 
 
 def _kappa(plan: PlanCost) -> float:

@@ -23,6 +23,7 @@ from d2pfed.accounting.composition import (
 )
 from d2pfed.accounting.events import (
     Adjacency,
+    BatchSampling,
     CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
@@ -35,6 +36,7 @@ from d2pfed.accounting.events import (
 )
 from d2pfed.accounting.pld import COARSE, FINE
 from d2pfed.accounting.rdp import check_delta, sparse_orders
+from d2pfed.accounting.records import record_runs_epsilon
 from d2pfed.errors import ConfigError
 
 
@@ -132,6 +134,8 @@ def realised_epsilon(
     """
     check_delta(delta)
     check_releases(releases)
+    if releases[0].unit is Unit.RECORD:  # who took part is no secret: see `silo_epsilons`
+        return None
     left = [_unknown_noise(release.noise, observer) for release in releases]
     noises = [noise for noise in left if noise is not None]
     if not all(release.participants for release in releases) or len(noises) < len(left):
@@ -161,6 +165,24 @@ def realised_epsilon(
 
     most = max(sum(min(max_participations, len(run)) for run in pattern) for pattern in patterns)
     return _unamplified_epsilon(total, distinct, delta, most)[0]
+
+
+def silo_epsilons(releases: Sequence[Release], observer: Observer, *, delta: float) -> dict[int, float]:
+    """Return epsilon of the records of each silo, by the vectors that it sent: what a silo's own ledger counts.
+
+    For the unit record. Noise that counts is that of all honest silos in a sum, as the releases state it.
+    """
+    check_releases(releases)
+    by_counts: dict[tuple[Release, ...], float] = {}
+    found: dict[int, float] = {}
+    for silo in sorted({client for release in releases for client in release.participants}):
+        own = tuple(replace(each, participants=()) for each in releases if silo in each.participants)
+        kinds = tuple(sorted(own, key=lambda each: (each.run, str(each.noise))))
+        same = tuple(replace(each, round=0, attempt=0) for each in kinds)
+        if same not in by_counts:
+            by_counts[same] = account(same, observer, delta=delta, max_participations=len(same)).epsilon
+        found[silo] = by_counts[same]
+    return found
 
 
 def _account(
@@ -197,6 +219,8 @@ def runs_epsilon(
     exposed = [run for run in known if run is not None]
     if len(exposed) < len(known):
         return None
+    if any(run.batches is not None for run in exposed):
+        return (*record_runs_epsilon(exposed, adjacency, delta, points), True)
     plain = _unamplified_runs_epsilon(exposed, adjacency, delta)
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
@@ -274,10 +298,19 @@ def _hides_the_size(noise: Noise) -> bool:
 
 
 def _describe(runs: Sequence[RunReleases], observer: Observer) -> str:
-    return "; ".join(_describe_one(sampling, observer) for sampling in dict.fromkeys(run.sampling for run in runs))
+    kinds = dict.fromkeys((run.sampling, run.batches) for run in runs)
+    return "; ".join(_describe_one(sampling, batches, observer) for sampling, batches in kinds)
 
 
-def _describe_one(sampling: CohortSampling, observer: Observer) -> str:
+def _describe_one(sampling: CohortSampling, batches: BatchSampling | None, observer: Observer) -> str:
+    if batches is not None:
+        person = f", a person in up to {batches.max_silos} silos" if batches.max_silos > 1 else ""
+        if batches.rate == 1:
+            return f"all records of {sampling.population} silos, not amplified{person}"
+        return (
+            f"each record of {sampling.population} silos by a secret coin of {float(batches.rate):.4g}, amplified"
+            f"{person}"
+        )
     drawn = f"{sampling.cohort_size} of {sampling.population}, {sampling.method}"
     if observer.view is View.RELEASED and is_amplified(sampling):
         size = "secret" if sampling.method is Sampling.POISSON else "known"

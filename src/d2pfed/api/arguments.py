@@ -7,7 +7,7 @@ from d2pfed.api.result import FitResult
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Metric, Model, accuracy, fixed_content
+from d2pfed.learning import LocalTraining, Metric, Model, accuracy, fixed_content
 from d2pfed.ledger.files import replace_file
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
@@ -79,6 +79,21 @@ def checked_callbacks(callbacks: object) -> tuple[Callback, ...]:
     if not isinstance(given, Sequence) or not all(callable(each) for each in given):
         raise ConfigError(f"callbacks must be functions, got {type(callbacks).__name__}")
     return tuple(given)
+
+
+def check_local(local: LocalTraining, groups: object, *, by_record: bool) -> None:
+    """Refuse local steps where the unit is a record, which takes one gradient of each; and groups where it is not."""
+    if not by_record:
+        if groups is not None:
+            raise ConfigError("groups are for privacy with the unit record")
+        return
+    usual = LocalTraining(lr=local.lr)
+    for name in ("optimizer", "momentum", "epochs", "batch_size"):
+        if getattr(local, name) != getattr(usual, name):
+            raise ConfigError(
+                f"with the unit record a round is one step over a secret batch (batch_rate), got {name} "
+                f"{getattr(local, name)}; the server's momentum and Adam can be used"
+            )
 
 
 def checked_seed(seed: object) -> int | None:

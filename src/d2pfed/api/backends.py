@@ -8,9 +8,9 @@ from pathlib import Path
 from time import perf_counter
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTrainer, SequentialTrainer
+from d2pfed.learning import LocalTrainer, RecordTrainer, SequentialTrainer
 from d2pfed.noise.codec import FloatVector
-from d2pfed.simulation import Backend, InProcess
+from d2pfed.simulation import Backend, InProcess, Silos
 from d2pfed.simulation.process_backend import ProcessBackend
 
 WORTH_SECONDS = 20.0  # of local training: below it, starting workers costs more than it gains
@@ -89,6 +89,22 @@ def start_backend(
             raise ConfigError("worker processes cannot be used: they ended as they began")
         return here, "Clients are trained in this process, by one thread: worker processes ended as they began."
     return backend, f"Clients are trained by {count} worker processes."
+
+
+def record_backend(trainer: RecordTrainer, params: FloatVector, name: BackendName) -> tuple[Backend, str]:
+    """Return what computes gradients record by record, tried before anything is charged, and a line on how it does.
+
+    Raises:
+        ConfigError: if the module cannot be trained by record, or worker processes are asked for.
+    """
+    if name is BackendName.PROCESSES:
+        raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
+    try:
+        tried = trainer.tried(params)
+    except MISTAKES as error:
+        raise mistake("gradients cannot be taken record by record", error) from error
+    how = f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"
+    return Silos(tried), f"Records are processed {how}, each clipped by itself."
 
 
 def _unsafe(trainer: OwnTrainer) -> str:

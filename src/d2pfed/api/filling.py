@@ -5,13 +5,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from d2pfed.accounting import SERVER, CohortSampling, Sampling
+from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError
 from d2pfed.plan import PrivacyTarget
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
 from d2pfed.plan.calibrate import ideal_multiplier
 
 DEFAULT_PRIVACY = PrivacyTarget(epsilon=1.0, against=SERVER, sampling=Sampling.ONCE, dropouts=0.1, colluders=0.1)
+RECORD_PRIVACY = PrivacyTarget(unit=Unit.RECORD, epsilon=1.0, against=SERVER, colluders=0.1)
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
 LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones
@@ -35,8 +36,12 @@ def scope_of(
     population: int,
     rounds: int | None,
     cohort_size: int | None,
+    count_units: Callable[[], int] | None = None,
 ) -> Scope:
-    """Fill in a privacy target, or say how cohorts are drawn without one."""
+    """Fill in a privacy target, or say how cohorts are drawn without one.
+
+    `count_units` counts the records, or groups of records, of all silos, for a target whose unit is a record.
+    """
     _check_counts(rounds, cohort_size)
     if privacy is None:
         return _in_the_clear(population, rounds, cohort_size)
@@ -48,6 +53,8 @@ def scope_of(
     rounds = _one_of("rounds", rounds, asked.rounds)
     cohort_size = _one_of("cohort_size", cohort_size, asked.cohort_size)
     notes = []
+    if asked.unit is Unit.RECORD:
+        asked, cohort_size = _with_records(asked, rounds, count_units), population
     if rounds is None or cohort_size is None:
         rounds, cohort_size, why = split_population(asked, rounds, cohort_size)
         notes.append(why)
@@ -55,11 +62,29 @@ def scope_of(
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
     tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - target.rounds)
     target = replace(target, attempts_per_round=tries)
-    if target.delta is None and population < FEW_CLIENTS:
+    protected = target.records or population
+    if target.delta is None and protected < FEW_CLIENTS:
         notes.append(
-            f"Delta is population^-1.1 = {target.effective_delta:.2g}, large as clients are few: state a smaller one."
+            f"Delta is {'records' if target.records else 'population'}^-1.1 = {target.effective_delta:.2g}, large as "
+            "they are few: state a smaller one."
         )
     return Scope(target, target.cohort_sampling, rounds, tuple(notes))
+
+
+def _with_records(
+    asked: PrivacyTarget, rounds: int | None, count_units: Callable[[], int] | None
+) -> PrivacyTarget:
+    """Return a target for records that knows how many there are; under add-remove their true number is private."""
+    if rounds is None:
+        raise ConfigError("rounds must be given for the unit record")
+    if asked.records is not None or count_units is None:
+        return asked
+    if asked.adjacency is Adjacency.ADD_REMOVE:
+        raise ConfigError(
+            "records must be given under add-remove: a public number near that of all silos' records, by which sums "
+            "are divided; if the true number may be known, choose adjacency zero-out, and it is counted"
+        )
+    return replace(asked, records=max(1, count_units()))
 
 
 def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int | None) -> tuple[int, int, str]:
@@ -145,7 +170,8 @@ def _as_target(privacy: PrivacyTarget | Mapping[str, object]) -> PrivacyTarget:
     for name in privacy:
         if name not in names:
             raise ConfigError(f"privacy has no field {name!r}; its fields are {', '.join(names)}")
-    return replace(DEFAULT_PRIVACY, **privacy)  # type: ignore[arg-type]
+    usual = RECORD_PRIVACY if privacy.get("unit") == Unit.RECORD else DEFAULT_PRIVACY
+    return replace(usual, **privacy)  # type: ignore[arg-type]
 
 
 def _in_the_clear(population: int, rounds: int | None, cohort_size: int | None) -> Scope:

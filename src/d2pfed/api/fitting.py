@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from d2pfed.accounting import Unit
 from d2pfed.api.arguments import (
+    check_local,
     checked_callbacks,
     checked_metrics,
     checked_seed,
@@ -22,7 +24,19 @@ from d2pfed.api.result import FitResult
 from d2pfed.api.simulated import array_shapes
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback, watching
-from d2pfed.learning import Forward, LocalTraining, Losses, Metric, Module, OwnClients, Step, one_thread, own_model
+from d2pfed.learning import (
+    Forward,
+    Groups,
+    LocalTraining,
+    Losses,
+    Metric,
+    Module,
+    OwnClients,
+    RecordTrainer,
+    Step,
+    one_thread,
+    own_model,
+)
 from d2pfed.plan import PrivacyTarget
 from d2pfed.runs import RunSettings
 from d2pfed.training import ServerOptimizer
@@ -36,6 +50,7 @@ def fit(
     rounds: int | None = None,
     cohort_size: int | None = None,
     population: int | None = None,
+    groups: Groups | None = None,
     validation: object = None,
     test: object = None,
     loss: Losses | None = None,
@@ -81,6 +96,8 @@ def fit(
         rounds: How many rounds; None chooses, where each client is in one round.
         cohort_size: How many clients are asked in a round; None chooses, as above.
         population: How many clients there are, where `clients` is a function.
+        groups: Where the unit of privacy is a record: for each silo the owner of each row, such as a patient. All rows
+            of one owner in a silo are then one unit. None: each row is one.
         validation: A data set to choose by, measured after rounds.
         test: A data set to report on, opened once at the end.
         loss: From outputs and targets to the loss of each example or their mean; None is the cross entropy.
@@ -89,7 +106,7 @@ def fit(
         step: From the module and a batch to its loss, in place of forward and loss.
         trainable: A pattern or patterns of parameter names, such as `head.*`; the others keep their values.
         optimizer: The clients' optimizer: sgd, adam or rmsprop.
-        lr: The clients' learning rate.
+        lr: The clients' learning rate; where the unit is a record, a factor of the server's.
         momentum: The clients' momentum, for sgd.
         epochs: The clients' passes over their data in a round.
         batch_size: The clients' batch size.
@@ -123,10 +140,13 @@ def fit(
         population=own.population,
         rounds=rounds,
         cohort_size=cohort_size,
+        count_units=lambda: sum(map(RecordTrainer(model, own, groups).count, range(own.population))),
     )
     local = LocalTraining(optimizer=optimizer, lr=lr, momentum=momentum, epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
+    by_record = scope.target is not None and scope.target.unit is Unit.RECORD
+    check_local(local, groups, by_record=by_record)
     server = ServerOptimizer(
-        lr=server_lr,
+        lr=server_lr * lr if by_record else server_lr,
         momentum=server_momentum,
         second_moment=server_second_moment,
         lr_decay=server_lr_decay,
@@ -147,6 +167,7 @@ def fit(
     run = OwnRun(
         model=model,
         clients=own,
+        groups=groups,
         scope=scope,
         settings=settings,
         details=details,

@@ -8,6 +8,7 @@ import numpy as np
 
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
+from d2pfed.round import Units
 from d2pfed.simulation import Backend, Encoder
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -21,11 +22,13 @@ class NormRecorder:
         self._backend = backend
         self._file = file
 
-    def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
+    def train(
+        self, params: FloatVector, clients: Sequence[int], seed: int
+    ) -> Iterator[FloatVector | Units | None]:
         """Yield the updates of these clients, in their order."""
         norms: list[float | None] = []
         for update in self._backend.train(params, clients, seed):
-            if update is not None:
+            if isinstance(update, np.ndarray):
                 norm = float(np.linalg.norm(update.astype(np.float64)))
                 norms.append(norm if np.isfinite(norm) else None)
             yield update

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from d2pfed.accounting import round_up
-from d2pfed.api.backends import MISTAKES, BackendName, mistake, start_backend, try_client
+from d2pfed.accounting import Unit, round_up
+from d2pfed.api.backends import MISTAKES, BackendName, mistake, record_backend, start_backend, try_client
 from d2pfed.api.filling import Scope
 from d2pfed.api.norms import FILE, NormRecorder, read_norms
 from d2pfed.api.result import FitResult
@@ -17,7 +17,18 @@ from d2pfed.api.simulated import SimulatedRun
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback, Watch, listener
 from d2pfed.errors import BudgetExceeded
-from d2pfed.learning import LocalTraining, Metric, Model, OwnClients, Rows, batches_of, measure, trainer_for
+from d2pfed.learning import (
+    Groups,
+    LocalTraining,
+    Metric,
+    Model,
+    OwnClients,
+    RecordTrainer,
+    Rows,
+    batches_of,
+    measure,
+    trainer_for,
+)
 from d2pfed.ledger import RowKind, read_budget, read_rows
 from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan, calibrate
@@ -69,6 +80,7 @@ class OwnRun:
 
     model: Model
     clients: OwnClients
+    groups: Groups | None
     scope: Scope
     settings: RunSettings
     details: Details
@@ -109,6 +121,8 @@ class OwnRun:
 
     def _backend(self, params: FloatVector, where: tuple[BackendName, int | None]) -> tuple[Backend, str]:
         client, _ = self.clients.first()
+        if self.scope.target is not None and self.scope.target.unit is Unit.RECORD:
+            return record_backend(RecordTrainer(self.model, self.clients, self.groups), params, where[0])
         try:
             trainer = trainer_for(self.model, self.clients, self.details.local)
         except MISTAKES as error:

@@ -7,6 +7,7 @@ from d2pfed.learning.model import Forward, Losses, Model, Params, Step, cross_en
 from d2pfed.learning.own_clients import LabelledClients, OwnClients
 from d2pfed.learning.own_model import Module, fixed_content, one_thread, own_model, trainer_for
 from d2pfed.learning.partition import ByOwner, Dirichlet, Iid, Partition, Shards, parse_partition
+from d2pfed.learning.records import Groups, RecordTrainer
 from d2pfed.learning.rows import Rows, batches_of, rows_of
 from d2pfed.learning.sequential import SequentialTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
@@ -46,6 +47,8 @@ __all__ = [
     "evaluate",
     "measure",
     "accuracy",
+    "RecordTrainer",
+    "Groups",
     "Rows",
     "rows_of",
     "batches_of",

@@ -149,7 +149,7 @@ def require_no_worse(release: Release, charged: Release) -> None:
     More contributors of the same noise are further independent noise on the sum, so what they release is a function
     of what was charged and of something that is nobody's data.
     """
-    for name in ("unit", "adjacency", "sampling"):
+    for name in ("unit", "adjacency", "sampling", "batches"):
         planned, real = getattr(charged, name), getattr(release, name)
         if planned != real:
             raise LedgerError(f"{name} was charged as {planned}, and the release says {real}")

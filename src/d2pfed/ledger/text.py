@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from d2pfed.accounting.events import (
     Adjacency,
+    BatchSampling,
     BinomialSum,
     CohortSampling,
     ContinuousGaussian,
@@ -36,7 +37,7 @@ class Recorded:
 
 _LAWS = (DiscreteGaussianSum, SkellamSum, BinomialSum, ContinuousGaussian)
 RELEASE_TYPES: dict[str, type] = {
-    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, Sampling, *_LAWS)
+    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, BatchSampling, Sampling, *_LAWS)
 }
 _TYPES = RELEASE_TYPES | {"Recorded": Recorded}
 
@@ -48,7 +49,7 @@ _VALUE = r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
 _ATTEMPT = re.compile(
     r'(\{"":"Recorded","participants":")([A-Za-z0-9+/=]*)'
     rf'(","release":\{{"":"Release","adjacency":{_VALUE},"attempt":){_NUMBER}'
-    rf'(,"noise":{_VALUE},"participants":\[\],"round":){_NUMBER}'
+    rf'((?:,"batches":{_VALUE})?,"noise":{_VALUE},"participants":\[\],"round":){_NUMBER}'
     r'(,"run":)("(?:[^"\\]|\\.)*")'
     rf'(,"sampling":{_VALUE},"unit":{_VALUE}\}},"version":[0-9]+\}})'
 )
@@ -83,6 +84,7 @@ def decode_release(text: str) -> Release:
             sampling=frame.sampling,
             noise=frame.noise,
             participants=_unpack(packed),
+            batches=frame.batches,
         )
     except (ConfigError, ValueError, binascii.Error) as error:
         raise LedgerError(f"not the text of a release: {error}") from error

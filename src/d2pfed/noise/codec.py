@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics.compiled import compiled
-from d2pfed.numerics.randomness import Stream
+from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.numerics.ring import IntVector
-from d2pfed.numerics.rotation import Rotation
+from d2pfed.numerics.rotation import Hadamard, Rotation, rotate
 
 FloatVector = NDArray[np.float32]
 
@@ -110,16 +110,63 @@ class Codec:
         norm = math.sqrt(float(np.dot(vector, vector))) * scale
         reach = self._reach(1 / 12 if dither is None else 1 / 6)
         factor = min(self._grid_per_unit, reach / norm if norm > 0 else 0.0) * scale
-        limit = math.inf if self.box is None else math.floor(self.box * self._grid_per_unit)
         rotated = self.rotation.forward(vector, seed)
         return Centres(
-            _round_within(rotated, factor, limit, self.grid_radius, _offsets(self.length, dither)),
+            _round_within(rotated, factor, self._limit, self.grid_radius, _offsets(self.length, dither)),
             self.grid_radius,
             self.fraction_bits,
         )
 
-    def decode(self, total: IntVector, seed: bytes, divisor: int) -> FloatVector:
-        """Turn a sum of lattice points into the mean over `divisor` clients, rotated back."""
+    def add_prepared(
+        self, total: IntVector, updates: NDArray[np.float32], seed: bytes, dither: Entropy | None = None
+    ) -> None:
+        """Add to a total what `prepare` makes of each row, as exact integers; a row that is not finite counts as zero.
+
+        All rows are dithered from the start of one stream, so what a row adds depends on that row alone: without it
+        the total is less by exactly its integers. Rounding errors of a row are right on average all the same.
+        Checked: test_records_codec.py::test_a_sum_is_that_of_the_rows_prepared_one_by_one.
+        """
+        if updates.ndim != 2 or updates.dtype != np.float32 or total.shape != (self.length,):
+            raise ConfigError(
+                f"rows of float32 and a total of {self.length} integers were expected, got {updates.dtype} of shape "
+                f"{updates.shape} and {total.shape}"
+            )
+        factors = self._factors(updates, dithered=dither is not None)
+        left = np.isnan(factors)
+        if isinstance(self.rotation, Hadamard):
+            rest = self.rotation.signs(seed), np.float32(self.length**-0.5)
+            offsets = _offsets(self.length, None if dither is None else dither.stream())
+            rounding = np.zeros(0, np.float32) if offsets is None else offsets
+            limit = min(self._limit, self.grid_radius)
+            _add_rows(updates, factors, rest[0], rest[1], limit, self.grid_radius, rounding, total, left)
+        else:
+            left |= factors != 0
+        for row in np.flatnonzero(left):
+            if np.isfinite(updates[row]).all() and updates[row].any():
+                stream = None if dither is None else dither.stream()
+                total += self.prepare(updates[row].copy(), seed, stream).values
+
+    def _factors(self, updates: NDArray[np.float32], *, dithered: bool) -> NDArray[np.float64]:
+        """Return from rotated floats to grid units for each row, as `prepare` has it; NaN for one that needs care."""
+        reach = self._reach(1 / 6 if dithered else 1 / 12)
+        own = np.empty(updates.shape[1], np.float32)  # one place for all rows: products may depend on alignment
+        factors = np.empty(len(updates))
+        with np.errstate(all="ignore"):  # a square that overflows is told by its size
+            for row, update in enumerate(updates):
+                own[:] = update
+                square = np.dot(own, own)
+                if 1e-30 < square < 1e30:
+                    factors[row] = min(self._grid_per_unit, reach / math.sqrt(float(square)))
+                else:
+                    factors[row] = math.nan
+        return factors
+
+    @property
+    def _limit(self) -> float:
+        return math.inf if self.box is None else math.floor(self.box * self._grid_per_unit)
+
+    def decode(self, total: IntVector, seed: bytes, divisor: float) -> FloatVector:
+        """Turn a sum of lattice points into the mean over `divisor` clients or records, rotated back."""
         if total.shape != (self.length,):
             raise ConfigError(f"a sum must have shape ({self.length},), got {total.shape}")
         mean = total * (self.granularity / divisor)
@@ -229,6 +276,37 @@ def _round_dithered(  # noqa: PLR0917 - compiled code takes no keywords
     for i in range(len(rotated)):
         out[i] = np.int64(np.floor(min(max(rotated[i] * factor, -limit), limit) + offsets[i]))
     return _exact_square(out, radius)
+
+
+@compiled
+def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
+    rows: NDArray[np.float32],
+    factors: NDArray[np.float64],
+    signs: NDArray[np.uint8],
+    scale: np.float32,
+    limit: float,
+    radius: int,
+    offsets: FloatVector,
+    total: IntVector,
+    left: NDArray[np.bool_],
+) -> None:
+    """Rotate, round and add each row whose exact square is within the radius at once; note the others in `left`."""
+    rotated, values = np.empty(len(total), np.float32), np.empty(len(total), np.int64)
+    most = np.int64(radius) * np.int64(radius)
+    for row in range(len(rows)):
+        if left[row]:
+            continue
+        rotate(rows[row], signs, scale, rotated)
+        if len(offsets):
+            high, low = _round_dithered(rotated, factors[row], limit, radius, offsets, values)
+        else:
+            high, low = _round_scaled(rotated, factors[row], limit, radius, values)
+        # High beyond 2^20 is beyond any radius, and no sum below that overflows.
+        if high < 0 or high > (1 << 20) or (high << 32) + low > most:
+            left[row] = True
+            continue
+        for index in range(len(total)):
+            total[index] += values[index]
 
 
 def stochastic_round(centres: Centres, stream: Stream) -> IntVector:

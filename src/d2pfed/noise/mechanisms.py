@@ -13,6 +13,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
 
 LEAST_WIDTH = 2  # steps: below it the sum of real-centred discrete Gaussians is too far from one of them
+LEAST_SILO_WIDTH = 8  # steps: with few contributors the smoothing of a narrower one would cost more of the width
 MOST_WIDTH = 1 << 20  # steps: wider noise fits no sampler's table; refused before anything is computed from it
 _MOST_TERM = 1 << 128  # of a fraction's numerator and denominator
 
@@ -69,8 +70,12 @@ class Centered:
 
     def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
         """Return one draw around the client's own vector."""
-        distribution = CentredDiscreteGaussian(self.sigma, centres.fraction_bits)
-        return distribution.draw(centres.values, entropy.child("noise").stream())
+        return self.around(centres.values, centres.fraction_bits, entropy)
+
+    def around(self, values: IntVector, fraction_bits: int, entropy: Entropy) -> IntVector:
+        """Return one draw around any grid vector, such as a sum over a batch of records."""
+        distribution = CentredDiscreteGaussian(self.sigma, fraction_bits)
+        return distribution.draw(values, entropy.child("noise").stream())
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""

@@ -66,8 +66,12 @@ class Hadamard:
         """Pad with zeros and rotate."""
         _require_length(vector, self.dimension)
         values = np.empty(self.padded, np.float32)
-        _rotate(vector, _seeded_bytes(seed, self.dimension), np.float32(self.padded**-0.5), values)
+        rotate(vector, self.signs(seed), np.float32(self.padded**-0.5), values)
         return values
+
+    def signs(self, seed: bytes) -> NDArray[np.uint8]:
+        """Return the bits of the coordinates whose sign is flipped."""
+        return _seeded_bytes(seed, self.dimension)
 
     def inverse(self, values: Floats, seed: bytes) -> Floats:
         """Rotate back and drop the padding; float64 stays float64, all else becomes float32."""
@@ -145,7 +149,7 @@ def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 # What a client goes through is compiled in large pieces: each return to the interpreter may wait for another thread.
 @compiled
-def _rotate(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
+def rotate(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
     """Flip signs, pad with zeros and transform."""
     _flip(vector, bits, scale, out[: vector.size])
     out[vector.size :] = 0

@@ -5,6 +5,7 @@ from d2pfed.plan.collusion import VERIFIED_DRAWS
 from d2pfed.plan.describe import PlanSummary, describe
 from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.policy import Enrolled, Policy
+from d2pfed.plan.record_terms import record_terms
 from d2pfed.plan.target import MechanismName, PrivacyTarget, RotationName
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Policy",
     "Enrolled",
     "observers",
+    "record_terms",
     "guarantees",
     "PlanSummary",
     "describe",

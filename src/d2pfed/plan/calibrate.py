@@ -77,7 +77,9 @@ def ideal_multiplier(target: PrivacyTarget) -> float:
     No mechanism needs less; the excess of each is the cost of having no trusted server.
     """
     seen = target
-    if target.against.view is not View.RELEASED:
+    if target.unit is Unit.RECORD:
+        seen = replace(target, against=RELEASED)  # coins are secret to all, so it sees what the others see
+    elif target.against.view is not View.RELEASED:
         # Whoever knows the cohorts sees a client as often as its cap lets it contribute, and nothing is amplified.
         rounds = min(target.effective_max_participations, MOST_ROUNDS)
         seen = replace(
@@ -139,7 +141,7 @@ class _Draft:
         target = self.target
         codec, mechanism = parts_of(target, self.steps, multiplier, self.contributors)
         return Plan(
-            unit=Unit.CLIENT,
+            unit=target.unit,
             adjacency=target.adjacency,
             sampling=target.cohort_sampling,
             rounds=target.rounds,
@@ -158,6 +160,8 @@ class _Draft:
             codec=codec,
             mechanism=mechanism,
             ring=Ring(MAX_BITS),
+            batches=target.batches,
+            records=target.records,
         )
 
     def with_bits(self, plan: Plan) -> Plan:
@@ -191,11 +195,12 @@ def _account(account: Account, target: PrivacyTarget, noise: Noise) -> Guarantee
         run="",
         round=0,
         attempt=0,
-        unit=Unit.CLIENT,
+        unit=target.unit,
         adjacency=target.adjacency,
         sampling=target.cohort_sampling,
         noise=noise,
         participants=(),
+        batches=target.batches,
     )
     return account(
         release,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting import Guarantee, Sampling, round_up
+from d2pfed.accounting import Guarantee, Sampling, Unit, round_up
 from d2pfed.noise.mechanisms import Centered
 from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
@@ -46,7 +46,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
     """Return what a plan requires and why."""
     clip = _clip(target)
     spread = _error(plan) * math.sqrt(plan.dimension)
-    ideal = 2 * ideal_multiplier(target) * clip / plan.cohort_size
+    ideal = 2 * ideal_multiplier(target) * clip / plan.divisor
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
         sigma=plan.sigma,
@@ -84,9 +84,13 @@ def describe_plan(plan: Plan) -> PlanSummary:
         sampling=plan.sampling.method,
         adjacency=plan.adjacency,
         consistency=plan.consistency,
-        max_participations=plan.max_participations,
+        max_participations=None if plan.unit is Unit.RECORD else plan.max_participations,
         attempts_per_round=plan.attempts_per_round,
         spare=plan.max_attempts - plan.rounds,
+        unit=plan.unit,
+        records=plan.records,
+        batch_rate=None if plan.batches is None else float(plan.batches.rate),
+        max_silos=1 if plan.batches is None else plan.batches.max_silos,
         clip=plan.codec.clip if plan.adaptive_clip is None else f"auto({plan.adaptive_clip.initial})",
     )
     return replace(
@@ -103,7 +107,7 @@ def _clip(target: PrivacyTarget) -> float:
 def _error(plan: Plan) -> float:
     """Return the root mean square error per coordinate of the mean over a full cohort, rounding included."""
     rounding = 0.0 if isinstance(plan.mechanism, Centered) else plan.cohort_size / 4
-    return math.sqrt(variance(plan.noise(plan.cohort_size)) + rounding) * plan.codec.granularity / plan.cohort_size
+    return math.sqrt(variance(plan.noise(plan.cohort_size)) + rounding) * plan.codec.granularity / plan.divisor
 
 
 def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
@@ -115,9 +119,13 @@ def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
     return (
         f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
-        f"the sum of {plan.cohort_size} clients needs noise of {plan.sigma / _clip(target):.4g} times the clip"
+        f"the sum of {plan.cohort_size} {_clients(plan)} needs noise of {plan.sigma / _clip(target):.4g} times the clip"
         f"{reserve}.{_why_clip(plan)}"
     )
+
+
+def _clients(plan: Plan) -> str:
+    return "clients" if plan.unit is Unit.CLIENT else "silos"
 
 
 def _why_clip(plan: Plan) -> str:
@@ -174,14 +182,17 @@ def _why_colluders(target: PrivacyTarget, plan: Plan) -> str:
 def _warnings(plan: Plan, noise_to_clip: float) -> tuple[str, ...]:
     found = []
     if noise_to_clip > HOPELESS:
-        helpful = math.ceil(plan.cohort_size * noise_to_clip / HOPELESS)
+        helpful = math.ceil(plan.divisor * noise_to_clip / HOPELESS)
+        more = f"a cohort of about {helpful}" if plan.records is None else f"batches of about {helpful} records"
         found.append(
             f"The noise in the mean is {noise_to_clip:.3g} times as long as any update may be, so little can be "
-            f"learned: a cohort of about {helpful} would bring it to {HOPELESS:g}, and so would a smaller model."
+            f"learned: {more} would bring it to {HOPELESS:g}, and so would a smaller model."
         )
-    if plan.delta >= 1 / plan.sampling.population:
+    everyone = plan.records or plan.sampling.population
+    if plan.delta >= 1 / everyone:
+        kind = "population" if plan.records is None else "records"
         found.append(
-            f"Delta {round_up(plan.delta, 6)} is not below 1 / population = {1 / plan.sampling.population:g}: "
-            f"publishing a random client's data whole would satisfy it."
+            f"Delta {round_up(plan.delta, 6)} is not below 1 / {kind} = {1 / everyone:g}: "
+            f"publishing a random {plan.unit}'s data whole would satisfy it."
         )
     return tuple(found)

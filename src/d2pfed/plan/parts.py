@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from d2pfed.accounting import Observer
+from d2pfed.accounting import Observer, Unit
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
+    LEAST_SILO_WIDTH,
     LEAST_WIDTH,
     MOST_WIDTH,
     BinomialNoise,
@@ -78,16 +79,15 @@ def _centered(target: PrivacyTarget, multiplier: float, contributors: int) -> tu
     The grid must be fine beside a vector's coordinates, or rounding to it would swallow them; where its table would
     grow too large, the lattice itself becomes finer.
     """
-    steps = LEAST_WIDTH * math.sqrt(contributors) / (2 * multiplier)
+    least = LEAST_WIDTH if target.unit is Unit.CLIENT else LEAST_SILO_WIDTH
+    steps = least * math.sqrt(contributors) / (2 * multiplier)
     length = _rotation(target).padded
     wanted = math.ceil(math.log2(_GRID_UNITS * math.sqrt(length) / steps))
     finer = 1 << max(0, wanted - _FINEST_FRACTION_BITS)
-    if LEAST_WIDTH * finer > MOST_WIDTH:
-        raise too_wide(
-            target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, LEAST_WIDTH * finer
-        )
+    if least * finer > MOST_WIDTH:
+        raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA >> _FINEST_FRACTION_BITS, least * finer)
     codec = _codec(target, steps * finer, min(max(wanted, _FRACTION_BITS), _FINEST_FRACTION_BITS))
-    return codec, Centered(Fraction(LEAST_WIDTH * finer))
+    return codec, Centered(Fraction(least * finer))
 
 
 def _rotation(target: PrivacyTarget) -> Hadamard | RandomPhase:

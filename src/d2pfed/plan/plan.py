@@ -10,6 +10,7 @@ from d2pfed.accounting import (
     RELEASED,
     SERVER,
     Adjacency,
+    BatchSampling,
     CohortSampling,
     Guarantee,
     Noise,
@@ -19,12 +20,14 @@ from d2pfed.accounting import (
     Unit,
     View,
     account,
+    check_unit,
     colluding,
 )
 from d2pfed.errors import ConfigError
 from d2pfed.noise.clipping import AdaptiveClip
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
+    LEAST_SILO_WIDTH,
     BinomialNoise,
     Centered,
     DDGauss,
@@ -48,7 +51,7 @@ from d2pfed.plan.bounds import (
     check_range,
 )
 from d2pfed.plan.collusion import require_honest_majority
-from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
+from d2pfed.plan.widths import largest_batch, largest_cohort, variance, wrap_probability
 from d2pfed.secagg.graph import Consistency, Neighbourhood, check_bounds
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
@@ -80,6 +83,12 @@ class Plan:
     adaptive_clip: AdaptiveClip | None = field(
         default=None, metadata=canonical.OMITTED_IF_NONE
     )  # None: a fixed clip
+    batches: BatchSampling | None = field(
+        default=None, metadata=canonical.OMITTED_IF_NONE
+    )  # how records are drawn inside silos, where the unit is a record
+    records: int | None = field(
+        default=None, metadata=canonical.OMITTED_IF_NONE
+    )  # the public number of records, with which sums are divided
 
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort_size
@@ -100,6 +109,7 @@ class Plan:
             raise ConfigError(f"delta must be in [{LEAST_DELTA:g}, 1), got {self.delta}")
         if self.sampling.method is Sampling.ONCE:
             self._check_partition()
+        self._check_records()
         require_honest_majority(cohort, self.quorum, self.colluders)
         if self.consistency is Consistency.SIGNED:
             check_bounds(cohort, self.neighbourhood, self.quorum, self.colluders)
@@ -114,6 +124,21 @@ class Plan:
                 f"keep that client out of the sum"
             )
 
+    def _check_records(self) -> None:
+        check_unit(self.unit, self.adjacency, self.sampling, self.batches)
+        if (self.records is None) != (self.batches is None):
+            raise ConfigError(f"records go with the unit record, got {self.records} and the unit {self.unit}")
+        if self.records is None:
+            return
+        check_range("records", self.records, 1, MOST_POPULATION)
+        check_range("max_participations", self.max_participations, self.max_attempts, self.max_attempts)
+        if self.adaptive_clip is not None or not isinstance(self.mechanism, Centered):
+            raise ConfigError("the unit record takes the mechanism centered and a fixed clip")
+        if self.mechanism.sigma < LEAST_SILO_WIDTH:
+            raise ConfigError(
+                f"a silo's noise must be at least {LEAST_SILO_WIDTH} steps wide, got {float(self.mechanism.sigma):g}"
+            )
+
     def _check_partition(self) -> None:
         if self.max_participations != 1:
             raise ConfigError(f"sampling `once` means one participation, got {self.max_participations}")
@@ -125,8 +150,23 @@ class Plan:
 
     @property
     def cohort_size(self) -> int:
-        """How many clients are asked in a round, which is also what the sum is divided by."""
+        """How many clients are asked in a round."""
         return self.sampling.cohort_size
+
+    @property
+    def divisor(self) -> float:
+        """What a sum is divided by: the cohort's size, or the expected batch, a constant whatever was drawn."""
+        if self.batches is None or self.records is None:
+            return self.cohort_size
+        return float(self.batches.rate * self.records)
+
+    @property
+    def uses_standing_keys(self) -> bool:
+        """Whether a known set of silos answers in one exchange under keys that it keeps for a run.
+
+        Every attempt in which vectors were sent then stays charged, whatever came of it.
+        """
+        return self.unit is Unit.RECORD
 
     @property
     def dimension(self) -> int:
@@ -157,7 +197,10 @@ class Plan:
     @property
     def wrap_probability(self) -> float:
         """Bound on the chance that some coordinate of a round's sum leaves the ring's range."""
-        return wrap_probability(self.codec, self.mechanism, self.ring, largest_cohort(self.sampling))
+        vectors = largest_cohort(self.sampling)
+        if self.batches is not None and self.records is not None:
+            vectors = largest_batch(self.batches, self.records)
+        return wrap_probability(self.codec, self.mechanism, self.ring, largest_cohort(self.sampling), vectors)
 
     @property
     def digest(self) -> bytes:
@@ -185,6 +228,7 @@ class Plan:
             sampling=self.sampling,
             noise=self.noise(survivors - self.cut_off),
             participants=participants,
+            batches=self.batches,
         )
 
 
@@ -195,6 +239,7 @@ TYPES: dict[str, type] = {
             Plan,
             Adjacency,
             Consistency,
+            BatchSampling,
             CohortSampling,
             Sampling,
             Unit,

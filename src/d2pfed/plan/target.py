@@ -15,13 +15,17 @@ from d2pfed.accounting import (
     ALONE,
     CAP_SHARE,
     CLIENT,
+    RATE_STEPS,
     RELEASED,
     SERVER,
     Adjacency,
+    BatchSampling,
     CohortSampling,
     Observer,
     Sampling,
+    Unit,
     cap_excess,
+    check_unit,
     colluding,
 )
 from d2pfed.errors import ConfigError, shown
@@ -57,6 +61,8 @@ class MechanismName(StrEnum):
 
 
 _LATER = cast("int", None)  # of a field that is filled in before anything is computed from it
+_BY_UNIT = cast("Adjacency", None)  # of a field whose default depends on the unit
+USUAL_BATCH = 256  # records drawn in a round, in expectation, where no rate is given
 HELD_BY_ONE = (MechanismName.SHARED, MechanismName.DESIGNATED)  # where one client can know all of the noise
 
 
@@ -131,7 +137,8 @@ class PrivacyTarget:
         default=1.0, metadata=about("Bound on what the observer learns about one client.", PRIVACY)
     )
     delta: float | None = field(
-        default=None, metadata=about("Failure probability of the guarantee.", PRIVACY, unset="population^-1.1")
+        default=None,
+        metadata=about("Failure probability of the guarantee.", PRIVACY, unset="population^-1.1; records^-1.1"),
     )
     against: Observer = field(
         default=RELEASED,
@@ -144,9 +151,40 @@ class PrivacyTarget:
     mechanism: MechanismName = field(
         default=MechanismName.CENTERED, metadata=about("How noise enters the sum.", PRIVACY)
     )
-    sampling: Sampling = field(default=Sampling.FIXED, metadata=about("How cohorts are drawn.", PRIVACY))
+    sampling: Sampling = field(
+        default=Sampling.FIXED,
+        metadata=about("How cohorts are drawn; with the unit record every silo is asked: none.", PRIVACY),
+    )
     adjacency: Adjacency = field(
-        default=Adjacency.REPLACE_ONE, metadata=about("Which neighbouring data sets are compared.", PRIVACY)
+        default=_BY_UNIT,
+        metadata=about(
+            "Which neighbouring data sets are compared.", PRIVACY, unset="replace-one; add-remove for records"
+        ),
+    )
+    unit: Unit = field(
+        default=Unit.CLIENT,
+        metadata=about(
+            "What is protected: all that a client holds, or one record (or group of records) of a silo.", PRIVACY
+        ),
+    )
+    records: int | None = field(
+        default=None,
+        metadata=about(
+            "Public number of records of all silos, for the unit record; sums are divided by its share in a batch.",
+            PRIVACY,
+            unset="`fit` counts them where adjacency is not add-remove",
+        ),
+    )
+    batch_rate: float | None = field(
+        default=None,
+        metadata=about(
+            "Probability with which a silo draws each of its records in a round, by a secret coin.",
+            PRIVACY,
+            unset=f"{USUAL_BATCH} records in a round",
+        ),
+    )
+    max_silos: int = field(
+        default=1, metadata=about("In how many silos one person may have records, for the unit record.", PRIVACY)
     )
     dropouts: float = field(
         default=0.0, metadata=about("Fraction of a cohort that may be missing from the sum.", PRIVACY)
@@ -202,7 +240,12 @@ class PrivacyTarget:
     )
 
     def __post_init__(self) -> None:
+        self._fill_in_by_unit()
         check_types(self)
+        if self.unit is Unit.RECORD:
+            self._check_records()
+        else:
+            self._check_no_records()
         for name in set(_LIMITS) - set(self.missing):
             check_range(name, getattr(self, name), 1, _LIMITS[name])
         check_range("attempts_per_round", self.attempts_per_round, 1, MOST_ATTEMPTS_PER_ROUND)
@@ -221,6 +264,48 @@ class PrivacyTarget:
         if self.bits is not None:
             check_range("bits", self.bits, 1, MAX_BITS)
         self._check_cohorts()
+
+    def _fill_in_by_unit(self) -> None:
+        """Fill in what follows from the unit: of records the usual adjacency, and that every silo is asked."""
+        of_records, later = self.unit == Unit.RECORD, cast("None", _LATER)
+        if self.adjacency is cast("Adjacency", later):
+            usual = Adjacency.ADD_REMOVE if of_records else Adjacency.REPLACE_ONE
+            object.__setattr__(self, "adjacency", usual)
+        if of_records and self.sampling == Sampling.FIXED:
+            object.__setattr__(self, "sampling", Sampling.NONE)
+        if of_records and self.cohort_size is cast("int", later):
+            object.__setattr__(self, "cohort_size", self.population)
+
+    def _check_no_records(self) -> None:
+        if self.records is not None or self.batch_rate is not None or self.max_silos != 1:
+            raise ConfigError("records, batch_rate and max_silos are for the unit record, got the unit client")
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            raise ConfigError("adjacency add-remove is of records: with a client, its noise would go as well")
+
+    def _check_records(self) -> None:
+        if self.mechanism is not MechanismName.CENTERED or isinstance(self.clip, str):
+            raise ConfigError(
+                f"the unit record takes the mechanism centered and a fixed clip, got {self.mechanism} and {self.clip}"
+            )
+        if self.max_participations is not None:
+            raise ConfigError(
+                f"records have no cap on participations, as a silo sends a vector in every attempt, got "
+                f"{self.max_participations}"
+            )
+        if self.records is not None:
+            check_range("records", self.records, 1, MOST_POPULATION)
+        if self.batch_rate is not None and not 1 / RATE_STEPS <= self.batch_rate <= 1:
+            raise ConfigError(f"batch_rate must be in [2^-32, 1], got {self.batch_rate}")
+        if not self.missing:
+            check_unit(self.unit, self.adjacency, self.cohort_sampling, self.batches)
+
+    @property
+    def batches(self) -> BatchSampling | None:
+        """How records are drawn inside silos: the rate rounded down to a multiple of 2^-32; None for clients."""
+        if self.unit is not Unit.RECORD or self.records is None:
+            return None
+        rate = min(1.0, USUAL_BATCH / self.records) if self.batch_rate is None else self.batch_rate
+        return BatchSampling(Fraction(math.floor(Fraction(rate) * RATE_STEPS), RATE_STEPS), self.max_silos)
 
     def _check_cohorts(self) -> None:
         if self.sampling is Sampling.POISSON and self.mechanism not in HELD_BY_ONE:
@@ -252,7 +337,8 @@ class PrivacyTarget:
     @property
     def missing(self) -> tuple[str, ...]:
         """The fields that are not filled in yet."""
-        return tuple(name for name in _LIMITS if getattr(self, name) is None)
+        needed = (*_LIMITS, "records") if self.unit is Unit.RECORD else tuple(_LIMITS)
+        return tuple(name for name in needed if getattr(self, name) is None)
 
     def require_complete(self) -> None:
         """Refuse a target that lacks what a plan depends on."""
@@ -305,8 +391,9 @@ class PrivacyTarget:
 
     @property
     def effective_delta(self) -> float:
-        """The delta of the guarantee: below 1 / population unless it was given."""
-        return self.population**-1.1 if self.delta is None else self.delta
+        """The delta of the guarantee: below 1 / population, or 1 / records, unless it was given."""
+        protected = self.population if self.unit is Unit.CLIENT else (self.records or self.population)
+        return protected**-1.1 if self.delta is None else self.delta
 
     @property
     def effective_max_participations(self) -> int:

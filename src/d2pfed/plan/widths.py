@@ -3,6 +3,7 @@
 import math
 
 from d2pfed.accounting import (
+    BatchSampling,
     BinomialSum,
     CohortSampling,
     ContinuousGaussian,
@@ -17,15 +18,18 @@ from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics.ring import Ring
 
 
-def wrap_probability(codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int) -> float:
+def wrap_probability(
+    codec: Codec, mechanism: Mechanism, ring: Ring, cohort: int, vectors: int | None = None
+) -> float:
     """Bound the chance that any coordinate of a sum over the cohort falls outside of [-m/2, m/2).
 
     After the rotation a coordinate is sub-Gaussian with proxy (cohort radius)^2 / length, a rounding, where there is
     one, adds at most 1/4 a client, and the noise its variance; a union bound over the coordinates does the rest.
     Skellam noise has heavier tails than that, so its own moment generating function takes the Gaussian's place.
+    `vectors` is how many clipped vectors are in the sum, where that is not the cohort's size: the records of a batch.
     """
     noise, reach = mechanism.noise(codec, cohort), ring.modulus / 2
-    signal = (cohort * float(codec.radius)) ** 2 / codec.length
+    signal = ((vectors or cohort) * float(codec.radius)) ** 2 / codec.length
     rounding = 0 if isinstance(mechanism, Centered) else cohort / 4
     proxy = signal + rounding + variance(noise)
     slope, excess = reach / proxy, 0.0
@@ -66,3 +70,10 @@ def largest_cohort(sampling: CohortSampling) -> int:
     from scipy.stats import binom  # noqa: PLC0415 - slow to load, and only secret cohorts need it
 
     return int(binom.isf(1e-6, sampling.population, sampling.cohort_size / sampling.population))
+
+
+def largest_batch(batches: BatchSampling, records: int) -> int:
+    """Return the records of all silos that the ring must hold: a number that is exceeded once in a million rounds."""
+    from scipy.stats import binom  # noqa: PLC0415 - slow to load
+
+    return int(binom.isf(1e-6, records, float(batches.rate)))

@@ -5,6 +5,7 @@ from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
 from d2pfed.round.given import private_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
+from d2pfed.round.records import Batch, Units
 from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
 from d2pfed.round.standing import AskPresence, StandingAttempts, StandingRun, StandingSum
 from d2pfed.round.standing_silo import (
@@ -20,6 +21,7 @@ __all__ = [
     "Attempt",
     "AttemptBinding",
     "Attempts",
+    "Batch",
     "Collected",
     "Invite",
     "MaskedSum",
@@ -30,6 +32,7 @@ __all__ = [
     "StandingRun",
     "StandingSteps",
     "StandingSum",
+    "Units",
     "accept",
     "aggregate",
     "enrolled_in",

@@ -147,7 +147,8 @@ def aggregate(
         except VoidStep:
             continue  # with standing keys every attempt is charged: late vectors may still complete its sum
         except TooFewClients as lack:
-            ledger.void(run, number, attempt.number)
+            if not plan.uses_standing_keys:  # where vectors were sent, they stay charged
+                ledger.void(run, number, attempt.number)
             if _may_shrink(plan) and len(lack.left) > 1:
                 left = lack.left
             continue
@@ -157,7 +158,7 @@ def aggregate(
             total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
-        mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.cohort_size)
+        mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.divisor)
         return _outcome(plan, mean, clip, attempt.number, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 

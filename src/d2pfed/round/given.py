@@ -44,7 +44,7 @@ def private_sum(
         entropy = entropy.child("sum", Entropy.system().key)
     attempts = _GivenVectors(plan, vectors, entropy)
     mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
-    return mean * np.float32(plan.cohort_size)
+    return mean * np.float32(plan.divisor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,15 @@ from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
+from d2pfed.round.records import Batch, Units
 from d2pfed.round.session import AttemptBinding, rotation_seed
 from d2pfed.secagg import Client, Enrolment, History, Session
 from d2pfed.secagg.crypto import Agree
 from d2pfed.secagg.crypto import agree as compute_secret
 
-Train = Callable[[bytes, bytes], NDArray[np.floating]]  # from the bytes of task and model to a client's update
+Update = NDArray[np.floating] | Units  # a client's vector, or what a silo makes of its records
+
+Train = Callable[[bytes, bytes], Update]  # from the bytes of task and model to a client's update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +36,24 @@ class Participant:
     def encode(
         self,
         session: AttemptBinding,
-        update: NDArray[np.floating],
+        update: Update,
         group: bytes | None,
         clip: float | None = None,
     ) -> RingVector:
         """Turn an update into the ring vector that is masked and sent: the only encoder there is.
 
         At its cap a client sends zero and its noise: staying away would tell that it was chosen, and would bias the
-        sampling that the guarantee rests on. `clip` is that of the round, where the plan's clip adapts.
+        sampling that the guarantee rests on. `clip` is that of the round, where the plan's clip adapts. Where the unit
+        is a record, the update is the silo's records, of which a batch is drawn here.
         """
+        if isinstance(update, Units):
+            require_clip(self.plan, clip)
+            batch = self.batch(session, update.count)
+            for gradients in update.gradients(batch.chosen):
+                batch.add(gradients)
+            return batch.encode()
+        if self.plan.batches is not None:
+            raise ConfigError("a plan with the unit record takes a silo's records, got a single vector")
         own = update if self.participations < self.plan.max_participations else np.zeros_like(update)
         share = Share(
             rank=session.rank(self.client),
@@ -54,6 +66,12 @@ class Participant:
         dither = None if self.plan.adaptive_clip is None else fresh.child("dither").stream()
         centres = self.plan.codec.prepare(self._vector(own, clip), rotation_seed(session), dither)
         return self.plan.ring.wrap(self.plan.mechanism.encode(centres, share, fresh))
+
+    def batch(self, session: AttemptBinding, count: int) -> Batch:
+        """Return this attempt's batch of a silo that holds so many units, drawn by fresh coins."""
+        fresh = self.entropy.child("contribution", session.digest, self.client)
+        is_silent = self.participations >= self.plan.max_participations
+        return Batch.draw(self.plan, rotation_seed(session), 0 if is_silent else count, fresh)
 
     def _vector(self, update: NDArray[np.floating], clip: float | None) -> NDArray[np.floating]:
         """Return the vector that is rotated: the update, or the update in units of the clip and its bit."""

@@ -234,9 +234,13 @@ class Run:
             clip=self._clip(trained),
             fraction_clipped=None if trained.clipping is None else 1 - trained.clipping.within,
             upload_bytes=self._upload_bytes,
-            seconds=None if is_secret else seconds,
+            seconds=None if is_secret or self._hides_batches else seconds,  # time tells how large a batch was
             exchanges=() if is_secret else exchanges,
         )
+
+    @property
+    def _hides_batches(self) -> bool:
+        return self.plan is not None and self.plan.batches is not None
 
     def _clip(self, trained: TrainedRound) -> float | None:
         """Return the clip of a round."""

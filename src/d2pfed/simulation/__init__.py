@@ -4,6 +4,7 @@ from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients
 from d2pfed.simulation.clear import ClearFederation, plain_mean
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.simulation.federation import Fidelity, SimulatedFederation, collect
+from d2pfed.simulation.silos import Silos
 from d2pfed.simulation.standing import StandingFederation
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Fidelity",
     "InProcess",
     "TrainClients",
+    "Silos",
     "SimulatedFederation",
     "StandingFederation",
     "collect",

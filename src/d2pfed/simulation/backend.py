@@ -12,7 +12,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import AttemptBinding, Participant
+from d2pfed.round import AttemptBinding, Participant, Units
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
 TrainClients = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
@@ -53,8 +53,10 @@ def finite(update: FloatVector) -> FloatVector:
 class Backend(Protocol):
     """Trains, and encodes, the clients of one round after the other."""
 
-    def train(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector | None]:
-        """Yield the updates of these clients, in their order; None for one that was lost."""
+    def train(
+        self, params: FloatVector, clients: Sequence[int], seed: int
+    ) -> Iterator[FloatVector | Units | None]:
+        """Yield the updates of these clients, or the units of silos, in their order; None for one that was lost."""
         ...
 
     def encode(

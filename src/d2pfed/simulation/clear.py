@@ -28,7 +28,7 @@ class ClearFederation:
     def updates(self, number: int, model: FloatVector, cohort: tuple[int, ...]) -> Iterable[FloatVector]:
         """Return the updates of a round's cohort, without those that were lost."""
         trained = self.backend.train(model, cohort, shuffle_seed(self.run, number))
-        return (finite(update) for update in trained if update is not None)
+        return (finite(update) for update in trained if isinstance(update, np.ndarray))
 
 
 def plain_mean(updates: Iterable[FloatVector], cohort_size: int) -> FloatVector:

@@ -13,7 +13,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Collected, MaskedSum, gather, session_of
+from d2pfed.round import Attempt, Collected, MaskedSum, Units, gather, session_of
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
 from d2pfed.secagg.crypto import PairSecrets
@@ -200,7 +200,7 @@ class _Loopback:
         self._gathering = gathering
         self._clients: dict[int, Client] = {}
         self._pairs = PairSecrets()
-        self._updates: dict[int, FloatVector] = {}  # of those who are about to answer
+        self._updates: dict[int, FloatVector | Units] = {}  # of those who are about to answer
         self._exchanges = iter(EXCHANGES)
 
     def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
@@ -216,7 +216,7 @@ class _Loopback:
         updates = gathering.backend.train(gathering.model, clients, gathering.seed)
         for client, update in zip(clients, updates, strict=True):
             if update is not None:
-                self._updates[client] = finite(update)
+                self._updates[client] = finite(update) if isinstance(update, np.ndarray) else update
                 yield client
 
     def _machine(self, client: int) -> Client:

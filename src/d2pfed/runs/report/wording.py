@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from d2pfed.accounting import Adjacency, Guarantee, View, round_up
+from d2pfed.accounting import Adjacency, Guarantee, Unit, View, round_up
+from d2pfed.plan import Plan, record_terms
 from d2pfed.runs.report.run_report import RunReport
 
 NO_PROTECTION = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
@@ -17,6 +18,12 @@ _SIGHT = {
 _OTHER_WORLD = {
     Adjacency.REPLACE_ONE: "anything else in its place",
     Adjacency.ZERO_OUT: "nothing but noise in its place",
+}
+_SIGHT_OF_SILOS = {
+    View.RELEASED: "Whoever sees the released models",
+    View.SERVER: "The server, which sees every sum,",
+    View.CLIENT: "Another silo, which knows its own part of the noise,",
+    View.ALONE: "The server together with all other silos, who tell it their noise,",
 }
 
 
@@ -84,13 +91,20 @@ def meaning(adjacency: Adjacency) -> str:
     )
 
 
+def meaning_of(plan: Plan) -> str:
+    """Return what the epsilons of a plan say, and for records the terms on which they do."""
+    return " ".join(record_terms(plan)) or meaning(plan.adjacency)
+
+
 def _sight(item: Guarantee) -> str:
+    of_silos = item.unit is Unit.RECORD
     if item.observer.view is View.COLLUDING:
-        helpers = f"{item.observer.colluders} client{'s' * (item.observer.colluders != 1)}"
+        kind = "silo" if of_silos else "client"
+        helpers = f"{item.observer.colluders} {kind}{'s' * (item.observer.colluders != 1)}"
         return (
             f"The server together with {helpers} that tell{'s' * (item.observer.colluders == 1)} it their noise,"
         )
-    return _SIGHT[item.observer.view]
+    return (_SIGHT_OF_SILOS if of_silos else _SIGHT)[item.observer.view]
 
 
 def _limit(item: Guarantee) -> str:
@@ -105,6 +119,11 @@ def _limit(item: Guarantee) -> str:
 
 
 def _scope(item: Guarantee) -> str:
+    if item.unit is Unit.RECORD:
+        return (
+            f"Per {item.unit}, {item.adjacency}; {item.sampling}; each silo sends at most "
+            f"{item.max_participations:,} vectors."
+        )
     parts = [
         f"Per {item.unit}, {item.adjacency}",
         f"cohorts {item.sampling}",

@@ -1,0 +1,240 @@
+"""Gradients of single records, many at once, each a function of its record and the model alone, bit for bit.
+
+Records are processed in chunks of one fixed shape, filled up with rows that count for nothing. A trial at the start
+compares bits across orders, neighbours and places in a chunk; where they differ, chunks have one record.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from d2pfed.errors import ConfigError
+from d2pfed.learning.model import Model, Params, Tensors
+from d2pfed.learning.own_clients import OwnClients
+from d2pfed.learning.rows import Rows, joined, mapped
+from d2pfed.learning.task import Clients
+
+Gradients = NDArray[np.float32]  # one row for each record or unit
+Index = NDArray[np.int64]
+Groups = Sequence[object] | Mapping[Any, object] | Callable[[int], object]
+
+_CHUNK = 64
+_CHUNK_BYTES = 1 << 27  # of the gradients of a chunk
+_TRIED = 8  # rows that the trial puts in other places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordTrainer:
+    """Computes the gradients of the records of some silos; what a unit sends is its gradient, downhill.
+
+    Attributes:
+        model: what is trained.
+        silos: who holds the records.
+        groups: for each silo the owner of each row, such as a patient: all rows of one owner are one unit, whose
+            gradients add up before they are clipped. None: each row is a unit.
+        chunk: how many records are processed at once; 0: chosen by `tried`.
+        held: what was loaded of the silos so far.
+    """
+
+    model: Model
+    silos: Clients | OwnClients
+    groups: Groups | None = field(default=None, repr=False)
+    chunk: int = 0
+    held: dict[int, "_Silo"] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.model.has(torch.nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - no other name
+            raise ConfigError(
+                "batch norm mixes the records of a batch, so none could be clipped by itself: use GroupNorm instead"
+            )
+
+    def tried(self, params: Params) -> "RecordTrainer":
+        """Return the trainer with chunks in which a record's gradient does not depend on its neighbours or place."""
+        most = max(1, min(_CHUNK, _CHUNK_BYTES // (4 * self.model.dimension)))
+        size = self.chunk or most
+        rows = next((silo.rows for each in range(self.silos.population) if (silo := self.silo(each)).count), None)
+        if rows is None:
+            raise ConfigError("some silo must hold records, none does")
+        blind = self._is_place_blind(params, rows.take(np.arange(size) % len(rows)))
+        return replace(self, chunk=size if blind else 1)
+
+    def silo(self, client: int) -> "_Silo":
+        """Return what a silo holds, loaded once."""
+        if client not in self.held:
+            found = self.silos.examples(client)
+            rows = found if isinstance(found, Rows) else Rows(found.inputs, found.labels)
+            self.held[client] = _Silo(rows, self._owners(client, len(rows)))
+        return self.held[client]
+
+    def count(self, client: int) -> int:
+        """Return how many units a silo holds."""
+        return self.silo(client).count
+
+    def units(self, params: Params, client: int) -> "SiloUnits":
+        """Return a silo's units under a model."""
+        return SiloUnits(self, params, client)
+
+    def gradients(self, params: Params, wanted: Sequence[tuple[int, Index]]) -> Iterator[tuple[int, Gradients]]:
+        """Yield the vectors of chosen units of some silos, each silo's in their order.
+
+        Records of several silos may share a chunk, as no record's gradient depends on another's.
+        """
+        parts = [(client, self.silo(client), chosen) for client, chosen in wanted if len(chosen)]
+        if not parts:
+            return
+        rows = joined([silo.rows.take(silo.members(chosen)) for _, silo, chosen in parts])
+        owners = np.concatenate([silo.owners_of(chosen) for _, silo, chosen in parts])
+        clients = np.repeat([client for client, *_ in parts], [len(silo.owners_of(c)) for _, silo, c in parts])
+        start = 0
+        sums = None if self.groups is None else _Sums(self.model.dimension)
+        while start < len(rows):
+            own = rows.between(start, start + self.chunk)
+            found = self._gradients(params, _padded(own, self.chunk))[: len(own)]
+            end = start + len(own)
+            if sums is None:
+                for client, first, last in _runs(clients[start:end]):
+                    yield client, found[first:last]
+            else:
+                yield from sums.add(clients[start:end], owners[start:end], found)
+            start = end
+        if sums is not None:
+            yield from sums.finish()
+
+    def _gradients(self, params: Params, rows: Rows) -> Gradients:
+        """Return the gradient of each row's loss, downhill."""
+        values, fixed = self.model.unflatten(params), self.model.fixed()
+
+        def loss(trained: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
+            one = mapped(lambda leaf: leaf.unsqueeze(0), inputs), mapped(lambda leaf: leaf.unsqueeze(0), labels)
+            return self.model.training_losses(trained | fixed, *one).mean()
+
+        axes = (None, 0, None if rows.labels is None else 0)
+        try:
+            found = torch.func.vmap(torch.func.grad(loss), in_dims=axes)(values, rows.inputs, rows.labels)
+        except RuntimeError as error:
+            raise ConfigError(
+                "the module's gradients cannot be taken record by record (dropout, values that steer the program and "
+                f"buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
+            ) from error
+        flat = torch.cat([found[name].reshape(len(rows), -1).float() for name in self.model.names], 1)
+        return np.ascontiguousarray(flat.neg_().cpu().numpy())
+
+    def _is_place_blind(self, params: Params, rows: Rows) -> bool:
+        """Tell whether rows have the same gradients, to the bit, in another order, with others, and in other places."""
+        size = len(rows)
+        plain = self._gradients(params, rows)
+        for order in (np.arange(size)[::-1], np.roll(np.arange(size), 1), np.argsort(np.arange(size) * 7 % size)):
+            if not np.array_equal(self._gradients(params, rows.take(order)), plain[order], equal_nan=True):
+                return False
+        for row in range(0, size, max(1, size // _TRIED)):
+            alone = self._gradients(params, _padded(rows.between(row, row + 1), size))
+            if not np.array_equal(alone[0], plain[row], equal_nan=True):
+                return False
+        return True
+
+    def _owners(self, client: int, rows: int) -> Index | None:
+        if self.groups is None:
+            return None
+        given = self.groups(client) if callable(self.groups) else self._listed(client)
+        names = np.asarray(given)
+        if names.ndim != 1 or len(names) != rows:
+            raise ConfigError(
+                f"groups must name the owner of each of silo {client}'s {rows} rows, got {names.shape}"
+            )
+        return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+    def _listed(self, client: int) -> object:
+        groups: Any = tuple(self.groups.values()) if isinstance(self.groups, Mapping) else self.groups
+        if len(groups) != self.silos.population:
+            raise ConfigError(f"groups must be given for {self.silos.population} silos, got {len(groups)}")
+        return groups[client]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiloUnits:
+    """A silo's units under a model, as the client half of a round asks for them."""
+
+    trainer: RecordTrainer
+    params: Params = field(repr=False)
+    client: int
+
+    @property
+    def count(self) -> int:
+        """How many units there are."""
+        return self.trainer.count(self.client)
+
+    def gradients(self, chosen: Index) -> Iterator[Gradients]:
+        """Yield the vectors of the chosen units."""
+        for _, found in self.trainer.gradients(self.params, [(self.client, chosen)]):
+            yield found
+
+
+class _Silo:
+    """The rows of a silo, and which unit each belongs to."""
+
+    def __init__(self, rows: Rows, owners: Index | None) -> None:
+        self.rows = rows
+        self._owners = owners
+        if owners is None:
+            self.count = len(rows)
+            return
+        self.count = int(owners.max()) + 1 if len(owners) else 0
+        order = np.argsort(owners, kind="stable")
+        self._members = np.split(order, np.cumsum(np.bincount(owners, minlength=self.count))[:-1])
+
+    def members(self, chosen: Index) -> Index:
+        """Return the rows of chosen units, unit after unit."""
+        if self._owners is None or not len(chosen):
+            return chosen
+        return np.concatenate([self._members[unit] for unit in chosen])
+
+    def owners_of(self, chosen: Index) -> Index:
+        """Return the unit of each of these rows."""
+        return chosen if self._owners is None else self._owners[self.members(chosen)]
+
+
+class _Sums:
+    """Adds up the gradients of each unit's rows, row after row in double precision, wherever chunks end."""
+
+    def __init__(self, dimension: int) -> None:
+        self._total = np.zeros(dimension)
+        self._key: tuple[int, int] | None = None
+
+    def add(self, clients: Index, owners: Index, found: Gradients) -> Iterator[tuple[int, Gradients]]:
+        """Take the gradients of some rows; yield those of the units that end among them."""
+        for client, owner, gradient in zip(clients.tolist(), owners.tolist(), found, strict=True):
+            if self._key != (client, owner):
+                yield from self.finish()
+                self._key = (client, owner)
+            self._total += gradient
+
+    def finish(self) -> Iterator[tuple[int, Gradients]]:
+        """Yield the last unit."""
+        if self._key is not None:
+            with np.errstate(over="ignore"):
+                yield self._key[0], self._total.astype(np.float32)[None]
+        self._key = None
+        self._total[:] = 0
+
+
+def _padded(rows: Rows, size: int) -> Rows:
+    """Return the rows filled up with zeros to a fixed number."""
+    if len(rows) == size:
+        return rows
+
+    def fill(leaf: torch.Tensor) -> torch.Tensor:
+        return torch.cat([leaf, leaf.new_zeros((size - len(leaf), *leaf.shape[1:]))])
+
+    return Rows(mapped(fill, rows.inputs), mapped(fill, rows.labels))
+
+
+def _runs(clients: Index) -> Iterator[tuple[int, int, int]]:
+    """Yield each client with the first and last place of its rows."""
+    edges = [0, *(np.flatnonzero(np.diff(clients)) + 1).tolist(), len(clients)]
+    for first, last in pairwise(edges):
+        yield int(clients[first]), first, last
