@@ -140,7 +140,6 @@ def test_a_silo_that_comes_back_without_keys_gets_a_new_epoch(plan):
     ("changes", "message"),
     [
         ({"mechanism": "designated", "colluders": 0}, "noise of each silo's own"),
-        ({"consistency": Consistency.ASSUMED}, "signed consistency"),
         ({"population": 40, "against": "released", "sampling": "fixed"}, "all silos in every round"),
         ({"attempts_per_round": 9}, "1 to 8 attempts"),
     ],

@@ -11,6 +11,7 @@ from d2pfed.round.standing import AskPresence, StandingAttempts, StandingRun, St
 from d2pfed.round.standing_silo import (
     StandingMemory,
     StandingSteps,
+    can_stand,
     epoch_of,
     invited_epoch,
     require_standing_plan,
@@ -35,6 +36,7 @@ __all__ = [
     "Units",
     "accept",
     "aggregate",
+    "can_stand",
     "enrolled_in",
     "epoch_of",
     "gather",

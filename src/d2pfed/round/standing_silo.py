@@ -9,20 +9,17 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.noise.mechanisms import Centered, DDGauss, SkellamNoise
 from d2pfed.plan import Plan
 from d2pfed.secagg import Epoch, Roster, StandingState, StandingStep, decode_standing_invitation
-from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.standing import require_standing_quorum, require_standing_steps
+from d2pfed.secagg.standing import MOST_SILOS, require_standing_quorum, require_standing_steps
 from d2pfed.secagg.standing_checks import require_charge_once
 
 _T = TypeVar("_T")
 
 
 def require_standing_plan(plan: Plan) -> None:
-    """Refuse a plan that standing keys cannot carry: noise of each silo's own, enrolled silos, a fixed few of them."""
+    """Refuse a plan that standing keys cannot carry: noise of each silo's own, and all of a few silos every round."""
     if not isinstance(plan.mechanism, (Centered, DDGauss, SkellamNoise)):
         name = type(plan.mechanism).__name__
         raise ConfigError(f"standing keys need noise of each silo's own (centered, ddgauss, skellam), got {name}")
-    if plan.consistency is not Consistency.SIGNED:
-        raise ConfigError(f"standing keys need signed consistency, the plan has {plan.consistency.value}")
     if plan.cohort_size != plan.sampling.population:
         raise ConfigError(
             f"standing keys are for all silos in every round, got {plan.cohort_size} of {plan.sampling.population}"
@@ -31,6 +28,15 @@ def require_standing_plan(plan: Plan) -> None:
         raise ConfigError(f"standing keys cut nobody off, the plan has cut_off {plan.cut_off}")
     require_standing_quorum(plan.cohort_size, plan.quorum, plan.colluders)
     require_standing_steps(plan.rounds, plan.attempts_per_round)
+
+
+def can_stand(plan: Plan) -> bool:
+    """Say whether standing keys can carry a plan; the main protocol carries those of fewer or more silos."""
+    try:
+        require_standing_plan(plan)
+    except ConfigError:
+        return False
+    return plan.cohort_size <= MOST_SILOS
 
 
 def epoch_of(

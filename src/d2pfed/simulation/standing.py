@@ -74,11 +74,13 @@ class StandingFederation:
     clip: float | None = None
     _silos: "_Silos" = field(init=False, repr=False)
     _standing: StandingRun = field(init=False, repr=False)
+    _epoch: Epoch = field(init=False, repr=False)
     _void: int = 0
 
     def __post_init__(self) -> None:
         require_standing_plan(self.plan)
         self._silos = _Silos(self.plan, self.dropouts, self.entropy)
+        self._epoch = epoch_of(self.plan, self.run, self._silos.roster, self._silos.roster.clients)
         self._standing = StandingRun(
             plan=self.plan,
             run=self.run,
@@ -113,9 +115,8 @@ class StandingFederation:
         """Return the step of an attempt."""
         if self.fidelity is Fidelity.PROTOCOL:
             return self._standing.step(attempt, cohort)
-        epoch = epoch_of(self.plan, self.run, self._silos.roster, self._silos.roster.clients)
-        members = np.isin(np.array(epoch.cohort), cohort)
-        return StandingStep(epoch, attempt.round, attempt.number, members)
+        members = np.isin(np.array(self._epoch.cohort), cohort)
+        return StandingStep(self._epoch, attempt.round, attempt.number, members)
 
     def collect(self, session: StandingStep, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the members' vectors; raises VoidStep if one is missing."""
