@@ -25,6 +25,9 @@ from d2pfed.secagg.wire import (
 )
 
 
+_NOT_READY = bytes(BINDING_BYTES)  # in the place of K
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingInvitation:
     """The first request of an epoch, read before there is an epoch.
@@ -129,14 +132,16 @@ def encode_standing_claims(epoch: Epoch, rank: int, claims: Mapping[int, Positio
     """Say that a silo is not ready: it has met these others, by rank, at positions that are not earlier."""
     claimed = subset_of(len(epoch.cohort), claims)
     packed = (claims[other].pack() for other in sorted(claims))
-    return _frame(epoch, MessageKind.STANDING_READY, rank, pack_subset(claimed), *packed)
+    return _frame(epoch, MessageKind.STANDING_READY, rank, _NOT_READY, pack_subset(claimed), *packed)
 
 
 def decode_standing_ready(epoch: Epoch, rank: int, data: bytes) -> bytes | dict[int, Position]:
-    """Read a silo's digest K, or the positions that keep it from being ready; their lengths differ."""
+    """Read a silo's digest K, or, where it is zero, the positions that keep the silo from being ready."""
     reader = _unframe(epoch, MessageKind.STANDING_READY, rank, data)
-    if len(data) == HEADER_BYTES + BINDING_BYTES:
-        return reader.take(BINDING_BYTES)
+    keys_digest = reader.take(BINDING_BYTES)
+    if keys_digest != _NOT_READY:
+        reader.end()
+        return keys_digest
     claimed = reader.subset(len(epoch.cohort))
     claims = {int(other): unpack_position(reader.take(POSITION_BYTES)) for other in claimed.nonzero()[0]}
     reader.end()
