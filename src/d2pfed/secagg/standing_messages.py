@@ -24,7 +24,6 @@ from d2pfed.secagg.wire import (
     unframe_unbound,
 )
 
-
 _NOT_READY = bytes(BINDING_BYTES)  # in the place of K
 
 
