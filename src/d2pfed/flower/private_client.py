@@ -11,9 +11,17 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_account import ClientAccount
 from d2pfed.flower.client_attempt import ClientAttempt, accept_run
 from d2pfed.flower.client_config import ClientConfig
+from d2pfed.flower.client_standing import STANDING_REQUESTS, StandingAttempt, answer_standing, holds_keys
 from d2pfed.flower.client_state import SavedPhase, SavedPhases
 from d2pfed.flower.layout import Layout, NamedArrays, decode_model, decode_task
-from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
+from d2pfed.flower.requests import (
+    HAS_KEYS,
+    HAS_NO_KEYS,
+    ExchangeRequest,
+    RequestKind,
+    RunAcceptance,
+    RunAnnouncement,
+)
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -53,6 +61,8 @@ class PrivateClient:
         try:
             if kind is RequestKind.ANNOUNCEMENT:
                 return self._accept(RunAnnouncement.decode(data)).encode()
+            if kind is RequestKind.PRESENCE:
+                return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
             return self._participate(ExchangeRequest.decode(data))
         except Exception as error:  # whatever it is: a transport may send its text to the server
             if isinstance(error, (PeerError, ConfigError)) and not isinstance(error, FileError):
@@ -71,6 +81,10 @@ class PrivateClient:
     def _participate(self, request: ExchangeRequest) -> bytes:
         """Answer one frame of an attempt, from the phase that was saved, and save the next one."""
         begun = time.monotonic()
+        if kind_of(request.frame) in STANDING_REQUESTS:
+            answer = answer_standing(self.config, request.frame, self._encode)
+            require_in_time(begun, request.seconds)
+            return answer
         phases = SavedPhases(self.config.directory)
         phases.sweep()
         if kind_of(request.frame) == MessageKind.INVITATION:
@@ -81,44 +95,67 @@ class PrivateClient:
         answer, state = attempt.answer(
             request.frame, _Contribution(attempt, self.run_config, self.train).contribute
         )
-        if time.monotonic() - begun > request.seconds:
-            raise PeerError(f"the answer took longer than the server's {request.seconds:g} seconds")
+        require_in_time(begun, request.seconds)
         if state is not None:
             saved = attempt.saved
             next_phase = SavedPhase(saved.run, saved.invitation, saved.begun, saved.expires, state)
             phases.save(attempt.session.digest, next_phase)
         return answer
 
+    def _encode(self, attempt: StandingAttempt, task: bytes, model: bytes) -> RingVector:
+        """Train and return the ring vector of a step, which is charged afterwards, before it is masked."""
+        contribution = _Contribution(attempt, self.run_config, self.train)
+        return contribution.vector(*contribution.read(task, model), None, 0)
+
+
+def require_in_time(begun: float, seconds: float) -> None:
+    """Refuse to send what the server does not wait for any more."""
+    if time.monotonic() - begun > seconds:
+        raise PeerError(f"the answer took longer than the server's {seconds:g} seconds")
+
 
 @dataclass(frozen=True, slots=True)
 class _Contribution:
-    """This client's contribution to one session."""
+    """This client's contribution to one session, or to one step with standing keys."""
 
-    attempt: ClientAttempt
+    attempt: ClientAttempt | StandingAttempt
     run_config: Mapping[str, object]
     train: TrainArrays
 
     def contribute(self, task: bytes, model: bytes, group: bytes | None) -> RingVector:
         """Charge this client's own account, train, and return the ring vector."""
-        config, plan, session = self.attempt.config, self.attempt.plan, self.attempt.session
-        layout = Layout.decode(self.attempt.terms.layout)
-        settings = decode_task(task, layout, self.run_config)  # before anything is charged
-        params = decode_model(model, layout)
-        participations = ClientAccount(config.log, config.budget).charge(
-            plan,
+        attempt = self.attempt
+        if not isinstance(attempt, ClientAttempt):
+            raise ConfigError("a step with standing keys is charged after its vector is made")
+        settings, params = self.read(task, model)  # before anything is charged
+        session = attempt.session
+        participations = ClientAccount(attempt.config.log, attempt.config.budget).charge(
+            attempt.plan,
             session.run,
             session.round,
             session.attempt,
             _draw_of(session),
-            require=self.attempt.require_draw_left,
+            require=attempt.require_draw_left,
         )
+        return self.vector(settings, params, group, participations)
+
+    def read(self, task: bytes, model: bytes) -> tuple[dict[str, object], FloatVector]:
+        """Return the settings and the parameters that the server has sent."""
+        layout = Layout.decode(self.attempt.terms.layout)
+        return dict(decode_task(task, layout, self.run_config)), decode_model(model, layout)
+
+    def vector(
+        self, settings: Mapping[str, object], params: FloatVector, group: bytes | None, participations: int
+    ) -> RingVector:
+        """Train and encode, with the system's entropy."""
         participant = Participant(
-            plan=plan,
-            client=config.client,
+            plan=self.attempt.plan,
+            client=self.attempt.config.client,
             entropy=Entropy.system().require_system(),
             participations=participations,
         )
-        return participant.encode(session, self._update(settings, params, layout), group)
+        update = self._update(settings, params, Layout.decode(self.attempt.terms.layout))
+        return participant.encode(self.attempt.session, update, group)
 
     def _update(self, settings: Mapping[str, object], params: FloatVector, layout: Layout) -> FloatVector:
         """Return the update that training makes: what is trained minus what was sent.

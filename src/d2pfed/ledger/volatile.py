@@ -121,6 +121,14 @@ class VolatileFile:
             self._write(content, head())
             return result
 
+    def sweep(self, holds: Callable[[Head], bool], over: Callable[[bytes], bool]) -> None:
+        """Erase all values in the directory that are over, or do not fit."""
+        with locked(self._directory / "lock"):
+            for file in self._directory.iterdir():
+                if file.name != "lock" and not _is_useful(file, holds, over):
+                    file.unlink(missing_ok=True)
+            sync_directory(self._directory)
+
     def erase(self) -> None:
         """Forget the value."""
         self._file.unlink(missing_ok=True)
@@ -142,6 +150,13 @@ class VolatileFile:
             self.refusal = str(error)
             self.erase()
             return None
+
+
+def _is_useful(file: Path, holds: Callable[[Head], bool], over: Callable[[bytes], bool]) -> bool:
+    try:
+        return not over(_checked(read_file(file, forbidden=OTHERS_MAY_USE) or b"", holds))
+    except (ConfigError, LedgerError):
+        return False
 
 
 def _checked(data: bytes, holds: Callable[[Head], bool]) -> bytes:

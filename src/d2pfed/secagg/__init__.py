@@ -23,6 +23,7 @@ from d2pfed.secagg.standing import Epoch, StandingKeys, StandingStep
 from d2pfed.secagg.standing_client import (
     StandingAccount,
     StandingAdvertised,
+    StandingReady,
     StandingSilo,
     StandingState,
     StandingStore,
@@ -67,6 +68,7 @@ __all__ = [
     "decode_standing_invitation",
     "StandingSilo",
     "StandingAdvertised",
+    "StandingReady",
     "StandingState",
     "StandingStore",
     "StandingAccount",
