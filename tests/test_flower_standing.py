@@ -199,7 +199,7 @@ def client_of(config):
 def test_no_request_is_answered_twice(tmp_path):
     config, frames = recorded(tmp_path)
     before = config.log.read().head
-    for kind, sent in frames.items():
+    for sent in frames.values():
         for data in sent:
             with pytest.raises((PeerError, ConfigError)):
                 client_of(config).answer(RequestKind.EXCHANGE, data)
@@ -249,18 +249,35 @@ def test_without_a_place_in_memory_a_silo_takes_no_part(tmp_path, monkeypatch):
         holds_keys(read_client_config(config.directory), bytes(32))
 
 
-def test_a_budget_that_is_spent_refuses_and_nothing_leaves(tmp_path):
+def test_a_silo_whose_budget_is_spent_is_left_out_and_sends_nothing(tmp_path):
     plan = make_plan(rounds=2)
     roster, grid = federation(tmp_path)
-    file = directory_of(tmp_path, 4) / "client.toml"
-    start(strategy(plan, tmp_path, roster), grid, 1)
-    file.write_text(file.read_text().replace("epsilon = 1000000.0", "epsilon = 1e-6").replace("1e6", "1e-6"))
-    before = charges(tmp_path, 4)
-    try:
-        start(strategy(plan, tmp_path, roster), grid)
-    except TooFewClients:
-        pass
-    assert charges(tmp_path, 4) == before
+    file, steps = directory_of(tmp_path, 4) / "client.toml", []
+
+    def spend(client, message):  # after the first round its owner lowers the budget
+        if client == 4 and asked(grid) is MessageKind.STANDING_REQUEST:
+            steps.append(1)
+            if len(steps) == 2:
+                file.write_text(
+                    file.read_text().replace("[budget]\nepsilon = 1000000.0", "[budget]\nepsilon = 1e-6")
+                )
+        return message
+
+    grid.going = spend
+    params = start(strategy(plan, tmp_path, roster), grid)
+    assert [charges(tmp_path, client) for client in range(CLIENTS)] == [3, 3, 3, 3, 1]
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 1)
+    assert np.abs(params - exact(range(5), range(4))).max() < 2 * noise_bound(plan, CLIENTS)
+
+
+def test_a_silo_that_says_it_is_there_and_sends_nothing_is_not_asked_for_ever(tmp_path):
+    plan = make_plan(rounds=1)
+    roster, grid = federation(tmp_path)
+    grid.coming = lambda client, message: (
+        gone(grid.sent[-1]) if client == 3 and asked(grid) is MessageKind.STANDING_REQUEST else message
+    )
+    start(strategy(plan, tmp_path, roster), grid)
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 0, 2)
 
 
 def test_standing_keys_need_a_roster_and_a_plan_that_they_can_carry(tmp_path):

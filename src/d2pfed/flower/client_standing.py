@@ -84,13 +84,15 @@ def answer_standing(config: ClientConfig, frame: bytes, encode: EncodeStep) -> b
 
 
 def holds_keys(config: ClientConfig, epoch: bytes) -> bool:
-    """Say whether this silo could answer a step of an epoch."""
+    """Say whether this silo has the keys of an epoch; refuses to say it where its cap or budget is reached."""
     if len(epoch) != BINDING_BYTES:
         raise PeerError(f"an epoch's digest has {BINDING_BYTES} bytes, got {len(epoch)}")
     try:
-        _, saved = _KeyFile.of(config, epoch).load()
+        invitation, saved = _KeyFile.of(config, epoch).load()
     except PeerError:
         return False
+    place = _Place.of(config, invitation)
+    ClientAccount(config.log, config.budget).require_left(place.plan, place.epoch.run, 0, 0, place.history)
     return _is_state(saved)
 
 

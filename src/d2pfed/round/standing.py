@@ -45,7 +45,8 @@ class StandingRun:
     """The epochs of one run, as the server sees them.
 
     Presence is asked for only after a void attempt: who does not answer is left out until it is back, and one that is
-    there without keys makes a new epoch necessary.
+    there without keys makes a new epoch necessary. One that says that it is there and then sends no vector, twice in a
+    row, is not asked again: every void attempt costs all others.
 
     Attributes:
         exchange: carries requests to silos and answers back.
@@ -53,6 +54,7 @@ class StandingRun:
         remembered: where the server has met each silo last; `remember` takes what is new.
         refused: hears of each answer that does not count.
         attempts, void: how many steps were asked for, and how many of them were void. All are charged.
+        failing: silos that are not asked any more.
     """
 
     plan: Plan
@@ -67,8 +69,10 @@ class StandingRun:
     attempts: int = 0
     void: int = 0
     epochs: int = 0
+    failing: set[int] = field(default_factory=set)
     _current: StandingEpoch | None = None
     _away: frozenset[int] = frozenset()
+    _vouched: frozenset[int] = frozenset()  # missed the last step, and said since that they are there
 
     def __post_init__(self) -> None:
         require_standing_plan(self.plan)
@@ -79,9 +83,13 @@ class StandingRun:
         """Return who is asked in an attempt, after a new epoch if one is needed; raises TooFewClients."""
         if attempt.run != self.run:
             raise ConfigError(f"these silos are in run {self.run}, got run {attempt.run}")
-        invited = self.silos
-        if self._current is not None and self.void and self._left(self._current) != set(self.silos):
+        invited = tuple(sorted(self._wanted))
+        self._vouched = frozenset()
+        if self._current is not None and self.void and self._left(self._current) != self._wanted:
+            missing = self._away
             invited, is_enough = self._look(self._current)
+            if attempt.number:
+                self._vouched = missing - self._away
             if not is_enough:
                 self._current = None
         if self._current is None:
@@ -102,14 +110,19 @@ class StandingRun:
         except VoidStep as lack:
             self.void += 1
             self._away = frozenset(step.cohort) - frozenset(lack.left)
+            self.failing |= self._away & self._vouched
             raise
 
     def _left(self, current: StandingEpoch) -> set[int]:
-        return set(current.members) - self._away
+        return set(current.members) - self._away - self.failing
+
+    @property
+    def _wanted(self) -> set[int]:
+        return set(self.silos) - self.failing
 
     def _look(self, current: StandingEpoch) -> tuple[tuple[int, ...], bool]:
         """Ask who is there, note who is away, and say who is, and whether the current epoch will do for them."""
-        there, ready = self.presence(self.silos, current.epoch.digest), set(current.members)
+        there, ready = self.presence(sorted(self._wanted), current.epoch.digest), set(current.members)
         self._away = frozenset(ready - {client for client, has_keys in there.items() if has_keys})
         # One that was invited to this epoch and did not become ready would not do so in another one made for it.
         failed = set(current.epoch.cohort) - ready
