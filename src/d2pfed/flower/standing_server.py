@@ -13,6 +13,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, StandingRun, StandingSum
+from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run
 from d2pfed.secagg import StandingStep
 
@@ -58,6 +59,7 @@ class StandingSilos:
             remember=positions.keep,
             refused=self._exchange.refused,
         )
+        _log.info("%s", ASSUMPTIONS.format(colluders=plan.colluders))
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the silos of an attempt, once enough are there; keys are agreed on if that is needed."""
@@ -90,12 +92,14 @@ class StandingSilos:
             return self._standing.collect(session, encode_model(model), task)
         except VoidStep as lack:
             _log.warning(
-                "round %d, attempt %d is void and stays charged: %s (%d attempts so far, %d of them void)",
+                "round %d, attempt %d is void and stays charged: %s; so far %d attempts of which %d void: all %d are "
+                "charged against the server",
                 session.round + 1,
                 session.attempt,
                 lack,
                 self._standing.attempts,
                 self._standing.void,
+                self._standing.attempts,
             )
             raise
 

@@ -25,6 +25,12 @@ from d2pfed.secagg import (
 # Asks these silos whether they are there; of those who answer, whether they hold keys of an epoch (by its digest).
 AskPresence = Callable[[Collection[int], bytes], Mapping[int, bool]]
 
+ASSUMPTIONS = (
+    "Standing keys: at most {colluders} silos help the server; the roster was not made by the server; no silo's memory "
+    "is restored (snapshots of a virtual machine with its memory are outside); erased memory is gone (swap off or "
+    "encrypted). Every attempt is charged against the server, void ones too."
+)
+
 SETUPS = 2  # that are tried before an epoch is given up: in the second, silos hear where peers have met them
 
 
