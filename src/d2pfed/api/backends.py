@@ -91,8 +91,12 @@ def start_backend(
     return backend, f"Clients are trained by {count} worker processes."
 
 
-def record_backend(trainer: RecordTrainer, params: FloatVector, name: BackendName) -> tuple[Backend, str]:
+def record_backend(
+    trainer: RecordTrainer, params: FloatVector, name: BackendName, expected: float
+) -> tuple[Backend, str]:
     """Return what computes gradients record by record, tried before anything is charged, and a line on how it does.
+
+    `expected` is the number of records in a round.
 
     Raises:
         ConfigError: if the module cannot be trained by record, or worker processes are asked for.
@@ -100,7 +104,7 @@ def record_backend(trainer: RecordTrainer, params: FloatVector, name: BackendNam
     if name is BackendName.PROCESSES:
         raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
     try:
-        tried = trainer.tried(params)
+        tried = trainer.tried(params, expected)
     except MISTAKES as error:
         raise mistake("gradients cannot be taken record by record", error) from error
     how = f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"

@@ -94,7 +94,7 @@ class OwnRun:
         plan = None if self.scope.target is None else calibrate(self.scope.target)
         initial = self.model.initial()
         self.evaluator.rehearse(initial)
-        backend, line = self._backend(initial, where)
+        backend, line = self._backend(initial, where, plan)
         notes = (*self.scope.notes, line)
         for note in notes:
             watch.say(note)
@@ -119,10 +119,13 @@ class OwnRun:
             raise BudgetExceeded(summary.stopped)
         return self._result(summary, plan, notes if ledger is None else (*notes, _cost_of_all(ledger)))
 
-    def _backend(self, params: FloatVector, where: tuple[BackendName, int | None]) -> tuple[Backend, str]:
+    def _backend(
+        self, params: FloatVector, where: tuple[BackendName, int | None], plan: Plan | None
+    ) -> tuple[Backend, str]:
         client, _ = self.clients.first()
-        if self.scope.target is not None and self.scope.target.unit is Unit.RECORD:
-            return record_backend(RecordTrainer(self.model, self.clients, self.groups), params, where[0])
+        if plan is not None and plan.unit is Unit.RECORD:
+            silos = RecordTrainer(self.model, self.clients, self.groups)
+            return record_backend(silos, params, where[0], plan.divisor)
         try:
             trainer = trainer_for(self.model, self.clients, self.details.local)
         except MISTAKES as error:

@@ -4,6 +4,7 @@ Records are processed in chunks of one fixed shape, filled up with rows that cou
 compares bits across orders, neighbours and places in a chunk; where they differ, chunks have one record.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -23,7 +24,7 @@ Gradients = NDArray[np.float32]  # one row for each record or unit
 Index = NDArray[np.int64]
 Groups = Sequence[object] | Mapping[Any, object] | Callable[[int], object]
 
-_CHUNK = 64
+_MOST_ROWS = 512  # of a chunk
 _CHUNK_BYTES = 1 << 27  # of the gradients of a chunk
 _TRIED = 8  # rows that the trial puts in other places
 
@@ -53,15 +54,22 @@ class RecordTrainer:
                 "batch norm mixes the records of a batch, so none could be clipped by itself: use GroupNorm instead"
             )
 
-    def tried(self, params: Params) -> "RecordTrainer":
-        """Return the trainer with chunks in which a record's gradient does not depend on its neighbours or place."""
-        most = max(1, min(_CHUNK, _CHUNK_BYTES // (4 * self.model.dimension)))
-        size = self.chunk or most
+    def tried(self, params: Params, expected: float) -> "RecordTrainer":
+        """Return the trainer with chunks in which a record's gradient does not depend on its neighbours or place.
+
+        `expected` is the usual number of records at once: chunks hold nearly all such numbers, as a call costs much.
+        """
+        size = self.chunk or self._chunk(expected)
         rows = next((silo.rows for each in range(self.silos.population) if (silo := self.silo(each)).count), None)
         if rows is None:
             raise ConfigError("some silo must hold records, none does")
         blind = self._is_place_blind(params, rows.take(np.arange(size) % len(rows)))
         return replace(self, chunk=size if blind else 1)
+
+    def _chunk(self, expected: float) -> int:
+        most = max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * self.model.dimension)))
+        likely = expected + 2.5 * math.sqrt(expected)
+        return max(1, min(most, 16 * math.ceil(likely / math.ceil(likely / most) / 16)))
 
     def silo(self, client: int) -> "_Silo":
         """Return what a silo holds, loaded once."""
@@ -74,6 +82,10 @@ class RecordTrainer:
     def count(self, client: int) -> int:
         """Return how many units a silo holds."""
         return self.silo(client).count
+
+    def count_all(self) -> int:
+        """Return how many units all silos hold."""
+        return sum(map(self.count, range(self.silos.population)))
 
     def units(self, params: Params, client: int) -> "SiloUnits":
         """Return a silo's units under a model."""
@@ -90,11 +102,11 @@ class RecordTrainer:
         rows = joined([silo.rows.take(silo.members(chosen)) for _, silo, chosen in parts])
         owners = np.concatenate([silo.owners_of(chosen) for _, silo, chosen in parts])
         clients = np.repeat([client for client, *_ in parts], [len(silo.owners_of(c)) for _, silo, c in parts])
-        start = 0
+        start, gradients = 0, self._at(params)
         sums = None if self.groups is None else _Sums(self.model.dimension)
         while start < len(rows):
             own = rows.between(start, start + self.chunk)
-            found = self._gradients(params, _padded(own, self.chunk))[: len(own)]
+            found = gradients(_padded(own, self.chunk))[: len(own)]
             end = start + len(own)
             if sums is None:
                 for client, first, last in _runs(clients[start:end]):
@@ -105,34 +117,37 @@ class RecordTrainer:
         if sums is not None:
             yield from sums.finish()
 
-    def _gradients(self, params: Params, rows: Rows) -> Gradients:
-        """Return the gradient of each row's loss, downhill."""
+    def _at(self, params: Params) -> Callable[[Rows], Gradients]:
+        """Return a function from rows to the gradient of each row's loss, downhill, under a model."""
         values, fixed = self.model.unflatten(params), self.model.fixed()
 
         def loss(trained: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
             one = mapped(lambda leaf: leaf.unsqueeze(0), inputs), mapped(lambda leaf: leaf.unsqueeze(0), labels)
             return self.model.training_losses(trained | fixed, *one).mean()
 
-        axes = (None, 0, None if rows.labels is None else 0)
-        try:
-            found = torch.func.vmap(torch.func.grad(loss), in_dims=axes)(values, rows.inputs, rows.labels)
-        except RuntimeError as error:
-            raise ConfigError(
-                "the module's gradients cannot be taken record by record (dropout, values that steer the program and "
-                f"buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
-            ) from error
-        flat = torch.cat([found[name].reshape(len(rows), -1).float() for name in self.model.names], 1)
-        return np.ascontiguousarray(flat.neg_().cpu().numpy())
+        def gradients(rows: Rows) -> Gradients:
+            axes = (None, 0, None if rows.labels is None else 0)
+            try:
+                found = torch.func.vmap(torch.func.grad(loss), in_dims=axes)(values, rows.inputs, rows.labels)
+            except RuntimeError as error:
+                raise ConfigError(
+                    "the module's gradients cannot be taken record by record (dropout, values that steer the program "
+                    f"and buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
+                ) from error
+            flat = torch.cat([found[name].reshape(len(rows), -1).float() for name in self.model.names], 1)
+            return np.ascontiguousarray(flat.neg_().cpu().numpy())
+
+        return gradients
 
     def _is_place_blind(self, params: Params, rows: Rows) -> bool:
         """Tell whether rows have the same gradients, to the bit, in another order, with others, and in other places."""
-        size = len(rows)
-        plain = self._gradients(params, rows)
+        size, gradients = len(rows), self._at(params)
+        plain = gradients(rows)
         for order in (np.arange(size)[::-1], np.roll(np.arange(size), 1), np.argsort(np.arange(size) * 7 % size)):
-            if not np.array_equal(self._gradients(params, rows.take(order)), plain[order], equal_nan=True):
+            if not np.array_equal(gradients(rows.take(order)), plain[order], equal_nan=True):
                 return False
         for row in range(0, size, max(1, size // _TRIED)):
-            alone = self._gradients(params, _padded(rows.between(row, row + 1), size))
+            alone = gradients(_padded(rows.between(row, row + 1), size))
             if not np.array_equal(alone[0], plain[row], equal_nan=True):
                 return False
         return True
