@@ -4,13 +4,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
+import d2pfed
+import test_records as records
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, aggregate, aggregation, require_standing_plan
 from d2pfed.secagg import Consistency
 from d2pfed.simulation import Dropouts, Fidelity, StandingFederation
+from d2pfed.simulation import Silos as SilosBackend
 from support.simulations import Given
 from test_round import Diary
 
@@ -147,3 +151,36 @@ def test_a_silo_that_comes_back_without_keys_gets_a_new_epoch(plan):
 def test_plans_that_standing_keys_cannot_carry_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         require_standing_plan(make_plan(**changes))
+
+
+def test_silos_whose_unit_is_a_record_send_the_same_vectors_in_both_fidelities():
+    record_plan = calibrate(records.target(dimension=records.network().dimension, records=126))
+    params, means = records.network().initial(), []
+    for fidelity in Fidelity:
+        silos = StandingFederation(
+            plan=record_plan,
+            run="run",
+            backend=SilosBackend(records.trainer()),
+            dropouts=Dropouts(),
+            fidelity=fidelity,
+            entropy=Entropy.replay(b"records"),
+        )
+        means.append(aggregate(record_plan, Attempt("run", 0, 0), params, silos, Diary()).mean)
+    assert np.array_equal(*means)
+
+
+def test_fit_with_the_unit_record_has_standing_keys(monkeypatch, tmp_path):
+    made = []
+    kept = StandingFederation.__post_init__
+    monkeypatch.setattr(StandingFederation, "__post_init__", lambda self: made.append(self.fidelity) or kept(self))
+    torch.manual_seed(1)
+    data = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
+    result = d2pfed.fit(
+        torch.nn.Linear(3, 2),
+        data,
+        privacy=d2pfed.PrivacyTarget(unit="record", epsilon=8.0, against="server", records=160),
+        rounds=2,
+        directory=tmp_path / "run",
+    )
+    assert made == [Fidelity.SUM]
+    assert result.guarantees
