@@ -8,9 +8,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.flower import client_standing
+from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.client_standing import holds_keys
 from d2pfed.flower.private_client import PrivateClient
@@ -19,6 +21,7 @@ from d2pfed.flower.requests import ExchangeRequest, RequestKind
 from d2pfed.flower.server import KeyUse
 from d2pfed.ledger import RowKind, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound
@@ -288,3 +291,80 @@ def test_standing_keys_need_a_roster_and_a_plan_that_they_can_carry(tmp_path):
         strategy(make_plan(attempts_per_round=9), tmp_path, roster)
     assert strategy(make_plan(), tmp_path, roster, keys=KeyUse.STANDING).has_standing_keys
     assert not strategy(make_plan(), tmp_path, roster, keys=None).has_standing_keys
+
+
+class Rows:
+    """A silo's records: each row is what one adds to the model."""
+
+    def __init__(self, rows: np.ndarray, *, fails: bool = False) -> None:
+        self.rows, self.fails = rows.astype(np.float32), fails
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def gradients(self, chosen):
+        if self.fails:
+            raise RuntimeError("a secret of the data")
+        yield self.rows[chosen]
+
+
+def record_plan(records=200, rounds=2):
+    return calibrate(
+        PrivacyTarget(
+            unit="record",
+            dimension=DIMENSION,
+            population=CLIENTS,
+            rounds=rounds,
+            records=records,
+            batch_rate=1.0,
+            epsilon=5000.0,
+            delta=1e-5,
+            colluders=0.2,
+            dropouts=0.2,
+            against="server",
+            consistency="signed",
+            spare=2,
+        )
+    )
+
+
+def records_grid(tmp_path, plan, fails=()):
+    """Each silo holds forty records, all one-hot at its own place."""
+    roster, grid = federation(tmp_path)
+
+    def units(client):
+        def of(arrays, settings, context):
+            rows = np.zeros((40, DIMENSION))
+            rows[:, client] = 1.0
+            return Rows(rows, fails=client in fails)
+
+        return of
+
+    for client in range(CLIENTS):
+        app = ClientApp(mods=[PrivateRecords(units(client))])
+        app.train()(lambda message, context: message)
+        grid.apps[100 + client] = (app, grid.apps[100 + client][1])
+    return strategy(plan, tmp_path, roster, keys=None), grid
+
+
+def test_records_over_flower_are_drawn_clipped_and_summed(tmp_path):
+    plan = record_plan()
+    silos, grid = records_grid(tmp_path, plan)
+    assert silos.has_standing_keys
+    params = start(silos, grid, 1)
+    expected = np.zeros(DIMENSION)
+    expected[:CLIENTS] = 40 * min(1.0, plan.codec.clip) / plan.divisor
+    spread = 8 * plan.sigma * 2 / plan.divisor
+    assert np.abs(params - expected).max() < spread < expected.max()
+    assert set(kinds_sent(grid)) >= {MessageKind.STANDING_REQUEST}
+
+
+def test_gradients_that_fail_give_noise_alone_and_no_word_of_why(tmp_path):
+    plan = record_plan(rounds=1)
+    silos, grid = records_grid(tmp_path, plan, fails=(2,))
+    params = start(silos, grid)
+    present = 40 * min(1.0, plan.codec.clip) / plan.divisor
+    assert abs(params[2]) < 8 * plan.sigma * 2 / plan.divisor < present
+    assert abs(params[1] - present) < 8 * plan.sigma * 2 / plan.divisor
+    assert not any(reply.has_error() for reply in grid.received)

@@ -2,11 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from d2pfed.accounting import Unit
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_account import ClientAccount
 from d2pfed.flower.client_attempt import ClientAttempt, accept_run
@@ -25,15 +27,16 @@ from d2pfed.flower.requests import (
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.numerics.ring import RingVector
-from d2pfed.round import Participant
+from d2pfed.numerics.ring import IntVector, RingVector
+from d2pfed.round import Participant, Units
 from d2pfed.secagg import Session
 from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import binding_of, kind_of
 
-# Trains the model with these arrays under this configuration, and returns the trained arrays.
-TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays]
+# Trains the model with these arrays under this configuration, and returns the trained arrays; where the unit is a
+# record, the silo's units under that model instead.
+TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | Units]
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -115,6 +118,17 @@ def require_in_time(begun: float, seconds: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _NoUnits:
+    """A silo that holds nothing."""
+
+    count: int = 0
+
+    def gradients(self, _chosen: IntVector) -> Iterator[NDArray[np.float32]]:
+        """Return nothing."""
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
 class _Contribution:
     """This client's contribution to one session, or to one step with standing keys."""
 
@@ -154,8 +168,21 @@ class _Contribution:
             entropy=Entropy.system().require_system(),
             participations=participations,
         )
-        update = self._update(settings, params, Layout.decode(self.attempt.terms.layout))
-        return participant.encode(self.attempt.session, update, group)
+        layout = Layout.decode(self.attempt.terms.layout)
+        if self.attempt.plan.unit is Unit.RECORD:
+            return self._records(participant, settings, layout.unflatten(params))
+        return participant.encode(self.attempt.session, self._update(settings, params, layout), group)
+
+    def _records(
+        self, participant: Participant, settings: Mapping[str, object], arrays: NamedArrays
+    ) -> RingVector:
+        """Return the vector of a secret batch; if it cannot be computed, that of an empty one, as in `_update`."""
+        try:
+            units = _units(self.train(arrays, settings))
+            return participant.encode(self.attempt.session, units, None)
+        except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
+            _log.exception("the gradients of a batch failed: this silo contributes its noise alone")
+            return participant.encode(self.attempt.session, _NoUnits(), None)
 
     def _update(self, settings: Mapping[str, object], params: FloatVector, layout: Layout) -> FloatVector:
         """Return the update that training makes: what is trained minus what was sent.
@@ -164,10 +191,23 @@ class _Contribution:
         show it. What went wrong is for this client's own log.
         """
         try:
-            return _finite(layout.flatten(self.train(layout.unflatten(params), settings)) - params)
+            trained = _arrays(self.train(layout.unflatten(params), settings))
+            return _finite(layout.flatten(trained) - params)
         except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
             _log.exception("training failed: this client contributes zero and its noise")
             return np.zeros_like(params)
+
+
+def _units(made: NamedArrays | Units) -> Units:
+    if not isinstance(made, Units):
+        raise ConfigError("a plan with the unit record needs a silo's units (PrivateRecords), got arrays")
+    return made
+
+
+def _arrays(made: NamedArrays | Units) -> NamedArrays:
+    if isinstance(made, Units):
+        raise ConfigError("units of records are for a plan with the unit record")
+    return made
 
 
 def _draw_of(session: Session) -> dict[str, object]:
