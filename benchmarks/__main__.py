@@ -15,8 +15,9 @@ from benchmarks.encode import encode_memory, prepare_encode
 from benchmarks.goals import GoalRow, bench_goals
 from benchmarks.growth import GrowthRow, measure_growth, plot_growth, plot_rows
 from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
-from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST
+from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST, SILOS
 from benchmarks.secagg import SecAggRow, bench_secagg
+from benchmarks.standing import bench_standing
 from benchmarks.statistics import CLIENTS, StatisticsRow, bench_statistics
 from benchmarks.training_row import TrainingRow
 from d2pfed.cli import run
@@ -48,6 +49,7 @@ class Sizes(StrEnum):
     LARGE = "large"
     GROWTH = "growth"  # a series in clients and in dimension
     MODEST = "modest"  # seconds each, as in `all`
+    SILOS = "silos"  # twenty silos: the main protocol, and standing keys
 
 
 _SCALES = {Sizes.COMPARED: BESIDE_FLOWER, Sizes.LARGE: ALONE, Sizes.GROWTH: GROWTH, Sizes.MODEST: MODEST}
@@ -121,7 +123,8 @@ def secagg_command(
 
     The clients run in another process; Flower's rounds are run beside ours.
     """
-    rows = _watched(bench_secagg(_SCALES[sizes]), _secagg_progress)
+    found = bench_standing(SILOS) if sizes is Sizes.SILOS else bench_secagg(_SCALES[sizes])
+    rows = _watched(found, _secagg_progress)
     if plot is not None:
         known = [row for row in rows if row.round_seconds is not None]
         by_clients = [(row.clients, row.round_seconds or 0.0) for row in known if row.dimension == 10_000]

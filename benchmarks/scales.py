@@ -83,6 +83,10 @@ MODEST = (
     Scale(clients=32, dimension=32_768, bits=16, dropouts=3),
     Scale(clients=32, dimension=32_768, bits=16, dropouts=3, consistency=Consistency.SIGNED),
 )  # of `scripts/bench all`
+SILOS = tuple(
+    Scale(clients=20, dimension=dimension, bits=16, dropouts=0, consistency=Consistency.SIGNED)
+    for dimension in (20_000, 1_000_000)
+)
 ESTIMATED_FLOWER = COMPLETE[:1]  # Flower's functions take hours here: one client and three secrets, scaled
 GROWTH = (
     *(

@@ -67,11 +67,11 @@ def bench_secagg(scales: Iterable[Scale]) -> Iterator[SecAggRow]:
 
 def _flower(name: str, scale: Scale, measure_it: Callable[[], FlowerCost]) -> SecAggRow:
     cost, error = attempt(("flwr",), measure_it)
-    return _row(name, scale, cost, error)
+    return row_of(name, scale, cost, error)
 
 
 @dataclass(frozen=True, slots=True)
-class _Cost:
+class Cost:
     """What one client, the server and the whole round took, and what a client sent."""
 
     client_seconds: float
@@ -80,8 +80,9 @@ class _Cost:
     upload_bytes: int
 
 
-def _row(implementation: str, scale: Scale, cost: _Cost | FlowerCost | None, error: str = "") -> SecAggRow:
-    is_ours = isinstance(cost, _Cost)
+def row_of(implementation: str, scale: Scale, cost: Cost | FlowerCost | None, error: str = "") -> SecAggRow:
+    """Return the row of a cost."""
+    is_ours = isinstance(cost, Cost)
     return SecAggRow(
         implementation=implementation,
         clients=scale.clients,
@@ -113,7 +114,7 @@ def measure(scale: Scale, processes: int = 1, agree: crypto.Agree = crypto.agree
         workers.append((worker, here))
     for _, here in workers:
         here.recv_bytes()  # the clients are there
-    transport = _Transport([here for _, here in workers], scale.lost)
+    transport = Transport([here for _, here in workers], scale.lost)
     begun, begun_cpu = time.perf_counter(), time.process_time()
     total, survivors = _run(scale, transport)
     server_seconds, round_seconds = time.process_time() - begun_cpu, time.perf_counter() - begun
@@ -126,7 +127,7 @@ def measure(scale: Scale, processes: int = 1, agree: crypto.Agree = crypto.agree
     if len(survivors) != scale.clients - scale.dropouts or bool((total != expected).any()):
         raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
     each = client_seconds / scale.clients
-    return _row("d2pfed", scale, _Cost(each, server_seconds, round_seconds, transport.largest_upload))
+    return row_of("d2pfed", scale, Cost(each, server_seconds, round_seconds, transport.largest_upload))
 
 
 def measure_loopback(scale: Scale) -> float:
@@ -226,7 +227,7 @@ def measure_crowd(scale: Scale) -> SecAggRow:
     if len(confirming.survivors) != scale.clients - scale.dropouts or bool((total[:CHECKED] != 7).any()):
         raise ConfigError(f"the sum of {scale} is wrong, so its cost means nothing")
     name = f"d2pfed, {scale.consistency.value}, one client and the server measured"
-    return _row(name, scale, _Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
+    return row_of(name, scale, Cost(watch.client, watch.server, time.perf_counter() - begun, watch.sent))
 
 
 def serve_clients(scale: Scale, connection: Connection, served: Sequence[ClientId], agree: crypto.Agree) -> None:
@@ -246,7 +247,7 @@ def serve_clients(scale: Scale, connection: Connection, served: Sequence[ClientI
     connection.send_bytes(str(time.process_time() - begun).encode())
 
 
-class _Transport:
+class Transport:
     """Carries requests to the other processes, and loses the answers of the lost clients once keys are shared."""
 
     def __init__(self, connections: Sequence[Connection], lost: frozenset[ClientId]) -> None:
@@ -301,7 +302,7 @@ class _Transport:
         return client
 
 
-def _run(scale: Scale, transport: _Transport | _Loopback) -> tuple[RingVector, tuple[ClientId, ...]]:
+def _run(scale: Scale, transport: Transport | _Loopback) -> tuple[RingVector, tuple[ClientId, ...]]:
     session = scale.session()
     advertising = Advertising(session, scale.roster() if scale.consistency is Consistency.SIGNED else None)
     collect(advertising, transport.everyone)

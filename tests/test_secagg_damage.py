@@ -9,7 +9,19 @@ import pytest
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.secagg import Consistency, Delivery, decode_invitation, decode_roster, encode_roster, keys, messages
+from d2pfed.secagg import (
+    Consistency,
+    Delivery,
+    StandingAdvertised,
+    StandingState,
+    decode_invitation,
+    decode_roster,
+    encode_roster,
+    keys,
+    messages,
+    standing,
+    standing_messages,
+)
 from d2pfed.secagg.advertisements import JoinedClients
 from d2pfed.secagg.client import decode_phase
 from d2pfed.secagg.crypto import signing_public
@@ -17,6 +29,7 @@ from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of, subset_of
 from support.federation import MODEL, TASK, Federation, make_session, run_round
 from support.rosters import AUTHORITY
+from support.standing import SILOS, Silos, make_epoch
 from support.vectors_secagg import make_federation
 
 few = partial(
@@ -110,8 +123,38 @@ def samples_of(session):
     return found
 
 
+def standing_samples():
+    """One message of each kind of standing keys, and what silos save."""
+    silos, client, rank = Silos(make_epoch()), SILOS[1], 1
+    silos.adverts_by_hand()
+    advertised = silos.by_client[client].advertised.encode(silos.epoch, client)
+    silos.set_up()
+    silos.known = silos.by_client[client].known
+    state = silos.by_client[client].store.state.encode()
+    silos.step(0, 0)
+    epoch, keys_digest = silos.epoch, silos.current.keys.digest
+    step = silos.current.step(0, 0, SILOS)
+    readers = {
+        MessageKind.STANDING_INVITATION: standing_messages.decode_standing_invitation,
+        MessageKind.STANDING_ADVERT: partial(standing_messages.decode_standing_advert, epoch, rank),
+        MessageKind.STANDING_ADVERTS: partial(standing_messages.decode_standing_adverts, epoch, rank),
+        MessageKind.STANDING_READY: partial(standing_messages.decode_standing_ready, epoch, rank),
+        MessageKind.STANDING_REQUEST: partial(standing_messages.decode_standing_request, epoch, rank),
+        MessageKind.STANDING_MASKED: partial(
+            standing_messages.decode_standing_masked, epoch, rank, standing.context(keys_digest, step, MODEL, TASK)
+        ),
+        MessageKind.SAVED_STANDING_ADVERTISED: partial(StandingAdvertised.decode, epoch, client),
+        MessageKind.SAVED_STANDING: partial(StandingState.decode, epoch, client),
+    }
+    own = [entry[side] for entry in silos.log if entry["client"] == client for side in ("request", "answer")]
+    claims = standing_messages.encode_standing_claims(epoch, rank, {0: silos.known[SILOS[0]]})
+    for data in (*own, claims, advertised, state):
+        fixed = len(data) - (len(MODEL) if kind_of(data) == MessageKind.STANDING_REQUEST else 0)
+        yield Sample(data, readers[kind_of(data)], fixed)
+
+
 with few():
-    SAMPLES = [sample for session in SESSIONS for sample in samples_of(session)]
+    SAMPLES = [*(sample for session in SESSIONS for sample in samples_of(session)), *standing_samples()]
 
 
 @pytest.fixture(autouse=True)
@@ -121,8 +164,7 @@ def small_graphs():
 
 
 def test_the_samples_are_of_every_kind_and_all_are_read():
-    standing = set(range(MessageKind.STANDING_INVITATION, MessageKind.STANDING_MASKED + 1))  # kept for later
-    assert {sample.kind for sample in SAMPLES} == set(MessageKind) - standing
+    assert {sample.kind for sample in SAMPLES} == set(MessageKind)
     for sample in SAMPLES:
         sample.decode(sample.data)
 
@@ -164,9 +206,11 @@ class Damage:
         way = self.pick(5)
         if way == 0:
             return frame(kind ^ (1 << self.pick(7)), binding, party, body)
-        if way == 1 and kind != MessageKind.INVITATION:  # an invitation is read before its binding is known
+        # An invitation is read before its binding is known, and its receiver.
+        is_bound = kind not in (MessageKind.INVITATION, MessageKind.STANDING_INVITATION)
+        if way == 1 and is_bound:
             return frame(kind, self._flip(binding), party, body)
-        if way == 2:
+        if way == 2 and is_bound:
             return frame(kind, binding, party ^ (1 << self.pick(64)), body)
         if way == 3 or len(body) > fixed:
             return frame(kind, binding, party, body[: self.pick(max(fixed, 1))])
@@ -182,7 +226,7 @@ def accepted(count, *path):
     damage, participations = Damage(*path), []
     for number in range(count):
         sample = SAMPLES[number % len(SAMPLES)]
-        damaged = damage.raw(sample.data) if number % 2 else damage.structural(sample)
+        damaged = damage.raw(sample.data) if number // len(SAMPLES) % 2 else damage.structural(sample)
         if damaged == sample.data:
             continue
         try:

@@ -2,11 +2,14 @@ import numpy as np
 import pytest
 
 from benchmarks import secagg as bench
+from benchmarks import standing
 from benchmarks.crowd import Crowd
 from benchmarks.flower_secagg import estimate_flower, measure_flower
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, Scale
 from d2pfed.errors import ConfigError
 from d2pfed.secagg import Consistency, upload_bytes
+from d2pfed.secagg.standing_messages import standing_upload_bytes
+from d2pfed.secagg.wire import HEADER_BYTES
 
 SMALL = Scale(clients=6, dimension=50, bits=8, dropouts=1)
 
@@ -48,6 +51,14 @@ def test_every_scale_has_a_session_and_its_dropouts(scale):
     assert len(scale.lost) == scale.dropouts <= len(session.cohort) - session.quorum
     assert session.is_complete == (scale.clients <= 100 or scale.is_complete)
     assert scale.is_crowd == (scale.is_complete and scale.clients == 1_000)
+
+
+def test_rounds_with_standing_keys_are_checked_and_measured_beside_the_main_protocol():
+    scale = Scale(clients=6, dimension=50, bits=8, dropouts=0, consistency=Consistency.SIGNED)
+    main, set_up, step = standing.bench_standing([scale])
+    assert step.upload_bytes == standing_upload_bytes(standing.epoch_of(scale)) < main.upload_bytes
+    assert set_up.upload_bytes == 2 * HEADER_BYTES + 200 + 32
+    assert min(row.client_seconds for row in (main, set_up, step)) > 0
 
 
 def test_flowers_round_is_checked_too():

@@ -51,6 +51,10 @@ class TooFewClients(D2PFedError):  # noqa: N818 - the name of the event, not of 
         self.blamed = blamed
 
 
+class VoidStep(TooFewClients):
+    """A member's vector is missing in a step with standing keys: nothing opens, and the step stays charged."""
+
+
 class BudgetExceeded(D2PFedError):  # noqa: N818 - the name of the event, not of a defect
     """A release was refused because it would spend more than the budget."""
 

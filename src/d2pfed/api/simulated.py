@@ -10,8 +10,9 @@ from d2pfed.learning import Model
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan
+from d2pfed.round import can_stand
 from d2pfed.runs import ArrayShape, Evaluator, Listener, Run, RunSettings, RunSummary, StopRule, open_run
-from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, SimulatedFederation
+from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, SimulatedFederation, StandingFederation
 from d2pfed.simulation.rehearsal import rehearse
 from d2pfed.training import Cohorts
 
@@ -49,6 +50,9 @@ class SimulatedRun:
                 return run.train_in_the_clear(clear, evaluator, listen, evaluate_every=evaluate_every, stop=stop)
             if run.state.rounds == 0:  # once, before anybody's data is touched
                 rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system())
+            if self.plan.uses_standing_keys and can_stand(self.plan):
+                silos = self.standing_federation(run, self.plan, backend)
+                return run.train(silos, evaluator, listen, evaluate_every=evaluate_every, stop=stop)
             private = self.federation(run, self.plan, backend)
             return run.train(private, evaluator, listen, evaluate_every=evaluate_every, stop=stop)
 
@@ -57,6 +61,17 @@ class SimulatedRun:
         """Open the run in its directory."""
         with open_run(path, self.settings, self.plan, self.initial, ledger=ledger) as run:
             yield run
+
+    def standing_federation(self, run: Run, plan: Plan, backend: Backend) -> StandingFederation:
+        """Return silos with standing keys, whose sums are private."""
+        return StandingFederation(
+            plan=plan,
+            run=run.name,
+            backend=backend,
+            dropouts=self.dropouts,
+            fidelity=self.fidelity,
+            entropy=self._entropy().child("clients"),
+        )
 
     def federation(self, run: Run, plan: Plan, backend: Backend) -> SimulatedFederation:
         """Return the clients whose sums are private."""

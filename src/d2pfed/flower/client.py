@@ -17,8 +17,9 @@ from d2pfed.flower.client_config import (
     simulated_client_config,
 )
 from d2pfed.flower.layout import NamedArrays
-from d2pfed.flower.private_client import PrivateClient
+from d2pfed.flower.private_client import PrivateClient, TrainArrays
 from d2pfed.flower.records import MESSAGE_TYPE, from_record, to_array_record, to_named_arrays, to_record
+from d2pfed.round import Units
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is
 
@@ -32,10 +33,33 @@ def private(message: Message, context: Context, train: Train) -> Message:
     metrics, its counts and the text of its errors do not leave. Every other kind of message is refused.
     Checked: test_flower_client.py::test_nothing_of_the_training_leaves_in_clear.
     """
+    return _answer(message, context, _Training(message, context, train).run)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateRecords:
+    """Makes an app private for each of its records: `ClientApp(mods=[PrivateRecords(units)])`.
+
+    `units` is called with the model's arrays, the configuration and the context, and returns what this silo holds under
+    that model (`d2pfed.round.Units`): how many units there are, and for chosen ones the vector that each adds to the
+    model, minus its gradient, say, flat in the order of the arrays. A batch of them is drawn by secret coins, each is
+    clipped by itself, and their sum leaves noised and masked. The app's training function is not called.
+
+    Guarantee: neither the batch nor its size leaves; gradients that cannot be computed give noise alone.
+    Checked: test_flower_standing.py::test_records_over_flower_are_drawn_clipped_and_summed.
+    """
+
+    units: Callable[[NamedArrays, Mapping[str, object], Context], Units]
+
+    def __call__(self, message: Message, context: Context, _train: Train) -> Message:
+        """Answer a request of the private protocol."""
+        return _answer(message, context, lambda arrays, settings: self.units(arrays, settings, context))
+
+
+def _answer(message: Message, context: Context, train: TrainArrays) -> Message:
     require_training(message)
     kind, data = from_record(message.content)
-    training = _Training(message, context, train)
-    client = PrivateClient(_config(context), message.metadata.dst_node_id, context.run_config, training.run)
+    client = PrivateClient(_config(context), message.metadata.dst_node_id, context.run_config, train)
     return Message(to_record(kind, client.answer(kind, data)), reply_to=message)
 
 

@@ -16,6 +16,8 @@ ALL = "all"  # a person's word that the budget is to count as spent
 NOTHING = "nothing"
 RUNS = "runs"
 
+_NOTHING_LEFT = "this client's cap or budget is reached: it takes no part"
+
 
 @dataclass(frozen=True, slots=True)
 class ClientSpending:
@@ -71,6 +73,13 @@ class ClientAccount:
                 f"this client has sent {participations} vectors in run {run}, its plan allows {plan.max_participations}"
             )
 
+    def require_left(self, plan: Plan, run: str, number: int, attempt: int, history: ClientHistory) -> None:
+        """Refuse an attempt for which the cap or the budget leaves nothing, before any work is done for it."""
+        spending = ClientSpending.of(history)
+        release = charged(plan, run, number, attempt)
+        if spending.participations(run) >= plan.max_participations or not self._affords(spending, release):
+            raise PeerError(_NOTHING_LEFT)
+
     def charge(
         self,
         plan: Plan,
@@ -99,7 +108,7 @@ class ClientAccount:
             if participations >= plan.max_participations or not self._affords(spending, release):
                 if _samples(plan):
                     return plan.max_participations
-                raise PeerError("this client's cap or budget is reached: it takes no part")
+                raise PeerError(_NOTHING_LEFT)
             body = {"run": run, "release": encode_release(release), **note}
             if self.log.append(history, Entry.CHARGE, body) is not None:
                 return participations

@@ -33,7 +33,7 @@ _log = logging.getLogger("d2pfed.flower")
 def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
     """Keep the terms of a run that this client's policy, roster and budget allow; no lock is held meanwhile."""
     plan, layout = decode_plan(announcement.plan), Layout.decode(announcement.layout)
-    enrolment, history = _standing(config, announcement.roster)
+    enrolment, history = enrolment_of(config, announcement.roster)
     config.policy.check(plan, enrolled_in(None if enrolment is None else enrolment.roster))
     require_same_dimension(plan, layout)
     ClientAccount(config.log, config.budget).require_room(plan, announcement.run, history)
@@ -90,7 +90,7 @@ class ClientAttempt:
     @staticmethod
     def resume(config: ClientConfig, saved: SavedPhase) -> "ClientAttempt":
         """Go on with what was kept, as the invitation has it."""
-        enrolment, history = _standing(config)
+        enrolment, history = enrolment_of(config)
         roster = None if enrolment is None else enrolment.roster
         invited = decode_invitation(saved.invitation, None if roster is None else roster.depth)
         if invited.client != config.client:
@@ -189,7 +189,7 @@ def _numbers(body: Mapping[str, object]) -> tuple[int, int]:
     return int(str(body["round"])), int(str(body["attempt"]))
 
 
-def _standing(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:
+def enrolment_of(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:
     """Return under which roster this client stands, and its log; without a key it has no roster."""
     if config.secret is None:
         return None, config.log.read()

@@ -24,7 +24,16 @@ NODE_SETTING = "d2pfed-directory"  # in the SuperNode's --node-config
 SIMULATION_VARIABLE = "D2PFED_SIMULATION"  # set by whoever starts a simulation; no server can set it
 NOBODY = bytes(KEY_BYTES)  # in the place of the authority where nobody is enrolled
 
-_TYPES = {"client": int, "consistency": str, "authority": str, "anchor": str, "policy": dict, "budget": dict}
+_TYPES = {
+    "client": int,
+    "consistency": str,
+    "authority": str,
+    "anchor": str,
+    "state": str,
+    "keys_on_disk": bool,
+    "policy": dict,
+    "budget": dict,
+}
 _SETTINGS = """client = {client}
 authority = "{authority}"  # whose signature under a roster counts
 {anchor}  # where the head of this client's log is kept, outside of this directory and of backups
@@ -67,6 +76,8 @@ class ClientConfig:
     policy: Policy
     budget: ClientBudget  # of this client, over all runs
     secret: bytes | None = field(repr=False)
+    state: Path | None = None  # where standing keys are kept, in memory; None: where the system offers it
+    keys_on_disk: bool = False  # whether they may be kept on a disk, whose backups void the guarantee
 
     def __post_init__(self) -> None:
         require_identity(self.client)
@@ -155,6 +166,8 @@ def read_client_config(directory: Path) -> ClientConfig:
             policy=Policy(**_table(settings, "policy", Policy)),
             budget=ClientBudget(**_table(settings, "budget", ClientBudget)),
             secret=None if authority == NOBODY else read_secret(directory / "key"),
+            state=Path(settings["state"]).expanduser() if "state" in settings else None,
+            keys_on_disk=settings.get("keys_on_disk", False),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{directory / 'client.toml'} is not a client's settings: {error!r}") from error
@@ -208,7 +221,7 @@ def _require_types(settings: Mapping[str, object], types: Mapping[str, type]) ->
     for name, value in settings.items():
         expected = types.get(name, object)
         fits = isinstance(value, (int, float) if expected is float else expected)
-        if not fits or (isinstance(value, bool) and expected is not object):
+        if not fits or (isinstance(value, bool) and expected not in (object, bool)):
             raise TypeError(f"{name} must be of type {expected.__name__}, got {shortened(value)}")
 
 

@@ -17,6 +17,7 @@ from d2pfed.ledger.files import (
     replace_file,
     sync_directory,
 )
+from d2pfed.ledger.volatile import boot
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.wire import Reader, pack_integer, pack_text
 
@@ -24,7 +25,6 @@ _log = logging.getLogger("d2pfed.flower")
 
 MAX_RUNS = 10_000  # a server that announces run after run fills no disk
 
-_BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _CHECKSUM_BYTES = 32
 
 
@@ -197,11 +197,3 @@ def _erase(file: Path) -> None:
             file.unlink(missing_ok=True)
     except OSError as error:
         _log.error("%s cannot be erased (%s): remove it", file, error.strerror)
-
-
-def boot() -> str:
-    """Return what tells this start of the machine from the ones before; empty where the system does not say."""
-    try:
-        return _BOOT_FILE.read_text().strip()
-    except OSError:
-        return ""

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.records import MESSAGE_TYPE, answer_from_record, to_record
 from d2pfed.flower.requests import (
+    HAS_KEYS,
     MAX_ATTEMPT_SECONDS,
     ExchangeRequest,
     RequestKind,
@@ -31,6 +32,8 @@ MessageFactory = Callable[[RecordDict, int, str, float], Message]
 _log = logging.getLogger("d2pfed.flower")
 
 _ANNOUNCEMENT = "ANNOUNCEMENT"  # the name of this exchange in the log
+_PRESENCE = "PRESENCE"
+_TRAINING = (MessageKind.MASK_REQUEST, MessageKind.STANDING_REQUEST)  # for whose answers clients train
 
 
 def make_message(content: RecordDict, node: int, group: str, seconds: float) -> Message:
@@ -64,7 +67,7 @@ class Deadlines:
 
     def of(self, frame: bytes) -> float:
         """Return the seconds for the answer to a request."""
-        return self.training if kind_of(frame) == MessageKind.MASK_REQUEST else self.keys
+        return self.training if kind_of(frame) in _TRAINING else self.keys
 
 
 def refuse(exchange: str, node: int, reason: object) -> None:
@@ -182,6 +185,26 @@ class GridExchange:
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""
         refuse(self.stats[-1].name, self._nodes[client], error)
+
+
+def ask_presence(
+    transport: GridTransport, nodes: Mapping[ClientId, int], epoch: bytes, seconds: float
+) -> dict[ClientId, bool]:
+    """Ask clients whether they are there; of those who answer in time, say whether they hold keys of an epoch."""
+    content = to_record(RequestKind.PRESENCE, epoch)
+    sent = {client: transport.send(content, node, _PRESENCE, seconds) for client, node in nodes.items()}
+    clients = {reference: client for client, reference in sent.items() if reference is not None}
+    waiting = {reference: nodes[client] for reference, client in clients.items()}
+    until, there = time.monotonic() + seconds, dict[ClientId, bool]()
+    while waiting and transport.pause(until):
+        for reference, answer in transport.pull(_PRESENCE, waiting):
+            node = waiting.pop(reference)
+            if answer is not None:
+                try:
+                    there[clients[reference]] = answer_from_record(answer, RequestKind.PRESENCE) == HAS_KEYS
+                except PeerError as error:
+                    refuse(_PRESENCE, node, error)
+    return there
 
 
 class NodeRegistry:

@@ -2,30 +2,41 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from d2pfed.accounting import Unit
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_account import ClientAccount
 from d2pfed.flower.client_attempt import ClientAttempt, accept_run
 from d2pfed.flower.client_config import ClientConfig
+from d2pfed.flower.client_standing import STANDING_REQUESTS, StandingAttempt, answer_standing, holds_keys
 from d2pfed.flower.client_state import SavedPhase, SavedPhases
 from d2pfed.flower.layout import Layout, NamedArrays, decode_model, decode_task
-from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
+from d2pfed.flower.requests import (
+    HAS_KEYS,
+    HAS_NO_KEYS,
+    ExchangeRequest,
+    RequestKind,
+    RunAcceptance,
+    RunAnnouncement,
+)
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.numerics.ring import RingVector
-from d2pfed.round import Participant
+from d2pfed.numerics.ring import IntVector, RingVector
+from d2pfed.round import Participant, Units
 from d2pfed.secagg import Session
 from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import binding_of, kind_of
 
-# Trains the model with these arrays under this configuration, and returns the trained arrays.
-TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays]
+# Trains the model with these arrays under this configuration, and returns the trained arrays; where the unit is a
+# record, the silo's units under that model instead.
+TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | Units]
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -53,6 +64,8 @@ class PrivateClient:
         try:
             if kind is RequestKind.ANNOUNCEMENT:
                 return self._accept(RunAnnouncement.decode(data)).encode()
+            if kind is RequestKind.PRESENCE:
+                return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
             return self._participate(ExchangeRequest.decode(data))
         except Exception as error:  # whatever it is: a transport may send its text to the server
             if isinstance(error, (PeerError, ConfigError)) and not isinstance(error, FileError):
@@ -71,6 +84,10 @@ class PrivateClient:
     def _participate(self, request: ExchangeRequest) -> bytes:
         """Answer one frame of an attempt, from the phase that was saved, and save the next one."""
         begun = time.monotonic()
+        if kind_of(request.frame) in STANDING_REQUESTS:
+            answer = answer_standing(self.config, request.frame, self._encode)
+            require_in_time(begun, request.seconds)
+            return answer
         phases = SavedPhases(self.config.directory)
         phases.sweep()
         if kind_of(request.frame) == MessageKind.INVITATION:
@@ -81,44 +98,91 @@ class PrivateClient:
         answer, state = attempt.answer(
             request.frame, _Contribution(attempt, self.run_config, self.train).contribute
         )
-        if time.monotonic() - begun > request.seconds:
-            raise PeerError(f"the answer took longer than the server's {request.seconds:g} seconds")
+        require_in_time(begun, request.seconds)
         if state is not None:
             saved = attempt.saved
             next_phase = SavedPhase(saved.run, saved.invitation, saved.begun, saved.expires, state)
             phases.save(attempt.session.digest, next_phase)
         return answer
 
+    def _encode(self, attempt: StandingAttempt, task: bytes, model: bytes) -> RingVector:
+        """Train and return the ring vector of a step, which is charged afterwards, before it is masked."""
+        contribution = _Contribution(attempt, self.run_config, self.train)
+        return contribution.vector(*contribution.read(task, model), None, 0)
+
+
+def require_in_time(begun: float, seconds: float) -> None:
+    """Refuse to send what the server does not wait for any more."""
+    if time.monotonic() - begun > seconds:
+        raise PeerError(f"the answer took longer than the server's {seconds:g} seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class _NoUnits:
+    """A silo that holds nothing."""
+
+    count: int = 0
+
+    def gradients(self, _chosen: IntVector) -> Iterator[NDArray[np.float32]]:
+        """Return nothing."""
+        return iter(())
+
 
 @dataclass(frozen=True, slots=True)
 class _Contribution:
-    """This client's contribution to one session."""
+    """This client's contribution to one session, or to one step with standing keys."""
 
-    attempt: ClientAttempt
+    attempt: ClientAttempt | StandingAttempt
     run_config: Mapping[str, object]
     train: TrainArrays
 
     def contribute(self, task: bytes, model: bytes, group: bytes | None) -> RingVector:
         """Charge this client's own account, train, and return the ring vector."""
-        config, plan, session = self.attempt.config, self.attempt.plan, self.attempt.session
-        layout = Layout.decode(self.attempt.terms.layout)
-        settings = decode_task(task, layout, self.run_config)  # before anything is charged
-        params = decode_model(model, layout)
-        participations = ClientAccount(config.log, config.budget).charge(
-            plan,
+        attempt = self.attempt
+        if not isinstance(attempt, ClientAttempt):
+            raise ConfigError("a step with standing keys is charged after its vector is made")
+        settings, params = self.read(task, model)  # before anything is charged
+        session = attempt.session
+        participations = ClientAccount(attempt.config.log, attempt.config.budget).charge(
+            attempt.plan,
             session.run,
             session.round,
             session.attempt,
             _draw_of(session),
-            require=self.attempt.require_draw_left,
+            require=attempt.require_draw_left,
         )
+        return self.vector(settings, params, group, participations)
+
+    def read(self, task: bytes, model: bytes) -> tuple[dict[str, object], FloatVector]:
+        """Return the settings and the parameters that the server has sent."""
+        layout = Layout.decode(self.attempt.terms.layout)
+        return dict(decode_task(task, layout, self.run_config)), decode_model(model, layout)
+
+    def vector(
+        self, settings: Mapping[str, object], params: FloatVector, group: bytes | None, participations: int
+    ) -> RingVector:
+        """Train and encode, with the system's entropy."""
         participant = Participant(
-            plan=plan,
-            client=config.client,
+            plan=self.attempt.plan,
+            client=self.attempt.config.client,
             entropy=Entropy.system().require_system(),
             participations=participations,
         )
-        return participant.encode(session, self._update(settings, params, layout), group)
+        layout = Layout.decode(self.attempt.terms.layout)
+        if self.attempt.plan.unit is Unit.RECORD:
+            return self._records(participant, settings, layout.unflatten(params))
+        return participant.encode(self.attempt.session, self._update(settings, params, layout), group)
+
+    def _records(
+        self, participant: Participant, settings: Mapping[str, object], arrays: NamedArrays
+    ) -> RingVector:
+        """Return the vector of a secret batch; if it cannot be computed, that of an empty one, as in `_update`."""
+        try:
+            units = _units(self.train(arrays, settings))
+            return participant.encode(self.attempt.session, units, None)
+        except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
+            _log.exception("the gradients of a batch failed: this silo contributes its noise alone")
+            return participant.encode(self.attempt.session, _NoUnits(), None)
 
     def _update(self, settings: Mapping[str, object], params: FloatVector, layout: Layout) -> FloatVector:
         """Return the update that training makes: what is trained minus what was sent.
@@ -127,10 +191,23 @@ class _Contribution:
         show it. What went wrong is for this client's own log.
         """
         try:
-            return _finite(layout.flatten(self.train(layout.unflatten(params), settings)) - params)
+            trained = _arrays(self.train(layout.unflatten(params), settings))
+            return _finite(layout.flatten(trained) - params)
         except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
             _log.exception("training failed: this client contributes zero and its noise")
             return np.zeros_like(params)
+
+
+def _units(made: NamedArrays | Units) -> Units:
+    if not isinstance(made, Units):
+        raise ConfigError("a plan with the unit record needs a silo's units (PrivateRecords), got arrays")
+    return made
+
+
+def _arrays(made: NamedArrays | Units) -> NamedArrays:
+    if isinstance(made, Units):
+        raise ConfigError("units of records are for a plan with the unit record")
+    return made
 
 
 def _draw_of(session: Session) -> dict[str, object]:

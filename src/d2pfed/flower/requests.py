@@ -20,6 +20,8 @@ MAX_FRAME_BYTES = 1 << 31
 MAX_DRAWS = 1 << 20
 MAX_ATTEMPT_SECONDS = 7 * 86_400.0  # no client keeps the secrets of an attempt for longer
 
+HAS_KEYS, HAS_NO_KEYS = b"\x01", b"\x00"  # answers to a request for presence
+
 _ID_BYTES = 8
 _SIZE_BYTES = 4
 _TIME_BYTES = 8
@@ -30,6 +32,7 @@ class RequestKind(StrEnum):
 
     ANNOUNCEMENT = "d2pfed.announcement"
     EXCHANGE = "d2pfed.exchange"
+    PRESENCE = "d2pfed.presence"  # whether a silo is there, with the keys of an epoch
 
 
 @dataclass(frozen=True, slots=True)

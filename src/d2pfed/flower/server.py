@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -32,10 +33,11 @@ from d2pfed.flower.positions import Positions
 from d2pfed.flower.records import to_array_record, to_named_arrays
 from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
+from d2pfed.flower.standing_server import StandingSilos
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, PrivacyTarget
-from d2pfed.round import Attempt, Invite, gather, require_fixed_clip, session_of
+from d2pfed.round import Attempt, Invite, gather, require_fixed_clip, require_standing_plan, session_of
 from d2pfed.runs import ArrayShape, End, ExchangeRecord, RoundRecord, Run, RunSettings, open_run
 from d2pfed.secagg import Session
 from d2pfed.secagg.graph import Consistency
@@ -46,6 +48,13 @@ from d2pfed.training import Cohorts, ServerOptimizer
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _log = logging.getLogger("d2pfed.flower")
+
+
+class KeyUse(StrEnum):
+    """How long the keys live under which vectors are masked."""
+
+    ATTEMPT = "attempt"  # four exchanges a round, dropouts are tolerated
+    STANDING = "standing"  # one exchange a round, void and tried again if a silo is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,7 @@ class PrivateFedAvg:
         target: what the plan was calibrated for, so that the report can say it; None if it is not known.
         optimizer: how the server moves the model.
         deadlines: how many seconds the server waits.
+        keys: whether clients agree on keys for each attempt, or silos once for the run; None: as the plan says.
         message_factory: makes a message; tests bring their own.
     """
 
@@ -90,6 +100,7 @@ class PrivateFedAvg:
     target: PrivacyTarget | None = None
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    keys: KeyUse | None = None
     message_factory: MessageFactory = field(default=make_message, repr=False)
 
     def __post_init__(self) -> None:
@@ -108,11 +119,23 @@ class PrivateFedAvg:
             raise ConfigError(
                 f"the plan's consistency must be {expected.value}, got {self.plan.consistency.value}"
             )
+        if self.keys is not None:
+            object.__setattr__(self, "keys", KeyUse(self.keys))
+        if self.keys is KeyUse.STANDING and self.roster is None:
+            raise ConfigError("standing keys are for enrolled silos, got no roster")
+        if self.has_standing_keys:
+            require_standing_plan(self.plan)
 
     @property
     def population(self) -> tuple[int, ...]:
         """All clients that can be chosen."""
         return tuple(range(self.plan.sampling.population)) if self.roster is None else self.roster.roster.clients
+
+    @property
+    def has_standing_keys(self) -> bool:
+        """Whether silos keep keys for the run, so that a round is one exchange."""
+        chosen = self.plan.uses_standing_keys if self.keys is None else self.keys is KeyUse.STANDING
+        return chosen and self.roster is not None
 
     def start(
         self,
@@ -152,8 +175,12 @@ class PrivateFedAvg:
                 {**(run_config or {})},
             )
             evaluator.validate(run.state.rounds, run.state.average)
-            federation = FlowerFederation(strategy, transport, run, layout, configs)
-            summary = run.train(federation, evaluator, _Logged(self.plan.max_attempts), rounds)
+            listen = _Logged(self.plan.max_attempts)
+            if strategy.has_standing_keys:
+                summary = run.train(_silos(strategy, transport, run, layout, configs), evaluator, listen, rounds)
+            else:
+                federation = FlowerFederation(strategy, transport, run, layout, configs)
+                summary = run.train(federation, evaluator, listen, rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
         return evaluator.result(to_array_record(layout.unflatten(run.last_model())))
@@ -318,6 +345,28 @@ class _Logged:
         for each in record.exchanges:
             _log.info("  %-14s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
         return True
+
+
+def _silos(
+    strategy: PrivateFedAvg,
+    transport: GridTransport,
+    run: Run,
+    layout: Layout,
+    configs: tuple[dict[str, object], dict[str, object]],
+) -> StandingSilos:
+    positions = _positions(strategy)
+    if strategy.roster is None or positions is None:
+        raise ConfigError("standing keys are for enrolled silos, got no roster")
+    return StandingSilos(
+        strategy.plan,
+        strategy.roster,
+        transport,
+        run,
+        layout,
+        configs=configs,
+        deadlines=strategy.deadlines,
+        positions=positions,
+    )
 
 
 def _positions(strategy: PrivateFedAvg) -> Positions | None:

@@ -19,15 +19,15 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_MAY_USE = stat.S_IRWXG | stat.S_IRWXO
 
 
-def require_directory(path: Path) -> None:
-    """Refuse a directory that is a link, belongs to somebody else, or that others can write to."""
+def require_directory(path: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> None:
+    """Refuse a directory that is a link, belongs to somebody else, or that others can write to (or use at all)."""
     try:
         found = path.lstat()
     except OSError as error:
         raise FileError(f"cannot use {path}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
         raise FileError(f"{path} must be a directory, and no link to one")
-    _require_own(path, found, OTHERS_MAY_WRITE)
+    _require_own(path, found, forbidden)
 
 
 def make_directory(path: Path) -> None:

@@ -6,10 +6,21 @@ from d2pfed.round.given import Fidelity, given_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Units
-from d2pfed.round.session import Attempt, rotation_seed, session_of, sketch_of
+from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
+from d2pfed.round.standing import AskPresence, StandingAttempts, StandingRun, StandingSum
+from d2pfed.round.standing_silo import (
+    StandingMemory,
+    StandingSteps,
+    can_stand,
+    epoch_of,
+    invited_epoch,
+    require_standing_plan,
+)
 
 __all__ = [
+    "AskPresence",
     "Attempt",
+    "AttemptBinding",
     "Attempts",
     "Batch",
     "Collected",
@@ -18,15 +29,24 @@ __all__ = [
     "MaskedSum",
     "Outcome",
     "Participant",
+    "StandingAttempts",
+    "StandingMemory",
+    "StandingRun",
+    "StandingSteps",
+    "StandingSum",
     "Units",
     "accept",
     "aggregate",
+    "can_stand",
     "enrolled_in",
+    "epoch_of",
     "gather",
     "given_sum",
+    "invited_epoch",
     "invited_session",
     "require_clip",
     "require_fixed_clip",
+    "require_standing_plan",
     "rotation_seed",
     "run_plan",
     "session_of",

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from d2pfed.accounting import Release, Sampling
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import ConfigError, TooFewClients, VoidStep
 from d2pfed.ledger import RunPlan
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
@@ -17,14 +17,17 @@ from d2pfed.plan import Plan
 from d2pfed.plan.widths import variance
 from d2pfed.round.gathering import Collected
 from d2pfed.round.participant import require_clip
-from d2pfed.round.session import Attempt, delivery_of, rotation_seed
-from d2pfed.secagg import Delivery, Session
+from d2pfed.round.session import Attempt, AttemptBinding, delivery_of, rotation_seed
+from d2pfed.secagg import Delivery
 from d2pfed.secagg.graph import Consistency
 
 LEAST_SECRET_COHORT = 40  # on average: fewer than two clients are then drawn with a chance below 10^-15
 
 
 FEWEST = 2  # clients of a cohort that one can hide among
+
+
+B = TypeVar("B", bound=AttemptBinding)
 
 
 class ReleaseLedger(Protocol):
@@ -51,27 +54,27 @@ class ReleaseLedger(Protocol):
         ...
 
 
-class Attempts(Protocol):
+class Attempts(Protocol[B]):
     """Who takes part in an attempt, and how their vectors come together: all that a transport has to supply."""
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the sorted cohort: after a charged attempt a fresh one, after a void one it may be the same again."""
         ...
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> B:
         """Return the session of an attempt, bound to the plan and, where there is one, to a roster and its draw."""
         ...
 
-    def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
+    def collect(self, session: B, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather a session's vectors, trained from a model; each client has taken part so often before."""
         ...
 
 
 @runtime_checkable
-class ClippedAttempts(Protocol):
+class ClippedAttempts(Protocol[B]):
     """Attempts that tell their clients the clip of the round, where the plan's adapts."""
 
-    def with_clip(self, clip: float) -> Attempts:
+    def with_clip(self, clip: float) -> Attempts[B]:
         """Return the attempts of a round with this clip."""
         ...
 
@@ -113,7 +116,7 @@ def aggregate(
     plan: Plan,
     first: Attempt,
     model: FloatVector,
-    attempts: Attempts,
+    attempts: Attempts[B],
     ledger: ReleaseLedger,
     *,
     clip: float | None = None,
@@ -121,7 +124,8 @@ def aggregate(
     """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 
     Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on with
-    those who were left; not so if signed, where cohorts have the planned size. `clip` is that of the round, where the
+    those who were left; not so if signed, where cohorts have the planned size. With standing keys the members are those
+    who are there, and an attempt that is void stays charged. `clip` is that of the round, where the
     plan's clip adapts: a function of earlier outcomes alone.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
@@ -142,6 +146,8 @@ def aggregate(
         ledger.reserve(plan.release(run, number, attempt.number, cohort, plan.quorum))
         try:
             collected = attempts.collect(session, model, participations)
+        except VoidStep:
+            continue  # with standing keys every attempt is charged: late vectors may still complete its sum
         except TooFewClients as lack:
             if not plan.uses_standing_keys:  # where vectors were sent, they stay charged
                 ledger.void(run, number, attempt.number)
@@ -159,7 +165,7 @@ def aggregate(
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
 
-def _clipped(plan: Plan, attempts: Attempts, clip: float | None) -> Attempts:
+def _clipped(plan: Plan, attempts: Attempts[B], clip: float | None) -> Attempts[B]:
     """Return the attempts with the clip of the round; refuse those that would not tell it to their clients."""
     require_clip(plan, clip)
     if clip is None:

@@ -42,9 +42,9 @@ class MaskedSum:
 
     def unmask(self) -> Sum:
         """Ask the survivors to open the masks."""
-        _run(self.confirming, self.exchange, self.refused)
+        run_exchange(self.confirming, self.exchange, self.refused)
         unmasking = self.confirming.close()
-        _run(unmasking, self.exchange, self.refused)
+        run_exchange(unmasking, self.exchange, self.refused)
         return unmasking.close()
 
 
@@ -99,15 +99,16 @@ def gather(
         remembered=invite.remembered,
         excluded=invite.excluded,
     )
-    _run(advertising, exchange, refused)
+    run_exchange(advertising, exchange, refused)
     invite.remember(advertising.positions)
     sharing = advertising.close()
-    _run(sharing, exchange, refused)
+    run_exchange(sharing, exchange, refused)
     masking = sharing.close(task, model)
-    _run(masking, exchange, refused)
+    run_exchange(masking, exchange, refused)
     return MaskedSum(masking.close(), exchange, refused)
 
 
-def _run(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
+def run_exchange(phase: ServerPhase, exchange: Exchange, refused: Refused) -> None:
+    """Run one exchange of a phase, and tell who answered badly."""
     for client, error in collect(phase, exchange).items():
         refused(client, error)

@@ -14,7 +14,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round.records import Batch, Units
-from d2pfed.round.session import rotation_seed
+from d2pfed.round.session import AttemptBinding, rotation_seed
 from d2pfed.secagg import Client, Enrolment, History, Session
 from d2pfed.secagg.crypto import Agree
 from d2pfed.secagg.crypto import agree as compute_secret
@@ -35,7 +35,7 @@ class Participant:
 
     def encode(
         self,
-        session: Session,
+        session: AttemptBinding,
         update: Update,
         group: bytes | None,
         clip: float | None = None,
@@ -68,7 +68,7 @@ class Participant:
         centres = self.plan.codec.prepare(self._vector(own, clip), rotation_seed(session), dither)
         return self.plan.ring.wrap(self.plan.mechanism.encode(centres, share, fresh))
 
-    def batch(self, session: Session, count: int) -> Batch:
+    def batch(self, session: AttemptBinding, count: int) -> Batch:
         """Return this attempt's batch of a silo that holds so many units, drawn by fresh coins."""
         fresh = self.entropy.child("contribution", session.digest, self.client)
         is_silent = self.participations >= self.plan.max_participations

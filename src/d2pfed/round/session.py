@@ -1,11 +1,13 @@
 """What the protocol of an attempt is bound to."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import PeerError
 from d2pfed.noise.mechanisms import Designated, Shared
 from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.ring import Ring
 from d2pfed.plan import Plan
 from d2pfed.secagg import Delivery, Roster, Session
 from d2pfed.secagg.graph import Consistency
@@ -19,6 +21,59 @@ class Attempt:
     run: str
     round: int
     number: int
+
+
+class AttemptBinding(Protocol):
+    """What an attempt's vectors are encoded for, and its sum decoded by: a session, or a step with standing keys."""
+
+    @property
+    def plan_digest(self) -> bytes:
+        """The digest of the plan."""
+        ...
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The number of the round."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """What is fresh for every attempt and cohort."""
+        ...
+
+    @property
+    def cohort(self) -> tuple[int, ...]:
+        """Who takes part."""
+        ...
+
+    @property
+    def designated(self) -> int:
+        """Who bears the noise, where one does."""
+        ...
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of the sum."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """The length of a vector."""
+        ...
+
+    def rank(self, client: int) -> int:
+        """Return a client's place in the cohort."""
+        ...
 
 
 def session_of(
@@ -93,6 +148,6 @@ def delivery_of(plan: Plan) -> Delivery:
     return Delivery.QUORUM
 
 
-def rotation_seed(session: Session) -> bytes:
+def rotation_seed(session: AttemptBinding) -> bytes:
     """Return the public seed of an attempt's rotation: both sides know it, so it travels in no message."""
     return digest("rotation", session.plan_digest, session.run, session.round, session.attempt)

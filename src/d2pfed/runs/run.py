@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,25 @@ from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan, guarantees, observers
-from d2pfed.round import Attempt, Attempts, Outcome, aggregate, require_clip, require_fixed_clip, run_plan
+from d2pfed.round import (
+    Attempt,
+    AttemptBinding,
+    Attempts,
+    Outcome,
+    aggregate,
+    require_clip,
+    require_fixed_clip,
+    run_plan,
+)
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
 from d2pfed.training import Aggregate, ServerState, TrainedRound, train
 
+B = TypeVar("B", bound=AttemptBinding)
 
-class Federation(Attempts, Protocol):
+
+class Federation(Attempts[B], Protocol[B]):
     """Clients whose sums are private: simulated, or elsewhere."""
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
@@ -124,7 +135,7 @@ class Run:
 
     def train(
         self,
-        federation: Federation,
+        federation: Federation[B],
         evaluator: Evaluator,
         listen: Listener,
         rounds: int | None = None,

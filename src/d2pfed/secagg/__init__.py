@@ -19,6 +19,18 @@ from d2pfed.secagg.server import (
     with_enough_holders,
 )
 from d2pfed.secagg.session import Delivery, Session
+from d2pfed.secagg.standing import Epoch, StandingKeys, StandingStep
+from d2pfed.secagg.standing_client import (
+    StandingAccount,
+    StandingAdvertised,
+    StandingReady,
+    StandingSilo,
+    StandingState,
+    StandingStore,
+    answer_step,
+)
+from d2pfed.secagg.standing_messages import StandingInvitation, decode_standing_invitation
+from d2pfed.secagg.standing_server import StandingAdvertising, StandingAgreeing, StandingCollecting, StandingEpoch
 from d2pfed.secagg.unmask import Sum
 
 __all__ = [
@@ -49,4 +61,20 @@ __all__ = [
     "require_enough",
     "group_seed_of",
     "upload_bytes",
+    "Epoch",
+    "StandingKeys",
+    "StandingStep",
+    "StandingInvitation",
+    "decode_standing_invitation",
+    "StandingSilo",
+    "StandingAdvertised",
+    "StandingReady",
+    "StandingState",
+    "StandingStore",
+    "StandingAccount",
+    "answer_step",
+    "StandingAdvertising",
+    "StandingAgreeing",
+    "StandingEpoch",
+    "StandingCollecting",
 ]

@@ -6,8 +6,10 @@ Tests show what each rule prevents: with that one rule patched away, the server 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from d2pfed.errors import ConfigError, PeerError, RolledBack
-from d2pfed.numerics.ring import RingVector
+from d2pfed.numerics.ring import Ring, RingVector
 from d2pfed.secagg import crypto
 from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
 from d2pfed.secagg.invitation import Invitation
@@ -208,3 +210,10 @@ def require_confirmed(session: Session, roster: Roster, statement: bytes, signat
     """Refuse signatures under anything but what this client has signed itself: all were told the same."""
     for rank, signature in signatures.items():
         crypto.require_signature(roster.key(session.cohort[rank]), signature, statement)
+
+
+def ring_copy(ring: Ring, dimension: int, vector: RingVector) -> RingVector:
+    """Return a copy of a contribution, to be masked; refuse one that is no vector of the ring."""
+    if vector.dtype != np.uint32 or vector.shape != (dimension,) or vector.max() >= ring.modulus:
+        raise ConfigError(f"a contribution must be {dimension} numbers of the ring, got {vector.shape}")
+    return vector.copy()

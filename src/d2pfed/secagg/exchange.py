@@ -1,21 +1,36 @@
 """One exchange as the server sees it: requests go out, answers come in, each client answers once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.secagg.session import Session
 from d2pfed.secagg.wire import ClientId, Subset
 
 Exchange = Callable[[Mapping[ClientId, bytes]], Iterable[tuple[ClientId, bytes]]]
 
 
+class Cohort(Protocol):
+    """A session or an epoch: who may be asked, by rank."""
+
+    @property
+    def cohort(self) -> tuple[ClientId, ...]:
+        """The clients, increasing."""
+        ...
+
+    def rank(self, client: ClientId) -> int:
+        """Return a client's place; ConfigError for a stranger."""
+        ...
+
+
+S = TypeVar("S", bound=Cohort)
+
+
 class Outbox(Mapping[ClientId, bytes]):
     """Requests by client, each built when it is looked up: a model is not copied for a whole cohort at once."""
 
-    def __init__(self, session: Session, asked: Subset, build: Callable[[int], bytes]) -> None:
+    def __init__(self, session: Cohort, asked: Subset, build: Callable[[int], bytes]) -> None:
         self._ranks = {session.cohort[rank]: int(rank) for rank in np.flatnonzero(asked)}
         self._build = build
 
@@ -30,7 +45,7 @@ class Outbox(Mapping[ClientId, bytes]):
 
 
 class ServerPhase(Protocol):
-    """What the five phases have in common."""
+    """What all phases have in common."""
 
     def outbox(self) -> Outbox:
         """Return the requests."""
@@ -53,10 +68,10 @@ def collect(phase: ServerPhase, exchange: Exchange) -> dict[ClientId, PeerError]
     return refused
 
 
-class PendingAnswers:
+class PendingAnswers(Generic[S]):
     """Who was asked, and who has answered: a client's first answer is its only one."""
 
-    def __init__(self, session: Session, asked: Subset) -> None:
+    def __init__(self, session: S, asked: Subset) -> None:
         self.session = session
         self.asked = asked
         self._answered = np.zeros_like(asked)

@@ -37,7 +37,7 @@ HASH_BYTES = 32
 
 
 class MessageKind(IntEnum):
-    """What a frame holds; requests are odd, answers even. Kinds 11 to 16 are kept for standing keys."""
+    """What a frame holds; requests are odd, answers even. Kinds 11 to 16 belong to standing keys."""
 
     INVITATION = 1
     KEY_ADVERTISEMENT = 2
@@ -61,6 +61,8 @@ class MessageKind(IntEnum):
     SAVED_SHARED = 67
     SAVED_MASKED = 68
     SAVED_CONFIRMED = 69
+    SAVED_STANDING_ADVERTISED = 70
+    SAVED_STANDING = 71
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,9 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
-
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, crypto, keys, messages, shamir
@@ -175,7 +173,8 @@ class Shared:
         opened = self._open(local, request.shares)
         group = self._group_seed(local, request.sharers, opened)
         context = keys.context(joined, request.task, request.model, request.sharers)
-        vector = _checked(session, local.contribute(request.task, request.model, group))
+        contributed = local.contribute(request.task, request.model, group)
+        vector = checks.ring_copy(session.ring, session.dimension, contributed)
         hashed = keys.NO_GROUP if group is None else keys.group_hash(group)
         self._mask(local, vector, context, hashed, self._partners(local, request.sharers, opened))
         seed_shares = {rank: content.seed_share for rank, content in opened.items()}
@@ -306,9 +305,3 @@ def _met(local: ClientSession, listed: KeyAdvertisements) -> dict[ClientId, Posi
         for client, position in positions.items()
         if position is not None and client != local.client
     }
-
-
-def _checked(session: Session, vector: RingVector) -> RingVector:
-    if vector.dtype != np.uint32 or vector.shape != (session.dimension,) or vector.max() >= session.ring.modulus:
-        raise ConfigError(f"a contribution must be {session.dimension} numbers of the ring, got {vector.shape}")
-    return vector.copy()

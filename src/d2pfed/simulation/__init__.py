@@ -6,6 +6,7 @@ from d2pfed.simulation.clear import ClearFederation, plain_mean
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.simulation.federation import SimulatedFederation, collect
 from d2pfed.simulation.silos import Silos
+from d2pfed.simulation.standing import StandingFederation
 
 __all__ = [
     "EXCHANGES",
@@ -18,6 +19,7 @@ __all__ = [
     "TrainClients",
     "Silos",
     "SimulatedFederation",
+    "StandingFederation",
     "collect",
     "plain_mean",
     "warm_up",

@@ -12,8 +12,8 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import Participant, Units, sketch_of
-from d2pfed.secagg import Delivery, Session
+from d2pfed.round import AttemptBinding, Participant, Units, sketch_of
+from d2pfed.secagg import Delivery
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
 TrainClients = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
@@ -27,7 +27,7 @@ class Encoder:
     """What it takes to encode the clients of a session, beside their updates."""
 
     plan: Plan
-    session: Session
+    session: AttemptBinding
     group: bytes | None = field(repr=False)
     entropy: Entropy
     participations: Mapping[int, int]

@@ -1,0 +1,325 @@
+"""A silo's half of standing keys in a deployment: what it logs, where its keys live, and how a step is charged."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from d2pfed.errors import ConfigError, PeerError, RolledBack
+from d2pfed.flower.client_account import ClientAccount
+from d2pfed.flower.client_attempt import enrolment_of, require_same_roster
+from d2pfed.flower.client_config import ClientConfig
+from d2pfed.flower.client_state import AcceptedRuns, RunTerms
+from d2pfed.flower.positions import Positions
+from d2pfed.ledger import decode_release
+from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.rows import Head
+from d2pfed.ledger.volatile import KEYS_ON_DISK, VolatileFile, default_volatile
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.ring import RingVector
+from d2pfed.plan import Plan, decode_plan
+from d2pfed.round import enrolled_in, invited_epoch
+from d2pfed.secagg import (
+    Enrolment,
+    Epoch,
+    History,
+    StandingAdvertised,
+    StandingReady,
+    StandingSilo,
+    StandingState,
+    StandingStep,
+    answer_step,
+    decode_standing_invitation,
+)
+from d2pfed.secagg.messages import MessageKind
+from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.standing_checks import require_charge_once, require_first_is_new
+from d2pfed.secagg.wire import BINDING_BYTES, Reader, binding_of, kind_of, pack_integer
+
+_log = logging.getLogger("d2pfed.flower")
+_T = TypeVar("_T")
+
+STANDING_REQUESTS = (
+    MessageKind.STANDING_INVITATION,
+    MessageKind.STANDING_ADVERTS,
+    MessageKind.STANDING_REQUEST,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StandingAttempt:
+    """One step, as training and encoding see it."""
+
+    config: ClientConfig
+    terms: RunTerms
+    plan: Plan
+    session: StandingStep
+
+
+# Trains for a step, given the bytes of task and model, and returns the vector that is masked.
+EncodeStep = Callable[[StandingAttempt, bytes, bytes], RingVector]
+
+
+def answer_standing(config: ClientConfig, frame: bytes, encode: EncodeStep) -> bytes:
+    """Answer a request of standing keys: an invitation, the adverts of all, or a step."""
+    kind = kind_of(frame)
+    if kind == MessageKind.STANDING_INVITATION:
+        return _begin(config, frame)
+    keys = _KeyFile.of(config, binding_of(frame))
+    invitation, _ = keys.load()
+    place = _Place.of(config, invitation)
+    if kind == MessageKind.STANDING_ADVERTS:
+        return _agree(place, keys, frame)
+    return answer_step(
+        place.epoch,
+        config.client,
+        frame,
+        store=_KeyStore(keys, place.epoch, config.client),
+        account=_StepAccount(place),
+        contribute=lambda step, task, model: encode(
+            StandingAttempt(config, place.terms, place.plan, step), task, model
+        ),
+    )
+
+
+def holds_keys(config: ClientConfig, epoch: bytes) -> bool:
+    """Say whether this silo has the keys of an epoch; refuses to say it where its cap or budget is reached."""
+    if len(epoch) != BINDING_BYTES:
+        raise PeerError(f"an epoch's digest has {BINDING_BYTES} bytes, got {len(epoch)}")
+    try:
+        invitation, saved = _KeyFile.of(config, epoch).load()
+    except PeerError:
+        return False
+    place = _Place.of(config, invitation)
+    ClientAccount(config.log, config.budget).require_left(place.plan, place.epoch.run, 0, 0, place.history)
+    return _is_state(saved)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What this silo knows when a request comes: its enrolment, its log, and the epoch by its own plan and roster."""
+
+    config: ClientConfig
+    enrolment: Enrolment
+    history: ClientHistory
+    terms: RunTerms
+    plan: Plan
+    epoch: Epoch
+
+    @staticmethod
+    def of(config: ClientConfig, invitation: bytes) -> "_Place":
+        enrolment, history = enrolment_of(config)
+        if enrolment is None:
+            raise PeerError("standing keys are for enrolled clients, and this one is not")
+        invited = decode_standing_invitation(invitation)
+        if invited.client != config.client:
+            raise PeerError(f"this is client {config.client}, the invitation is for client {invited.client}")
+        terms = AcceptedRuns(config.directory).terms(invited.run)
+        require_same_roster(invited.run, terms, enrolment.roster.digest)
+        plan = decode_plan(terms.plan)
+        if terms.allowed != digest("d2pfed allowed", canonical.encode(config.policy)):
+            config.policy.check(plan, enrolled_in(enrolment.roster))  # its owner has changed it since
+        epoch = invited_epoch(plan, invitation, enrolment.roster)
+        if len(epoch.cohort) < config.policy.least_cohort:
+            least = config.policy.least_cohort
+            raise PeerError(f"an epoch must have at least {least} silos, got {len(epoch.cohort)}")
+        return _Place(config, enrolment, history, terms, plan, epoch)
+
+    def silo(self, history: ClientHistory) -> StandingSilo:
+        """Return this silo in its epoch, its log as it is now."""
+        config, roster, head = self.config, self.enrolment.roster, history.head
+        secret = self.enrolment.secret
+        return StandingSilo(
+            epoch=self.epoch,
+            client=config.client,
+            enrolment=self.enrolment,
+            history=History(
+                sign_position(secret, roster.authority, config.client, head.seq, head.hash),
+                lambda count, found: history.holds(Head(count, found)),
+                Positions(config.directory / "peers", roster.keys).latest(),
+            ),
+            charged=charged_steps(history, self.epoch),
+        )
+
+    def mark(self, found: RolledBack) -> NoReturn:
+        """Refuse everything from now on: somebody has met this client where its log has never been."""
+        self.config.log.mark("shown by the server or another silo", Head(found.count, found.head))
+        _log.error("%s: `d2pfed client adopt` is needed", found)
+        raise PeerError(
+            "this client was rolled back or cloned, and takes part in nothing until a person runs `d2pfed client adopt`"
+        )
+
+
+def _begin(config: ClientConfig, invitation: bytes) -> bytes:
+    """Check an invitation, note durably that its epoch has begun, and advertise a fresh key."""
+    place = _Place.of(config, invitation)
+    keys = _KeyFile.of(config, place.epoch.digest)  # refused here, where keys have no place to live
+    history = place.history
+    while True:
+        ClientAccount(config.log, config.budget).require_below_cap(place.plan, place.epoch.run, history)
+        require_first_is_new(place.epoch.first, charged_steps(history, place.epoch))
+        after = config.log.append(history, Entry.BEGUN, _begun(place.epoch))
+        if after is not None:
+            break
+        history = config.log.read()
+    try:
+        answer, advertised = place.silo(after).advertise(invitation, Entropy.system().require_system())
+    except RolledBack as found:
+        place.mark(found)
+    keys.keep_only(place.epoch.run)
+    keys.write(invitation, advertised.encode(place.epoch, config.client))
+    return answer
+
+
+def _agree(place: _Place, keys: "_KeyFile", frame: bytes) -> bytes:
+    """Derive the keys of the epoch, once; the private key is gone before the answer leaves."""
+    config = place.config
+
+    def change(data: bytes) -> tuple[bytes, StandingReady]:
+        invitation, saved = _split(data)
+        advertised = StandingAdvertised.decode(place.epoch, config.client, saved)
+        ready = place.silo(place.history).agree(advertised, frame)
+        return _join(invitation, b"" if ready.state is None else ready.state.encode()), ready
+
+    ready = keys.update(change)
+    Positions(config.directory / "peers", place.enrolment.roster.keys).keep(ready.met)
+    return ready.answer
+
+
+def charged_steps(history: ClientHistory, epoch: Epoch) -> frozenset[int]:
+    """Return the steps of a run that have a row, whatever protocol they were sent by."""
+    releases = (
+        decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE) if body["run"] == epoch.run
+    )
+    return frozenset(epoch.step(release.round, release.attempt) for release in releases)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepAccount:
+    """This silo's account, a row for each step."""
+
+    place: _Place
+
+    def require_room(self, step: StandingStep) -> None:
+        """Refuse a step that has a row, or for which nothing is left."""
+        history = self.place.config.log.read()
+        require_charge_once(charged_steps(history, step.epoch), step.number)
+        self._account.require_left(self.place.plan, step.run, step.round, step.attempt, history)
+
+    def charge(self, step: StandingStep) -> None:
+        """Write the row of a step: row and anchor are on the disk when this returns."""
+        plan, note = self.place.plan, {"session": step.digest.hex(), "roster": "", "draw": 0}
+        before = self._account.charge(
+            plan,
+            step.run,
+            step.round,
+            step.attempt,
+            note,
+            require=lambda history: require_charge_once(charged_steps(history, step.epoch), step.number),
+        )
+        if before >= plan.max_participations:  # nothing was written
+            raise PeerError("this silo's cap or budget is reached: it takes no part")
+
+    @property
+    def _account(self) -> ClientAccount:
+        return ClientAccount(self.place.config.log, self.place.config.budget)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyFile:
+    """The file of one epoch's keys, in memory that no backup restores."""
+
+    config: ClientConfig
+    file: VolatileFile
+
+    @staticmethod
+    def of(config: ClientConfig, epoch: bytes) -> "_KeyFile":
+        """Return the file of an epoch; refuses a place that is not in memory."""
+        parent = config.state or default_volatile()
+        if parent is None:
+            raise ConfigError("standing keys need a directory in memory: name one in client.toml (state = ...)")
+        if config.keys_on_disk:
+            _log.warning(KEYS_ON_DISK)
+        own = digest("d2pfed volatile", config.authority, config.client).hex()[:32]
+        return _KeyFile(config, VolatileFile(parent / own, epoch.hex(), keys_on_disk=config.keys_on_disk))
+
+    def load(self) -> tuple[bytes, bytes]:
+        """Return the epoch's invitation and what was kept; without it nothing is repaired."""
+        data = self.file.read(self._holds)
+        if data is None:
+            if self.file.refusal:
+                _log.warning("standing keys were erased: %s", self.file.refusal)
+            raise PeerError("this silo has no standing keys of this epoch: it needs a new one")
+        return _split(data)
+
+    def write(self, invitation: bytes, saved: bytes) -> None:
+        """Keep what belongs to an epoch."""
+        self.file.write(_join(invitation, saved), self._head())
+
+    def update(self, change: Callable[[bytes], tuple[bytes, _T]]) -> _T:
+        """Change what was kept, under its lock; the new value is in its place when this returns."""
+        return self.file.update(self._holds, change, self._head)
+
+    def keep_only(self, run: str) -> None:
+        """Erase the keys of earlier epochs of a run, and whatever does not fit this start and this log."""
+        self.file.sweep(self._holds, lambda data: decode_standing_invitation(_split(data)[0]).run == run)
+
+    # Both look at the log when they are called, which is under the file's lock.
+
+    def _holds(self, head: Head) -> bool:
+        return self.config.log.read().holds(head)
+
+    def _head(self) -> Head:
+        return self.config.log.read().head
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyStore:
+    """The state of an epoch, as a step sees it."""
+
+    keys: _KeyFile
+    epoch: Epoch
+    client: int
+
+    def read(self) -> StandingState | None:
+        """Return the state; a set-up that did not end has none."""
+        _, saved = self.keys.load()
+        if not _is_state(saved):
+            return None
+        return StandingState.decode(self.epoch, self.client, saved)
+
+    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
+        """Replace the state by the one that `move` makes of it, on the disk when this returns."""
+
+        def change(data: bytes) -> tuple[bytes, _T]:
+            invitation, saved = _split(data)
+            state, result = move(StandingState.decode(self.epoch, self.client, saved))
+            return _join(invitation, state.encode()), result
+
+        return self.keys.update(change)
+
+
+def _begun(epoch: Epoch) -> Mapping[str, object]:
+    return {
+        "run": epoch.run,
+        "round": epoch.first // epoch.attempts,
+        "attempt": epoch.first % epoch.attempts,
+        "session": epoch.digest.hex(),
+        "roster": "",  # no draw of it is used up
+        "draw": 0,
+        "block": 0,
+    }
+
+
+def _is_state(saved: bytes) -> bool:
+    return bool(saved) and kind_of(saved) == MessageKind.SAVED_STANDING
+
+
+def _join(invitation: bytes, saved: bytes) -> bytes:
+    return pack_integer(len(invitation), 4) + invitation + saved
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    reader = Reader(memoryview(data))
+    return reader.take(reader.integer(4)), reader.rest()

@@ -1,0 +1,370 @@
+"""Standing keys over Flower: a silo's round is one exchange, each vector in its own account, keys in memory only."""
+
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+
+from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.flower import client_standing
+from d2pfed.flower.client import PrivateRecords
+from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.client_standing import holds_keys
+from d2pfed.flower.private_client import PrivateClient
+from d2pfed.flower.records import from_record
+from d2pfed.flower.requests import ExchangeRequest, RequestKind
+from d2pfed.flower.server import KeyUse
+from d2pfed.ledger import RowKind, read_rows, volatile
+from d2pfed.ledger.client_history import Entry
+from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.secagg.messages import MessageKind
+from d2pfed.secagg.wire import kind_of
+from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound
+from support.local_grid import make_grid, make_strategy, start
+
+CLIENTS = 5
+
+
+def federation(tmp_path, **settings):
+    """Five silos whose keys live in a directory of their own."""
+    roster = enrol(tmp_path, CLIENTS, None, **settings)
+    for client in range(CLIENTS):
+        file = directory_of(tmp_path, client) / "client.toml"
+        file.write_text(f'state = "{tmp_path}/keys"\nkeys_on_disk = true\n{file.read_text()}')
+    return roster, make_grid(tmp_path, CLIENTS)
+
+
+def strategy(plan, tmp_path, roster, **changes):
+    return make_strategy(plan, tmp_path, roster, **({"keys": "standing", "draws": None} | changes))
+
+
+def kinds_sent(grid):
+    found = []
+    for message in grid.sent:
+        kind, data = from_record(message.content)
+        found.append(
+            MessageKind(kind_of(ExchangeRequest.decode(data).frame)) if kind is RequestKind.EXCHANGE else kind
+        )
+    return found
+
+
+def asked(grid):
+    """What the last request of the server was."""
+    return kinds_sent(grid)[-1]
+
+
+def exact(*rounds):
+    total = np.zeros(DIMENSION)
+    for members in rounds:
+        total[list(members)] += 1 / CLIENTS
+    return total
+
+
+def rows_of(tmp_path):
+    rows = read_rows(tmp_path / "run" / "ledger.sqlite")
+    return [(row.kind, row.key.round, row.key.attempt) for row in rows if row.key is not None]
+
+
+def charges(tmp_path, client):
+    log = read_client_config(directory_of(tmp_path, client)).log
+    return len(log.read().bodies(Entry.CHARGE))
+
+
+def gone(message):
+    return Message(Error(code=5, reason="node unavailable"), reply_to=message)
+
+
+def test_after_the_set_up_a_round_is_one_exchange(tmp_path):
+    plan = make_plan(rounds=3)
+    roster, grid = federation(tmp_path)
+    params = start(strategy(plan, tmp_path, roster), grid)
+    everyone = range(CLIENTS)
+    assert np.abs(params - exact(everyone, everyone, everyone)).max() < 3 * noise_bound(plan, CLIENTS)
+    kinds = kinds_sent(grid)
+    assert kinds.count(MessageKind.STANDING_INVITATION) == kinds.count(MessageKind.STANDING_ADVERTS) == CLIENTS
+    assert kinds.count(MessageKind.STANDING_REQUEST) == 3 * CLIENTS
+    assert RequestKind.PRESENCE not in kinds
+    assert set(kinds) == {
+        RequestKind.ANNOUNCEMENT,
+        MessageKind.STANDING_INVITATION,
+        MessageKind.STANDING_ADVERTS,
+        MessageKind.STANDING_REQUEST,
+    }
+    assert [charges(tmp_path, client) for client in everyone] == [3] * CLIENTS
+    assert rows_of(tmp_path) == [
+        (kind, number, 0) for number in range(3) for kind in (RowKind.RESERVE, RowKind.COMMIT)
+    ]
+
+
+def test_a_missing_silo_voids_the_attempt_which_stays_charged_to_everyone(tmp_path, caplog):
+    plan = make_plan(rounds=1)
+    roster, grid = federation(tmp_path)
+    requests = []
+
+    def lose(client, message):  # the answer of one silo, once
+        if client == 3 and asked(grid) is MessageKind.STANDING_REQUEST:
+            requests.append(1)
+            return gone(grid.sent[-1]) if len(requests) == 1 else message
+        return message
+
+    grid.coming = lose
+    with caplog.at_level(logging.WARNING):
+        params = start(strategy(plan, tmp_path, roster), grid)
+    everyone = range(CLIENTS)
+    assert np.abs(params - exact(everyone)).max() < noise_bound(plan, CLIENTS)  # it was there again, with its keys
+    assert rows_of(tmp_path) == [(RowKind.RESERVE, 0, 0), (RowKind.RESERVE, 0, 1), (RowKind.COMMIT, 0, 1)]
+    assert [charges(tmp_path, client) for client in everyone] == [2] * CLIENTS
+    assert kinds_sent(grid).count(RequestKind.PRESENCE) == CLIENTS
+    assert "void and stays charged" in caplog.text
+
+
+def test_a_silo_that_is_gone_is_left_out_and_one_without_keys_gets_a_new_epoch(tmp_path):
+    plan = make_plan(rounds=2)
+    roster, grid = federation(tmp_path)
+    lost = {3}
+    grid.going = lambda client, message: message
+
+    def away(client, message):
+        if client in lost and asked(grid) in (MessageKind.STANDING_REQUEST, RequestKind.PRESENCE):
+            return gone(grid.sent[-1])
+        return message
+
+    grid.coming = away
+    first = strategy(plan, tmp_path, roster)
+    start(first, grid, 1)
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 0, 1)
+    lost.clear()
+    grid.sent.clear()
+    params = start(first, grid)  # another process: it opens a new epoch at the next step
+    assert kinds_sent(grid).count(MessageKind.STANDING_INVITATION) == CLIENTS
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 0)
+    assert np.abs(params - exact((0, 1, 2, 4), range(CLIENTS))).max() < 2 * noise_bound(plan, CLIENTS)
+
+
+def test_a_silo_whose_machine_was_started_again_says_so(tmp_path, monkeypatch):
+    plan = make_plan(rounds=2)
+    roster, grid = federation(tmp_path)
+    steps = []
+
+    def reboot(client, message):  # before the second round, the keys of one silo are gone
+        kind = asked(grid)
+        if client == 2 and kind is MessageKind.STANDING_REQUEST:
+            steps.append(1)
+            if len(steps) == 2:
+                config = read_client_config(directory_of(tmp_path, 2))
+                for file in (tmp_path / "keys").glob("*/*"):
+                    if file.parent == client_standing._KeyFile.of(config, bytes(32)).file._directory:
+                        file.unlink()
+        return message
+
+    grid.going = reboot
+    params = start(strategy(plan, tmp_path, roster), grid)
+    kinds = kinds_sent(grid)
+    assert kinds.count(RequestKind.PRESENCE) == CLIENTS
+    assert kinds.count(MessageKind.STANDING_INVITATION) == 2 * CLIENTS  # a new epoch
+    assert [charges(tmp_path, client) for client in range(CLIENTS)] == [3, 3, 2, 3, 3]
+    assert np.abs(params - exact(range(CLIENTS), range(CLIENTS))).max() < 2 * noise_bound(plan, CLIENTS)
+
+
+def test_too_few_silos_end_the_round(tmp_path):
+    plan = make_plan(rounds=1)
+    roster, grid = federation(tmp_path)
+    grid.coming = lambda client, message: (
+        gone(grid.sent[-1]) if client in (1, 2, 3) and asked(grid) is not RequestKind.ANNOUNCEMENT else message
+    )
+    with pytest.raises(TooFewClients):
+        start(strategy(plan, tmp_path, roster), grid)
+
+
+def recorded(tmp_path, rounds=2):
+    """A run whose requests a server may send again."""
+    plan = make_plan(rounds=rounds)
+    roster, grid = federation(tmp_path)
+    start(strategy(plan, tmp_path, roster), grid)
+    frames = {}
+    for message in grid.sent:
+        kind, data = from_record(message.content)
+        if kind is RequestKind.EXCHANGE and message.metadata.dst_node_id == 100:
+            frames.setdefault(MessageKind(kind_of(ExchangeRequest.decode(data).frame)), []).append(data)
+    config = read_client_config(directory_of(tmp_path, 0))
+    return config, frames
+
+
+def client_of(config):
+    return PrivateClient(config, 100, {}, lambda arrays, settings: arrays)
+
+
+def test_no_request_is_answered_twice(tmp_path):
+    config, frames = recorded(tmp_path)
+    before = config.log.read().head
+    for sent in frames.values():
+        for data in sent:
+            with pytest.raises((PeerError, ConfigError)):
+                client_of(config).answer(RequestKind.EXCHANGE, data)
+    rows = [row.entry for row in config.log.read().rows if row.head.seq > before.seq]
+    assert Entry.CHARGE not in rows
+    assert len(frames[MessageKind.STANDING_REQUEST]) == 2
+
+
+def test_presence_tells_who_has_keys_and_nothing_else(tmp_path):
+    config, frames = recorded(tmp_path)
+    frame = ExchangeRequest.decode(frames[MessageKind.STANDING_REQUEST][0]).frame
+    assert holds_keys(config, frame[24:56])
+    assert client_of(config).answer(RequestKind.PRESENCE, frame[24:56]) == b"\x01"
+    assert client_of(config).answer(RequestKind.PRESENCE, bytes(32)) == b"\x00"
+    with pytest.raises(PeerError, match="32 bytes"):
+        client_of(config).answer(RequestKind.PRESENCE, b"short")
+
+
+def test_keys_of_another_start_are_erased(tmp_path, monkeypatch):
+    config, frames = recorded(tmp_path)
+    epoch = ExchangeRequest.decode(frames[MessageKind.STANDING_REQUEST][0]).frame[24:56]
+    monkeypatch.setattr(volatile, "boot", lambda: "another start")
+    assert not holds_keys(config, epoch)
+    monkeypatch.undo()
+    assert not holds_keys(config, epoch)
+
+
+def test_a_disk_is_refused_unless_the_settings_say_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setattr(volatile, "is_in_memory", lambda place: False)
+    plan = make_plan(rounds=1)
+    roster, grid = federation(tmp_path)
+    for client in range(CLIENTS):
+        file = directory_of(tmp_path, client) / "client.toml"
+        file.write_text(file.read_text().replace("keys_on_disk = true", "keys_on_disk = false"))
+    with pytest.raises(TooFewClients):
+        start(strategy(plan, tmp_path, roster), grid)
+    assert any("keys_on_disk" in reply.error.reason for reply in grid.received if reply.has_error())
+    assert not (tmp_path / "keys").exists()
+
+
+def test_without_a_place_in_memory_a_silo_takes_no_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_standing, "default_volatile", lambda: None)
+    config, _ = recorded(tmp_path, 1)
+    file = config.directory / "client.toml"
+    file.write_text(file.read_text().replace(f'state = "{tmp_path}/keys"\n', ""))
+    with pytest.raises(ConfigError, match="directory in memory"):
+        holds_keys(read_client_config(config.directory), bytes(32))
+
+
+def test_a_silo_whose_budget_is_spent_is_left_out_and_sends_nothing(tmp_path):
+    plan = make_plan(rounds=2)
+    roster, grid = federation(tmp_path)
+    file, steps = directory_of(tmp_path, 4) / "client.toml", []
+
+    def spend(client, message):  # after the first round its owner lowers the budget
+        if client == 4 and asked(grid) is MessageKind.STANDING_REQUEST:
+            steps.append(1)
+            if len(steps) == 2:
+                file.write_text(
+                    file.read_text().replace("[budget]\nepsilon = 1000000.0", "[budget]\nepsilon = 1e-6")
+                )
+        return message
+
+    grid.going = spend
+    params = start(strategy(plan, tmp_path, roster), grid)
+    assert [charges(tmp_path, client) for client in range(CLIENTS)] == [3, 3, 3, 3, 1]
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 1)
+    assert np.abs(params - exact(range(5), range(4))).max() < 2 * noise_bound(plan, CLIENTS)
+
+
+def test_a_silo_that_says_it_is_there_and_sends_nothing_is_not_asked_for_ever(tmp_path):
+    plan = make_plan(rounds=1)
+    roster, grid = federation(tmp_path)
+    grid.coming = lambda client, message: (
+        gone(grid.sent[-1]) if client == 3 and asked(grid) is MessageKind.STANDING_REQUEST else message
+    )
+    start(strategy(plan, tmp_path, roster), grid)
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 0, 2)
+
+
+def test_standing_keys_need_a_roster_and_a_plan_that_they_can_carry(tmp_path):
+    roster, _ = federation(tmp_path)
+    with pytest.raises(ConfigError, match="no roster"):
+        strategy(make_plan(consistency="assumed"), tmp_path, None)
+    with pytest.raises(ConfigError, match="1 to 8 attempts"):
+        strategy(make_plan(attempts_per_round=9), tmp_path, roster)
+    assert strategy(make_plan(), tmp_path, roster, keys=KeyUse.STANDING).has_standing_keys
+    assert not strategy(make_plan(), tmp_path, roster, keys=None).has_standing_keys
+
+
+class Rows:
+    """A silo's records: each row is what one adds to the model."""
+
+    def __init__(self, rows: np.ndarray, *, fails: bool = False) -> None:
+        self.rows, self.fails = rows.astype(np.float32), fails
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def gradients(self, chosen):
+        if self.fails:
+            raise RuntimeError("a secret of the data")
+        yield self.rows[chosen]
+
+
+def record_plan(records=200, rounds=2):
+    return calibrate(
+        PrivacyTarget(
+            unit="record",
+            dimension=DIMENSION,
+            population=CLIENTS,
+            rounds=rounds,
+            records=records,
+            batch_rate=1.0,
+            epsilon=5000.0,
+            delta=1e-5,
+            colluders=0.2,
+            dropouts=0.2,
+            against="server",
+            consistency="signed",
+            spare=2,
+        )
+    )
+
+
+def records_grid(tmp_path, plan, fails=()):
+    """Each silo holds forty records, all one-hot at its own place."""
+    roster, grid = federation(tmp_path)
+
+    def units(client):
+        def of(arrays, settings, context):
+            rows = np.zeros((40, DIMENSION))
+            rows[:, client] = 1.0
+            return Rows(rows, fails=client in fails)
+
+        return of
+
+    for client in range(CLIENTS):
+        app = ClientApp(mods=[PrivateRecords(units(client))])
+        app.train()(lambda message, context: message)
+        grid.apps[100 + client] = (app, grid.apps[100 + client][1])
+    return strategy(plan, tmp_path, roster, keys=None), grid
+
+
+def test_records_over_flower_are_drawn_clipped_and_summed(tmp_path):
+    plan = record_plan()
+    silos, grid = records_grid(tmp_path, plan)
+    assert silos.has_standing_keys
+    params = start(silos, grid, 1)
+    expected = np.zeros(DIMENSION)
+    expected[:CLIENTS] = 40 * min(1.0, plan.codec.clip) / plan.divisor
+    spread = 8 * plan.sigma * 2 / plan.divisor
+    assert np.abs(params - expected).max() < spread < expected.max()
+    assert set(kinds_sent(grid)) >= {MessageKind.STANDING_REQUEST}
+
+
+def test_gradients_that_fail_give_noise_alone_and_no_word_of_why(tmp_path):
+    plan = record_plan(rounds=1)
+    silos, grid = records_grid(tmp_path, plan, fails=(2,))
+    params = start(silos, grid)
+    present = 40 * min(1.0, plan.codec.clip) / plan.divisor
+    assert abs(params[2]) < 8 * plan.sigma * 2 / plan.divisor < present
+    assert abs(params[1] - present) < 8 * plan.sigma * 2 / plan.divisor
+    assert not any(reply.has_error() for reply in grid.received)

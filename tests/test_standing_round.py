@@ -1,0 +1,186 @@
+"""Rounds with standing keys: by `aggregate`, with every attempt charged, and simulated in both fidelities."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+import d2pfed
+import test_records as records
+from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
+from d2pfed.round import Attempt, aggregate, aggregation, require_standing_plan
+from d2pfed.secagg import Consistency
+from d2pfed.simulation import Dropouts, Fidelity, StandingFederation
+from d2pfed.simulation import Silos as SilosBackend
+from support.simulations import Given
+from test_round import Diary
+
+SILOS, D = 20, 30
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan()
+
+
+def make_plan(**changes):
+    fields = {
+        "dimension": D,
+        "population": SILOS,
+        "cohort_size": SILOS,
+        "rounds": 3,
+        "epsilon": 20.0,
+        "delta": 1e-3,
+        "against": "server",
+        "sampling": "none",
+        "mechanism": MechanismName.CENTERED,
+        "consistency": Consistency.SIGNED,
+        "attempts_per_round": 6,
+        "colluders": 0.1,
+        "dropouts": 0.25,
+    }
+    return calibrate(PrivacyTarget(**(fields | changes)))
+
+
+def update_of(client):
+    return np.sin(np.arange(D) * (client + 1)).astype(np.float32) / 10
+
+
+def federation(plan, fidelity=Fidelity.PROTOCOL, lost=(), seed=b"standing", dropouts=None):
+    def updates(clients):
+        return (None if client in lost else update_of(client) for client in clients)
+
+    return StandingFederation(
+        plan=plan,
+        run="run",
+        backend=Given(updates),
+        dropouts=dropouts or Dropouts(),
+        fidelity=fidelity,
+        entropy=Entropy.replay(seed),
+    )
+
+
+def test_both_fidelities_give_the_same_mean_bit_for_bit(plan):
+    means = {}
+    for fidelity in Fidelity:
+        silos = federation(plan, fidelity)
+        means[fidelity] = [
+            aggregate(plan, Attempt("run", number, 0), np.zeros(D, np.float32), silos, Diary()).mean
+            for number in range(3)
+        ]
+    for left, right in zip(means[Fidelity.SUM], means[Fidelity.PROTOCOL], strict=True):
+        assert np.array_equal(left, right)
+    exact = np.mean([update_of(client) for client in range(SILOS)], axis=0)
+    assert np.abs(means[Fidelity.SUM][0] - exact).max() < 6 * plan.sigma / SILOS + 0.05
+    assert not np.array_equal(means[Fidelity.SUM][0], means[Fidelity.SUM][1])  # fresh noise and rotation
+
+
+@pytest.mark.parametrize("fidelity", list(Fidelity))
+def test_a_void_attempt_stays_charged_and_the_next_has_the_silos_that_are_left(plan, fidelity):
+    diary, silos = Diary(), federation(plan, fidelity, lost=(3,))
+    outcome = aggregate(plan, Attempt("run", 0, 0), np.zeros(D, np.float32), silos, diary)
+    assert (outcome.attempt, outcome.survivors, silos.void) == (1, SILOS - 1, 1)
+    assert [event[:2] for event in diary.events] == [("reserve", 0), ("reserve", 1), ("commit", 1)]
+    assert diary.events[-1][2] == tuple(client for client in range(SILOS) if client != 3)
+
+
+def test_the_main_protocols_rule_for_void_attempts_would_give_the_charge_back(plan, monkeypatch):
+    """The planted twin: a void step taken for an attempt that nothing can complete any more."""
+    monkeypatch.setattr(aggregation, "VoidStep", type("Never", (Exception,), {}))
+    diary = Diary()
+    aggregate(plan, Attempt("run", 0, 0), np.zeros(D, np.float32), federation(plan, lost=(3,)), diary)
+    assert ("void", 0) in diary.events
+
+
+@pytest.mark.parametrize("fidelity", list(Fidelity))
+def test_with_fewer_than_a_quorum_left_a_round_fails(plan, fidelity):
+    silos = federation(plan, fidelity, lost=range(SILOS - plan.quorum + 1))
+    with pytest.raises(TooFewClients, match="must be there"):
+        aggregate(plan, Attempt("run", 0, 0), np.zeros(D, np.float32), silos, Diary())
+
+
+def test_random_dropouts_give_the_same_rounds_in_both_fidelities(plan):
+    dropouts, seen = Dropouts(masked=Fraction(1, 30)), {}
+    for fidelity in Fidelity:
+        silos = federation(plan, fidelity, dropouts=dropouts)
+        outcomes = [
+            aggregate(plan, Attempt("run", number, 0), np.zeros(D, np.float32), silos, Diary())
+            for number in range(3)
+        ]
+        seen[fidelity] = [(o.attempt, o.survivors, o.mean.tobytes()) for o in outcomes], silos.void
+    assert seen[Fidelity.SUM] == seen[Fidelity.PROTOCOL]
+    assert seen[Fidelity.SUM][1] > 0
+
+
+def test_presence_is_asked_for_only_after_a_void_attempt(plan):
+    silos, asked = federation(plan), []
+    kept = silos._standing.presence
+    silos._standing.presence = lambda *given: asked.append(1) or kept(*given)
+    for number in range(2):
+        aggregate(plan, Attempt("run", number, 0), np.zeros(D, np.float32), silos, Diary())
+    assert not asked
+    silos.backend = federation(plan, lost=(5,)).backend
+    aggregate(plan, Attempt("run", 2, 0), np.zeros(D, np.float32), silos, Diary())
+    assert asked
+
+
+def test_a_silo_that_comes_back_without_keys_gets_a_new_epoch(plan):
+    silos = federation(plan)
+    aggregate(plan, Attempt("run", 0, 0), np.zeros(D, np.float32), silos, Diary())
+    silos._silos._memory[4].store.state = None
+    silos._silos._memory[4].epoch = None
+    outcome = aggregate(plan, Attempt("run", 1, 0), np.zeros(D, np.float32), silos, Diary())
+    assert silos._standing.epochs == 1
+    assert (outcome.attempt, outcome.survivors) == (1, SILOS - 1)  # lost for the rest of its round
+    outcome = aggregate(plan, Attempt("run", 2, 0), np.zeros(D, np.float32), silos, Diary())
+    assert silos._standing.epochs == 2
+    assert (outcome.attempt, outcome.survivors) == (0, SILOS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mechanism": "designated", "colluders": 0}, "noise of each silo's own"),
+        ({"population": 40, "against": "released", "sampling": "fixed"}, "all silos in every round"),
+        ({"attempts_per_round": 9}, "1 to 8 attempts"),
+    ],
+)
+def test_plans_that_standing_keys_cannot_carry_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        require_standing_plan(make_plan(**changes))
+
+
+def test_silos_whose_unit_is_a_record_send_the_same_vectors_in_both_fidelities():
+    record_plan = calibrate(records.target(dimension=records.network().dimension, records=126))
+    params, means = records.network().initial(), []
+    for fidelity in Fidelity:
+        silos = StandingFederation(
+            plan=record_plan,
+            run="run",
+            backend=SilosBackend(records.trainer()),
+            dropouts=Dropouts(),
+            fidelity=fidelity,
+            entropy=Entropy.replay(b"records"),
+        )
+        means.append(aggregate(record_plan, Attempt("run", 0, 0), params, silos, Diary()).mean)
+    assert np.array_equal(*means)
+
+
+def test_fit_with_the_unit_record_has_standing_keys(monkeypatch, tmp_path):
+    made = []
+    kept = StandingFederation.__post_init__
+    monkeypatch.setattr(StandingFederation, "__post_init__", lambda self: made.append(self.fidelity) or kept(self))
+    torch.manual_seed(1)
+    data = [(torch.randn(40, 3), torch.randint(0, 2, (40,))) for _ in range(4)]
+    result = d2pfed.fit(
+        torch.nn.Linear(3, 2),
+        data,
+        privacy=d2pfed.PrivacyTarget(unit="record", epsilon=8.0, against="server", records=160),
+        rounds=2,
+        directory=tmp_path / "run",
+    )
+    assert made == [Fidelity.SUM]
+    assert result.guarantees
