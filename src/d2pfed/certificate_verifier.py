@@ -145,7 +145,7 @@ def check_key(public: str, keys: Sequence[str]) -> str:
 _SPELLED: dict[type, str] = {
     str: r"(?s).+",
     bytes: r"([0-9a-f]{64}){1,2}",
-    Fraction: r"[1-9][0-9]{0,39}(/[1-9][0-9]{0,39})?",
+    Fraction: r"[1-9][0-9]{0,79}(/[1-9][0-9]{0,79})?",
     int: r"[1-9][0-9]{0,8}",
 }
 
@@ -439,7 +439,7 @@ def check_claim(claim: Json, events: Sequence[Event]) -> str:
         raise Wrong("its unit and adjacency are not those of its events")
     if claimed is None:
         return "nothing is claimed, epsilon is infinite"
-    if not (isinstance(claimed, float) and isinstance(delta, float) and 0 < claimed and 0 < delta < 1):
+    if not (isinstance(claimed, float) and isinstance(delta, float) and claimed > 0 and 0 < delta < 1):
         raise Wrong(f"0 < epsilon, or null, and 0 < delta < 1 are expected, got {str((claimed, delta))[:80]}")
     own = own_bound(covered, _read(observer, str), delta, claimed)
     if claimed < own * (1 - TOLERANCE):
