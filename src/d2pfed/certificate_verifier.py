@@ -35,7 +35,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import compute_epsilon
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import binom
 
 FORMAT = "d2pfed certificate 1"
@@ -43,12 +43,11 @@ FIELDS = """format issued subject released unit adjacency mechanism sampling par
     trust_model evaluation assumptions not_covered software plan events claims ledger"""
 TOLERANCE = 1e-3  # relative: a claim may be so much below this file's own bound, as two grids are never the same
 MOST_BYTES = 1 << 22
-LEAST_DELTA = 1e-11  # below it dp-accounting's transforms are too coarse
-MOST_KINDS = 6  # of releases whose loss distributions are composed: about a second for each
+LEAST_DELTA, MOST_RUNS = 1e-11, 6  # of loss distributions: less drowns in rounding, more takes minutes
 OBSERVERS = {"released", "server", "client", "alone"}
 
 Json = dict[str, Any]
-Floats = NDArray[np.float64]
+Floats = NDArray[Any]
 
 
 class Wrong(Exception):  # noqa: N818 - the name of the finding
@@ -88,29 +87,16 @@ def canonical(value: object) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
 
 
-def parse(text: str | bytes) -> Any:  # noqa: ANN401 - JSON is untyped
-    """Return what JSON says, its numbers finite and of few digits."""
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES} bytes")
-
-    def number(digits: str) -> int:
-        if len(digits) > 80 or not digits.removeprefix("-").isdecimal():
-            raise ValueError(f"{digits[:20]} is no number of at most 80 digits")
-        return int(digits)
-
-    return json.loads(text, parse_constant=number, parse_int=number)
-
-
 def read(path: Path) -> tuple[bytes, Json]:
     """Return the bytes of a certificate and what they say; ValueError if it is none."""
     try:
         with path.open("rb") as opened:
-            data = opened.read(MOST_BYTES + 1)
-        content = parse(data)
+            data = opened.read(MOST_BYTES)
+        content = json.loads(data, parse_constant=int)  # which refuses NaN and the infinities
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a certificate: {str(error)[:80]}") from None
+        raise ValueError(f"{path} is no certificate of at most {MOST_BYTES} bytes: {str(error)[:80]}") from None
     statement = content.get("statement") if isinstance(content, dict) else None
     if not isinstance(statement, dict) or statement.get("format") != FORMAT:
         raise ValueError(f"{path} is not a certificate of the format {FORMAT!r}")
@@ -133,12 +119,10 @@ def check_bytes(data: bytes, content: Json) -> str:
 
 def check_key(public: str, keys: Sequence[str]) -> str:
     """Find a signature by another key than the expected ones."""
+    if not keys:
+        raise Unchecked(f"whose key {public} is; name the signer's own with --key")
     if public not in keys:
-        raise (
-            Wrong(f"not a key that was asked for: {public}")
-            if keys
-            else Unchecked(f"whose key is {public}? --key")
-        )
+        raise Wrong(f"{public} is not the key that was asked for")
     return "the key that was asked for"
 
 
@@ -146,7 +130,7 @@ _SPELLED: dict[type, str] = {
     str: r"(?s).+",
     bytes: r"([0-9a-f]{64}){1,2}",
     Fraction: r"[1-9][0-9]{0,79}(/[1-9][0-9]{0,79})?",
-    int: r"[1-9][0-9]{0,8}",
+    int: r"[1-9][0-9]{0,9}",
 }
 
 
@@ -170,12 +154,11 @@ class Event:
     plan: bytes  # its digest
     unit: Literal["client", "record"]
     adjacency: Literal["replace-one", "zero-out", "add-remove"]
-    method: Literal[
-        "fixed", "poisson", "once", "none"
-    ]  # how cohorts are drawn, or under the unit `record` the units of a batch
+    method: Literal["fixed", "poisson", "once", "none"]  # how cohorts are drawn
     population: int
     cohort_size: int
-    rate: Fraction  # the probability that a unit is in a release
+    rate: Fraction  # the probability that a unit is in a release: a client's, or that of a record's secret coin
+    coins: int  # how many such coins a unit has: a person's records may be in several silos
     kind: Literal["discrete-gaussian", "skellam"]
     variance: Fraction  # of one contributor's noise, in squared lattice steps
     contributors: int
@@ -190,8 +173,8 @@ class Event:
             raise Wrong("a client's noise goes with the client: add-remove is sound for records only")
         if self.unit == "client" and self.rate != Fraction(self.cohort_size, self.population):
             raise Wrong(f"{self.cohort_size} of {self.population} clients are no rate of {self.rate}")
-        if self.rate > 1:
-            raise Wrong(f"a rate must be at most 1, got {self.rate}")
+        if self.rate > 1 or (self.coins > 1 and (self.unit == "client" or self.adjacency == "replace-one")):
+            raise Wrong(f"{self.coins} coins of rate {self.rate} are none of a {self.unit} under {self.adjacency}")
         if self.method == "once" and self.releases * self.cohort_size > self.population:
             raise Wrong(f"{self.releases} cohorts of {self.cohort_size} do not fit once into {self.population}")
 
@@ -202,7 +185,7 @@ class Event:
         secret too, there must be one noise that does not tell it.
         """
         if self.rate == 1 or self.unit == "record":
-            return self.rate < 1 and self.method == "poisson"
+            return self.rate < 1
         is_drawn = self.method == "fixed" or (self.method == "poisson" and self.contributors == 1)
         return is_drawn and observer == "released"
 
@@ -230,13 +213,13 @@ def check_plan(text: object, events: Sequence[Event]) -> str:
         return "none: this is about a ledger, whose runs' plans are named by their digests"
     parts = [b"s" + len(part).to_bytes(8, "big") + part for part in (b"d2pfed plan", _read(text, str).encode())]
     own = hashlib.sha256(b"".join(parts)).digest()
-    event = next((event for event in events if event.plan == own), None)
-    if event is None:
-        raise Wrong(f"its digest is {own.hex()}, and no event has that")
     try:
-        for name, value in _planned(parse(_read(text, str)), event):
+        event = next(event for event in events if event.plan == own)
+        for name, value in _planned(json.loads(_read(text, str)), event):
             if getattr(event, name) != value:
                 raise Wrong(f"{name} is {value} in the plan and {getattr(event, name)} in the event")
+    except StopIteration:
+        raise Wrong(f"its digest is {own.hex()}, and no event has that") from None
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
         raise Wrong(f"its text cannot be read: {type(error).__name__}") from None
     return f"its digest is {own.hex()}, and the event of run {event.run} is what it allows at worst"
@@ -252,9 +235,10 @@ def _planned(plan: Json, event: Event) -> Iterator[tuple[str, object]]:
     yield "contributors", 1 if name in ("Shared", "Designated") else plan["quorum"] - plan["cut_off"]
     yield from ((name, plan[name]["is"]) for name in ("unit", "adjacency"))
     yield from (("releases", plan["max_attempts"]), ("max_participations", plan["max_participations"]))
-    if event.unit == "client":  # the rate of records is that of their batches
-        yield "method", plan["sampling"]["method"]["is"]
-        yield from ((name, plan["sampling"][name]) for name in ("population", "cohort_size"))
+    yield "method", plan["sampling"]["method"]["is"]
+    yield from ((name, plan["sampling"][name]) for name in ("population", "cohort_size"))
+    if event.unit == "record":
+        yield from (("rate", Fraction(plan["batches"]["rate"]["is"])), ("coins", plan["batches"]["max_silos"]))
 
 
 @dataclass(frozen=True)
@@ -312,18 +296,16 @@ def gaussian_delta(epsilon: Floats, mu: float, rate: float = 1.0) -> Floats:
     """Return the profile of Gaussians `mu` standard deviations apart, drawn at a rate (theory 3, 9)."""
     epsilon = np.log1p(np.expm1(epsilon) / rate) if rate < 1 else epsilon
     upper, lower = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-    return np.asarray(-rate * np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0)), dtype=np.float64)
+    return np.asarray(-rate * np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0)))
 
 
 def gaussian_epsilon(delta: float, mu: float) -> float:
     """Return epsilon of two Gaussians at a delta."""
     low, high = 0.0, 1e6
-    if not gaussian_delta(np.array([high]), mu)[0] <= delta:
-        return math.inf
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(np.array([middle]), mu)[0] > delta else (low, middle)
-    return low
+        low, high = (low, middle) if gaussian_delta(np.array([middle]), mu)[0] <= delta else (middle, high)
+    return high if high < 1e6 else math.inf
 
 
 def renyi_epsilon(parts: Sequence[Part], delta: float) -> float:
@@ -333,8 +315,7 @@ def renyi_epsilon(parts: Sequence[Part], delta: float) -> float:
     for part in parts:
         shift, variance, dimension = part.shift, part.variance, part.event.dimension
         if part.event.kind == "skellam":
-            radii = shift / float(part.event.radius)
-            l1 = min(radii * float(part.event.l1_radius), shift**2, shift * math.sqrt(dimension))
+            l1 = min(float(part.event.l1_radius / part.event.radius), shift, math.sqrt(dimension)) * shift
             extra = np.minimum(((2 * orders - 1) * shift**2 + 6 * l1) / (4 * variance**2), 1.5 * l1 / variance)
         else:
             lattice = orders * 2 * math.atanh(eta(math.sqrt(variance))) + (2 * orders - 1) * gap(part)
@@ -366,7 +347,7 @@ def cap_excess(event: Event) -> float:
 def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float:
     """Return epsilon where it is hidden who takes part, by privacy-loss distributions (theory 9, 10)."""
     counts = [part.event.releases if part.is_hidden else part.count for part in parts]
-    if delta < LEAST_DELTA or len(parts) > MOST_KINDS or sum(counts) > 10**6:
+    if delta < LEAST_DELTA or len(parts) > MOST_RUNS or sum(counts) > 10**6:
         raise Unchecked(f"{sum(counts)} releases of {len(parts)} runs at delta {delta:g} behind sampled cohorts")
     step, slack, total = min(max(claimed / 4096, 2e-6), 1e-3), 0.0, None
     for part, count in zip(parts, counts, strict=True):
@@ -382,26 +363,33 @@ def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float
 
 def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa: ANN401 - dp-accounting has no types
     """Return the privacy losses of one release, from above, on a grid."""
-    radius, rate = float(part.event.radius), float(part.event.rate)
+    event, mu, rate = part.event, float(part.event.radius) / sigma, float(part.event.rate)
     if not part.is_hidden:
         profile = partial(gaussian_delta, mu=part.shift / sigma)
-    elif part.event.method == "fixed":  # another client takes the place of one that is not drawn: always two radii
-        profile = partial(gaussian_delta, mu=2 * radius / sigma, rate=rate)
-    elif part.event.adjacency == "replace-one":
-        profile = partial(opposite_delta, mu=radius / sigma, rate=rate)
+    elif (event.unit, event.method) == (
+        "client",
+        "fixed",
+    ):  # another takes the place of who is not drawn: two radii
+        profile = partial(gaussian_delta, mu=2 * mu, rate=rate)
+    elif event.adjacency == "replace-one":
+        profile = partial(opposite_delta, mu=mu, rate=rate)
     else:
-        return pld.from_gaussian_mechanism(sigma, radius, value_discretization_interval=step, sampling_prob=rate)
+        profile = partial(coins_delta, mu=mu, rate=rate, coins=event.coins)
     top = step
-    while profile(np.array([top], dtype=np.float64))[0] > delta * 1e-6 and top < 600:
+    while profile(np.array([top]))[0] > delta * 1e-6 and top < 600:
         top *= 1.25
-    grid = np.arange(math.ceil(top / step) + 1)
-    if len(grid) > 1 << 21:
+    if top / step > 1 << 20:
         raise Unchecked("losses behind sampled cohorts that are too wide for a grid")
-    above, ratio = np.minimum(profile((grid * step).astype(np.float64)), 1.0), np.exp(-grid[:0:-1] * step)
-    below = 1 - ratio + ratio * above[:0:-1]  # the other order of the two worlds is the same: theory 1, (H2)
-    deltas = np.minimum.accumulate(np.concatenate([below, above]))
-    points = np.arange(-grid[-1], grid[-1] + 1)
-    return pld.PrivacyLossDistribution(pld_pmf.create_pmf_pessimistic_connect_dots(step, points, deltas))
+    points = np.arange(-math.ceil(top / step), math.ceil(top / step) + 1)
+    grid, ratio = points * step, np.exp(points * step)
+    own = profile(grid if profile.func is coins_delta else np.abs(grid))
+    if profile.func is coins_delta:  # the world with the unit keeps its place: each order is composed by itself
+        orders = [own, 1 - ratio + ratio * own[::-1]]
+    else:  # both orders are the same (theory 1, H2)
+        orders = [np.where(points >= 0, own, 1 - ratio + ratio * own)]
+    deltas = [np.minimum.accumulate(np.clip(order, 0.0, 1.0)) for order in orders]
+    dots = partial(pld_pmf.create_pmf_pessimistic_connect_dots, step, points)
+    return pld.PrivacyLossDistribution(*map(dots, deltas))
 
 
 def opposite_delta(epsilon: Floats, mu: float, rate: float) -> Floats:
@@ -411,16 +399,26 @@ def opposite_delta(epsilon: Floats, mu: float, rate: float) -> Floats:
         np.log((c + np.sqrt(c * c + 4 * b * b * np.exp(epsilon))) / (2 * b)) / mu
     )  # the loss is more from here on
     gain = rate * (ndtr(mu - passed) - np.exp(epsilon) * ndtr(-mu - passed)) - c * ndtr(-passed)
-    return np.asarray(np.maximum(gain, 0.0), dtype=np.float64)
+    return np.asarray(np.maximum(gain, 0.0))
+
+
+def coins_delta(epsilon: Floats, mu: float, rate: float, coins: int) -> Floats:
+    """Return the profile of a unit with secret coins against none (theory 10): chords of a convex function."""
+    heads, z = np.arange(coins + 1)[:, None], np.linspace(-40.0, 40.0 + coins * mu, 1 << 15)
+    chances = binom.pmf(heads, coins, rate)
+    loss = logsumexp(heads * mu * z - (heads * mu) ** 2 / 2, axis=0, b=chances)
+    gain = (chances * ndtr(heads * mu - z)).sum(axis=0) - np.exp(loss + log_ndtr(-z))
+    seen, ratio = loss < 650, np.exp(epsilon)
+    return np.asarray(np.maximum(np.interp(ratio, np.exp(loss[seen]), gain[seen]), 1 - ratio))
 
 
 def own_bound(events: Sequence[Event], observer: str, delta: float, claimed: float) -> float:
     """Return this file's own epsilon; infinite if the observer knows all of a noise."""
     parts = []
     for each in events:
-        left, radii = each.unknown(observer), 2 if each.adjacency == "replace-one" else 1
+        left, shift = each.unknown(observer), each.radius * (2 if each.adjacency == "replace-one" else each.coins)
         count, hidden = min(each.max_participations, each.releases), each.is_hidden(observer)
-        parts.append(Part(each, left, count, hidden, radii * float(each.radius), float(each.variance) * left))
+        parts.append(Part(each, left, count, hidden, float(shift), float(each.variance) * left))
     if any(part.left < 1 for part in parts):
         return math.inf
     known = known_epsilon(parts, delta)
@@ -452,9 +450,7 @@ def check_content(statement: Json, events: list[Event]) -> str:
     if odd := set(statement) ^ set(FIELDS.split()):
         raise Wrong(f"fields are missing or superfluous: {', '.join(sorted(odd))[:200]}")
     rows, claims, ledger = statement["events"], statement["claims"], statement["ledger"]
-    if not (
-        isinstance(rows, list) and isinstance(claims, list) and {type(row) for row in rows + claims} == {dict}
-    ):
+    if not (type(rows) is type(claims) is list and {type(row) for row in rows + claims} == {dict}):
         raise Wrong("events and claims must be lists of objects")
     events.extend(map(event_of, rows))
     names = {event.run for event in events}
@@ -462,9 +458,11 @@ def check_content(statement: Json, events: list[Event]) -> str:
         raise Wrong(f"the events are of {len(names)} runs, and the ledger has charged others: {str(ledger)[:80]}")
     about = {str(claim.get("runs")) for claim in claims if claim.get("scope") == "run"}
     for runs in about:
-        if missing := OBSERVERS - {claim.get("observer") for claim in claims if str(claim.get("runs")) == runs}:
+        if missing := OBSERVERS - {
+            str(claim.get("observer")) for claim in claims if str(claim.get("runs")) == runs
+        }:
             raise Wrong(f"nothing is said about {', '.join(sorted(missing))}")
-    if not about or (len(names) > 1 and "ledger" not in {claim.get("scope") for claim in claims}):
+    if not about or (len(names) > 1 and "ledger" not in [claim.get("scope") for claim in claims]):
         raise Wrong("a run's own claims, or those of all runs together, are missing")
     return f"all fields, {len(events)} charged runs, {len(claims)} claims"
 

@@ -84,6 +84,7 @@ def event(head: Head, begun: ChargedRun) -> Json:
         "population": release.sampling.population,
         "cohort_size": release.sampling.cohort_size,
         "rate": str(_rate(release)),
+        "coins": 1,
         "kind": kind,
         "variance": str(variance),
         "contributors": contributors,
