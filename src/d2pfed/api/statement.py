@@ -73,6 +73,7 @@ def event(head: Head, begun: ChargedRun) -> Json:
     """Return one charged run as a certificate has it: what it may release at worst, nothing of who took part."""
     plan, release = begun.plan, begun.plan.release
     kind, variance, l1 = _law(release.noise)
+    rate, coins = _coins(release)
     contributors, dimension = (getattr(release.noise, name, 1) for name in ("contributors", "dimension"))
     return {
         "run": begun.run,
@@ -83,8 +84,8 @@ def event(head: Head, begun: ChargedRun) -> Json:
         "method": release.sampling.method.value,
         "population": release.sampling.population,
         "cohort_size": release.sampling.cohort_size,
-        "rate": str(_rate(release)),
-        "coins": 1,
+        "rate": str(rate),
+        "coins": coins,
         "kind": kind,
         "variance": str(variance),
         "contributors": contributors,
@@ -96,9 +97,12 @@ def event(head: Head, begun: ChargedRun) -> Json:
     }
 
 
-def _rate(release: Release) -> Fraction:
-    """Return the probability that a unit is in a release."""
-    return Fraction(release.sampling.cohort_size, release.sampling.population)
+def _coins(release: Release) -> tuple[Fraction, int]:
+    """Return the probability that a unit is in a release, and how many such coins it has."""
+    batches = getattr(release, "batches", None)  # of the unit record
+    if batches is not None:
+        return batches.rate, batches.max_silos
+    return Fraction(release.sampling.cohort_size, release.sampling.population), 1
 
 
 def _law(noise: Noise) -> tuple[str, Fraction, Fraction]:
@@ -228,7 +232,7 @@ def drawn(release: Release, enforced_by: str) -> Json:
         "means": _DRAWN[sampling.method],
         "population": sampling.population,
         "cohort_size": sampling.cohort_size,
-        "rate": str(_rate(release)),
+        "rate": str(_coins(release)[0]),
         "enforced_by": enforced_by,
     }
 
