@@ -6,9 +6,8 @@ It imports nothing else of d2pfed, and needs numpy, scipy, dp-accounting and cry
 
 * the bytes: the file is the one text of its content, signed by the key in it, which is the one that `--key` names;
 * the content: every field is there, the plan's text has the plan's digest, and the event of its run is the plan's;
-* the arithmetic: every claimed epsilon is at least this file's own bound less 0.1 %. The bound is that of Gaussians in
-  the place of the integer noise (docs/theory.md 6 to 10): a closed formula where it is known who takes part,
-  dp-accounting's privacy-loss distributions where it is hidden, Renyi curves for noise that has no such Gaussian.
+* the arithmetic: every claimed epsilon is at least this file's own bound less 0.1 %: that of Gaussians in
+  the place of the integer noise (docs/theory.md 6 to 10), by Renyi curves for noise that has no such Gaussian.
 
 Exit status: 0 all of it holds; 1 something is wrong; 2 the file cannot be read; 3 nothing is wrong, and something that
 is named could not be checked. Facts that no arithmetic can tell (how cohorts were drawn, which software ran, that no
@@ -179,11 +178,8 @@ class Event:
             raise Wrong(f"{self.releases} cohorts of {self.cohort_size} do not fit once into {self.population}")
 
     def is_hidden(self, observer: str) -> bool:
-        """Whether the observer does not know in which releases a unit is, so that sampling may amplify.
-
-        A record's coin is its holder's secret. A client's cohort is known to all but `released`; if its size is
-        secret too, there must be one noise that does not tell it.
-        """
+        """Whether the observer does not know in which releases a unit is: a record's coin is its holder's secret, and a
+        client's cohort is known to all but `released`; if its size is secret too, no number of noises may tell it."""
         if self.rate == 1 or self.unit == "record":
             return self.rate < 1
         is_drawn = self.method == "fixed" or (self.method == "poisson" and self.contributors == 1)
@@ -229,14 +225,16 @@ def _planned(plan: Json, event: Event) -> Iterator[tuple[str, object]]:
     """Yield what a plan's text says of its releases; the radius is the clip on the grid, or more after rounding."""
     mechanism, codec, grid = plan["mechanism"], plan["codec"], 1 << plan["codec"]["fraction_bits"]
     steps = Fraction(float.fromhex(codec["clip"]["is"])) / Fraction(float.fromhex(codec["granularity"]["is"]))
-    radius, name = Fraction(math.floor(steps * grid), grid), mechanism[""]
+    radius, name, sampling = Fraction(math.floor(steps * grid), grid), mechanism[""], plan["sampling"]
     yield "radius", radius if name == "Centered" else max(radius, event.radius)
-    yield "variance", Fraction(mechanism["sigma"]["is"]) ** 2 if "sigma" in mechanism else event.variance
+    is_skellam = "variance" in mechanism
+    yield "kind", "skellam" if is_skellam else "discrete-gaussian"
+    yield "variance", Fraction(mechanism["variance" if is_skellam else "sigma"]["is"]) ** (1 if is_skellam else 2)
     yield "contributors", 1 if name in ("Shared", "Designated") else plan["quorum"] - plan["cut_off"]
-    yield from ((name, plan[name]["is"]) for name in ("unit", "adjacency"))
     yield from (("releases", plan["max_attempts"]), ("max_participations", plan["max_participations"]))
-    yield "method", plan["sampling"]["method"]["is"]
-    yield from ((name, plan["sampling"][name]) for name in ("population", "cohort_size"))
+    yield from (("unit", plan["unit"]["is"]), ("adjacency", plan["adjacency"]["is"]))
+    yield from (("method", sampling["method"]["is"]), ("population", sampling["population"]))
+    yield "cohort_size", sampling["cohort_size"]
     if event.unit == "record":
         yield from (("rate", Fraction(plan["batches"]["rate"]["is"])), ("coins", plan["batches"]["max_silos"]))
 
@@ -338,7 +336,7 @@ def known_epsilon(parts: Sequence[Part], delta: float) -> float:
 
 def cap_excess(event: Event) -> float:
     """Return what clients at their cap add to delta behind cohorts of a fixed size (theory 14)."""
-    if event.method != "fixed" or event.max_participations >= event.releases or event.rate == 1:
+    if event.method != "fixed" or event.max_participations >= event.releases:
         return 0.0
     others = binom(event.releases - 1, event.cohort_size / (event.population - 1))
     return event.releases * float(event.rate) * float(others.sf(event.max_participations - 1))
