@@ -20,6 +20,7 @@ COMMANDS = {
     "report": "Write the report of a run again.",
     "account": "Show the epsilon that given noise, sampling and rounds amount to.",
     "ledger": "Show, verify or create the record of releases.",
+    "certify": "Write or check a signed statement of what a run guarantees.",
     "client": "Set up and maintain a client of a federation.",
     "roster": "Sign and check the list of a federation's clients.",
     "data": "Fetch data sets, or show where they are.",

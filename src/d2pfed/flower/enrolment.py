@@ -1,6 +1,7 @@
 """What is made before a run: signing keys, the draws that a server commits to, and the authority's roster."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -38,6 +39,11 @@ def read_secret(file: Path) -> bytes:
     if len(data) != KEY_BYTES:
         raise ConfigError(f"{file} must have {KEY_BYTES} bytes, got {len(data)}")
     return data
+
+
+def default_signing_key() -> Path:
+    """Return where this user's key for certificates is, if no other is named."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "d2pfed" / "certificate.key"
 
 
 def decode_public(text: str) -> bytes:

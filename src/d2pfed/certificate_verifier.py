@@ -1,0 +1,499 @@
+"""Check a certificate of d2pfed without d2pfed: one file, to be read and run by whoever has to rely on one.
+
+    python certificate_verifier.py FILE --key PUBLIC
+
+It imports nothing else of d2pfed, and needs numpy, scipy, dp-accounting and cryptography. It checks
+
+* the bytes: the file is the one text of its content, signed by the key in it, which is the one that `--key` names;
+* the content: every field is there, the plan's text has the plan's digest, and the event of its run is the plan's;
+* the arithmetic: every claimed epsilon is at least this file's own bound less 0.1 %: that of Gaussians in
+  the place of the integer noise (docs/theory.md 6 to 10), by Renyi curves for noise that has no such Gaussian.
+
+Exit status: 0 all of it holds; 1 something is wrong; 2 the file cannot be read; 3 nothing is wrong, and something that
+is named could not be checked. Facts that no arithmetic can tell (how cohorts were drawn, which software ran, that no
+charged run was left out) are the word of whoever holds the key: that is why the status is 3 without `--key`.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import compute_epsilon
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, logsumexp, ndtr
+from scipy.stats import binom
+
+FORMAT = "d2pfed certificate 1"
+FIELDS = """format issued subject released unit adjacency mechanism sampling participations colluders dropouts tuning
+    trust_model evaluation assumptions not_covered software plan events claims ledger"""
+TOLERANCE = 1e-3  # relative: a claim may be so much below this file's own bound, as two grids are never the same
+MOST_BYTES = 1 << 22
+LEAST_DELTA, MOST_RUNS = 1e-11, 6  # of loss distributions: less drowns in rounding, more takes minutes
+OBSERVERS = {"released", "server", "client", "alone"}
+
+Json = dict[str, Any]
+Floats = NDArray[Any]
+
+
+class Wrong(Exception):  # noqa: N818 - the name of the finding
+    """The certificate says something that is not so."""
+
+
+class Unchecked(Exception):  # noqa: N818 - as above
+    """This file has no arithmetic for it."""
+
+
+@dataclass
+class Findings:
+    """What was found: a kind (holds, WRONG, NOT CHECKED) and a line each."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        kinds = {kind for kind, _ in self.lines}
+        return 1 if "WRONG" in kinds else 3 if "NOT CHECKED" in kinds else 0
+
+    def note(self, what: str, check: Callable[[], str]) -> bool:
+        """Run a check, keep what it finds, and return whether it holds."""
+        try:
+            kind, text = "holds", check()
+        except Wrong as error:
+            kind, text = "WRONG", str(error)
+        except (Unchecked, ValueError, ArithmeticError) as error:  # the latter: numbers beyond all arithmetic
+            kind, text = "NOT CHECKED", str(error)
+        self.lines.append((kind, f"{what}: {text}"))
+        return kind == "holds"
+
+
+def canonical(value: object) -> bytes:
+    """Return the one text of a certificate, or of its statement."""
+    return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
+
+def read(path: Path) -> tuple[bytes, Json]:
+    """Return the bytes of a certificate and what they say; ValueError if it is none."""
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(MOST_BYTES)
+        content = json.loads(data, parse_constant=int)  # refuses NaN and the infinities
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no certificate of at most {MOST_BYTES} bytes: {str(error)[:80]}") from None
+    statement = content.get("statement") if isinstance(content, dict) else None
+    if not isinstance(statement, dict) or statement.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a certificate of the format {FORMAT!r}")
+    return data, content
+
+
+def check_bytes(data: bytes, content: Json) -> str:
+    """Find any change of any byte of a signed file."""
+    if set(content) != {"statement", "public_key", "signature"}:
+        raise Wrong(f"a certificate is a statement, a public_key and a signature, got {sorted(content)[:5]}")
+    public, signature = _read(content["public_key"], bytes), _read(content["signature"], bytes)
+    try:
+        if canonical(content) != data:
+            raise Wrong("the file is not the one text of its content: a byte was changed")
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, canonical(content["statement"]))
+    except (InvalidSignature, ValueError):
+        raise Wrong("it is not that of the key under this statement") from None
+    return f"that of the Ed25519 key {public.hex()}"
+
+
+def check_key(public: str, keys: Sequence[str]) -> str:
+    """Find a signature by another key than the expected ones."""
+    if not keys:
+        raise Unchecked(f"whose key {public} is; name the signer's own with --key")
+    if public not in keys:
+        raise Wrong(f"{public} is not the key that was asked for")
+    return "the key that was asked for"
+
+
+_SPELLED: dict[type, str] = {
+    str: r"(?s).+",
+    bytes: r"([0-9a-f]{64}){1,2}",
+    Fraction: r"[1-9][0-9]{0,79}(/[1-9][0-9]{0,79})?",
+    int: r"[1-9][0-9]{0,9}",
+}
+
+
+def _read(value: object, kind: Any) -> Any:  # noqa: ANN401 - a type, and a value of it
+    """Return what a field says: a whole number, or a text, bytes in hexadecimal or a fraction, each of one spelling."""
+    if get_args(kind):
+        if value not in get_args(kind):
+            raise Unchecked(f"{str(value)[:40]!r}, where {', '.join(get_args(kind))} are known")
+        return value
+    if type(value) is not (int if kind is int else str) or not re.fullmatch(_SPELLED[kind], str(value), re.ASCII):
+        raise Wrong(f"{_SPELLED[kind]} was expected, got {str(value)[:40]!r}")
+    return bytes.fromhex(str(value)) if kind is bytes else kind(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One charged run: so many equal releases, and all that their cost depends on."""
+
+    run: str
+    row: str  # of the ledger: its number and its hash
+    plan: bytes  # its digest
+    unit: Literal["client", "record"]
+    adjacency: Literal["replace-one", "zero-out", "add-remove"]
+    method: Literal["fixed", "poisson", "once", "none"]  # how cohorts are drawn
+    population: int
+    cohort_size: int
+    rate: Fraction  # the probability that a unit is in a release: a client's, or that of a record's secret coin
+    coins: int  # how many such coins a unit has: a person's records may be in several silos
+    kind: Literal["discrete-gaussian", "skellam"]
+    variance: Fraction  # of one contributor's noise, in squared lattice steps
+    contributors: int
+    radius: Fraction  # L2 bound on what a unit adds to a sum, in lattice steps
+    l1_radius: Fraction  # the same in L1
+    dimension: int
+    releases: int
+    max_participations: int
+
+    def __post_init__(self) -> None:
+        if self.unit == "client" and self.adjacency == "add-remove":
+            raise Wrong("a client's noise goes with the client: add-remove is sound for records only")
+        if self.unit == "client" and self.rate != Fraction(self.cohort_size, self.population):
+            raise Wrong(f"{self.cohort_size} of {self.population} clients are no rate of {self.rate}")
+        if self.rate > 1 or (self.coins > 1 and (self.unit == "client" or self.adjacency == "replace-one")):
+            raise Wrong(f"{self.coins} coins of rate {self.rate} are none of a {self.unit} under {self.adjacency}")
+        if self.method == "once" and self.releases * self.cohort_size > self.population:
+            raise Wrong(f"{self.releases} cohorts of {self.cohort_size} do not fit once into {self.population}")
+
+    def is_hidden(self, observer: str) -> bool:
+        """Whether the observer does not know in which releases a unit is: a record's coin is its holder's secret, and a
+        client's cohort is known to all but `released`; if its size is secret too, no number of noises may tell it."""
+        if self.rate == 1 or self.unit == "record":
+            return self.rate < 1
+        is_drawn = self.method == "fixed" or (self.method == "poisson" and self.contributors == 1)
+        return is_drawn and observer == "released"
+
+    def unknown(self, observer: str) -> int:
+        """Return how many contributors' noise the observer does not know."""
+        if observer == "alone":
+            return min(1, self.contributors - 1)  # a single contributor may be another client
+        colluding = re.fullmatch(r"colluding\(([1-9][0-9]{0,8})\)", observer, re.ASCII)
+        if colluding is None and observer not in OBSERVERS:
+            raise Unchecked(f"the observer {observer[:40]!r}")
+        return self.contributors - (int(colluding[1]) if colluding else observer == "client")
+
+
+def event_of(given: Json) -> Event:
+    """Return an accounting event; refuses fields that are missing, superfluous or out of range."""
+    kinds = {item.name: item.type for item in fields(Event)}
+    if set(given) != set(kinds):
+        raise Wrong(f"an event has the fields {', '.join(kinds)}, got {', '.join(given)[:200]}")
+    return Event(**{name: _read(given[name], kind) for name, kind in kinds.items()})
+
+
+def check_plan(text: object, events: Sequence[Event]) -> str:
+    """Compare the event of a run with the plan that its clients have agreed to, whose digest they hold."""
+    if text is None:
+        return "none: this is about a ledger, whose runs' plans are named by their digests"
+    parts = [b"s" + len(part).to_bytes(8, "big") + part for part in (b"d2pfed plan", _read(text, str).encode())]
+    own = hashlib.sha256(b"".join(parts)).digest()
+    try:
+        event = next(event for event in events if event.plan == own)
+        for name, value in _planned(json.loads(_read(text, str)), event):
+            if getattr(event, name) != value:
+                raise Wrong(f"{name} is {value} in the plan and {getattr(event, name)} in the event")
+    except StopIteration:
+        raise Wrong(f"its digest is {own.hex()}, and no event has that") from None
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise Wrong(f"its text cannot be read: {type(error).__name__}") from None
+    return f"its digest is {own.hex()}, and the event of run {event.run} is what it allows at worst"
+
+
+def _planned(plan: Json, event: Event) -> Iterator[tuple[str, object]]:
+    """Yield what a plan's text says of its releases; the radius is the clip on the grid, or more after rounding."""
+    mechanism, codec, grid = plan["mechanism"], plan["codec"], 1 << plan["codec"]["fraction_bits"]
+    steps = Fraction(float.fromhex(codec["clip"]["is"])) / Fraction(float.fromhex(codec["granularity"]["is"]))
+    radius, name, sampling = Fraction(math.floor(steps * grid), grid), mechanism[""], plan["sampling"]
+    yield "radius", radius if name == "Centered" else max(radius, event.radius)
+    is_skellam = "variance" in mechanism
+    yield "kind", "skellam" if is_skellam else "discrete-gaussian"
+    yield "variance", Fraction(mechanism["variance" if is_skellam else "sigma"]["is"]) ** (1 if is_skellam else 2)
+    yield "contributors", 1 if name in ("Shared", "Designated") else plan["quorum"] - plan["cut_off"]
+    yield from (("releases", plan["max_attempts"]), ("max_participations", plan["max_participations"]))
+    yield from (("unit", plan["unit"]["is"]), ("adjacency", plan["adjacency"]["is"]))
+    yield from (("method", sampling["method"]["is"]), ("population", sampling["population"]))
+    yield "cohort_size", sampling["cohort_size"]
+    if event.unit == "record":
+        yield from (("rate", Fraction(plan["batches"]["rate"]["is"])), ("coins", plan["batches"]["max_silos"]))
+
+
+@dataclass(frozen=True)
+class Part:
+    """An event as one observer sees it; widths are in lattice steps."""
+
+    event: Event
+    left: int  # contributors whose noise is unknown
+    count: int  # of releases in which a unit may be known to take part
+    is_hidden: bool
+    shift: float  # how far neighbours are apart where a unit takes part
+    variance: float  # of the noise that is left
+
+
+def eta(width: float) -> float:
+    """Bound by how much the mass of a lattice Gaussian varies with its centre (theory 5)."""
+    if width < 0.4:
+        raise Unchecked(f"noise that is {width:.3g} steps wide is too narrow for any bound")
+    q = math.exp(-2 * (math.pi * width) ** 2)
+    return 2 * q / (1 - q**3)
+
+
+def gap(part: Part) -> float:
+    """Return how far, per coordinate, a sum of discrete Gaussians is from one of them (theory 6)."""
+    widths = [math.sqrt(float(part.event.variance) * k / (k + 1)) for k in range(1, min(part.left, 1 << 12))]
+    rest = max(0, part.left - 1 - len(widths))  # wider ones: each adds less than the last of the others
+    tails = [2 * math.atanh(eta(width)) for width in widths]
+    return math.fsum(tails) + (rest * tails[-1] if rest else 0.0)
+
+
+def surrogate(part: Part, releases: int) -> tuple[float, float] | None:
+    """Return the variance of a Gaussian that stands for the noise, and the slack per release (theory 7, 8)."""
+    if part.event.kind != "discrete-gaussian":
+        return None
+    width, apart, share = math.sqrt(part.variance), gap(part), 1e-6 / (releases * part.event.dimension)
+    allowed = max(share - apart, share / 2, apart, 4 * eta(width))
+    low, high = 0.0, 0.75 * width
+    if not _smoothing(width, high) <= allowed < 1:
+        return None
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _smoothing(width, middle) <= allowed else (middle, high)
+    return part.variance - high * high, part.event.dimension * (apart + _smoothing(width, high))
+
+
+def _smoothing(width: float, smoothing: float) -> float:
+    if smoothing < 0.4:
+        return math.inf
+    posterior, worst, own = eta(smoothing * math.sqrt(2 - (smoothing / width) ** 2)), eta(smoothing), eta(width)
+    above = math.log1p(posterior + worst * worst / (1 - worst)) + math.log1p(own)
+    return max(above, -math.log1p(-posterior) - math.log1p(-own))
+
+
+def gaussian_delta(epsilon: Floats, mu: float, rate: float = 1.0) -> Floats:
+    """Return the profile of Gaussians `mu` standard deviations apart, drawn at a rate (theory 3, 9)."""
+    epsilon = np.log1p(np.expm1(epsilon) / rate) if rate < 1 else epsilon
+    upper, lower = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    return np.asarray(-rate * np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0)))
+
+
+def gaussian_epsilon(delta: float, mu: float) -> float:
+    """Return epsilon of two Gaussians at a delta."""
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if gaussian_delta(np.array([middle]), mu)[0] <= delta else (middle, high)
+    return high if high < 1e6 else math.inf
+
+
+def renyi_epsilon(parts: Sequence[Part], delta: float) -> float:
+    """Return epsilon by the Renyi curves of sums of discrete Gaussians (theory 6) and Skellam noises (theory 12)."""
+    orders = np.unique(np.rint(np.geomspace(2, 1 << 30, 3000)))
+    total = np.zeros(len(orders))
+    for part in parts:
+        shift, variance, dimension = part.shift, part.variance, part.event.dimension
+        if part.event.kind == "skellam":
+            l1 = min(float(part.event.l1_radius / part.event.radius), shift, math.sqrt(dimension)) * shift
+            extra = np.minimum(((2 * orders - 1) * shift**2 + 6 * l1) / (4 * variance**2), 1.5 * l1 / variance)
+        else:
+            lattice = orders * 2 * math.atanh(eta(math.sqrt(variance))) + (2 * orders - 1) * gap(part)
+            extra = dimension * lattice / (orders - 1)
+        total += part.count * (orders * shift**2 / (2 * variance) + extra)
+    return float(compute_epsilon(orders.tolist(), total.tolist(), delta)[0])
+
+
+def known_epsilon(parts: Sequence[Part], delta: float) -> float:
+    """Return epsilon where it is known who takes part: Gaussians' squared ratios add, else Renyi curves do."""
+    squared = slack = 0.0
+    for part in parts:
+        smooth = surrogate(part, sum(each.count for each in parts))
+        if smooth is None:
+            return renyi_epsilon(parts, delta)
+        squared += part.count * part.shift**2 / smooth[0]
+        slack += part.count * smooth[1]
+    return gaussian_epsilon(delta * math.exp(-slack), math.sqrt(squared)) + 2 * slack
+
+
+def cap_excess(event: Event) -> float:
+    """Return what clients at their cap add to delta behind cohorts of a fixed size (theory 14)."""
+    if event.method != "fixed" or event.max_participations >= event.releases:
+        return 0.0
+    others = binom(event.releases - 1, event.cohort_size / (event.population - 1))
+    return event.releases * float(event.rate) * float(others.sf(event.max_participations - 1))
+
+
+def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float:
+    """Return epsilon where it is hidden who takes part, by privacy-loss distributions (theory 9, 10)."""
+    counts = [part.event.releases if part.is_hidden else part.count for part in parts]
+    if delta < LEAST_DELTA or len(parts) > MOST_RUNS or sum(counts) > 10**6:
+        raise Unchecked(f"{sum(counts)} releases of {len(parts)} runs at delta {delta:g} behind sampled cohorts")
+    step, slack, total = min(max(claimed / 4096, 2e-6), 1e-3), 0.0, None
+    for part, count in zip(parts, counts, strict=True):
+        smooth = surrogate(part, sum(counts))
+        if smooth is None:
+            raise Unchecked("noise behind sampled cohorts that no Gaussian stands for")
+        slack += count * smooth[1]
+        losses = _losses(part, math.sqrt(smooth[0]), step, delta / sum(counts)).self_compose(count)
+        total = losses if total is None else total.compose(losses)
+    left = delta * math.exp(-slack) - math.fsum(cap_excess(part.event) for part in parts if part.is_hidden)
+    return math.inf if left <= 0 or total is None else float(total.get_epsilon_for_delta(left)) + 2 * slack
+
+
+def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa: ANN401 - dp-accounting has no types
+    """Return the privacy losses of one release, from above, on a grid."""
+    event, mu, rate = part.event, float(part.event.radius) / sigma, float(part.event.rate)
+    if not part.is_hidden:
+        profile = partial(gaussian_delta, mu=part.shift / sigma)
+    elif (event.unit, event.method) == (
+        "client",
+        "fixed",
+    ):  # another takes the place of who is not drawn: two radii
+        profile = partial(gaussian_delta, mu=2 * mu, rate=rate)
+    elif event.adjacency == "replace-one":
+        profile = partial(opposite_delta, mu=mu, rate=rate)
+    else:
+        profile = partial(coins_delta, mu=mu, rate=rate, coins=event.coins)
+    top = step
+    while profile(np.array([top]))[0] > delta * 1e-6 and top < 600:
+        top *= 1.25
+    if top / step > 1 << 20:
+        raise Unchecked("losses behind sampled cohorts that are too wide for a grid")
+    points = np.arange(-math.ceil(top / step), math.ceil(top / step) + 1)
+    grid, ratio = points * step, np.exp(points * step)
+    own = profile(grid if profile.func is coins_delta else np.abs(grid))
+    if profile.func is coins_delta:  # the world with the unit keeps its place: each order is composed by itself
+        orders = [own, 1 - ratio + ratio * own[::-1]]
+    else:  # both orders are the same (theory 1, H2)
+        orders = [np.where(points >= 0, own, 1 - ratio + ratio * own)]
+    deltas = [np.minimum.accumulate(np.clip(order, 0.0, 1.0)) for order in orders]
+    dots = partial(pld_pmf.create_pmf_pessimistic_connect_dots, step, points)
+    return pld.PrivacyLossDistribution(*map(dots, deltas))
+
+
+def opposite_delta(epsilon: Floats, mu: float, rate: float) -> Floats:
+    """Return the profile of a vector against its opposite behind a secret coin (theory 10)."""
+    b, c = rate * math.exp(-mu * mu / 2), (1 - rate) * np.expm1(epsilon)
+    passed = (
+        np.log((c + np.sqrt(c * c + 4 * b * b * np.exp(epsilon))) / (2 * b)) / mu
+    )  # the loss is more from here on
+    gain = rate * (ndtr(mu - passed) - np.exp(epsilon) * ndtr(-mu - passed)) - c * ndtr(-passed)
+    return np.asarray(np.maximum(gain, 0.0))
+
+
+def coins_delta(epsilon: Floats, mu: float, rate: float, coins: int) -> Floats:
+    """Return the profile of a unit with secret coins against none (theory 10): chords of a convex function."""
+    heads, z = np.arange(coins + 1)[:, None], np.linspace(-40.0, 40.0 + coins * mu, 1 << 15)
+    chances = binom.pmf(heads, coins, rate)
+    loss = logsumexp(heads * mu * z - (heads * mu) ** 2 / 2, axis=0, b=chances)
+    gain = (chances * ndtr(heads * mu - z)).sum(axis=0) - np.exp(loss + log_ndtr(-z))
+    seen, ratio = loss < 650, np.exp(epsilon)
+    return np.asarray(np.maximum(np.interp(ratio, np.exp(loss[seen]), gain[seen]), 1 - ratio))
+
+
+def own_bound(events: Sequence[Event], observer: str, delta: float, claimed: float) -> float:
+    """Return this file's own epsilon; infinite if the observer knows all of a noise."""
+    parts = []
+    for each in events:
+        left, shift = each.unknown(observer), each.radius * (2 if each.adjacency == "replace-one" else each.coins)
+        count, hidden = min(each.max_participations, each.releases), each.is_hidden(observer)
+        parts.append(Part(each, left, count, hidden, float(shift), float(each.variance) * left))
+    if any(part.left < 1 for part in parts):
+        return math.inf
+    known = known_epsilon(parts, delta)
+    if claimed >= known * (1 - TOLERANCE) or not any(part.is_hidden for part in parts):
+        return known
+    return min(known, hidden_epsilon(parts, delta, claimed))
+
+
+def check_claim(claim: Json, events: Sequence[Event]) -> str:
+    """Compare one claimed epsilon with this file's own."""
+    observer, delta, claimed, runs = (claim.get(name) for name in ("observer", "delta", "epsilon", "runs"))
+    covered = [event for event in events if isinstance(runs, list) and event.run in runs]
+    expected = {"run": 1, "ledger": len(events)}.get(str(claim.get("scope")))
+    if not isinstance(runs, list) or not len(covered) == len(runs) == expected:
+        raise Wrong(f"it covers the runs {str(runs)[:80]}, and the events are of others")
+    if any((event.unit, event.adjacency) != (claim.get("unit"), claim.get("adjacency")) for event in covered):
+        raise Wrong("its unit and adjacency are not those of its events")
+    if claimed is None:
+        return "nothing is claimed, epsilon is infinite"
+    if not (isinstance(claimed, float) and isinstance(delta, float) and claimed > 0 and 0 < delta < 1):
+        raise Wrong(f"0 < epsilon, or null, and 0 < delta < 1 are expected, got {str((claimed, delta))[:80]}")
+    own = own_bound(covered, _read(observer, str), delta, claimed)
+    if claimed < own * (1 - TOLERANCE):
+        raise Wrong(f"epsilon {claimed:.6g} is claimed at delta {delta:.3g}, and it is {own:.6g}")
+    return f"epsilon {claimed:.6g} at delta {delta:.3g}; recomputed {own:.6g}"
+
+
+def check_content(statement: Json, events: list[Event]) -> str:
+    """Read the events, and find fields that are missing, and claims or runs that were left out."""
+    if odd := set(statement) ^ set(FIELDS.split()):
+        raise Wrong(f"fields are missing or superfluous: {', '.join(sorted(odd))[:200]}")
+    rows, claims, ledger = statement["events"], statement["claims"], statement["ledger"]
+    if not (type(rows) is type(claims) is list and {type(row) for row in rows + claims} == {dict}):
+        raise Wrong("events and claims must be lists of objects")
+    events.extend(map(event_of, rows))
+    names = {event.run for event in events}
+    if not isinstance(ledger, dict) or not len(names) == len(events) == ledger.get("runs"):
+        raise Wrong(f"the events are of {len(names)} runs, and the ledger has charged others: {str(ledger)[:80]}")
+    about = {str(claim.get("runs")) for claim in claims if claim.get("scope") == "run"}
+    for runs in about:
+        if missing := OBSERVERS - {
+            str(claim.get("observer")) for claim in claims if str(claim.get("runs")) == runs
+        }:
+            raise Wrong(f"nothing is said about {', '.join(sorted(missing))}")
+    if not about or (len(names) > 1 and "ledger" not in [claim.get("scope") for claim in claims]):
+        raise Wrong("a run's own claims, or those of all runs together, are missing")
+    return f"all fields, {len(events)} charged runs, {len(claims)} claims"
+
+
+def verify(path: Path, keys: Sequence[str] = ()) -> Findings:
+    """Check a certificate; ValueError if it is none."""
+    data, content = read(path)
+    statement, found, events = content["statement"], Findings(), list[Event]()
+    if found.note("signature", lambda: check_bytes(data, content)):
+        found.note("signer", lambda: check_key(content["public_key"], keys))
+        if found.note("content", lambda: check_content(statement, events)):
+            found.note("plan", lambda: check_plan(statement["plan"], events))
+            for claim in statement["claims"]:
+                what = f"{str(claim.get('scope'))[:40]} against {str(claim.get('observer'))[:40]}"
+                found.note(what, partial(check_claim, claim, events))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the certificate that the command line names, print what was found, and return the exit status."""
+    parser = argparse.ArgumentParser(description="Check a certificate of d2pfed without d2pfed.")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the certificate, a file of JSON")
+    parser.add_argument("--key", action="append", default=[], metavar="PUBLIC", help="the signer's public key")
+    given = parser.parse_args(arguments)
+    try:
+        found = verify(given.file, given.key)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.writelines(f"{kind:12}{line}\n" for kind, line in found.lines)
+    return found.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

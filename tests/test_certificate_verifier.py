@@ -1,0 +1,398 @@
+"""The verifier finds every forgery, agrees with the accountants, and would be noticed if it were wrong itself."""
+
+import json
+import math
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+import d2pfed.certificate_verifier as verifier
+from d2pfed.accounting import RELEASED, SERVER, DiscreteGaussianSum, SkellamSum
+from d2pfed.api.certify import certify, check_ledger
+from d2pfed.cli import main
+from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan.plan import guarantees
+from support.certificates import OTHER, PUBLIC, SECRET, forged, statistics, train
+
+ONCE = {"sampling": "once", "against": SERVER, "dropouts": 0.1, "colluders": 0.05}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> dict[str, Path]:
+    """Return certificates of a run with known cohorts, of one with hidden ones, and of a ledger."""
+    root = tmp_path_factory.mktemp("certificates")
+    key = root / "key"
+    key.write_bytes(SECRET)
+    key.chmod(0o600)
+    (root / "ledger").mkdir()
+    subjects = {
+        "once": train(root / "once", **ONCE),
+        "fixed": train(root / "fixed", sampling="fixed", against=RELEASED),
+        "ledger": statistics(root / "ledger" / "statistics.sqlite", 2),
+    }
+    return {name: certify(subject, key=key).certificate for name, subject in subjects.items()}
+
+
+def statuses(file: Path) -> int:
+    return verifier.verify(file, [PUBLIC]).status
+
+
+def claims_on(statement: dict, observer: str) -> list[dict]:
+    found = [claim for claim in statement["claims"] if claim["observer"] == observer]
+    assert found
+    return found
+
+
+def lower(observer: str, factor: float):
+    def change(statement: dict) -> None:
+        for claim in claims_on(statement, observer):
+            claim["epsilon"] *= factor
+
+    return change
+
+
+def alter(**fields: object):
+    """Change fields of the first event, alike in the plan's text where it is there by the same name."""
+    return lambda statement: statement["events"][0].update(fields)
+
+
+def with_plan(old: str, new: str):
+    def change(statement: dict) -> None:
+        assert old in statement["plan"]
+        statement["plan"] = statement["plan"].replace(old, new)
+
+    return change
+
+
+# What a signer who lies could state, by the certificate that is changed. The signature is right each time.
+LIES = {
+    "epsilon lowered, server": ("once", lower("server", 0.998)),
+    "epsilon lowered, client": ("once", lower("client", 0.998)),
+    "epsilon lowered, alone": ("once", lower("alone", 0.998)),
+    "epsilon lowered, hidden cohorts": ("fixed", lower("released", 0.998)),
+    "epsilon lowered, ledger": (
+        "ledger",
+        lambda s: s["claims"][-1].update(epsilon=s["claims"][-1]["epsilon"] * 0.998),
+    ),
+    "epsilon of fewer colluders": (
+        "once",
+        lambda s: [c.update(observer="colluding(39)") for c in s["claims"] if c["observer"].startswith("coll")],
+    ),
+    "epsilon of the models said of the server": (
+        "fixed",
+        lambda s: claims_on(s, "server")[0].update(epsilon=claims_on(s, "released")[0]["epsilon"]),
+    ),
+    "epsilon that is no number": ("once", lambda s: s["claims"][0].update(epsilon="1")),
+    "epsilon of zero": ("once", lambda s: s["claims"][0].update(epsilon=0.0)),
+    "delta lowered": ("once", lambda s: [c.update(delta=c["delta"] / 10) for c in s["claims"]]),
+    "delta of one": ("once", lambda s: s["claims"][0].update(delta=1.0)),
+    "sigma raised": (
+        "once",
+        lambda s: s["events"][0].update(variance=str(4 * Fraction(s["events"][0]["variance"]))),
+    ),
+    "another noise": ("once", alter(kind="skellam")),
+    "contributors raised": ("once", alter(contributors=1000)),
+    "radius lowered": ("once", alter(radius="1/100")),
+    "releases lowered": ("fixed", alter(releases=1)),
+    "cap lowered": ("fixed", alter(max_participations=1)),
+    "population raised": ("fixed", alter(population=40_000, rate="1/1000")),
+    "rate that is not that of the cohort": ("fixed", alter(rate="1/1000")),
+    "another sampling": ("fixed", alter(method="poisson")),
+    "add-remove of clients": ("once", alter(adjacency="add-remove")),
+    "coins of clients": ("once", alter(coins=2)),
+    "blocks that do not fit": ("once", alter(releases=400)),
+    "plan's sigma raised": (
+        "once",
+        with_plan('"Centered","sigma":{"":"Fraction","is":"', '"Centered","sigma":{"":"Fraction","is":"9'),
+    ),
+    "plan's epsilon changed": (
+        "once",
+        with_plan('"epsilon":{"":"float","is":"0x', '"epsilon":{"":"float","is":"0X'),
+    ),
+    "plan of nothing": ("once", lambda s: s.update(plan="{}")),
+    "row dropped": ("ledger", lambda s: s["events"].pop(0)),
+    "row twice": ("ledger", lambda s: s["events"].append(s["events"][0])),
+    "claim dropped": ("once", lambda s: s["claims"].remove(claims_on(s, "alone")[0])),
+    "claim of the whole ledger dropped": ("ledger", lambda s: s["claims"].pop()),
+    "claim of another run": ("once", lambda s: s["claims"][0].update(runs=["another"])),
+    "claim of a part of the ledger": ("ledger", lambda s: s["claims"][-1]["runs"].pop()),
+    "claim of some scope": ("once", lambda s: s["claims"][0].update(scope="some")),
+    "claim of another unit": ("once", lambda s: s["claims"][0].update(unit="record")),
+    "field dropped": ("once", lambda s: s.pop("assumptions")),
+    "field added": ("once", lambda s: s.update(approved=True)),
+    "events of nothing": ("once", lambda s: s.update(events=[])),
+    "events that are none": ("once", lambda s: s.update(events=["an event"])),
+    "field of an event dropped": ("once", lambda s: s["events"][0].pop("dimension")),
+    "count that is a truth value": ("once", alter(releases=True)),
+    "fraction with a sign": ("once", alter(variance="-4")),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_found_although_it_is_signed(certificates, lie):
+    name, change = LIES[lie]
+    found = verifier.verify(forged(certificates[name], change), [PUBLIC])
+    assert found.status == 1, found.lines
+
+
+@pytest.mark.parametrize("name", ["once", "fixed", "ledger"])
+def test_an_honest_certificate_that_is_signed_again_holds(certificates, name):
+    assert statuses(forged(certificates[name], lambda _: None)) == 0
+
+
+def test_what_has_no_arithmetic_here_is_named_and_ends_with_3(certificates):
+    for change, word in (
+        (alter(kind="binomial"), "binomial"),
+        (alter(unit="person"), "person"),
+        (lambda s: s["claims"].append(s["claims"][0] | {"observer": "moon"}), "moon"),
+        (alter(variance="1/100"), "too narrow"),
+        (lambda s: s.update(plan=None) or s["events"][0].update(kind="skellam"), "no Gaussian stands for"),
+    ):
+        found = verifier.verify(forged(certificates["fixed"], change), [PUBLIC])
+        told = [text for kind, text in found.lines if kind == "NOT CHECKED"]
+        if found.status != 1:  # the plan of a forged event may be wrong as well
+            assert found.status == 3
+        assert any(word in text for text in told), found.lines
+
+
+def test_a_signature_by_another_key_is_found(certificates):
+    for change in (lambda _: None, lower("server", 1.5)):
+        file = forged(certificates["once"], change, OTHER)
+        assert verifier.verify(file).status == 3  # it is signed, and nobody knows by whom
+        assert verifier.verify(file, [PUBLIC]).status == 1
+    content = json.loads(certificates["once"].read_text())
+    content["signature"] = json.loads(file.read_text())["signature"]
+    file.write_bytes(verifier.canonical(content))
+    assert verifier.verify(file, [PUBLIC]).status == 1
+
+
+def test_any_changed_byte_is_found(certificates, tmp_path):
+    """One bit of every seventh byte, in turn: digits, letters' cases, spaces, signs."""
+    data, file = certificates["once"].read_bytes(), tmp_path / "changed.json"
+    for place in range(0, len(data), 7):
+        changed = bytearray(data)
+        changed[place] ^= (1, 0x20, 0x80, 4)[place // 7 % 4]
+        file.write_bytes(changed)
+        try:
+            assert verifier.verify(file, [PUBLIC]).status == 1, place
+        except ValueError:
+            continue
+    for other in (data[:-1], data + b"\n", b" " + data, data.replace(b"\n ", b"\n"), data.replace(b"\n", b"\r\n")):
+        file.write_bytes(other)
+        assert verifier.verify(file, [PUBLIC]).status == 1
+
+
+def test_the_ledger_tells_what_no_arithmetic_can(certificates):
+    honest = json.loads(certificates["once"].read_text())["statement"]
+    ledger = certificates["once"].with_name("ledger.sqlite")
+    assert check_ledger(honest, ledger)
+    other = json.loads(certificates["once"].read_text())["statement"]
+    other["ledger"]["head"] = other["ledger"]["head"][:-1] + ("0" if other["ledger"]["head"][-1] != "0" else "1")
+    for statement, wrong in ((other, "does not hold row"), (honest | {"events": []}, "charged other runs")):
+        with pytest.raises(verifier.Wrong, match=wrong):
+            check_ledger(statement, ledger)
+    with pytest.raises(verifier.Wrong, match="there is no ledger"):
+        check_ledger(honest, ledger.with_name("nothing.sqlite"))
+
+
+def event(release, attempts: int, cap: int) -> verifier.Event:
+    noise, sampling = release.noise, release.sampling
+    skellam = isinstance(noise, SkellamSum)
+    assert skellam or isinstance(noise, DiscreteGaussianSum)
+    return verifier.Event(
+        run="run",
+        row="0",
+        plan=b"",
+        unit="client",
+        adjacency=release.adjacency.value,
+        method=sampling.method.value,
+        population=sampling.population,
+        cohort_size=sampling.cohort_size,
+        rate=Fraction(sampling.cohort_size, sampling.population),
+        coins=1,
+        kind="skellam" if skellam else "discrete-gaussian",
+        variance=noise.variance if skellam else noise.sigma**2,
+        contributors=noise.contributors,
+        radius=noise.radius,
+        l1_radius=noise.l1_radius if skellam else noise.radius,
+        dimension=noise.dimension,
+        releases=attempts,
+        max_participations=cap,
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 2.0])
+@pytest.mark.parametrize(
+    ("mechanism", "sampling", "adjacency"),
+    [
+        ("centered", "once", "replace-one"),
+        ("centered", "fixed", "replace-one"),
+        ("centered", "fixed", "zero-out"),
+        ("shared", "poisson", "replace-one"),
+        ("shared", "poisson", "zero-out"),
+        ("ddgauss", "none", "zero-out"),
+        ("skellam", "once", "replace-one"),
+    ],
+)
+def test_the_verifiers_arithmetic_is_that_of_the_accountants(mechanism, sampling, adjacency, epsilon):
+    target = PrivacyTarget(
+        dimension=500,
+        population=10_000,
+        cohort_size=100,
+        rounds=20,
+        epsilon=epsilon,
+        mechanism=mechanism,
+        sampling=sampling,
+        adjacency=adjacency,
+        max_participations=2 if sampling == "none" else None,
+    )
+    plan = calibrate(target)
+    own = event(plan.release("", 0, 0, (), plan.quorum), plan.max_attempts, plan.max_participations)
+    for guarantee in guarantees(plan):
+        bound = verifier.own_bound([own], str(guarantee.observer), guarantee.delta, guarantee.epsilon)
+        if math.isinf(guarantee.epsilon):
+            assert math.isinf(bound)
+        else:
+            assert bound == pytest.approx(guarantee.epsilon, rel=1e-4)
+
+
+@pytest.mark.parametrize("coins", [1, 3])
+def test_the_profile_of_secret_coins_is_dp_accountings(coins):
+    """Records: their coins are hidden from everyone, and a person may have several."""
+    mu, rate = 0.7, 0.05
+    heads = np.arange(coins + 1)
+    chances = [math.comb(coins, k) * rate**k * (1 - rate) ** (coins - k) for k in range(coins + 1)]
+    peer = pld.from_mixture_gaussian_mechanism(
+        1.0, (heads * mu).tolist(), chances, value_discretization_interval=1e-2
+    )
+    own = verifier.Event(
+        run="run",
+        row="0",
+        plan=b"",
+        unit="record",
+        adjacency="add-remove",
+        method="none",
+        population=10,
+        cohort_size=10,
+        rate=Fraction(1, 20),
+        coins=coins,
+        kind="discrete-gaussian",
+        variance=Fraction(10**4),
+        contributors=1,
+        radius=Fraction(70),
+        l1_radius=Fraction(70),
+        dimension=1,
+        releases=10,
+        max_participations=10,
+    )
+    expected = peer.self_compose(10).get_epsilon_for_delta(1e-5)
+    for observer in ("released", "server"):
+        assert verifier.own_bound([own], observer, 1e-5, 0.5) == pytest.approx(expected, rel=2e-3)
+    assert verifier.own_bound([own], "alone", 1e-5, 0.5) == math.inf
+
+
+# Mistakes in the verifier, and the lie that would then hold: without the one check it is believed.
+PLANTED = {
+    "colluders' noise counts": (
+        "once",
+        lambda s: [
+            c.update(epsilon=claims_on(s, "server")[0]["epsilon"]) for c in s["claims"] if "coll" in c["observer"]
+        ],
+        (verifier.Event, "unknown", lambda self, _observer: self.contributors),
+    ),
+    "one radius for replace-one": (
+        "once",
+        lambda s: [c.update(epsilon=c["epsilon"] * 0.6) for c in s["claims"]],
+        (verifier, "gaussian_delta", lambda e, mu, rate=1.0, own=verifier.gaussian_delta: own(e, mu / 2, rate)),
+    ),
+    "the server does not know cohorts": (
+        "fixed",
+        lambda s: claims_on(s, "server")[0].update(epsilon=claims_on(s, "released")[0]["epsilon"]),
+        (verifier.Event, "is_hidden", lambda self, _observer: self.rate < 1),
+    ),
+    "a tolerance of ten per cent": ("once", lower("server", 0.95), (verifier, "TOLERANCE", 0.1)),
+    "any plan": ("once", alter(variance="10000"), (verifier, "check_plan", lambda _text, _events: "")),
+    "any key": (
+        "once",
+        None,
+        (verifier, "check_key", lambda _public, _keys: ""),
+    ),
+    "any bytes": ("once", b"", (verifier, "check_bytes", lambda _data, _content: "")),
+}
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_verifier_with_a_mistake_believes_a_lie_that_the_true_one_finds(
+    certificates, mistake, monkeypatch, tmp_path
+):
+    name, change, (owner, attribute, wrong) = PLANTED[mistake]
+    if change == b"":
+        file = tmp_path / "changed.json"
+        file.write_bytes(certificates[name].read_bytes().replace(b'"end": "complete"', b'"end": "exhausted"'))
+    elif change is None:
+        file = forged(certificates[name], lambda _: None, OTHER)
+    else:
+        file = forged(certificates[name], change)
+    assert statuses(file) == 1
+    monkeypatch.setattr(owner, attribute, wrong)
+    assert statuses(file) == 0
+
+
+BAD = {
+    "empty": b"",
+    "not JSON": b"certificate",
+    "not text": b"\xff\xfe\x00\x01",
+    "a list": b"[]",
+    "another object": b'{"statement": {"format": "something else"}}',
+    "no statement": b'{"statement": 1}',
+    "not a number": b'{"statement": {"format": "d2pfed certificate 1", "epsilon": NaN}}',
+    "infinite": b'{"statement": {"format": "d2pfed certificate 1", "epsilon": Infinity}}',
+    "many digits": b'{"statement": {"format": "d2pfed certificate 1", "epsilon": ' + b"9" * 10_000 + b"}}",
+    "deep": b"[" * 100_000,
+    "huge": b'{"statement": "' + b"x" * (1 << 22) + b'"}',
+}
+
+
+def complaints(arguments: list[str], monkeypatch, capsys) -> list[str]:
+    """Return what the command and the bare file say of the same input: one line each, and status 2."""
+    found = []
+    monkeypatch.setattr(sys, "argv", ["d2pfed", "certify", "verify", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    found.append(capsys.readouterr())
+    assert verifier.main(arguments) == 2
+    found.append(capsys.readouterr())
+    assert all((said.out, said.err.count("\n")) == ("", 1) for said in found)
+    return [said.err for said in found]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_one_line(name, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "bad.json"
+    file.write_bytes(BAD[name])
+    assert all("certificate" in line for line in complaints([str(file)], monkeypatch, capsys))
+
+
+def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    for name, word in (("nothing.json", "No such file"), (".", "Is a directory")):
+        assert all(word in line for line in complaints([str(tmp_path / name)], monkeypatch, capsys))
+
+
+UNREAD = ("accountant", "sampling", "max_participations", "reason", "run", "row", "l1_radius")
+
+
+def test_what_is_signed_and_makes_no_sense_is_wrong_and_raises_nothing(certificates):
+    """Every field of event and claim with values of every type: a finding, never an exception, never a pass by type."""
+    for where in ("events", "claims"):
+        names = list(json.loads(certificates["once"].read_text())["statement"][where][0])
+        for name in names:
+            for value in (None, [], {}, -1, 10**30, 1e300, "", "x", True):
+                file = forged(certificates["once"], lambda s, n=name, v=value, w=where: s[w][0].update({n: v}))
+                found = verifier.verify(file, [PUBLIC])
+                allowed = (0, 1, 3) if name in UNREAD or value is None or value == 1e300 else (1, 3)
+                assert found.status in allowed, (name, value)

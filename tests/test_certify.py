@@ -1,0 +1,276 @@
+"""A certificate is written of every kind of run that guarantees something, of no other, and tells nobody's part."""
+
+import ast
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import d2pfed.certificate_verifier as verifier
+from d2pfed.accounting import RELEASED, SERVER
+from d2pfed.api import Job
+from d2pfed.api.certify import certify, check_ledger
+from d2pfed.api.statement import software_digest
+from d2pfed.cli import main
+from d2pfed.errors import D2PFedError
+from d2pfed.ledger import Budget, Ledger
+from d2pfed.numerics import canonical
+from d2pfed.plan import decode_plan
+from support.certificates import PUBLIC, SECRET, forged, job, statistics, train
+from support.reports import Page, outside
+
+KINDS = {
+    "once": {"sampling": "once", "against": SERVER, "dropouts": 0.1, "colluders": 0.05},
+    "fixed": {"sampling": "fixed", "against": RELEASED},
+    "zero-out": {"sampling": "fixed", "against": RELEASED, "adjacency": "zero-out"},
+    "poisson": {"sampling": "poisson", "mechanism": "shared", "against": RELEASED},
+    "adaptive": {"sampling": "once", "against": SERVER, "clip": "auto"},
+}
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("key") / "signing.key"
+    file.write_bytes(SECRET)
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Return a directory with a run of each kind, each made when it is first asked for."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def certified(runs: Path, key: Path, kind: str) -> Path:
+    path = runs / kind
+    if not path.exists():
+        train(path, **KINDS[kind])
+        certify(path, key=key)
+    return path
+
+
+def command(arguments: list, monkeypatch, capsys) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["d2pfed", "certify", *map(str, arguments)])
+    status = 0
+    try:
+        main()
+    except SystemExit as ended:
+        status = ended.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def refusal(arguments: list, monkeypatch, capsys) -> str:
+    status, printed, complaint = command(arguments, monkeypatch, capsys)
+    assert (status, printed, complaint.count("\n")) == (2, "", 1)
+    return complaint
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_certificate_of_a_run_of_each_kind_holds(runs, key, kind):
+    path = certified(runs, key, kind)
+    found = verifier.verify(path / "certificate.json", [PUBLIC])
+    assert found.status == 0, found.lines
+    observers = [line for _, line in found.lines if line.startswith("run against")]
+    assert len(observers) >= 4
+    statement = json.loads((path / "certificate.json").read_text())["statement"]
+    assert "holds" not in check_ledger(statement, path / "ledger.sqlite")
+
+
+def test_a_run_over_flower_is_certified_with_its_trust_model(tmp_path, key):
+    pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+    from support.enrolled_clients import enrol, make_plan  # noqa: PLC0415
+    from support.local_grid import make_grid, make_strategy, start  # noqa: PLC0415
+
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path))
+    made = certify(tmp_path / "run", key=key)
+    assert verifier.verify(made.certificate, [PUBLIC]).status == 0
+    statement = json.loads(made.certificate.read_text())["statement"]
+    assert statement["trust_model"]["consistency"] == "signed"
+    assert statement["participations"]["enforced_by"].startswith("each client")
+
+
+def test_a_ledger_of_statistics_is_certified_with_what_all_of_them_cost_together(tmp_path, key):
+    made = certify(statistics(tmp_path / "statistics.sqlite", 3), key=key)
+    found = verifier.verify(made.certificate, [PUBLIC])
+    assert found.status == 0, found.lines
+    claims = json.loads(made.certificate.read_text())["statement"]["claims"]
+    together = [claim for claim in claims if claim["scope"] == "ledger"]
+    assert len(together) == 1
+    alone = {claim["epsilon"] for claim in claims if (claim["scope"], claim["observer"]) == ("run", "server")}
+    assert together[0]["epsilon"] > max(alone)
+
+
+def test_a_run_on_a_shared_ledger_names_all_runs_of_it(tmp_path, key):
+    work = job(**KINDS["fixed"])
+    ledger = tmp_path / "shared.sqlite"
+    Ledger.create(ledger, Budget(20.0, work.plan.delta, work.plan.against, work.plan.max_participations)).close()
+    train(tmp_path / "first", ledger, **KINDS["fixed"])
+    train(tmp_path / "second", ledger, **KINDS["fixed"])
+    with pytest.raises(D2PFedError, match="has drawn on another ledger: name it with --ledger"):
+        certify(tmp_path / "second", key=key)
+    made = certify(tmp_path / "second", ledger=ledger, key=key)
+    statement = json.loads(made.certificate.read_text())["statement"]
+    assert [event["run"] for event in statement["events"]] == ["first", "second"]
+    assert {tuple(claim["runs"]) for claim in statement["claims"]} == {("second",), ("first", "second")}
+    found = verifier.verify(made.certificate, [PUBLIC])
+    assert found.status == 0, found.lines
+    assert check_ledger(statement, ledger)
+    one = forged(made.certificate, lambda s: (s["events"].pop(0), s["claims"].pop(), s["ledger"].update(runs=1)))
+    assert verifier.verify(one, [PUBLIC]).status == 0  # a liar with the key left a run out: the ledger tells
+    with pytest.raises(verifier.Wrong, match="charged other runs"):
+        check_ledger(json.loads(one.read_text())["statement"], ledger)
+
+
+def test_what_guarantees_nothing_is_not_certified(tmp_path, key, monkeypatch, capsys):
+    plain = job()
+    with patch("d2pfed.runs.report.write_report"):
+        Job(plain.settings, plain.task, plain.model, None).execute(tmp_path / "clear", None, lambda _: True)
+    assert "was trained in the clear: there is nothing to certify" in refusal(
+        [tmp_path / "clear", "--key", key], monkeypatch, capsys
+    )
+    train(tmp_path / "seeded", seed=1)
+    assert "repeats from its seed, which undoes its noise" in refusal(
+        [tmp_path / "seeded", "--key", key], monkeypatch, capsys
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["plan.json", "seen", "identity", "settings.json", "summary.json", "ledger.sqlite"]
+)
+def test_a_run_without_one_of_its_files_is_refused_in_one_line(runs, key, tmp_path, name, monkeypatch, capsys):
+    path = shutil.copytree(certified(runs, key, "once"), tmp_path / "once")
+    (path / name).unlink()
+    assert refusal([path, "--key", key], monkeypatch, capsys)
+
+
+def test_a_run_with_anothers_plan_or_an_older_ledger_is_refused(runs, key, tmp_path):
+    once, fixed = (certified(runs, key, kind) for kind in ("once", "fixed"))
+    path = shutil.copytree(once, tmp_path / "once")
+    plan = decode_plan((path / "plan.json").read_text())
+    stronger = replace(plan, epsilon=plan.epsilon / 2)
+    (path / "plan.json").write_text(canonical.encode(stronger))
+    with pytest.raises(D2PFedError, match=r"has charged no run of .* with its plan"):
+        certify(path, key=key)
+    other = shutil.copytree(once, tmp_path / "other")
+    with pytest.raises(D2PFedError, match="does not hold row"):
+        certify(other, ledger=fixed / "ledger.sqlite", key=key)
+    statement = json.loads((once / "certificate.json").read_text())["statement"]
+    with pytest.raises(verifier.Wrong, match="does not hold row"):
+        check_ledger(statement, fixed / "ledger.sqlite")
+
+
+def leaves(value: object) -> list:
+    if isinstance(value, dict):
+        return [leaf for name, item in value.items() for leaf in (name, *leaves(item))]
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
+
+
+def test_a_certificate_does_not_tell_who_or_how_many_took_part(tmp_path, key):
+    """Two runs that differ in nothing but their draws, dropouts and sizes state the same."""
+    statements = []
+    for name in ("a", "b"):
+        path = train(tmp_path / name / "run", **KINDS["poisson"])
+        statement = json.loads(certify(path, key=key).certificate.read_text())["statement"]
+        for event in statement["events"]:
+            del event["row"]  # a hash of the row that charges the run, its directory's identity among it
+        del statement["ledger"]["head"], statement["released"]["model_sha256"]
+        statements.append(statement)
+    assert statements[0] == statements[1]
+    words = {str(leaf) for leaf in leaves(statements[0])}
+    assert not words & {"survivors", "participants", "seconds", "charged"}
+
+
+def test_the_key_is_made_once_for_its_owner_alone(runs, key, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = shutil.copytree(certified(runs, key, "once"), tmp_path / "once")
+    made, own = tmp_path / "config" / "d2pfed" / "certificate.key", path / "certificate.json"
+    status, printed, _ = command(["verify", own], monkeypatch, capsys)
+    assert status == 3
+    assert f"NOT CHECKED signer: whose key {PUBLIC} is" in printed
+    status, printed, complaint = command([path], monkeypatch, capsys)
+    assert (status, complaint) == (0, "")
+    assert f"{made}, which was made just now" in printed
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert command(["verify", own, "--ledger", path / "ledger.sqlite"], monkeypatch, capsys)[0] == 0
+    status, printed, _ = command([path, "--json", "--output", tmp_path / "out"], monkeypatch, capsys)
+    assert not json.loads(printed)["key_is_new"]
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    assert written == {"certificate.html", "certificate.json", "registry.yaml"}
+    status, printed, _ = command(["verify", own, "--key", PUBLIC, "--json"], monkeypatch, capsys)
+    assert (status, json.loads(printed)["status"]) == (1, 1)  # it is signed by the new key now
+    made.chmod(0o644)
+    assert "readable by its owner alone" in refusal([path], monkeypatch, capsys)
+    made.chmod(0o600)
+    made.write_bytes(b"short")
+    assert "must have 32 bytes, got 5" in refusal([path], monkeypatch, capsys)
+
+
+def test_the_page_stands_alone_and_the_registry_entry_is_yaml(runs, key):
+    path = certified(runs, key, "once")
+    page = (path / "certificate.html").read_text()
+    assert outside(page) == []
+    text = Page.read(page).text
+    statement = json.loads((path / "certificate.json").read_text())["statement"]
+    assert all(assumption in text for assumption in statement["assumptions"])
+    yaml = pytest.importorskip("yaml")
+    entry = yaml.safe_load((path / "registry.yaml").read_text())
+    deployment = entry["deployment"]
+    claims = {claim["observer"]: claim for claim in statement["claims"]}
+    assert deployment["privacy_loss"]["privacy_parameters"]["epsilon"] == claims["server"]["epsilon"]
+    assert {"dp_flavor", "privacy_loss", "model", "accounting", "implementation"} <= set(deployment)
+
+
+def test_what_a_user_wrote_cannot_break_the_page(runs, key, tmp_path):
+    path = shutil.copytree(certified(runs, key, "once"), tmp_path / "once")
+    settings = json.loads((path / "settings.json").read_text())
+    settings["title"] = "<script>alert(1)</script>"
+    (path / "settings.json").write_text(json.dumps(settings))
+    made = certify(path, key=key)
+    assert outside(made.page.read_text()) == []
+    assert "<script>" not in made.page.read_text()
+
+
+def test_the_verifier_is_one_file_of_at_most_500_lines_that_imports_nothing_else_of_ours(runs, key, tmp_path):
+    source = Path(verifier.__file__).read_text()
+    assert len(source.splitlines()) <= 500
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    roots = {(getattr(node, "module", None) or node.names[0].name).partition(".")[0] for node in found}
+    assert roots - set(sys.stdlib_module_names) == {"numpy", "scipy", "dp_accounting", "cryptography"}
+    copy = tmp_path / "bare.py"
+    copy.write_text(
+        source.replace("    sys.exit(main())", "    assert 'd2pfed' not in sys.modules; sys.exit(main())")
+    )
+    certificate = certified(runs, key, "fixed") / "certificate.json"
+
+    def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-I", "-W", "error", str(copy), *arguments]
+        return subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+
+    done = bare(str(certificate), "--key", PUBLIC)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bare(str(certificate)).returncode == 3
+    missing = bare("nothing.json")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+
+
+def test_the_digest_of_the_software_is_that_of_its_files(tmp_path, monkeypatch):
+    assert software_digest() == software_digest()
+    copy = shutil.copytree(Path(verifier.__file__).parent, tmp_path / "d2pfed")
+    monkeypatch.setattr("d2pfed.api.statement.files", lambda _: copy)
+    same = software_digest()
+    (copy / "errors.py").write_text("# changed\n")
+    assert software_digest() != same
+
+
+def test_help_names_both_uses(monkeypatch, capsys):
+    _, printed, _ = command(["--help"], monkeypatch, capsys)
+    assert "verify" in printed
+    assert command([], monkeypatch, capsys)[1] == printed
