@@ -213,7 +213,8 @@ def audit_scores(watched: WatchedFederation, confidence: float) -> TrainingAudit
     for share in _SHARES:
         guesses = int(np.ceil(share * present))
         right = guess(watched.scores[seen], watched.canaries.coins[seen], guesses)
-        tries.append((one_run_epsilon(count, guesses, right, plan.delta, alpha), guesses, right))
+        # The server knows who took part, whatever the coins: the others' coins are none that it could guess.
+        tries.append((one_run_epsilon(present, guesses, right, plan.delta, alpha), guesses, right))
     lower, guesses, right = max(tries)
     return TrainingAudit(
         observer=str(SERVER),

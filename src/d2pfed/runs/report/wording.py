@@ -83,7 +83,8 @@ def audit_text(audit: TrainingAudit) -> str:
     return (
         f"Audited with canary clients: {audit.correct:,} of {audit.guesses:,} guesses of the {audit.observer} were "
         f"right, so epsilon is at least {math.floor(1000 * audit.lower) / 1000:g} with confidence "
-        f"{percent(audit.confidence)}, {verdict} {round_up(audit.claimed, 4)}, at delta {round_up(audit.delta, 3)}. {audit.shows}"
+        f"{percent(audit.confidence)}, {verdict} {round_up(audit.claimed, 4)}, at delta {round_up(audit.delta, 3)}. "
+        f"{audit.shows}"
     )
 
 
