@@ -103,7 +103,7 @@ def test_a_draw_out_of_turn_is_refused(draw):
 
 
 def test_unless_draws_come_in_turn_the_server_picks_one_that_suits_it(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.require_draw_by_number", nothing)
+    monkeypatch.setattr("d2pfed.round.invited.require_draw_by_number", nothing)
     plan, colluders = make_plan(), set(CLIENTS[: POPULATION // 4])
     best = max(range(2**DEPTH), key=lambda draw: len(colluders & set(cohort_of(plan, draw))))
     session = accept_drawn(plan, invite(plan, best)[1])
@@ -122,7 +122,7 @@ def test_an_attempt_that_the_plan_does_not_have_is_refused(number, attempt):
 
 
 def test_unless_attempts_are_counted_every_draw_has_its_turn(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.require_planned_number", nothing)
+    monkeypatch.setattr("d2pfed.round.invited.require_planned_number", nothing)
     plan, colluders = make_plan(), set(CLIENTS[: POPULATION // 4])
     best = max(range(FIRST_DRAW, 2**DEPTH), key=lambda draw: len(colluders & set(cohort_of(plan, draw))))
     session = accept_drawn(plan, invite(plan, best, attempt=best - FIRST_DRAW)[1])
@@ -147,7 +147,7 @@ def test_a_seed_that_was_not_committed_to_is_refused():
 
 
 def test_unless_the_path_is_checked_the_server_names_the_cohort(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.require_path", nothing)
+    monkeypatch.setattr("d2pfed.round.invited.require_path", nothing)
     session, invitation = chosen_cohort(make_plan())
     assert set(accept_drawn(make_plan(), invitation).cohort) == set(session.cohort) <= set(CLIENTS[:40])
 
@@ -174,7 +174,7 @@ def test_a_client_that_was_not_drawn_stays_away():
 
 
 def test_and_otherwise_its_session_would_be_another_one(monkeypatch):
-    monkeypatch.setattr("d2pfed.round.require_in_cohort", nothing)
+    monkeypatch.setattr("d2pfed.round.invited.require_in_cohort", nothing)
     with pytest.raises(PeerError, match="another plan, cohort or roster"):
         accept_drawn(make_plan(), uninvited(make_plan())[1])
 
@@ -265,7 +265,7 @@ def test_a_cohort_larger_than_planned_is_refused(monkeypatch):
         _, invitation = fifteen_of_twelve(plan)
         with pytest.raises(PeerError, match="planned 12 clients, got 15"):
             accept_listed(plan, invitation)
-        without.setattr("d2pfed.round.require_planned_size", nothing)
+        without.setattr("d2pfed.round.session.require_planned_size", nothing)
         without.setattr("d2pfed.secagg.session.require_one_view", require_one_view)
         with pytest.raises(ConfigError, match="quorum of at least 9"):
             accept_listed(plan, invitation)
@@ -273,7 +273,7 @@ def test_a_cohort_larger_than_planned_is_refused(monkeypatch):
 
 def test_in_a_cohort_larger_than_planned_one_colluder_recovers_the_update(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.session.require_one_view", nothing)
-    monkeypatch.setattr("d2pfed.round.require_planned_size", nothing)
+    monkeypatch.setattr("d2pfed.round.session.require_planned_size", nothing)
     plan = weak_plan()
     session, invitation = fifteen_of_twelve(plan)
     assert accept_listed(plan, invitation) == session
@@ -320,7 +320,7 @@ def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch
     """The client has checked the quorum against its own colluder for twelve; among fifteen it is two quorums."""
     monkeypatch.setattr("d2pfed.plan.policy._check_known_size", nothing)
     monkeypatch.setattr("d2pfed.plan.policy._check_colluders", nothing)
-    monkeypatch.setattr("d2pfed.round.require_planned_size", nothing)
+    monkeypatch.setattr("d2pfed.round.session.require_planned_size", nothing)
     plan, session, invitation = drawn_by_coins()
     assert accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw) == session
     evil = Evil(replace(session, roster_digest=enrol(session.cohort).digest), (14,))

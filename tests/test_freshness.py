@@ -18,7 +18,7 @@ from d2pfed.noise.codec import Codec
 from d2pfed.numerics import randomness
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import PrivacyTarget, calibrate
-from d2pfed.round import Attempt, Participant, aggregate, run_plan
+from d2pfed.round import Attempt, Participant, aggregate, aggregation, participant, run_plan
 from d2pfed.secagg import crypto
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import Cohorts
@@ -238,9 +238,10 @@ def test_noise_that_two_clients_share_is_caught(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kept", [("round", "attempt"), ("run", "attempt"), ("run", "round")])
 def test_a_rotation_that_two_attempts_share_is_caught_by_itself(tmp_path, monkeypatch, kept):
-    monkeypatch.setattr(
-        rounds, "rotation_seed", lambda session: digest("rotation", *(getattr(session, name) for name in kept))
-    )
+    for half in (participant, aggregation):
+        monkeypatch.setattr(
+            half, "rotation_seed", lambda session: digest("rotation", *(getattr(session, name) for name in kept))
+        )
     assert broken(recorded(tmp_path, monkeypatch)) == {rotations_are_fresh}
 
 

@@ -42,7 +42,7 @@ def plant(copy: Path, module: str, line: str) -> None:
         ("noise/sampler/reference.py", "from numpy.random import default_rng", "TID251"),
         ("secagg/wire.py", "import pickle", "TID251"),
         ("plan/target.py", "assert PrivacyTarget", "S101"),
-        ("round.py", "def quiet(x):\n    return x", "ANN"),
+        ("round/session.py", "def quiet(x):\n    return x", "ANN"),
         ("noise/codec.py", "def switch(on: bool) -> None: ...", "FBT001"),
     ],
 )
@@ -72,7 +72,7 @@ def test_the_type_checker_fails_on_a_planted_line(copy):
         ("accounting/events.py", "from d2pfed.noise.sampler import Binomial", "Imports go down the layers"),
         ("numerics/ring.py", "import cryptography", "Ciphers live in randomness and secagg.crypto"),
         ("noise/codec.py", "import torch", "Torch lives in learning"),
-        ("round.py", "import flwr", "Flower and Ray stay in their backends"),
+        ("round/session.py", "import flwr", "Flower and Ray stay in their backends"),
         ("flower/requests.py", "from flwr.app import RecordDict", "The client's half knows no transport"),
     ],
 )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from _pytest.outcomes import Failed
 
-from d2pfed import round as rounds
 from d2pfed.accounting import SERVER, Adjacency, Sampling, account, round_up
 from d2pfed.cli import show
 from d2pfed.errors import ConfigError, LedgerError, TooFewClients
@@ -17,7 +16,7 @@ from d2pfed.ledger import Ledger
 from d2pfed.ledger.state import LedgerState
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, aggregate, private_sum, run_plan
+from d2pfed.round import Attempt, aggregate, aggregation, given, private_sum, run_plan
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import Cohorts
 from support.simulations import NO_MODEL, Attempting, Simulation
@@ -208,7 +207,7 @@ def given_clients_have_no_amplified_price(tmp_path):
 
 def test_a_sum_over_clients_that_nobody_drew_has_no_amplified_price(tmp_path, monkeypatch):
     given_clients_have_no_amplified_price(tmp_path)
-    monkeypatch.setattr(rounds, "is_amplified", lambda _sampling: False)
+    monkeypatch.setattr(given, "is_amplified", lambda _sampling: False)
     (tmp_path / "again").mkdir()
     with pytest.raises(Failed, match="DID NOT RAISE"):
         given_clients_have_no_amplified_price(tmp_path / "again")
@@ -291,7 +290,7 @@ def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_p
     ):
         a_partition_goes_on_with_its_next_block(tmp_path, lambda _book: 0)
     monkeypatch.setattr(
-        rounds, "_standing", lambda _plan, run, cohort, book: (cohort, dict(book.participations(run, cohort)))
+        aggregation, "_standing", lambda _plan, run, cohort, book: (cohort, dict(book.participations(run, cohort)))
     )
     (tmp_path / "again").mkdir()
     with pytest.raises(LedgerError, match="`once` uses each client once"):  # the ledger has the same rule
@@ -368,7 +367,7 @@ def test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, drawn)
 
 
 def test_without_others_who_fill_it_up_a_small_secret_cohort_is_caught_aborting(tmp_path, monkeypatch):
-    monkeypatch.setattr(rounds, "_FEWEST", 0)
+    monkeypatch.setattr(aggregation, "FEWEST", 0)
     with pytest.raises(ConfigError):
         test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, ())
 

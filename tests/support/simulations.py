@@ -10,7 +10,8 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Collected, Session
+from d2pfed.round import Attempt, Collected
+from d2pfed.secagg import Session
 from d2pfed.simulation import Dropouts, Encoder, Fidelity, collect
 
 

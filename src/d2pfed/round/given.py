@@ -1,0 +1,80 @@
+"""A private sum of vectors that are there already, through the whole protocol in this process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from d2pfed.accounting import is_amplified
+from d2pfed.errors import ConfigError
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import Plan
+from d2pfed.round.aggregation import FEWEST, ReleaseLedger, aggregate
+from d2pfed.round.gathering import MaskedSum, gather
+from d2pfed.round.participant import Participant, require_fixed_clip
+from d2pfed.round.session import Attempt, session_of
+from d2pfed.secagg import Client, Session
+
+
+def private_sum(
+    plan: Plan,
+    first: Attempt,
+    vectors: Mapping[int, NDArray[np.floating]],
+    ledger: ReleaseLedger,
+    entropy: Entropy,
+) -> FloatVector:
+    """Return the private sum of these clients' vectors, through the whole protocol in this process.
+
+    For counts, means, histograms and metrics as well as for updates; over a network, `aggregate` does the same with
+    clients that `Participant.join` made elsewhere. The run that `first` names must have begun in the ledger. Its
+    clients were not drawn here, so a plan whose guarantee rests on a draw is refused.
+    """
+    require_fixed_clip(plan, "a private sum")
+    if is_amplified(plan.sampling):
+        raise ConfigError(
+            f"a sum over given clients is of a plan with sampling none or once, or of everyone, got "
+            f"{plan.sampling.method}, {plan.cohort_size} of {plan.sampling.population}"
+        )
+    if not FEWEST <= len(vectors) <= plan.cohort_size:
+        raise ConfigError(f"a sum is over {FEWEST} clients to the planned {plan.cohort_size}, got {len(vectors)}")
+    if not entropy.is_replayed:
+        # One root may serve several ledgers, and the same attempt of the same run would have the same noise in each.
+        entropy = entropy.child("sum", Entropy.system().key)
+    attempts = _GivenVectors(plan, vectors, entropy)
+    mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
+    return mean * np.float32(plan.cohort_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenVectors:
+    """Clients in this process whose vectors are there already."""
+
+    plan: Plan
+    vectors: Mapping[int, NDArray[np.floating]] = field(repr=False)
+    entropy: Entropy
+
+    def draw(self, _attempt: Attempt) -> tuple[int, ...]:
+        """Return everyone."""
+        return tuple(sorted(self.vectors))
+
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
+        """Return the session of an attempt."""
+        return session_of(self.plan, attempt, cohort)
+
+    def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> MaskedSum:
+        """Run the protocol between clients and server in this process."""
+        machines = {client: self._join(client, session, participations[client]) for client in session.cohort}
+        return gather(
+            session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
+        )
+
+    def _join(self, client: int, session: Session, participations: int) -> Client:
+        participant = Participant(
+            plan=self.plan,
+            client=client,
+            entropy=self.entropy.child("client", client),
+            participations=participations,
+        )
+        return participant.join(session, lambda _task, _model: self.vectors[client])

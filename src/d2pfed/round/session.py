@@ -1,0 +1,98 @@
+"""What the protocol of an attempt is bound to."""
+
+from dataclasses import dataclass
+
+from d2pfed.accounting import Sampling
+from d2pfed.errors import PeerError
+from d2pfed.noise.mechanisms import Designated, Shared
+from d2pfed.numerics.randomness import digest
+from d2pfed.plan import Plan
+from d2pfed.secagg import Delivery, Roster, Session
+from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.session import NO_ROSTER
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which aggregation this is: keys, noise and rotation are fresh for each."""
+
+    run: str
+    round: int
+    number: int
+
+
+def session_of(
+    plan: Plan,
+    attempt: Attempt,
+    cohort: tuple[int, ...],
+    *,
+    roster: Roster | None = None,
+    draw: int = 0,
+    block: int = 0,
+) -> Session:
+    """Return what the protocol of an attempt is bound to.
+
+    A signed cohort has the planned size, for which its clients have checked quorum and graph. Otherwise one of another
+    size is a complete graph: where sizes are secret, and where an earlier attempt left fewer although all must deliver.
+    """
+    return _session(plan, attempt, cohort, (NO_ROSTER if roster is None else roster.digest, draw, block))
+
+
+def sketch_of(plan: Plan) -> Session:
+    """Return a session of the plan with clients that do not exist, for its sizes alone."""
+    roster = digest("sketch") if plan.consistency is Consistency.SIGNED else NO_ROSTER
+    return _session(plan, Attempt("sketch", 0, 0), tuple(range(plan.cohort_size)), (roster, 0, 0))
+
+
+def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple[bytes, int, int]) -> Session:
+    roster_digest, draw, block = drawn
+    size, delivery = len(cohort), delivery_of(plan)
+    planned = size == plan.cohort_size
+    is_signed = plan.consistency is Consistency.SIGNED
+    if is_signed or (delivery is Delivery.QUORUM and plan.sampling.method is not Sampling.POISSON):
+        require_planned_size(plan, size)
+    threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
+    quorum = plan.quorum
+    if delivery is Delivery.EVERYONE:
+        quorum = size
+    elif delivery is Delivery.DESIGNATED and not planned:
+        quorum = threshold
+    return Session(
+        plan_digest=plan.digest,
+        run=attempt.run,
+        round=attempt.round,
+        attempt=attempt.number,
+        roster_digest=roster_digest,
+        draw=draw,
+        block=block,
+        cohort=cohort,
+        dimension=plan.codec.length,
+        bits=plan.ring.bits,
+        degree=plan.neighbours if planned else size - 1,
+        threshold=threshold,
+        quorum=quorum,
+        colluders=plan.colluders,
+        delivery=delivery,
+        consistency=plan.consistency,
+    )
+
+
+def require_planned_size(plan: Plan, size: int) -> None:
+    """Refuse a cohort of another size: in a larger one the quorum would be a smaller part, and have two views."""
+    if size != plan.cohort_size:
+        raise PeerError(f"a cohort must have the planned {plan.cohort_size} clients, got {size}")
+
+
+def delivery_of(plan: Plan) -> Delivery:
+    """Return whose vectors a sum cannot do without, which the noise decides."""
+    match plan.mechanism:
+        case Shared():
+            return Delivery.EVERYONE
+        case Designated():
+            return Delivery.DESIGNATED
+    return Delivery.QUORUM
+
+
+def rotation_seed(session: Session) -> bytes:
+    """Return the public seed of an attempt's rotation: both sides know it, so it travels in no message."""
+    return digest("rotation", session.plan_digest, session.run, session.round, session.attempt)
