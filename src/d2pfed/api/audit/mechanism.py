@@ -121,7 +121,7 @@ def audit_mechanism(
     if trials < 1 or not 0 < confidence < 1:
         raise ConfigError(f"trials must be positive and confidence in (0, 1), got {trials} and {confidence}")
     root = Entropy.system() if entropy is None else entropy
-    attack = _Attack(plan, fidelity)
+    attack = _Attack.on(plan, fidelity)
     seen = [
         np.array([attack.statistic(world, root.child("trial", trial, "world", place)) for trial in range(trials)])
         for place, world in enumerate(_scales(plan, worlds))
@@ -174,6 +174,25 @@ class _Attack:
 
     plan: Plan
     fidelity: Fidelity
+    rounds: tuple[tuple[Session, FloatVector], ...] = field(repr=False)  # each with the direction attacked in it
+
+    @staticmethod
+    def on(plan: Plan, fidelity: Fidelity) -> "_Attack":
+        """Choose the directions.
+
+        After its rotation the client's vector has opposite signs in any two releases that follow each other. The best
+        test of fresh noise is then also one from which noise that is used again falls out.
+        """
+        rounds: list[tuple[Session, FloatVector]] = []
+        rotation = plan.codec.rotation
+        for number in range(plan.rounds):
+            session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
+            direction = one_hot(plan.dimension, plan.codec.clip)
+            if rounds:
+                before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
+                direction = rotation.inverse(-before, rotation_seed(session)).astype(np.float32)
+            rounds.append((session, direction))
+        return _Attack(plan, fidelity, tuple(rounds))
 
     @property
     def middle(self) -> float:
@@ -188,23 +207,12 @@ class _Attack:
         return math.sqrt(self.plan.rounds * variance(noise)) * self.plan.codec.granularity
 
     def statistic(self, world: float, entropy: Entropy) -> float:
-        """Run the rounds of one trial and return what the server sees along the attacked directions.
-
-        After its rotation the client's vector has opposite signs in any two releases that follow each other. The best
-        test of fresh noise is then also one from which noise that is used again falls out.
-        """
-        found, first = 0.0, np.empty(0, np.float32)
-        for number in range(self.plan.rounds):
-            session = session_of(self.plan, Attempt("audit", number, 0), tuple(range(self.plan.cohort_size)))
-            seed, rotation = rotation_seed(session), self.plan.codec.rotation
-            if number == 0:
-                direction = one_hot(self.plan.dimension, self.plan.codec.clip)
-                first = rotation.forward(direction, seed)
-            else:
-                direction = rotation.inverse(-first if number % 2 else first, seed).astype(np.float32)
-            mean = self._mean(session, world * direction, entropy)
-            found += float(np.dot(mean, direction)) / self.plan.codec.clip
-        return found * self.plan.cohort_size
+        """Run the rounds of one trial and return what the server sees along the attacked directions."""
+        found = sum(
+            float(np.dot(self._mean(session, world * direction, entropy), direction))
+            for session, direction in self.rounds
+        )
+        return found * self.plan.cohort_size / self.plan.codec.clip
 
     def _mean(self, session: Session, vector: FloatVector, entropy: Entropy) -> FloatVector:
         """Run one round with as few survivors as may be, all but the target sending zero, and decode its sum."""
