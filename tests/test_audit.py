@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -188,7 +189,7 @@ def test_an_audit_refuses_what_it_is_not_about():
         audit_mechanism(audited_plan(target()), 0)
 
 
-def job(epsilon):
+def job(epsilon, mechanism="centered"):
     task = load_task("digits")
     settings = Settings(
         task="digits",
@@ -201,6 +202,7 @@ def job(epsilon):
             rounds=2,
             spare=0,
             epsilon=epsilon,
+            mechanism=mechanism,
             delta=1e-9,
             against="server",
             sampling=Sampling.ONCE,
@@ -214,8 +216,9 @@ def job(epsilon):
     return Job.of(settings, task, build_model("logistic", task, seed=0))
 
 
-def audited(epsilon):
-    return audit_training(job(epsilon), 100, InProcess, lambda _record: True, entropy=Entropy.replay(b"coins"))
+def audited(epsilon, **changes):
+    trained = job(epsilon, **changes)
+    return audit_training(trained, 100, InProcess, lambda _record: True, entropy=Entropy.replay(b"coins"))
 
 
 def test_canaries_stay_below_the_claim():
@@ -226,9 +229,9 @@ def test_canaries_stay_below_the_claim():
 
 
 def test_canaries_refute_training_without_noise(monkeypatch):
-    right = mechanisms.CentredDiscreteGaussian
-    monkeypatch.setattr(mechanisms, "CentredDiscreteGaussian", lambda _sigma, bits: right(2, bits))
-    found = audited(0.5)
+    right = mechanisms.DiscreteGaussian
+    monkeypatch.setattr(mechanisms, "DiscreteGaussian", lambda _sigma: right(Fraction(1, 4)))
+    found = audited(0.5, mechanism="ddgauss")
     assert found.correct > 0.9 * found.guesses
     assert found.is_refuted
 
