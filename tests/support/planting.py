@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 900  # that tests may take before a change counts as killed by a hang
+SECONDS = 300  # that tests may take before a change counts as killed by a hang
 VERDICTS = {0: "survived", 1: "killed"}  # pytest's exit statuses; any other: the tests did not run
 
 
