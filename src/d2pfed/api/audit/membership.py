@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib import style
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from safetensors.numpy import load_file
 from d2pfed.api.audit.bounds import upper_rate
 from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Examples, Model
+from d2pfed.learning import Examples, Model, example_losses
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.files import replace_file
 from d2pfed.noise.codec import FloatVector
@@ -138,12 +137,7 @@ def _records(job: Job, clients: list[int], most: int) -> Iterator[Examples]:
 
 
 def _losses(model: Model, params: FloatVector, parts: Iterator[Examples]) -> NDArray[np.float64]:
-    values = model.unflatten(params) | model.fixed()
-    found = []
-    with torch.no_grad():
-        for part in parts:
-            losses = model.scoring_losses(values, part.inputs, part.labels)
-            found.append(losses.double().numpy().reshape(len(part), -1).mean(axis=1))
+    found = [example_losses(model, params, part) for part in parts]
     if not found:
         raise ConfigError("an attack needs at least one record of members and of others, got 0")
     return np.concatenate(found)
