@@ -19,7 +19,7 @@ def run_tests(package: Path, tests: list[str], seconds: float = SECONDS) -> int:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(package), str(ROOT), str(ROOT / "tests")]),
         "OMP_NUM_THREADS": "1",
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(package / "hypothesis"),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(package / ".hypothesis"),
     }
     options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
     command = [sys.executable, "-m", "pytest", *options, *(f"{ROOT / 'tests'}/{test}" for test in tests)]
