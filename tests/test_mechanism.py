@@ -336,6 +336,18 @@ def test_the_same_entropy_replays_and_another_does_not(name):
     assert not np.array_equal(first, other)
 
 
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_rounding_and_noise_have_streams_of_their_own(name, monkeypatch):
+    taken, right = [], Entropy.stream
+    monkeypatch.setattr(Entropy, "stream", lambda self: taken.append(self.key) or right(self))
+    centres = Centres(np.full(8, 100), radius=300, fraction_bits=8)
+    for rank in range(2):
+        MECHANISMS[name].encode(
+            centres, Share(rank, 2, 0, None if name != "shared" else ROOT.child(rank)), own(rank)
+        )
+    assert len(taken) == len(set(taken)) == {"centered": 2, "designated": 3}.get(name, 4)
+
+
 def test_all_clients_of_a_group_share_one_noise_and_another_group_has_another():
     shared, centres = Shared(Fraction(300)), constant(0, 1000)
     one, two = (

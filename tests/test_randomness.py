@@ -34,6 +34,15 @@ def test_the_keystream_is_aes_256_in_counter_mode_from_zero():
         assert Stream(bytes.fromhex(known["key"])).bytes(len(blocks)) == blocks
 
 
+def test_every_bit_of_a_key_counts():
+    key = bytes(range(32))
+    streams = {Stream(key).bytes(16)}
+    for bit in range(256):
+        flipped = (int.from_bytes(key, "little") ^ 1 << bit).to_bytes(32, "little")
+        streams.add(Stream(flipped).bytes(16))
+    assert len(streams) == 257
+
+
 def test_keys_are_derived_by_hkdf_expand():
     known = KNOWN["hkdf_sha256_rfc5869_case_1"]
     assert expand(bytes.fromhex(known["prk"]), bytes.fromhex(known["info"])).hex() == known["okm"][:64]

@@ -1,16 +1,20 @@
 """A simulated training run: from settings to a released model, resumable after every round."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from d2pfed.api.simulated import SimulatedRun, array_shapes
-from d2pfed.learning import LocalTrainer, LocalTraining, Model, Task, evaluate
+from d2pfed.errors import ConfigError
+from d2pfed.learning import LocalTrainer, LocalTraining, Model, Optimizer, Task, evaluate
 from d2pfed.noise.codec import FloatVector
-from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.runs import Listener, Run, RunSettings, RunSummary
-from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, InProcess
+from d2pfed.numerics import canonical
+from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, calibrate, decode_plan
+from d2pfed.plan.plan import TYPES
+from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary
+from d2pfed.runs.plain import read_text
+from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, InProcess, SimulatedFederation
 from d2pfed.training import ServerOptimizer
 
 
@@ -76,9 +80,48 @@ class Job:
         with self._run.open(path, ledger) as run:
             yield run
 
+    def federation(self, run: Run, backend: Backend) -> SimulatedFederation:
+        """Return the clients of a run that has a plan."""
+        if self.plan is None:
+            raise ValueError("a run in the clear has no federation")
+        return self._run.federation(run, self.plan, backend)
+
     def clear_federation(self, run: Run, backend: Backend) -> ClearFederation:
         """Return the same clients with nothing private."""
         return self._run.clear_federation(run, backend)
+
+    @staticmethod
+    def read(run: Path, task: Callable[[str], Task], model: Callable[[str, Task, int], Model]) -> "Job":
+        """Return the job that a run's directory was made by; its plan is the one that the run followed.
+
+        `task` and `model` make what the settings name. Data of another description are refused.
+        """
+        file = run / "settings.json"
+        found = _decoded(read_text(file), f"{file}")
+        details = found.details
+        if not isinstance(details, _Simulated) or found.target is None:
+            raise ConfigError(f"{run} is not a private run of `d2pfed train`, whose clients can be made again")
+        chosen = task(details.task)
+        if chosen.description != found.data:
+            raise ConfigError(f"the run in {run} was over other data: {found.data} Got: {chosen.description}")
+        settings = Settings(
+            task=details.task,
+            data=found.data,
+            model=details.model,
+            target=found.target,
+            local=details.local,
+            server=found.optimizer,
+            dropouts=details.dropouts,
+            fidelity=details.fidelity,
+            seed=found.seed,
+            stop_is_blind=found.stop_is_blind,
+        )
+        return Job(
+            settings,
+            chosen,
+            model(details.model, chosen, found.seed or 0),
+            decode_plan(read_text(run / "plan.json")),
+        )
 
     @property
     def _run(self) -> SimulatedRun:
@@ -104,6 +147,25 @@ class Job:
             dropouts=settings.dropouts,
             fidelity=settings.fidelity,
         )
+
+
+_TYPES = TYPES | {
+    kind.__name__: kind
+    for kind in (
+        *(RunSettings, PrivacyTarget, MechanismName, RotationName, ServerOptimizer, ArrayShape),
+        *(_Simulated, LocalTraining, Optimizer, Dropouts, Fidelity),
+    )
+}
+
+
+def _decoded(text: str, where: str) -> RunSettings:
+    try:
+        found = canonical.decode(text, _TYPES)
+    except ConfigError as error:
+        raise ConfigError(f"{where} is not of a run of `d2pfed train`, or damaged: {error}") from error
+    if not isinstance(found, RunSettings):
+        raise ConfigError(f"{where} must hold RunSettings, got a {type(found).__name__}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

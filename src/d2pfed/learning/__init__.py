@@ -1,7 +1,7 @@
 """Models, data sets, partitions, local training of a whole cohort at once: torch, and nothing of privacy."""
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
-from d2pfed.learning.evaluation import Metric, Metrics, accuracy, evaluate, measure
+from d2pfed.learning.evaluation import Metric, Metrics, accuracy, evaluate, example_losses, measure
 from d2pfed.learning.local import LocalTraining, Optimizer
 from d2pfed.learning.model import Forward, Losses, Model, Params, Step, cross_entropy
 from d2pfed.learning.own_clients import LabelledClients, OwnClients
@@ -45,6 +45,7 @@ __all__ = [
     "Metrics",
     "Metric",
     "evaluate",
+    "example_losses",
     "measure",
     "accuracy",
     "RecordTrainer",

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params
@@ -38,6 +40,15 @@ def evaluate(model: Model, params: Params, examples: Examples) -> Metrics:
             right += int((outputs.argmax(dim=1) == labels).sum())
             loss += float(model.losses(outputs, labels).double().sum())
     return Metrics(right / len(examples), loss / len(examples))
+
+
+def example_losses(model: Model, params: Params, examples: Examples) -> NDArray[np.float64]:
+    """Return the loss of each example, in evaluation mode."""
+    values = model.unflatten(params) | model.fixed()
+    with torch.no_grad():
+        losses = model.scoring_losses(values, examples.inputs, examples.labels)
+    found: NDArray[np.float64] = losses.double().numpy().reshape(len(examples), -1).mean(axis=1)
+    return found
 
 
 def measure(

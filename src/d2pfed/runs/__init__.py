@@ -1,7 +1,15 @@
 """The driver of a run: resume, round, record, checkpoint, conclude, report."""
 
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
-from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
+from d2pfed.runs.records import (
+    ArrayShape,
+    End,
+    ExchangeRecord,
+    RoundRecord,
+    RunSettings,
+    RunSummary,
+    TrainingAudit,
+)
 from d2pfed.runs.run import Evaluator, Federation, Listener, Means, Run, StopRule, named_arrays, open_run
 
 __all__ = [
@@ -17,6 +25,7 @@ __all__ = [
     "RoundRecord",
     "ExchangeRecord",
     "RunSummary",
+    "TrainingAudit",
     "End",
     "RunDirectory",
     "Checkpoint",

@@ -130,6 +130,45 @@ class RunSummary:
         check_metrics("the test", self.test_metrics or {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingAudit:
+    """A lower bound on epsilon from canary clients in a run with the same settings.
+
+    Attributes:
+        observer: who guessed.
+        claimed: the plan's epsilon against that observer.
+        delta: of both.
+        lower: the epsilon that the guesses refute.
+        confidence: of the lower bound.
+        canaries: clients with a secret coin; `present` of them were in a sum.
+        guesses, correct: coins guessed, and those guessed right.
+        shows: what this can and cannot show.
+    """
+
+    observer: str
+    claimed: float
+    delta: float
+    lower: float
+    confidence: float
+    canaries: int
+    present: int
+    guesses: int
+    correct: int
+    shows: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.correct <= self.guesses <= self.present <= self.canaries:
+            raise ConfigError(
+                f"correct, guesses, present and canaries must be in this order, got {self.correct}, {self.guesses}, "
+                f"{self.present}, {self.canaries}"
+            )
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether the lower bound is above the claim."""
+        return self.lower > self.claimed
+
+
 def check_metrics(whose: str, metrics: dict[str, float]) -> None:
     """Refuse an accuracy that is no share."""
     if not 0 <= metrics.get("accuracy", 0.0) <= 1:

@@ -14,7 +14,7 @@ from d2pfed.runs.report.panels import Panel
 from d2pfed.runs.report.plots import Drawing, Ink
 from d2pfed.runs.report.run_report import RunReport
 from d2pfed.runs.report.tables import plan_table
-from d2pfed.runs.report.wording import guarantee_text, in_bytes, meaning_of, percent, shown
+from d2pfed.runs.report.wording import audit_text, guarantee_text, in_bytes, meaning_of, percent, shown
 
 MOST_ROWS = 50  # of the table of rounds; the rest is in the metrics
 _DARK = {
@@ -63,6 +63,7 @@ def render(report: RunReport, drawn: Sequence[tuple[Panel, Drawing]]) -> str:
         facts=_facts(report),
         guarantees=[guarantee_text(report, item) for item in report.summary.guarantees],
         meaning="" if plan is None else meaning_of(plan),
+        audit="" if report.audit is None else audit_text(report.audit),
         warnings=_warnings(report),
         figures=[(Markup(drawing.inline), panel.caption) for panel, drawing in drawn],  # noqa: S704 - our own drawing, escaped where it was made
         size=_size(report),

@@ -13,12 +13,13 @@ from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
 from d2pfed.plan.widths import variance
 from d2pfed.runs.plain import from_json, parse, read_text
-from d2pfed.runs.records import End, RoundRecord, RunSummary
+from d2pfed.runs.records import End, RoundRecord, RunSummary, TrainingAudit
 from d2pfed.runs.report.tables import table, text_of
 
 Value = TypeVar("Value")
 
 BASELINE = "baseline.json"  # in a run's directory, if it names one
+AUDIT = "audit.json"  # in a run's directory, if its training was audited
 
 _TYPES = TYPES | {kind.__name__: kind for kind in (PrivacyTarget, MechanismName, RotationName)}
 
@@ -55,6 +56,7 @@ class RunReport:
     rounds: tuple[RoundRecord, ...]  # as far as they were measured: a crash may have taken a line
     ledger: str | None  # its file in the run's directory, if it is there
     baseline: Baseline | None = None
+    audit: TrainingAudit | None = None
 
     def __post_init__(self) -> None:
         if self.plan is not None and self.plan.adaptive_clip is not None:
@@ -142,6 +144,7 @@ def read_report(run: Path) -> RunReport:
             rounds=rounds,
             ledger="ledger.sqlite" if (run / "ledger.sqlite").is_file() else None,
             baseline=_read_baseline(run / BASELINE),
+            audit=_read_audit(run / AUDIT),
         )
     except ConfigError as error:
         raise ConfigError(f"the files of the run in {run} do not belong together: {error}") from error
@@ -165,6 +168,10 @@ def _read_rounds(path: Path) -> tuple[RoundRecord, ...]:
 
 def _read_baseline(path: Path) -> Baseline | None:
     return from_json(Baseline, read_text(path), f"{path}") if path.exists() else None
+
+
+def _read_audit(path: Path) -> TrainingAudit | None:
+    return from_json(TrainingAudit, read_text(path), f"{path}") if path.exists() else None
 
 
 def _read_plan(path: Path, summary: RunSummary) -> Plan | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from d2pfed.accounting import Adjacency, Guarantee, Unit, View, round_up
 from d2pfed.plan import Plan, record_terms
+from d2pfed.runs.records import TrainingAudit
 from d2pfed.runs.report.run_report import RunReport
 
 NO_PROTECTION = 20.0  # e^20 is half a billion: such an epsilon is a fact about the mechanism, not a protection
@@ -80,6 +81,17 @@ def guarantee_text(report: RunReport, item: Guarantee) -> GuaranteeText:
         sentence=f"{_sight(item)} {_limit(item)}",
         scope=_scope(item),
         so_far="" if part is None else round_up(part, 4),
+    )
+
+
+def audit_text(audit: TrainingAudit) -> str:
+    """Return what the canaries of a run showed, beside the claim; the lower bound is rounded down."""
+    verdict = "which refutes the claim of" if audit.is_refuted else "beside the claimed"
+    return (
+        f"Audited with canary clients: {audit.correct:,} of {audit.guesses:,} guesses of the {audit.observer} were "
+        f"right, so epsilon is at least {math.floor(1000 * audit.lower) / 1000:g} with confidence "
+        f"{percent(audit.confidence)}, {verdict} {round_up(audit.claimed, 4)}, at delta {round_up(audit.delta, 3)}. "
+        f"{audit.shows}"
     )
 
 

@@ -1,0 +1,85 @@
+"""Lower bounds on epsilon from an attacker's counted errors: the assumption-free one, the Gaussian one, and of one run.
+
+Each holds with the stated confidence if the number of trials, the thresholds and the number of guesses were fixed
+before anything was seen.
+"""
+
+import math
+
+import numpy as np
+from dp_accounting import get_epsilon_gaussian
+from scipy.special import betaincinv, ndtri
+from scipy.stats import binom
+
+from d2pfed.errors import ConfigError
+
+_PRECISION = 1e-6  # of a bisection for epsilon
+_MOST_EPSILON = 100.0  # beyond it no count of guesses tells anything
+
+
+def upper_rate(errors: int, trials: int, alpha: float) -> float:
+    """Return the Clopper-Pearson bound: the true rate is above it with probability at most `alpha`."""
+    if not 0 <= errors <= trials or trials < 1:
+        raise ConfigError(f"errors must be in [0, {trials}], got {errors}")
+    return 1.0 if errors == trials else float(betaincinv(errors + 1, trials - errors, 1 - alpha))
+
+
+def counted_epsilon(errors: tuple[int, int], trials: int, delta: float, alpha: float) -> float:
+    """Return the epsilon that the errors of one test between two worlds refute, whatever the mechanism.
+
+    By its definition an (epsilon, delta)-private mechanism allows no test with
+    1 - delta - (rate of one error) > e^epsilon (rate of the other); both rates are bounded from above.
+    """
+    first, second = (upper_rate(count, trials, alpha / 2) for count in errors)
+    found = 0.0
+    for one, other in ((first, second), (second, first)):
+        if 1 - delta - one > other:
+            found = max(found, math.log((1 - delta - one) / other))
+    return found
+
+
+def gaussian_epsilon(errors: tuple[int, int], trials: int, delta: float, alpha: float) -> float:
+    """Return the epsilon that the errors refute if the trade-off curve is a Gaussian one (Nasr et al. 2023).
+
+    A test between N(0, 1) and N(mu, 1) has errors a and b with mu >= z(1 - a) - z(b), and the least mu that agrees with
+    both upper bounds is turned into epsilon at delta.
+    """
+    first, second = (upper_rate(count, trials, alpha / 2) for count in errors)
+    if first + second >= 1:
+        return 0.0
+    mu = float(-ndtri(first) - ndtri(second))
+    return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
+
+
+def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Bound the chance of so many correct guesses in one run that is (epsilon, delta)-private for each canary.
+
+    Theorem 5.2 of Steinke, Nasr and Jagielski 2023: each of `canaries` was in or out by a fair coin, and the attacker
+    guesses the coins of as many as it likes. Without delta a guess is right with probability at most
+    e^epsilon / (1 + e^epsilon), given the others.
+    """
+    if not 0 <= correct <= guesses <= canaries:
+        raise ConfigError(f"correct <= guesses <= canaries must hold, got {correct}, {guesses}, {canaries}")
+    right = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(correct - 1, guesses, right))
+    if not delta or not correct:
+        return min(1.0, tail)
+    below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, right))
+    alpha = float(np.max(below / np.arange(1, correct + 1)))
+    return min(1.0, tail + 2 * canaries * delta * alpha)
+
+
+def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
+    """Return the largest epsilon that one run's guesses refute at the level `alpha`; 0 if they refute none."""
+    if one_run_p_value(canaries, guesses, correct, 0.0, delta) > alpha:
+        return 0.0
+    low, high = 0.0, _MOST_EPSILON
+    if one_run_p_value(canaries, guesses, correct, high, delta) <= alpha:
+        return high
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        if one_run_p_value(canaries, guesses, correct, middle, delta) <= alpha:
+            low = middle
+        else:
+            high = middle
+    return low

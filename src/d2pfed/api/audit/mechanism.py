@@ -1,0 +1,263 @@
+"""The audit of the mechanism: two neighbouring worlds, told apart by what the server sees of whole rounds."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from d2pfed.accounting import SERVER, Adjacency, Sampling, account
+from d2pfed.api.audit.bounds import counted_epsilon, gaussian_epsilon
+from d2pfed.errors import ConfigError
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import RingVector
+from d2pfed.plan import Plan, PrivacyTarget, calibrate
+from d2pfed.plan.widths import variance
+from d2pfed.round import Attempt, rotation_seed, session_of
+from d2pfed.secagg import Session
+from d2pfed.simulation import Dropouts, Fidelity
+from d2pfed.simulation.backend import Encoder
+from d2pfed.simulation.federation import collect
+
+DIMENSION = 8  # a power of two, so that no coordinate is padding and the decoded mean holds all that is in the sum
+RELEASES = 2  # of one trial: noise that is used twice shows only in two
+TARGET_CLIENT = 0
+_BEYOND = 4.0  # times the clip: the pipeline has to clip it
+_OFFSETS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # thresholds, in standard deviations of the statistic from the middle
+
+SHOWS = (
+    "It can show that a whole round, as it is coded, leaks more than is claimed, and it cannot show that it leaks no "
+    "more: a lower bound below the claim is no proof, and rare events, other inputs and side channels are not tried."
+)
+
+
+class Worlds(StrEnum):
+    """The two worlds that the server has to tell apart."""
+
+    NEIGHBOURS = "neighbours"  # one client's vector differs as much as the adjacency allows
+    SAME = "same"  # nothing differs: whatever is found is an error of the audit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MechanismAudit:
+    """What the attack on the mechanism came to.
+
+    Attributes:
+        claimed: epsilon against the server of all releases of a trial.
+        delta: of the claim and of the bounds.
+        counted: lower bound by Clopper-Pearson intervals alone.
+        gaussian: lower bound if the mechanism's trade-off curve is a Gaussian one.
+        confidence: that both bounds hold together.
+        trials: per world, fixed beforehand.
+        errors: false alarms and misses at the middle threshold.
+        releases: rounds per trial.
+        cohort_size, survivors: clients asked, and in the sum: the fewest that may be.
+        mechanism, fidelity: what was run.
+        worlds: whether they were neighbours, or the same.
+        shows: what this can and cannot show.
+    """
+
+    claimed: float
+    delta: float
+    counted: float
+    gaussian: float
+    confidence: float
+    trials: int
+    errors: tuple[int, int]
+    releases: int
+    cohort_size: int
+    survivors: int
+    mechanism: str
+    fidelity: Fidelity
+    worlds: Worlds
+    shows: str = SHOWS
+
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a lower bound is above the claim."""
+        return max(self.counted, self.gaussian) > self.claimed
+
+
+def audited_plan(target: PrivacyTarget, releases: int = RELEASES) -> Plan:
+    """Return the plan that is attacked: the target's mechanism against the server, each client in every release."""
+    if target.against != SERVER or target.initial_clip is not None:
+        raise ConfigError(
+            f"the audit is of a fixed clip against the server, got {target.clip} against {target.against}"
+        )
+    return calibrate(
+        replace(
+            target,
+            dimension=DIMENSION,
+            population=target.cohort_size,
+            rounds=releases,
+            spare=0,
+            sampling=Sampling.NONE,
+            max_participations=releases,
+        )
+    )
+
+
+def audit_mechanism(
+    plan: Plan,
+    trials: int,
+    *,
+    entropy: Entropy | None = None,
+    confidence: float = 0.99,
+    fidelity: Fidelity = Fidelity.PROTOCOL,
+    worlds: Worlds = Worlds.NEIGHBOURS,
+) -> MechanismAudit:
+    """Attack a plan: `trials` times in each of two worlds, its rounds are run and the server guesses the world.
+
+    Args:
+        plan: from `audited_plan`; every client takes part in all of its rounds.
+        trials: per world; fixed beforehand, as all else.
+        entropy: the root of the worlds' randomness; None is the system's.
+        confidence: that both lower bounds hold together.
+        fidelity: protocol sends every message, sum adds up the same ring vectors without masks.
+        worlds: neighbours, or the same, where the bounds must be 0.
+    """
+    if trials < 1 or not 0 < confidence < 1:
+        raise ConfigError(f"trials must be positive and confidence in (0, 1), got {trials} and {confidence}")
+    root = Entropy.system() if entropy is None else entropy
+    attack = _Attack.on(plan, fidelity)
+    seen = [
+        np.array([attack.statistic(world, root.child("trial", trial, "world", place)) for trial in range(trials)])
+        for place, world in enumerate(_scales(plan, worlds))
+    ]
+    middle, spread = attack.middle, attack.spread
+    counts = {
+        offset: (
+            int(np.sum(seen[0] > middle + offset * spread)),
+            int(np.sum(seen[1] <= middle + offset * spread)),
+        )
+        for offset in _OFFSETS
+    }
+    alpha = (1 - confidence) / 2  # one half for each kind of bound
+    return MechanismAudit(
+        claimed=claimed_epsilon(plan),
+        delta=plan.delta,
+        counted=max(
+            counted_epsilon(errors, trials, plan.delta, alpha / len(_OFFSETS)) for errors in counts.values()
+        ),
+        gaussian=gaussian_epsilon(counts[0.0], trials, plan.delta, alpha),
+        confidence=confidence,
+        trials=trials,
+        errors=counts[0.0],
+        releases=plan.rounds,
+        cohort_size=plan.cohort_size,
+        survivors=plan.quorum,
+        mechanism=type(plan.mechanism).__name__.lower(),
+        fidelity=fidelity,
+        worlds=worlds,
+    )
+
+
+def claimed_epsilon(plan: Plan) -> float:
+    """Return what all releases of a trial cost against the server, with the noise of a quorum."""
+    release = plan.release("", 0, 0, (), plan.quorum)
+    return account(
+        [release] * plan.max_attempts, SERVER, delta=plan.delta, max_participations=plan.max_participations
+    ).epsilon
+
+
+def _scales(plan: Plan, worlds: Worlds) -> tuple[float, float]:
+    """Return the target client's vector in each world, in multiples of the direction that is attacked."""
+    lower = -_BEYOND if plan.adjacency is Adjacency.REPLACE_ONE else 0.0
+    return lower, lower if worlds is Worlds.SAME else _BEYOND
+
+
+@dataclass(frozen=True, slots=True)
+class _Attack:
+    """One plan, its worst-case neighbours, and what the server makes of the sums."""
+
+    plan: Plan
+    fidelity: Fidelity
+    rounds: tuple[tuple[Session, FloatVector], ...] = field(repr=False)  # each with the direction attacked in it
+
+    @staticmethod
+    def on(plan: Plan, fidelity: Fidelity) -> "_Attack":
+        """Choose the directions.
+
+        After its rotation the client's vector has opposite signs in any two releases that follow each other. The best
+        test of fresh noise is then also one from which noise that is used again falls out.
+        """
+        rounds: list[tuple[Session, FloatVector]] = []
+        rotation = plan.codec.rotation
+        for number in range(plan.rounds):
+            session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
+            direction = one_hot(plan.dimension, plan.codec.clip)
+            if rounds:
+                before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
+                direction = rotation.inverse(-before, rotation_seed(session)).astype(np.float32)
+            rounds.append((session, direction))
+        return _Attack(plan, fidelity, tuple(rounds))
+
+    @property
+    def middle(self) -> float:
+        """The threshold halfway between the two worlds."""
+        highest = self.plan.rounds * self.plan.codec.clip
+        return 0.0 if self.plan.adjacency is Adjacency.REPLACE_ONE else highest / 2
+
+    @property
+    def spread(self) -> float:
+        """The planned standard deviation of the statistic."""
+        noise = self.plan.noise(self.plan.quorum)
+        return math.sqrt(self.plan.rounds * variance(noise)) * self.plan.codec.granularity
+
+    def statistic(self, world: float, entropy: Entropy) -> float:
+        """Run the rounds of one trial and return what the server sees along the attacked directions."""
+        found = sum(
+            float(np.dot(self._mean(session, world * direction, entropy), direction))
+            for session, direction in self.rounds
+        )
+        return found * self.plan.cohort_size / self.plan.codec.clip
+
+    def _mean(self, session: Session, vector: FloatVector, entropy: Entropy) -> FloatVector:
+        """Run one round with as few survivors as may be, all but the target sending zero, and decode its sum."""
+        plan = self.plan
+        vectors = {
+            client: vector if client == TARGET_CLIENT else np.zeros(plan.dimension, np.float32)
+            for client in session.cohort[: plan.quorum]
+        }
+        collected = collect(
+            session,
+            np.zeros(plan.dimension, np.float32),
+            dict.fromkeys(session.cohort, session.round),
+            plan=plan,
+            backend=_Given(vectors),
+            dropouts=Dropouts(),
+            entropy=entropy,
+            fidelity=self.fidelity,
+        )
+        total = plan.ring.centre(collected.unmask().vector)
+        return plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
+
+
+def one_hot(dimension: int, clip: float) -> FloatVector:
+    """Return a vector of the clip's length along the first coordinate."""
+    vector = np.zeros(dimension, np.float32)
+    vector[0] = clip
+    return vector
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Clients whose updates are given; whoever has none drops out before the third exchange."""
+
+    vectors: dict[int, FloatVector] = field(repr=False)
+
+    def train(self, _params: FloatVector, clients: Sequence[int], _seed: int) -> Iterator[FloatVector | None]:
+        """Yield the updates of these clients, in their order."""
+        return (self.vectors.get(client) for client in clients)
+
+    def encode(
+        self, encoder: Encoder, _params: FloatVector, clients: Sequence[int], _seed: int
+    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+        """Yield the sum of the ring vectors of those who have an update."""
+        present = tuple(client for client in clients if client in self.vectors)
+        yield present, encoder.total([(client, self.vectors[client]) for client in present])
+
+    def close(self) -> None:
+        """There is nothing to end."""

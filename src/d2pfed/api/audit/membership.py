@@ -1,0 +1,170 @@
+"""Membership inference against the released model: how well its loss tells members' records from others'."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from matplotlib import style
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from d2pfed.api.audit.bounds import upper_rate
+from d2pfed.api.job import Job
+from d2pfed.errors import ConfigError
+from d2pfed.learning import Examples, Model, example_losses
+from d2pfed.ledger import RowKind, read_rows
+from d2pfed.ledger.files import replace_file
+from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.randomness import Entropy
+
+_LEVELS = (0.001, 0.01, 0.1)  # false positive rates at which the attack is told in numbers
+_ALPHA = 0.05  # of the one-sided bound on a true positive rate
+
+SHOWS = (
+    "It can show that one simple attack, a threshold on the loss of the released model, finds members; it cannot show "
+    "that a better attack would not, and a curve on the diagonal is no guarantee: only the claimed epsilon is one."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipCurve:
+    """True against false positive rates of an attack that calls members whoever has a low loss.
+
+    Attributes:
+        false_positive, true_positive: the curve, from no alarm to all.
+        members, others: how many records of each kind were scored.
+        others_are: where the others come from.
+        epsilon, delta: what is claimed for one client to an observer of the released models; it bounds the curve.
+        shows: what this can and cannot show.
+    """
+
+    false_positive: NDArray[np.float64] = field(repr=False)
+    true_positive: NDArray[np.float64] = field(repr=False)
+    members: int
+    others: int
+    others_are: str
+    epsilon: float
+    delta: float
+    shows: str = SHOWS
+
+    @property
+    def area(self) -> float:
+        """The area under the curve: one half for an attack that knows nothing."""
+        return float(np.trapezoid(self.true_positive, self.false_positive))
+
+    def at(self, level: float) -> tuple[float, float]:
+        """Return the true positive rate at a false positive rate of at most `level`, and its 95 % upper bound."""
+        place = int(np.searchsorted(self.false_positive, level, side="right")) - 1
+        rate = float(self.true_positive[place])
+        return rate, upper_rate(round(rate * self.members), self.members, _ALPHA)
+
+    def summary(self) -> dict[str, object]:
+        """Return the attack in numbers."""
+        return {
+            "area": self.area,
+            "levels": [
+                {"false_positive": level, "true_positive": self.at(level)[0], "at_most": self.at(level)[1]}
+                for level in _LEVELS
+            ],
+            "members": self.members,
+            "others": self.others,
+            "others_are": self.others_are,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "shows": self.shows,
+        }
+
+
+def curve(members: NDArray[np.float64], others: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Return false and true positive rates of all thresholds on scores that are high for members; ties go together."""
+    scores = np.concatenate([members, others])
+    is_member = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    true = np.cumsum(is_member[order])[ends] / len(members)
+    false = np.cumsum(1 - is_member[order])[ends] / len(others)
+    return np.append(0.0, false), np.append(0.0, true)
+
+
+def attack_membership(run: Path, job: Job, records: int = 10_000) -> MembershipCurve:
+    """Attack the model that a run released, with at most so many records of members and as many of others.
+
+    Members are records of clients whose vector was in a sum. The others are records of clients that were never asked,
+    or validation data where everybody was.
+    """
+    ledger = run / "ledger.sqlite"
+    if job.plan is None or not ledger.exists():
+        raise ConfigError(f"the run in {run} has no ledger of its own that tells who took part")
+    released = [row.release for row in read_rows(ledger) if row.kind is RowKind.COMMIT]
+    took_part = {client for release in released if release is not None for client in release.participants}
+    asked = {client for row in read_rows(ledger) if row.release is not None for client in row.release.participants}
+    rest = [client for client in range(job.task.clients.population) if client not in asked]
+    if not took_part:
+        raise ConfigError(f"nobody took part in the run in {run}")
+    arrays = load_file(run / "model.safetensors")
+    params = np.concatenate([arrays[name].reshape(-1) for name in job.model.names])
+    members = _losses(job.model, params, _records(job, sorted(took_part), records))
+    others = (
+        _losses(job.model, params, _records(job, rest, records))
+        if rest
+        else _losses(job.model, params, iter([job.task.validation]))
+    )
+    false, true = curve(-members, -others)
+    return MembershipCurve(
+        false_positive=false,
+        true_positive=true,
+        members=len(members),
+        others=len(others),
+        others_are="clients that were never asked" if rest else "validation data",
+        epsilon=job.plan.epsilon,
+        delta=job.plan.delta,
+    )
+
+
+def _records(job: Job, clients: list[int], most: int) -> Iterator[Examples]:
+    """Yield the records of clients in a random order, until there are enough."""
+    count = 0
+    for place in Entropy.system().stream().permutation(len(clients)):
+        found = job.task.clients.examples(clients[int(place)])
+        if len(found):
+            yield found
+        count += len(found)
+        if count >= most:
+            return
+
+
+def _losses(model: Model, params: FloatVector, parts: Iterator[Examples]) -> NDArray[np.float64]:
+    found = [example_losses(model, params, part) for part in parts]
+    if not found:
+        raise ConfigError("an attack needs at least one record of members and of others, got 0")
+    return np.concatenate(found)
+
+
+def write_plot(found: MembershipCurve, directory: Path) -> Path:
+    """Write the curve as plots/membership.png and .svg, both axes logarithmic; return the first."""
+    with style.context(["default", {"svg.hashsalt": "membership", "svg.fonttype": "none"}]):
+        figure = Figure(figsize=(4.2, 4.0), dpi=200, layout="constrained")
+        axes = figure.add_subplot()
+        least = 1 / max(found.others, found.members)
+        across = np.geomspace(least, 1.0, 200)
+        axes.plot(found.false_positive, found.true_positive, color="#0072b2", label="loss of the released model")
+        axes.plot(across, across, color="#1f2329", dashes=(4, 2.5), linewidth=1, label="knows nothing")
+        limit = np.minimum(1.0, np.exp(found.epsilon) * across + found.delta)
+        limit = np.minimum(limit, 1 - np.exp(-found.epsilon) * (1 - found.delta - across))
+        axes.plot(across, limit, color="#b34700", dashes=(4, 2.5), linewidth=1, label="most that is claimed")
+        axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
+        axes.set(xlabel="false positive rate", ylabel="true positive rate", title="Membership inference")
+        axes.legend(loc="lower right", fontsize=7)
+        plots = directory / "plots"
+        plots.mkdir(exist_ok=True)
+        for kind, notes in (
+            ("svg", dict.fromkeys(("Date", "Creator", "Format", "Type"))),
+            ("png", {"Software": None}),
+        ):
+            image = io.BytesIO()
+            figure.savefig(image, format=kind, metadata=notes)
+            replace_file(plots / f"membership.{kind}", image.getvalue(), mode=0o666)
+    return plots / "membership.png"

@@ -1,0 +1,219 @@
+"""`d2pfed audit`: attack the mechanism, a training run, or a released model, beside what is claimed."""
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from d2pfed.accounting import SERVER, round_up
+from d2pfed.cli.options import (
+    TRAIN_PACKAGES,
+    AsJson,
+    DataDirectory,
+    FieldOptions,
+    SectionedCommand,
+    option,
+    with_fields,
+)
+from d2pfed.cli.show import out, plain, print_json
+from d2pfed.errors import needs_extra
+from d2pfed.fields import DATA, convert
+from d2pfed.plan import PrivacyTarget
+from d2pfed.plan.bounds import check_range
+from d2pfed.simulation import Fidelity
+
+with needs_extra("train", *TRAIN_PACKAGES):
+    from d2pfed.api import Job
+    from d2pfed.api.audit import (
+        Worlds,
+        attack_membership,
+        audit_mechanism,
+        audit_training,
+        audited_plan,
+        write_plot,
+    )
+    from d2pfed.learning import Model, Task, build_model, load_task, parse_partition, use_one_thread
+
+if TYPE_CHECKING:
+    from d2pfed.runs import RoundRecord
+
+REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
+MOST_TRIALS = 100_000_000
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+
+TARGET = FieldOptions(
+    kind=PrivacyTarget,
+    only=("epsilon", "delta", "cohort_size", "mechanism", "adjacency", "dropouts", "clip", "rotation", "bits"),
+    defaults={"epsilon": 4.0, "delta": 1e-5, "cohort_size": 4},
+)
+RunDirectory = Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")]
+Partition = Annotated[str | None, option("As it was given to `train`. Default: the task's.", DATA, "--partition")]
+
+
+@app.callback()
+def audit() -> None:
+    """Attack what is claimed: a lower bound on epsilon beside the claimed one."""
+
+
+@app.command(cls=SectionedCommand)
+@with_fields(TARGET)
+def mechanism(
+    wanted: dict[str, Any],
+    *,
+    trials: Annotated[int, option("Trials in each of the two worlds. Default: 2000.")] = 2000,
+    releases: Annotated[int, option("Rounds per trial. Default: 2.")] = 2,
+    confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.99.")] = 0.99,
+    fidelity: Annotated[
+        Fidelity, option("protocol, or sum: no messages, six times as fast. Default: protocol.")
+    ] = Fidelity.PROTOCOL,
+    worlds: Annotated[
+        Worlds, option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours.")
+    ] = Worlds.NEIGHBOURS,
+    json: AsJson = False,
+) -> None:
+    """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
+    check_range("trials", trials, 1, MOST_TRIALS)
+    check_range("releases", releases, 1, 1000)
+    target = PrivacyTarget(against=SERVER, **convert(PrivacyTarget, wanted))
+    found = audit_mechanism(
+        audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
+    )
+    if json:
+        print_json({**_fields(found), "is_refuted": found.is_refuted})
+    else:
+        console = out()
+        console.print(
+            f"Claimed epsilon {round_up(found.claimed, 4)} at delta {found.delta:g} against the server, for "
+            f"{found.releases} releases of {found.mechanism} noise, {found.survivors} of {found.cohort_size} clients."
+        )
+        console.print(
+            f"At least {_down(found.counted)} by counted errors alone, {_down(found.gaussian)} if the noise is "
+            f"Gaussian ({100 * found.gaussian / found.claimed:.0f} % of the claim): {found.trials:,} trials per world, "
+            f"{found.errors[0]:,} false alarms and {found.errors[1]:,} misses, confidence {found.confidence:g}."
+        )
+        console.print(_verdict(refuted=found.is_refuted))
+        console.print(found.shows)
+    if found.is_refuted:
+        sys.exit(REFUTED)
+
+
+@app.command(cls=SectionedCommand)
+def training(
+    run: RunDirectory,
+    *,
+    canaries: Annotated[int, option("Clients that a canary takes the place of. Default: 1000.")] = 1000,
+    confidence: Annotated[float, option("Confidence of the lower bound. Default: 0.95.")] = 0.95,
+    partition: Partition = None,
+    data: DataDirectory = None,
+    workers: Annotated[int | None, option("Worker processes. Default: one per core.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Repeat a run of `train` with canary clients, and guess their secret coins from what its server sees.
+
+    The bound is kept in the run's directory as audit.json, and its report shows it beside the claim.
+    """
+    from d2pfed.cli.progress import Watcher  # noqa: PLC0415 - as below
+    from d2pfed.ledger.files import replace_file  # noqa: PLC0415 - as below
+    from d2pfed.runs.plain import to_json  # noqa: PLC0415 - as below
+    from d2pfed.runs.report import AUDIT, read_report, write_report  # noqa: PLC0415 - the plotter is slow to load
+    from d2pfed.simulation.process_backend import ProcessBackend  # noqa: PLC0415 - as above
+
+    use_one_thread()
+    job = _job(run, partition, data)
+    with Watcher(job.settings.target.rounds, "round") as watcher:
+
+        def listen(record: "RoundRecord") -> bool:
+            watcher.show(record.round, "auditing")
+            return not watcher.stopping
+
+        found = audit_training(
+            job, canaries, lambda trainer: ProcessBackend(trainer, workers), listen, confidence=confidence
+        )
+    replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
+    write_report(read_report(run), run)
+    if json:
+        print_json({**_fields(found), "is_refuted": found.is_refuted})
+    else:
+        console = out()
+        console.print(
+            f"Epsilon is at least {_down(found.lower)} with confidence {found.confidence:g}, beside the claimed "
+            f"{round_up(found.claimed, 4)} at delta {round_up(found.delta, 3)} against the {found.observer}: "
+            f"{found.correct:,} of {found.guesses:,} guesses were right, of {found.canaries:,} canaries of which "
+            f"{found.present:,} took part."
+        )
+        console.print(_verdict(refuted=found.is_refuted))
+        console.print(found.shows)
+    if found.is_refuted:
+        sys.exit(REFUTED)
+
+
+@app.command(cls=SectionedCommand)
+def membership(
+    run: RunDirectory,
+    *,
+    records: Annotated[int, option("Records of members, and of others, at most. Default: 10000.")] = 10_000,
+    partition: Partition = None,
+    data: DataDirectory = None,
+    json: AsJson = False,
+) -> None:
+    """Tell records of members from others by the loss of the released model; plot the attack's error rates."""
+    check_range("records", records, 1, MOST_TRIALS)
+    found = attack_membership(run, _job(run, partition, data), records)
+    plot = write_plot(found, run)
+    if json:
+        print_json({**found.summary(), "plot": str(plot)})
+        return
+    console = out()
+    console.print(
+        f"Area under the curve {found.area:.3f} (0.5 knows nothing): {found.members:,} records of members, "
+        f"{found.others:,} of {found.others_are}."
+    )
+    for level in (0.001, 0.01, 0.1):
+        rate, most = found.at(level)
+        console.print(
+            f"At a false positive rate of {level:g}: {rate:.4f} of the members, at most {most:.4f} (95 %)."
+        )
+    console.print(found.shows)
+    console.print(f"The plot is {plot}.", soft_wrap=True)
+
+
+def _job(run: Path, partition: str | None, data: Path | None) -> Job:
+    """Return the job that a run was, its clients made again."""
+    from d2pfed.cli.train import own  # noqa: PLC0415 - only here
+
+    def task(name: str) -> Task:
+        if ":" in name:
+            return own(name, Task)
+        divided = parse_partition(partition) if partition else None
+        return load_task(name, population=_population(run), partition=divided, data_dir=data)
+
+    def model(name: str, chosen: Task, seed: int) -> Model:
+        return own(name, Model) if ":" in name else build_model(name, chosen, seed=seed)
+
+    return Job.read(run, task, model)
+
+
+def _population(run: Path) -> int:
+    from d2pfed.plan import decode_plan  # noqa: PLC0415 - only here
+    from d2pfed.runs.plain import read_text  # noqa: PLC0415 - only here
+
+    return decode_plan(read_text(run / "plan.json")).sampling.population
+
+
+def _fields(value: object) -> dict[str, object]:
+    found = plain(value)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _down(value: float) -> str:
+    """Return a lower bound, rounded down."""
+    return f"{math.floor(1000 * value) / 1000:g}"
+
+
+def _verdict(*, refuted: bool) -> str:
+    if refuted:
+        return "The claim is refuted: the lower bound is above it."
+    return "The claim is not refuted."

@@ -1,0 +1,275 @@
+"""Audits find what is planted, find nothing where nothing is, and reach most of what is claimed."""
+
+import json
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from d2pfed.accounting import Adjacency, Sampling
+from d2pfed.api import Job, Settings
+from d2pfed.api.audit import Worlds, audit_mechanism, audit_training, audited_plan
+from d2pfed.api.audit.bounds import (
+    counted_epsilon,
+    gaussian_epsilon,
+    one_run_epsilon,
+    one_run_p_value,
+    upper_rate,
+)
+from d2pfed.api.audit.canaries import Canaries, guess
+from d2pfed.api.audit.membership import curve
+from d2pfed.cli import audit as audit_command
+from d2pfed.cli import train as train_command
+from d2pfed.errors import ConfigError
+from d2pfed.learning import LocalTraining, build_model, load_task
+from d2pfed.noise import mechanisms
+from d2pfed.noise.mechanisms import Share
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import PrivacyTarget
+from d2pfed.simulation import Dropouts, Fidelity, InProcess
+from d2pfed.training import ServerOptimizer
+
+
+def target(**changes):
+    return PrivacyTarget(**{"cohort_size": 3, "epsilon": 4.0, "delta": 1e-5, "against": "server"} | changes)
+
+
+def attacked(plan, trials, **options):
+    return audit_mechanism(
+        plan, trials, entropy=Entropy.replay(b"audit"), fidelity=options.pop("fidelity", Fidelity.SUM), **options
+    )
+
+
+# Of jax_privacy 2.0.0: canaries, guesses, correct, epsilon, delta, p-value.
+P_VALUES = [
+    (100, 100, 70, 0.5, 0.0, 0.06564798139147554),
+    (1000, 500, 330, 0.3, 1e-05, 0.000374344054615338),
+    (1000, 250, 200, 1.0, 1e-06, 0.007265272648162367),
+    (10000, 10000, 6000, 0.2, 1e-09, 3.2639621955002233e-08),
+    (75, 75, 61, 0.7, 0.0001, 0.004874376372109972),
+    (10, 5, 0, 1.0, 0.001, 1.0),
+]
+# The same: canaries, guesses, correct, level, delta, epsilon.
+EPSILONS = [
+    (100, 100, 70, 0.05, 0.0, 0.47167184155533143),
+    (1000, 500, 330, 0.05, 1e-05, 0.5039753382725872),
+    (1000, 250, 200, 0.0125, 1e-06, 1.0299685199597708),
+    (10000, 10000, 6000, 0.05, 1e-09, 0.37170601698663835),
+    (75, 75, 61, 0.05, 0.0001, 0.9596687795820597),
+    (100, 100, 50, 0.05, 1e-05, 0.0),
+]
+
+
+@pytest.mark.parametrize("case", P_VALUES, ids=str)
+def test_p_values_are_those_of_another_implementation(case):
+    *given, expected = case
+    assert one_run_p_value(*given) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("case", EPSILONS, ids=str)
+def test_one_run_bounds_are_those_of_another_implementation(case):
+    canaries, guesses, correct, level, delta, expected = case
+    assert one_run_epsilon(canaries, guesses, correct, delta, level) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("errors", "trials", "alpha", "expected"),
+    [(0, 100, 0.05, 0.029513049607), (3, 100, 0.005, 0.105481253725), (640, 2000, 0.0025, 0.350006690339)],
+)
+def test_rates_are_bounded_as_by_another_implementation(errors, trials, alpha, expected):
+    assert upper_rate(errors, trials, alpha) == pytest.approx(expected, rel=1e-9)
+    assert upper_rate(trials, trials, alpha) == 1
+
+
+def test_randomized_response_has_exactly_the_p_value_of_the_theorem():
+    """All coins of six canaries, each reported right with probability 3/4: the theorem's bound is attained."""
+    right, count = 0.75, 6
+    for correct in range(count + 1):
+        exact = sum(
+            math.prod(right if each else 1 - right for each in outcome)
+            for outcome in product((True, False), repeat=count)
+            if sum(outcome) >= correct
+        )
+        assert one_run_p_value(count, count, correct, math.log(3), 0.0) == pytest.approx(exact, rel=1e-12)
+
+
+def test_bounds_of_two_gaussians_are_below_their_epsilon_and_near_it():
+    """Errors as N(0, 1) and N(1, 1) give them at the middle; epsilon at delta 1e-5 is 4.38."""
+    errors = (308_538, 308_538)
+    assert 4.2 < gaussian_epsilon(errors, 1_000_000, 1e-5, 0.01) < 4.38
+    assert 0.7 < counted_epsilon(errors, 1_000_000, 1e-5, 0.01) < 0.81
+    assert gaussian_epsilon((500, 501), 1000, 1e-5, 0.01) == counted_epsilon((500, 501), 1000, 1e-5, 0.01) == 0
+    assert gaussian_epsilon((999, 1000), 1000, 1e-5, 0.01) == 0  # worse than chance refutes nothing
+
+
+def test_the_audit_reaches_most_of_the_claim_and_not_more():
+    found = attacked(audited_plan(target(epsilon=8.0)), 1500)
+    assert 0.7 * found.claimed <= found.gaussian <= found.claimed
+    assert 0 < found.counted <= found.claimed
+    assert not found.is_refuted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mechanism": "shared"},
+        {"adjacency": "zero-out"},
+        {"rotation": "phase"},
+        {"cohort_size": 4, "dropouts": 0.25},
+    ],
+    ids=str,
+)
+def test_the_audit_of_every_message_reaches_most_of_the_claim(changes):
+    found = attacked(audited_plan(target(**changes)), 4000, fidelity=Fidelity.PROTOCOL)
+    assert 0.7 * found.claimed <= found.gaussian <= found.claimed
+    assert not found.is_refuted
+
+
+def test_both_fidelities_see_the_same():
+    plan = audited_plan(target(dropouts=0.4))
+    one, other = (attacked(plan, 5, fidelity=fidelity) for fidelity in Fidelity)
+    assert one.errors == other.errors
+    assert one.survivors == 2
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_a_null_run_finds_nothing(adjacency):
+    found = attacked(audited_plan(target(adjacency=adjacency)), 200, worlds=Worlds.SAME)
+    assert found.counted == found.gaussian == 0
+
+
+def halve_the_noise(monkeypatch):
+    right = mechanisms.CentredDiscreteGaussian
+    monkeypatch.setattr(mechanisms, "CentredDiscreteGaussian", lambda sigma, bits: right(sigma / 2, bits))
+    return audited_plan(target())
+
+
+def account_for_half_the_sensitivity(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Adjacency, "radii", property(lambda _self: 1))
+        return audited_plan(target())
+
+
+def lose_one_share(monkeypatch):
+    right = Share.part
+    monkeypatch.setattr(Share, "part", lambda self, total: right(self, total) * (self.rank < self.holders - 1))
+    return audited_plan(target(cohort_size=2, mechanism="shared"))
+
+
+def use_noise_again(monkeypatch):
+    right = Entropy.child
+    monkeypatch.setattr(
+        Entropy, "child", lambda self, *path: right(self, *path[:1] if path[0] == "contribution" else path)
+    )
+    return audited_plan(target())
+
+
+@pytest.mark.parametrize(
+    "plant", [halve_the_noise, account_for_half_the_sensitivity, lose_one_share, use_noise_again]
+)
+def test_a_planted_defect_of_the_mechanism_is_found(plant, monkeypatch):
+    plan = plant(monkeypatch)
+    with monkeypatch.context() as patch:
+        if plant is account_for_half_the_sensitivity:
+            patch.setattr(Adjacency, "radii", property(lambda _self: 1))
+        found = attacked(plan, 400)
+    assert found.is_refuted
+    assert found.gaussian > found.claimed
+
+
+def test_an_audit_refuses_what_it_is_not_about():
+    with pytest.raises(ConfigError, match="against the server"):
+        audited_plan(target(against="released"))
+    with pytest.raises(ConfigError, match="trials must be positive"):
+        audit_mechanism(audited_plan(target()), 0)
+
+
+def job(epsilon, mechanism="centered"):
+    task = load_task("digits")
+    settings = Settings(
+        task="digits",
+        data=task.description,
+        model="logistic",
+        target=PrivacyTarget(
+            dimension=650,
+            population=100,
+            cohort_size=50,
+            rounds=2,
+            spare=0,
+            epsilon=epsilon,
+            mechanism=mechanism,
+            delta=1e-9,
+            against="server",
+            sampling=Sampling.ONCE,
+        ),
+        local=LocalTraining(),
+        server=ServerOptimizer(),
+        dropouts=Dropouts(),
+        fidelity=Fidelity.SUM,
+        seed=None,
+    )
+    return Job.of(settings, task, build_model("logistic", task, seed=0))
+
+
+def audited(epsilon, **changes):
+    trained = job(epsilon, **changes)
+    return audit_training(trained, 100, InProcess, lambda _record: True, entropy=Entropy.replay(b"coins"))
+
+
+def test_canaries_stay_below_the_claim():
+    found = audited(0.5)
+    assert found.present == found.canaries == 100
+    assert found.lower < found.claimed <= 0.5
+    assert not found.is_refuted
+
+
+def test_canaries_refute_training_without_noise(monkeypatch):
+    right = mechanisms.DiscreteGaussian
+    monkeypatch.setattr(mechanisms, "DiscreteGaussian", lambda _sigma: right(Fraction(1, 4)))
+    found = audited(0.5, mechanism="ddgauss")
+    assert found.correct > 0.9 * found.guesses
+    assert found.is_refuted
+
+
+def test_coins_and_canaries_are_of_the_given_entropy_and_fair():
+    plan = job(0.5).plan
+    drawn = Canaries.draw(100, plan, Entropy.replay(b"fair"))
+    assert 25 < drawn.coins.sum() < 75
+    assert len(set(drawn.coordinates.tolist())) == 100
+    assert not np.array_equal(drawn.coins, Canaries.draw(100, plan, Entropy.replay(b"other")).coins)
+    with pytest.raises(ConfigError, match="canaries must be in"):
+        Canaries.draw(101, plan, Entropy.replay(b"fair"))
+
+
+def test_the_surest_guesses_count():
+    scores, coins = np.array([3.0, -2.0, 0.5, -0.1]), np.array([True, False, False, False])
+    assert [guess(scores, coins, count) for count in (1, 2, 3, 4)] == [1, 2, 2, 3]
+
+
+def test_a_curve_is_that_of_its_thresholds():
+    false, true = curve(np.array([3.0, 2.0, 2.0]), np.array([2.0, 1.0]))
+    assert false.tolist() == [0, 0, 0.5, 1]
+    assert true.tolist() == pytest.approx([0, 1 / 3, 1, 1])
+
+
+def test_commands_audit_a_run_and_its_report_shows_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    trained = run(train_command.app, ["--task", "digits", "--name", "a", "--rounds", "2", "--cohort-size", "40"])
+    assert trained.exit_code == 0, trained.output
+    found = run(audit_command.app, ["training", "runs/a", "--canaries", "50", "--json"])
+    assert found.exit_code == 0, found.output
+    shown = json.loads(found.stdout)
+    assert shown["lower"] <= shown["claimed"]
+    assert "Audited with canary clients" in (tmp_path / "runs/a/report.html").read_text()
+    found = run(audit_command.app, ["membership", "runs/a", "--json"])
+    assert found.exit_code == 0, found.output
+    assert 0.3 < json.loads(found.stdout)["area"] < 0.7
+    assert (tmp_path / "runs/a/plots/membership.svg").exists()
+    found = run(audit_command.app, ["mechanism", "--trials", "5", "--json"])
+    assert json.loads(found.stdout)["trials"] == 5
