@@ -57,6 +57,7 @@ class Federation:
     least_cohort: int = 3
     least_quorum: int = 3
     environment: Mapping[str, str] = field(default_factory=dict)
+    app: Path | None = None  # where given: warm nodes that have this app; else Flower's own executor
     database: str = (
         ":flwr-in-memory:"  # a file outlives the SuperLink, but is locked when many nodes answer at once
     )
@@ -127,12 +128,14 @@ class Federation:
         """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given."""
         own = f'd2pfed-directory="{self.client_directory(client)}"'
         config = f"{own} partition-id={client} num-partitions={self.clients}"
+        warm = ("-m", "d2pfed.flower.node", "--app", str(self.app), "--")
         self.nodes[client] = self._start(
             f"{name}-{client}",
-            "flower-supernode",
+            *(("flower-supernode",) if self.app is None else ("python", *warm)),
             *("--root-certificates", str(certificate or self.certificate), "--superlink", self.address),
             *("--auth-supernode-private-key", str(self.directory / f"node-{client}")),
-            *("--port", str(free_port()), "--node-config", config),
+            *(("--port", str(free_port())) if self.app is None else ()),
+            *("--node-config", config),
         )
 
     def register(self, client: int) -> None:

@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.pace import Pace
 from d2pfed.flower.records import MESSAGE_TYPE, answer_from_record, to_record
 from d2pfed.flower.requests import (
     MAX_ATTEMPT_SECONDS,
@@ -45,7 +46,7 @@ class Deadlines:
     joining: float = 300.0  # for the clients of a cohort to appear
     keys: float = 120.0  # for each exchange in which nobody trains
     training: float = 3600.0  # for the masked vectors; `start` has its own
-    poll: float = 0.5  # between two looks for answers
+    poll: float = 0.5  # at most, between two looks for answers: they are closer together while answers come
 
     def __post_init__(self) -> None:
         for name in ("joining", "keys", "training", "poll"):
@@ -80,7 +81,7 @@ class GridTransport:
     def __init__(self, grid: Grid, make: MessageFactory, poll: float) -> None:
         self._grid = grid
         self._make = make
-        self._poll = poll
+        self._pace = Pace(poll)
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected now."""
@@ -89,12 +90,14 @@ class GridTransport:
     def send(self, content: RecordDict, node: int, group: str, seconds: float) -> str | None:
         """Send one message; return what its answer refers to, or nothing if it could not be sent."""
         # One by one: a cohort's models in one push would be held in memory together.
+        self._pace.hurry()
         sent = list(self._grid.push_messages([self._make(content, node, group, seconds)]))
         return sent[0] if sent and sent[0] else None
 
     def pull(self, exchange: str, waiting: Mapping[str, int]) -> Iterator[tuple[str, RecordDict | None]]:
         """Yield the answers that are there, by what they refer to; nothing in place of an error or a forgery."""
         for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
+            self._pace.hurry()
             reference, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if reference not in waiting:
                 refuse(exchange, node, "it was not asked")
@@ -111,7 +114,7 @@ class GridTransport:
         """Wait a little; say whether there is time left."""
         left = until - time.monotonic()
         if left > 0:
-            time.sleep(min(self._poll, left))
+            self._pace.pause(left)
         return left > 0
 
 
