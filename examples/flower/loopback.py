@@ -37,7 +37,7 @@ anchor = "{anchor}"
 [policy]
 least_cohort = {least_cohort}
 least_quorum = {least_quorum}
-least_colluders = 0.1
+least_colluders = {least_colluders}
 least_noise_multiplier = 0.0
 most_epsilon = 1e6
 most_delta = 0.5
@@ -56,8 +56,10 @@ class Federation:
     clients: int
     least_cohort: int = 3
     least_quorum: int = 3
+    least_colluders: float = 0.1
     environment: Mapping[str, str] = field(default_factory=dict)
     app: Path | None = None  # where given: warm nodes that have this app; else Flower's own executor
+    preload: str = "torch"  # what warm nodes load beside it
     database: str = (
         ":flwr-in-memory:"  # a file outlives the SuperLink, but is locked when many nodes answer at once
     )
@@ -128,7 +130,7 @@ class Federation:
         """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given."""
         own = f'd2pfed-directory="{self.client_directory(client)}"'
         config = f"{own} partition-id={client} num-partitions={self.clients}"
-        warm = ("-m", "d2pfed.flower.node", "--app", str(self.app), "--")
+        warm = ("-m", "d2pfed.flower.node", "--app", str(self.app), "--preload", self.preload, "--")
         self.nodes[client] = self._start(
             f"{name}-{client}",
             *(("flower-supernode",) if self.app is None else ("python", *warm)),
@@ -179,6 +181,7 @@ class Federation:
                 anchor=anchor,
                 least_cohort=self.least_cohort,
                 least_quorum=self.least_quorum,
+                least_colluders=self.least_colluders,
             )
             (self.client_directory(client) / "client.toml").write_text(settings)
             make_node_key(self.directory / f"node-{client}")

@@ -55,7 +55,7 @@ def require_flower(found: str) -> None:
 def preload(names: Sequence[str]) -> None:
     """Load modules once, for all messages; those that are not installed are left out."""
     for name in names:
-        if find_spec(name.partition(".")[0]) is not None:
+        if name and find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
 
 
@@ -184,6 +184,7 @@ def _main(arguments: list[str]) -> None:
     if bool(supernode) == (chosen.runtime is not None):
         raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _stop)
     if not supernode:
         secret = None if chosen.secret is None else chosen.secret.read_bytes()
