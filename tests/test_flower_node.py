@@ -105,7 +105,7 @@ def test_a_local_app_answers_for_its_own_name_only():
     source.preload()
     own = runtime.get_metadata_from_config(runtime.get_project_config(LIGHT))
     assert source.load(run_of(*own), bundle()).__class__.__name__ == "ClientApp"
-    with pytest.raises(PeerError, match="this client runs the app .*light"):
+    with pytest.raises(PeerError, match=r"this client runs the app .*light"):
         source.load(run_of("someone/else"), bundle())
     with pytest.raises(PeerError, match="and was asked for another"):
         source.load(run_of(own[0], "9.9.9"), bundle())
@@ -117,7 +117,7 @@ def test_another_bundle_than_the_pinned_one_is_not_unpacked(monkeypatch):
     monkeypatch.setattr(runtime, "get_load_client_app_fn", lambda *_, multi_app: lambda *found: found)
     fab = bundle()
     pinned = hashlib.sha256(fab.content).hexdigest()
-    with pytest.raises(PeerError, match="this client runs the app 0000000000000000... only"):
+    with pytest.raises(PeerError, match=r"this client runs the app 0000000000000000\.\.\. only"):
         runtime.PinnedApp("0" * 64).load(run_of(), fab)
     assert unpacked == []
     assert runtime.PinnedApp(pinned).load(run_of(), fab)[2] == pinned
@@ -159,7 +159,11 @@ def test_one_round_through_two_warm_nodes(tmp_path):
         for client in range(2):
             federation.register(client)
             federation.start_supernode(client)
-        files = {"roster": str(federation.roster), "authority": federation.authority, "draws": str(federation.draws)}
+        files = {
+            "roster": str(federation.roster),
+            "authority": federation.authority,
+            "draws": str(federation.draws),
+        }
         federation.run(LIGHT, config | seconds | files | {"directory": str(tmp_path / "run")})
         models = tmp_path / "run" / "models.json"
         until = time.monotonic() + 90

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.pace import Pace
+from d2pfed.flower.progress import Arrivals
 from d2pfed.flower.records import MESSAGE_TYPE, answer_from_record, to_record
 from d2pfed.flower.requests import (
     MAX_ATTEMPT_SECONDS,
@@ -209,6 +210,7 @@ class NodeRegistry:
         self._asked: set[int] = set()
         self._failed: set[int] = set()
         self._waiting: dict[str, int] = {}
+        self._arrivals = Arrivals()
 
     @property
     def nodes(self) -> Mapping[ClientId, int]:
@@ -222,7 +224,9 @@ class NodeRegistry:
         self._failed.clear()
         self._look(seconds)
         while not self._nodes.keys() >= set(cohort) and self._transport.pause(until):
+            self._arrivals.tell(cohort, self._nodes)
             self._look(seconds)
+        self._arrivals.tell(cohort, self._nodes)
         return tuple(client for client in cohort if client in self._nodes)
 
     def _look(self, seconds: float) -> None:

@@ -114,7 +114,9 @@ def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[
         code = answer_in_fork(runtime, token, source)
         _log.info("a message took %.2f s", time.monotonic() - begun)
         if code:
-            _log.error("the process of a message ended with %d; the SuperNode notices by its missing heartbeat", code)
+            _log.error(
+                "the process of a message ended with %d; the SuperNode notices by its missing heartbeat", code
+            )
 
 
 def answer_in_fork(runtime: "Runtime", token: str, source: "AppSource") -> int:

@@ -13,6 +13,7 @@ from d2pfed.flower.client_attempt import ClientAttempt, accept_run
 from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.client_state import SavedPhase, SavedPhases
 from d2pfed.flower.layout import Layout, NamedArrays, decode_model, decode_task
+from d2pfed.flower.local_arrays import LocalArrays
 from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
@@ -127,10 +128,14 @@ class _Contribution:
         show it. What went wrong is for this client's own log.
         """
         try:
-            return _finite(layout.flatten(self.train(layout.unflatten(params), settings)) - params)
+            local = LocalArrays(self.attempt.config.directory, self.attempt.session.run)
+            trained = self.train(layout.unflatten(params) | local.load(layout), settings)
+            update = _finite(layout.flatten(trained) - params)
+            local.keep(layout, trained)
         except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
             _log.exception("training failed: this client contributes zero and its noise")
             return np.zeros_like(params)
+        return update
 
 
 def _draw_of(session: Session) -> dict[str, object]:

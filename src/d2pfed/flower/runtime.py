@@ -29,6 +29,7 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.object_ref import load_app
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -114,7 +115,9 @@ class Runtime:
 
     def client(self, token: str | None) -> RuntimeHttpClient:
         """Return a connection: for one message with its token, for asking for messages without."""
-        interceptors: list[object] = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")]
+        interceptors: list[ProtobufClientInterceptor] = [
+            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        ]
         if token is not None:
             interceptors.append(RuntimeTokenHttpInterceptor(token))
         elif self.secret is not None:
@@ -154,9 +157,7 @@ def answer(runtime: Runtime, token: str, source: AppSource) -> None:
     client.close()
 
 
-def _reply(
-    source: AppSource, message: Message, context: Context, run: Run, fab: Fab
-) -> tuple[Message, str, str]:
+def _reply(source: AppSource, message: Message, context: Context, run: Run, fab: Fab) -> tuple[Message, str, str]:
     try:
         return source.load(run, fab)(message=message, context=context), SubStatus.COMPLETED, ""
     except Exception as error:  # noqa: BLE001 - whatever it was, the server must hear that this client has failed
@@ -189,7 +190,7 @@ class _HastyTime:
 
 
 def run_supernode(arguments: list[str]) -> None:
-    """Run Flower's SuperNode in this process until it ends; its loop takes its pauses from us, its files are its own."""
+    """Run Flower's SuperNode in this process until it ends; its loop takes its pauses from us."""
     if not hasattr(start_client_internal, "time"):
         raise ConfigError("this version of Flower's SuperNode pauses in another way")
     start_client_internal.time = _HastyTime()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -29,14 +29,16 @@ from d2pfed.flower.grid import (
 )
 from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.positions import Positions
+from d2pfed.flower.progress import RoundLog, shown_progress, tell_plan
 from d2pfed.flower.records import to_array_record, to_named_arrays
 from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
+from d2pfed.flower.targets import ServerDirectory, complete_target, trained_sizes
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
-from d2pfed.plan import Plan, PrivacyTarget
+from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Invite, gather, require_fixed_clip, session_of
-from d2pfed.runs import ArrayShape, End, ExchangeRecord, RoundRecord, Run, RunSettings, open_run
+from d2pfed.runs import ArrayShape, End, ExchangeRecord, Run, RunSettings, open_run
 from d2pfed.secagg import Session
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
@@ -79,6 +81,8 @@ class PrivateFedAvg:
         target: what the plan was calibrated for, so that the report can say it; None if it is not known.
         optimizer: how the server moves the model.
         deadlines: how many seconds the server waits.
+        trained: names of the arrays that are trained, while the others stay with the clients; None: all.
+        run_config: the app's configuration, which clients compare with their own; `start` may give it instead.
         message_factory: makes a message; tests bring their own.
     """
 
@@ -90,6 +94,8 @@ class PrivateFedAvg:
     target: PrivacyTarget | None = None
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    trained: tuple[str, ...] | None = None
+    run_config: Mapping[str, object] | None = None
     message_factory: MessageFactory = field(default=make_message, repr=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +114,36 @@ class PrivateFedAvg:
             raise ConfigError(
                 f"the plan's consistency must be {expected.value}, got {self.plan.consistency.value}"
             )
+
+    @staticmethod
+    def for_target(
+        privacy: PrivacyTarget | Mapping[str, object],
+        model: object,
+        context: Context,
+        *,
+        optimizer: ServerOptimizer | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> "PrivateFedAvg":
+        """Return the strategy that trains a model within a privacy target.
+
+        The app's configuration names the server's directory (`d2pfed-directory`), which has the signed `roster`, the
+        public key of the `authority` that has signed it and the server's `draws`, and keeps the `run`. Dimension,
+        population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
+        of a torch module, such as the statistics of batch norms, stay with the clients.
+        """
+        server, sizes = ServerDirectory.of(context.run_config), trained_sizes(model)
+        target = complete_target(privacy, sizes, roster := server.roster(), context.run_config)
+        return PrivateFedAvg(
+            plan=calibrate(target),
+            directory=server.run,
+            roster=roster,
+            draws=None if roster is None else server.draws,
+            target=target,
+            optimizer=optimizer or ServerOptimizer(),
+            deadlines=deadlines or Deadlines(),
+            trained=tuple(sizes),
+            run_config=dict(context.run_config),
+        )
 
     @property
     def population(self) -> tuple[int, ...]:
@@ -134,7 +170,7 @@ class PrivateFedAvg:
         rounds = self.plan.rounds if num_rounds is None else num_rounds
         if not 1 <= rounds <= self.plan.rounds:
             raise ConfigError(f"num_rounds must be in [1, {self.plan.rounds}], as planned, got {rounds}")
-        layout = Layout.of(arrays := to_named_arrays(initial_arrays))
+        layout = Layout.of(arrays := to_named_arrays(initial_arrays), self.trained)
         if layout.dimension != self.plan.codec.rotation.dimension:
             raise ConfigError(
                 f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
@@ -145,18 +181,22 @@ class PrivateFedAvg:
             require_lasting(self.roster.roster, self.plan, strategy.deadlines)
         initial = layout.flatten(arrays)
         evaluator = _Evaluator(layout, evaluate_fn)
-        with open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run:
+        with (
+            shown_progress(),
+            open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run,
+        ):
+            tell_plan(self.plan)
             transport = GridTransport(grid, self.message_factory, self.deadlines.poll)
             configs: tuple[dict[str, object], dict[str, object]] = (
                 {**(train_config or {})},
-                {**(run_config or {})},
+                {**(run_config or self.run_config or {})},
             )
             evaluator.validate(run.state.rounds, run.state.average)
             federation = FlowerFederation(strategy, transport, run, layout, configs)
-            summary = run.train(federation, evaluator, _Logged(self.plan.max_attempts), rounds)
+            summary = run.train(federation, evaluator, RoundLog(self.plan), rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
-        return evaluator.result(to_array_record(layout.unflatten(run.last_model())))
+        return evaluator.result(run.last_model())
 
     def _settings(self, layout: Layout) -> RunSettings:
         is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
@@ -289,7 +329,7 @@ class _Evaluator:
     def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
         """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
         if rounds not in self._found and self._evaluate is not None:
-            self._found[rounds] = self._evaluate(rounds, to_array_record(self._layout.unflatten(params)))
+            self._found[rounds] = self._evaluate(rounds, self._record(params))
         found = self._found.get(rounds) or MetricRecord()
         return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
 
@@ -297,27 +337,17 @@ class _Evaluator:
         """Return nothing: a deployment has no test data of its own."""
         return {}
 
-    def result(self, arrays: ArrayRecord) -> Result:
+    def _record(self, params: FloatVector) -> ArrayRecord:
+        """Return the whole model: what stays local is as before the first round."""
+        return to_array_record(self._layout.unflatten(params) | self._layout.initial_local())
+
+    def result(self, params: FloatVector) -> Result:
         """Return what Flower's strategies return."""
         result = Result()
-        result.arrays = arrays
+        result.arrays = self._record(params)
         found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
         result.evaluate_metrics_serverapp.update(found)
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Logged:
-    """Writes a line per round and per exchange to the log."""
-
-    max_attempts: int
-
-    def __call__(self, record: RoundRecord, /) -> bool:
-        charged = f"{record.charged} of {self.max_attempts}"
-        _log.info("round %d: %s survivors, %s attempts charged", record.round, record.survivors, charged)
-        for each in record.exchanges:
-            _log.info("  %-14s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
-        return True
 
 
 def _positions(strategy: PrivateFedAvg) -> Positions | None:
