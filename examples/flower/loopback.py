@@ -96,7 +96,12 @@ class Federation:
     @property
     def draws(self) -> Path:
         """The server's own file of draws."""
-        return self.directory / "draws"
+        return self.server / "draws"
+
+    @property
+    def server(self) -> Path:
+        """The server's own directory."""
+        return self.directory / "server"
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until its port answers."""
@@ -171,6 +176,7 @@ class Federation:
     def _enrol(self) -> tuple[str, Path]:
         """Make what the authority, the server and the clients make by hand: keys, draws, directories, the roster."""
         secret_file = self.directory / "authority.key"
+        self.server.mkdir(exist_ok=True)
         authority, keys = make_secret(secret_file), {}
         for client in range(self.clients):
             anchor = self.directory / "anchors" / str(client)
@@ -197,7 +203,8 @@ class Federation:
             now=int(time.time()),
             entropy=Entropy.system(),
         )
-        roster = self.directory / "roster"
+        (self.server / "authority").write_text(authority.hex())
+        roster = self.server / "roster"
         roster.write_bytes(encode_roster(signed, read_secret(secret_file)))
         return authority.hex(), roster
 

@@ -136,7 +136,7 @@ def answer_in_fork(runtime: "Runtime", token: str, source: "AppSource") -> int:
         reseed()
         answer(runtime, token, source)
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens
         _log.exception("a message was not answered")
     finally:
         sys.stdout.flush()

@@ -59,6 +59,7 @@ class RoundLog:
     plan: Plan
 
     def __call__(self, record: RoundRecord, /) -> bool:
+        """Write the lines of a round; the run goes on."""
         seconds = "" if record.seconds is None else f", {record.seconds:.1f} s"
         metrics = "".join(f", {name} {value:.4g}" for name, value in record.metrics.items())
         _log.info(

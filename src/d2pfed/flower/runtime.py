@@ -1,4 +1,4 @@
-"""Flower's private runtime interface, for one minor version: the only file that uses names which Flower keeps to itself.
+"""Flower's private runtime interface, for one minor version: the only file with names that Flower keeps to itself.
 
 A SuperNode that was started with `--isolation process` hands its messages to whoever asks for them at its runtime API.
 This is such an asker. Checked: test_flower_node.py, which fails when a name or a signature that is used here changes.
