@@ -242,7 +242,9 @@ class FlowerFederation:
             b"" if strategy.roster is None else strategy.roster.data,
         )
         self._registry = NodeRegistry(transport, announcement, strategy.population, self._roster)
-        self._exchange = GridExchange(transport, self._registry.nodes, self._deadlines, self._before)
+        self._exchange = GridExchange(
+            transport, self._registry.nodes, self._deadlines, self._before, self._plan.quorum
+        )
         self._positions = _positions(strategy)
         self._drawn = CohortDraw(())
 
@@ -251,7 +253,7 @@ class FlowerFederation:
         self._drawn = self._next(attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._participation.excluded]
-        there = self._registry.wait_for(wanted, self._deadlines.joining)
+        there = self._registry.wait_for(wanted, self._deadlines, self._plan.quorum)
         if len(there) < self._plan.quorum:
             raise TooFewClients(
                 f"round {attempt.round} needs {self._plan.quorum} of {len(cohort)} clients, {len(there)} came within "
