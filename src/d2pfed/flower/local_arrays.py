@@ -46,7 +46,7 @@ class LocalArrays:
     def keep(self, layout: Layout, trained: NamedArrays) -> None:
         """Keep what training has made of them."""
         found = {
-            array.name: np.ascontiguousarray(trained[array.name])
+            array.name: np.asarray(trained[array.name], order="C")
             for array in layout.local or ()
             if array.name in trained and array.fits(trained[array.name])
         }
