@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -86,9 +87,15 @@ class GridTransport:
     """Pushes messages to nodes and pulls the answers."""
 
     def __init__(self, grid: Grid, make: MessageFactory, poll: float) -> None:
+        self.refusals: Counter[str] = Counter()  # by rule, in our words
         self._grid = grid
         self._make = make
         self._pace = Pace(poll)
+
+    def refuse(self, exchange: str, node: int, rule: str, reason: object) -> None:
+        """Count and log an answer that does not count."""
+        self.refusals[rule] += 1
+        refuse(exchange, node, reason)
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected now."""
@@ -107,12 +114,12 @@ class GridTransport:
             self._pace.hurry()
             reference, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if reference not in waiting:
-                refuse(exchange, node, "it was not asked")
+                self.refuse(exchange, node, "not asked", "it was not asked")
             elif reply.has_error():
-                refuse(exchange, waiting[reference], reply.error.reason)
+                self.refuse(exchange, waiting[reference], "refused or failed", reply.error.reason)
                 yield reference, None
             elif node != waiting[reference]:
-                refuse(exchange, node, f"it answers for node {waiting[reference]}")
+                self.refuse(exchange, node, "another node", f"it answers for node {waiting[reference]}")
                 yield reference, None
             else:
                 yield reference, reply.content
@@ -191,13 +198,13 @@ class GridExchange:
             answer = answer_from_record(content, RequestKind.EXCHANGE)
             require_frame_size(answer)
         except PeerError as error:
-            refuse(exchange, self._nodes[client], error)
+            self._transport.refuse(exchange, self._nodes[client], "malformed", error)
             return None
         return answer
 
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""
-        refuse(self.stats[-1].name, self._nodes[client], error)
+        self._transport.refuse(self.stats[-1].name, self._nodes[client], "protocol", error)
 
 
 class NodeRegistry:
@@ -278,7 +285,7 @@ class NodeRegistry:
                 node, RunAcceptance.decode(answer_from_record(content, RequestKind.ANNOUNCEMENT))
             )
         except PeerError as error:
-            refuse(_ANNOUNCEMENT, node, error)
+            self._transport.refuse(_ANNOUNCEMENT, node, "identity", error)
         else:
             self._nodes[client] = node  # a client that comes back through another node is found there
 

@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -54,9 +54,10 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class RoundLog:
-    """Writes a line per round and one per exchange to the log."""
+    """Writes a line per round and one per exchange to the log, and tells whoever else wants to know."""
 
     plan: Plan
+    tell: Callable[[RoundRecord], None]
 
     def __call__(self, record: RoundRecord, /) -> bool:
         """Write the lines of a round; the run goes on."""
@@ -69,6 +70,7 @@ class RoundLog:
         )
         for each in record.exchanges:
             _log.info("  %-18s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
+        self.tell(record)
         return True
 
 

@@ -28,6 +28,7 @@ from d2pfed.flower.grid import (
     make_message,
 )
 from d2pfed.flower.layout import Layout, encode_model, encode_task
+from d2pfed.flower.monitoring import Monitor
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.progress import RoundLog, shown_progress, tell_plan
 from d2pfed.flower.records import to_array_record, to_named_arrays
@@ -192,8 +193,9 @@ class PrivateFedAvg:
                 {**(run_config or self.run_config or {})},
             )
             evaluator.validate(run.state.rounds, run.state.average)
-            federation = FlowerFederation(strategy, transport, run, layout, configs)
-            summary = run.train(federation, evaluator, RoundLog(self.plan), rounds)
+            monitor = Monitor(self.directory, self.plan, transport.refusals)
+            federation = FlowerFederation(strategy, transport, run, layout, configs, alive=monitor.write)
+            summary = run.train(federation, evaluator, RoundLog(self.plan, monitor.round), rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
         return evaluator.result(run.last_model())
@@ -223,7 +225,10 @@ class FlowerFederation:
         run: Run,
         layout: Layout,
         configs: tuple[dict[str, object], dict[str, object]],
+        *,
+        alive: Callable[[], None],
     ) -> None:
+        self._alive = alive
         self._plan = strategy.plan
         self._ledger = run.ledger
         self._roster = None if strategy.roster is None else strategy.roster.roster
@@ -250,6 +255,7 @@ class FlowerFederation:
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
+        self._alive()
         self._drawn = self._next(attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._participation.excluded]
@@ -312,6 +318,7 @@ class FlowerFederation:
         return tuple(self._exchange.stats)
 
     def _before(self, kind: MessageKind) -> None:
+        self._alive()
         if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
             self._participation.use_block()
 
