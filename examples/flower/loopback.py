@@ -270,7 +270,9 @@ def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))]
+    )
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
