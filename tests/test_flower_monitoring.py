@@ -2,11 +2,13 @@
 
 import re
 
+import numpy as np
 import pytest
+from safetensors.numpy import load
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MetricRecord
 
 from support.enrolled_clients import enrol, make_plan
 from support.local_grid import make_grid, make_strategy, start
@@ -43,6 +45,22 @@ def test_a_run_leaves_its_figures_for_prometheus(tmp_path):
     assert 0 < found["d2pfed_epsilon_charged"] <= found["d2pfed_epsilon_planned"]
     assert found['d2pfed_exchange_answers{exchange="MASK_REQUEST"}'] == 5
     assert found["d2pfed_updated_seconds"] > 1e9
+
+
+def test_the_best_model_is_kept_beside_the_last(tmp_path):
+    plan, roster, grid = make_plan(rounds=3), enrol(tmp_path, 5), make_grid(tmp_path)
+    models, scores = {}, {0: 9.0, 1: 1.0, 2: 3.0, 3: 2.0}
+
+    def evaluate(number, arrays):
+        models[number] = arrays["params"].numpy()
+        return MetricRecord({"accuracy": scores[number]})
+
+    start(make_strategy(plan, tmp_path, roster), grid, 2, evaluate_fn=evaluate, best="accuracy")
+    start(make_strategy(plan, tmp_path, roster), grid, evaluate_fn=evaluate, best="accuracy")
+    kept = load((tmp_path / "run" / "best.safetensors").read_bytes())["params"]
+    last = load((tmp_path / "run" / "model.safetensors").read_bytes())["params"]
+    assert np.array_equal(kept, models[2])
+    assert np.array_equal(last, models[3])
 
 
 def test_a_text_with_a_clients_words_would_be_noticed():

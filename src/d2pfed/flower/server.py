@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -19,6 +19,7 @@ from d2pfed.flower.cohorts import (
     cohort_source,
     require_lasting,
 )
+from d2pfed.flower.evaluation import Evaluate, ServerEvaluation
 from d2pfed.flower.grid import (
     Deadlines,
     GridExchange,
@@ -31,7 +32,7 @@ from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.monitoring import Monitor
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.progress import RoundLog, shown_progress, tell_plan
-from d2pfed.flower.records import to_array_record, to_named_arrays
+from d2pfed.flower.records import to_named_arrays
 from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.targets import ServerDirectory, complete_target, trained_sizes
@@ -45,8 +46,6 @@ from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position
 from d2pfed.training import Cohorts, ServerOptimizer
-
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -161,11 +160,13 @@ class PrivateFedAvg:
         train_config: ConfigRecord | None = None,
         run_config: Mapping[str, object] | None = None,
         evaluate_fn: Evaluate | None = None,
+        best: str | None = None,
     ) -> Result:
         """Train until `num_rounds` are done (None: all that are planned) and return the model.
 
         `timeout` is for how many seconds the server waits for the trained vectors of a round. `evaluate_fn` is
         called before the first round and after each, on the server. Clients report nothing but their vectors.
+        `best` names one of its metrics: the model for which it is the greatest is kept as `best.safetensors`.
         `run_config` is the app's `context.run_config`, if it has one: clients train only by the same.
         """
         rounds = self.plan.rounds if num_rounds is None else num_rounds
@@ -181,12 +182,12 @@ class PrivateFedAvg:
         if self.roster is not None:
             require_lasting(self.roster.roster, self.plan, strategy.deadlines)
         initial = layout.flatten(arrays)
-        evaluator = _Evaluator(layout, evaluate_fn)
         with (
             shown_progress(),
             open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run,
         ):
             tell_plan(self.plan)
+            evaluator = ServerEvaluation(layout, evaluate_fn, run, best)
             transport = GridTransport(grid, self.message_factory, self.deadlines.poll)
             configs: tuple[dict[str, object], dict[str, object]] = (
                 {**(train_config or {})},
@@ -325,38 +326,6 @@ class FlowerFederation:
     def _remember(self, shown: Mapping[int, Position]) -> None:
         if self._positions is not None:
             self._positions.keep(shown)
-
-
-class _Evaluator:
-    """The app's own evaluation on the server, once per model."""
-
-    def __init__(self, layout: Layout, evaluate: Evaluate | None) -> None:
-        self._layout = layout
-        self._evaluate = evaluate
-        self._found: dict[int, MetricRecord | None] = {}
-
-    def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
-        if rounds not in self._found and self._evaluate is not None:
-            self._found[rounds] = self._evaluate(rounds, self._record(params))
-        found = self._found.get(rounds) or MetricRecord()
-        return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
-
-    def test(self, _params: FloatVector) -> dict[str, float]:
-        """Return nothing: a deployment has no test data of its own."""
-        return {}
-
-    def _record(self, params: FloatVector) -> ArrayRecord:
-        """Return the whole model: what stays local is as before the first round."""
-        return to_array_record(self._layout.unflatten(params) | self._layout.initial_local())
-
-    def result(self, params: FloatVector) -> Result:
-        """Return what Flower's strategies return."""
-        result = Result()
-        result.arrays = self._record(params)
-        found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
-        result.evaluate_metrics_serverapp.update(found)
-        return result
 
 
 def _positions(strategy: PrivateFedAvg) -> Positions | None:
