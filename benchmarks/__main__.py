@@ -11,6 +11,7 @@ from rich.table import Table
 from benchmarks import record, tables
 from benchmarks.arithmetic import DIMENSIONS, THREADS, SpeedRow, arithmetic
 from benchmarks.busy import busy_loops
+from benchmarks.deployment import DeploymentRow, Executor, bench_deployment
 from benchmarks.encode import encode_memory, prepare_encode
 from benchmarks.goals import GoalRow, bench_goals
 from benchmarks.growth import GrowthRow, measure_growth, plot_growth, plot_rows
@@ -35,7 +36,7 @@ PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost gr
 Busy = Annotated[
     bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
 ]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow, StatisticsRow)
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow, StatisticsRow, DeploymentRow)
 
 _MODEST_DIMENSIONS = DIMENSIONS[:2]
 _MODEST_CLIENTS = 200
@@ -243,6 +244,30 @@ def training_command(
     out().print(tables.training_table(rows))
 
 
+@bench.command("deployment")
+def deployment_command(
+    clients: Annotated[int, typer.Option(min=3, show_default=False, help="SuperNodes. [default: 5]")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=2, show_default=False, help="Rounds; the first does not count. [default: 6]")
+    ] = 6,
+    executor: Annotated[
+        list[Executor] | None, typer.Option(show_default=False, help="Who runs the apps. [default: both]")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Time rounds of a real federation over Flower.
+
+    Private, averaged in the clear with evaluation, and with Flower's SecAgg+; by warm nodes and by Flower's executor.
+    """
+    about = record.surroundings()
+    rows = _watched(bench_deployment(clients, rounds, executor or list(Executor)), _deployment_progress)
+    if json:
+        print_json(about | {"rows": [tables.as_dict(row) for row in rows]})
+        return
+    out().print(tables.deployment_table(rows))
+    out().print(record.line(about), soft_wrap=True, markup=False)
+
+
 def _all_arithmetic() -> tuple[list[dict[str, object]], Table]:
     rows = arithmetic(_MODEST_DIMENSIONS, THREADS, prepare_encode)
     return [tables.as_dict(row) for row in rows], tables.speed_table(rows)
@@ -322,6 +347,12 @@ def _goal_progress(row: GoalRow) -> str:
 
 def _growth_progress(row: GrowthRow) -> str:
     return f"{row.what}, {row.size:,} {row.across}: {row.seconds:.3g} s"
+
+
+def _deployment_progress(row: DeploymentRow) -> str:
+    result = row.error if row.seconds is None else f"{row.seconds:.1f} s a round"
+    stages = "".join(f", {name} {seconds:.1f}" for name, seconds in row.exchanges.items())
+    return f"{row.what}, {row.executor}: {result}{stages}"
 
 
 def _training_progress(row: TrainingRow) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from benchmarks.arithmetic import SpeedRow
+from benchmarks.deployment import DeploymentRow
 from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
@@ -18,13 +19,21 @@ _TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are
 
 
 def as_dict(
-    row: SpeedRow | EngineRow | SecAggRow | TrainingRow | LedgerRow | GoalRow | GrowthRow | StatisticsRow,
+    row: SpeedRow
+    | EngineRow
+    | SecAggRow
+    | TrainingRow
+    | LedgerRow
+    | GoalRow
+    | GrowthRow
+    | StatisticsRow
+    | DeploymentRow,
 ) -> dict[str, object]:
     """Return a row with what is computed from it."""
     match row:
         case SpeedRow() | TrainingRow():
             return asdict(row) | {"ratio": row.ratio, "met": row.met}
-        case LedgerRow() | GoalRow() | StatisticsRow():
+        case LedgerRow() | GoalRow() | StatisticsRow() | DeploymentRow():
             return asdict(row) | {"met": row.met}
     return asdict(row)
 
@@ -41,6 +50,22 @@ def speed_table(rows: Sequence[SpeedRow]) -> Table:
             *(row.what, f"{row.dimension:,}", str(row.threads), f"{row.rate / 1e6:.4g}", row.peer),
             *(_number(value) for value in (peer_rate, row.ratio, row.goal)),
             *(_met(row.met), row.peer_error),
+        )
+    return table
+
+
+def deployment_table(rows: Sequence[DeploymentRow]) -> Table:
+    """Return the table of rounds of a real federation."""
+    table = _table(
+        "One round over Flower, on one machine; median wall-clock seconds",
+        ("what", "executor", "clients", "rounds", "seconds", "over FedAvg", "goal", "met", "note"),
+    )
+    for row in rows:
+        stages = ", ".join(f"{name} {seconds:.2g}" for name, seconds in row.exchanges.items())
+        table.add_row(
+            *(row.what, row.executor, str(row.clients), str(row.rounds)),
+            *(_number(value) for value in (row.seconds, row.ratio, row.goal)),
+            *(_met(row.met), row.error or stages),
         )
     return table
 

@@ -2,38 +2,56 @@ import difflib
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from d2pfed.errors import ConfigError
 from d2pfed.flower.client_account import ClientAccount
 from d2pfed.flower.client_config import init_client, read_client_config
-from d2pfed.plan import Enrolled
+from d2pfed.flower.rosters import SignedRoster
+from d2pfed.plan import Enrolled, calibrate
 
 ROOT = Path(__file__).resolve().parent.parent
-BEFORE = (ROOT / "examples/flower/before/client_app.py").read_text().splitlines()
-PRIVATE = (ROOT / "examples/flower/digits/client_app.py").read_text().splitlines()
+GUIDE = (ROOT / "docs/deploy.md").read_text()
 
 
-def test_an_existing_client_becomes_private_in_at_most_five_changed_lines():
-    changes = [line for line in difflib.ndiff(BEFORE, PRIVATE) if line[0] in "+-" and line[2:].strip()]
-    assert 1 <= len(changes) <= 5
+def lines(name: str) -> list[str]:
+    return (ROOT / "examples/flower" / name).read_text().splitlines()
 
 
-def test_the_guide_shows_the_change_as_it_is():
-    diff = difflib.unified_diff(BEFORE, PRIVATE, "before/client_app.py", "digits/client_app.py", lineterm="")
-    assert "\n".join(diff) in (ROOT / "docs/deploy.md").read_text()
+def test_an_existing_client_becomes_private_by_three_lines_for_one():
+    changes = list(difflib.ndiff(lines("before/client_app.py"), lines("digits/client_app.py")))
+    assert [line[0] for line in changes if line[0] in "+-" and line[2:].strip()].count("+") <= 3
+    assert sum(line.startswith("-") for line in changes) == 1
+
+
+def test_an_existing_server_becomes_private_in_at_most_five_lines():
+    changes = list(difflib.ndiff(lines("before/server_app.py"), lines("digits/server_app.py")))
+    changed = [line for line in changes if line[0] in "+-" and line[2:].strip()]
+    assert 1 <= len(changed) <= 5
+
+
+@pytest.mark.parametrize("name", ["client_app.py", "server_app.py"])
+def test_the_guide_shows_the_change_as_it_is(name):
+    diff = difflib.unified_diff(
+        lines(f"before/{name}"), lines(f"digits/{name}"), f"before/{name}", f"digits/{name}", lineterm=""
+    )
+    assert "\n".join(diff) in GUIDE
 
 
 def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
     pytest.importorskip("torch", reason="the example trains with torch (extra `train`)")
-    from digits.server_app import make_plan  # noqa: PLC0415 - loads torch
+    from d2pfed.flower.targets import complete_target, trained_sizes  # noqa: PLC0415
+    from digits.task import Net  # noqa: PLC0415 - loads torch
 
     config = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    plan = make_plan(config | {"roster": "a roster"})
+    signed = SignedRoster(SimpleNamespace(clients=range(config["population"])), b"")
+    asked = {"epsilon": config["epsilon"], "population": config["population"]}
+    plan = calibrate(complete_target(asked, trained_sizes(Net()), signed, config))
     enrolled = Enrolled(config["population"], 4 << 12)
-    enrols = re.search(r"d2pfed client init .* --epsilon (\d+)", (ROOT / "docs/deploy.md").read_text())
+    enrols = re.search(r"d2pfed client init .* --epsilon (\d+)", GUIDE)
     init_client(tmp_path / "client", 0, bytes(range(32)), tmp_path / "anchor", float(enrols[1]))
     config = read_client_config(tmp_path / "client")
     config.policy.check(plan, enrolled)

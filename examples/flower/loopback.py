@@ -37,7 +37,7 @@ anchor = "{anchor}"
 [policy]
 least_cohort = {least_cohort}
 least_quorum = {least_quorum}
-least_colluders = 0.1
+least_colluders = {least_colluders}
 least_noise_multiplier = 0.0
 most_epsilon = 1e6
 most_delta = 0.5
@@ -56,7 +56,10 @@ class Federation:
     clients: int
     least_cohort: int = 3
     least_quorum: int = 3
+    least_colluders: float = 0.1
     environment: Mapping[str, str] = field(default_factory=dict)
+    app: Path | None = None  # where given: warm nodes that have this app; else Flower's own executor
+    preload: str = "torch"  # what warm nodes load beside it
     database: str = (
         ":flwr-in-memory:"  # a file outlives the SuperLink, but is locked when many nodes answer at once
     )
@@ -93,7 +96,12 @@ class Federation:
     @property
     def draws(self) -> Path:
         """The server's own file of draws."""
-        return self.directory / "draws"
+        return self.server / "draws"
+
+    @property
+    def server(self) -> Path:
+        """The server's own directory."""
+        return self.directory / "server"
 
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until its port answers."""
@@ -127,12 +135,14 @@ class Federation:
         """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given."""
         own = f'd2pfed-directory="{self.client_directory(client)}"'
         config = f"{own} partition-id={client} num-partitions={self.clients}"
+        warm = ("-m", "d2pfed.flower.node", "--app", str(self.app), "--preload", self.preload, "--")
         self.nodes[client] = self._start(
             f"{name}-{client}",
-            "flower-supernode",
+            *(("flower-supernode",) if self.app is None else ("python", *warm)),
             *("--root-certificates", str(certificate or self.certificate), "--superlink", self.address),
             *("--auth-supernode-private-key", str(self.directory / f"node-{client}")),
-            *("--port", str(free_port()), "--node-config", config),
+            *(("--port", str(free_port())) if self.app is None else ()),
+            *("--node-config", config),
         )
 
     def register(self, client: int) -> None:
@@ -166,6 +176,7 @@ class Federation:
     def _enrol(self) -> tuple[str, Path]:
         """Make what the authority, the server and the clients make by hand: keys, draws, directories, the roster."""
         secret_file = self.directory / "authority.key"
+        self.server.mkdir(exist_ok=True)
         authority, keys = make_secret(secret_file), {}
         for client in range(self.clients):
             anchor = self.directory / "anchors" / str(client)
@@ -176,6 +187,7 @@ class Federation:
                 anchor=anchor,
                 least_cohort=self.least_cohort,
                 least_quorum=self.least_quorum,
+                least_colluders=self.least_colluders,
             )
             (self.client_directory(client) / "client.toml").write_text(settings)
             make_node_key(self.directory / f"node-{client}")
@@ -191,7 +203,8 @@ class Federation:
             now=int(time.time()),
             entropy=Entropy.system(),
         )
-        roster = self.directory / "roster"
+        (self.server / "authority").write_text(authority.hex())
+        roster = self.server / "roster"
         roster.write_bytes(encode_roster(signed, read_secret(secret_file)))
         return authority.hex(), roster
 
@@ -257,7 +270,9 @@ def make_certificate(directory: Path, name: str) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))]
+    )
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)

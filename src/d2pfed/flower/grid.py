@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -10,6 +11,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.pace import Pace
+from d2pfed.flower.progress import Arrivals
 from d2pfed.flower.records import MESSAGE_TYPE, answer_from_record, to_record
 from d2pfed.flower.requests import (
     HAS_KEYS,
@@ -48,10 +51,11 @@ class Deadlines:
     joining: float = 300.0  # for the clients of a cohort to appear
     keys: float = 120.0  # for each exchange in which nobody trains
     training: float = 3600.0  # for the masked vectors; `start` has its own
-    poll: float = 0.5  # between two looks for answers
+    grace: float = 15.0  # for the others once a quorum is there; as long as the quorum took, if that is longer
+    poll: float = 0.5  # at most, between two looks for answers: they are closer together while answers come
 
     def __post_init__(self) -> None:
-        for name in ("joining", "keys", "training", "poll"):
+        for name in ("joining", "keys", "training", "grace", "poll"):
             if not 0 < getattr(self, name) < 1e7:
                 raise ConfigError(f"the deadline {name} must be in (0, 1e7) seconds, got {getattr(self, name)}")
         if self.attempt > MAX_ATTEMPT_SECONDS:
@@ -64,6 +68,11 @@ class Deadlines:
     def attempt(self) -> float:
         """After how long a client forgets an attempt: twice what its exchanges can take, as sending takes time too."""
         return 2 * (self.training + 4 * self.keys)
+
+    def after_quorum(self, begun: float, until: float) -> float:
+        """Return until when the server waits for the others, now that a quorum is there: a straggler costs no more."""
+        now = time.monotonic()
+        return min(until, now + max(self.grace, now - begun))
 
     def of(self, frame: bytes) -> float:
         """Return the seconds for the answer to a request."""
@@ -81,9 +90,15 @@ class GridTransport:
     """Pushes messages to nodes and pulls the answers."""
 
     def __init__(self, grid: Grid, make: MessageFactory, poll: float) -> None:
+        self.refusals: Counter[str] = Counter()  # by rule, in our words
         self._grid = grid
         self._make = make
-        self._poll = poll
+        self._pace = Pace(poll)
+
+    def refuse(self, exchange: str, node: int, rule: str, reason: object) -> None:
+        """Count and log an answer that does not count."""
+        self.refusals[rule] += 1
+        refuse(exchange, node, reason)
 
     def nodes(self) -> set[int]:
         """Return the nodes that are connected now."""
@@ -92,20 +107,22 @@ class GridTransport:
     def send(self, content: RecordDict, node: int, group: str, seconds: float) -> str | None:
         """Send one message; return what its answer refers to, or nothing if it could not be sent."""
         # One by one: a cohort's models in one push would be held in memory together.
+        self._pace.hurry()
         sent = list(self._grid.push_messages([self._make(content, node, group, seconds)]))
         return sent[0] if sent and sent[0] else None
 
     def pull(self, exchange: str, waiting: Mapping[str, int]) -> Iterator[tuple[str, RecordDict | None]]:
         """Yield the answers that are there, by what they refer to; nothing in place of an error or a forgery."""
         for reply in self._grid.pull_messages(list(waiting)) if waiting else ():
+            self._pace.hurry()
             reference, node = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
             if reference not in waiting:
-                refuse(exchange, node, "it was not asked")
+                self.refuse(exchange, node, "not asked", "it was not asked")
             elif reply.has_error():
-                refuse(exchange, waiting[reference], reply.error.reason)
+                self.refuse(exchange, waiting[reference], "refused or failed", reply.error.reason)
                 yield reference, None
             elif node != waiting[reference]:
-                refuse(exchange, node, f"it answers for node {waiting[reference]}")
+                self.refuse(exchange, node, "another node", f"it answers for node {waiting[reference]}")
                 yield reference, None
             else:
                 yield reference, reply.content
@@ -114,14 +131,15 @@ class GridTransport:
         """Wait a little; say whether there is time left."""
         left = until - time.monotonic()
         if left > 0:
-            time.sleep(min(self._poll, left))
+            self._pace.pause(left)
         return left > 0
 
 
 class GridExchange:
     """The transport of a run: an `Exchange` whose clients are behind Flower's nodes.
 
-    `before` hears which exchange begins, before its first request is sent.
+    `before` hears which exchange begins, before its first request is sent. Once `quorum` clients have answered, the
+    others have the deadlines' grace.
     """
 
     def __init__(
@@ -130,8 +148,10 @@ class GridExchange:
         nodes: Mapping[ClientId, int],
         deadlines: Deadlines,
         before: Callable[[MessageKind], None],
+        quorum: int,
     ) -> None:
         self._before = before
+        self._quorum = quorum
         self._transport = transport
         self._nodes = nodes
         self._deadlines = deadlines
@@ -142,7 +162,8 @@ class GridExchange:
         start = time.monotonic()
         stats, clients = self._send(requests)
         waiting = {reference: self._nodes[client] for reference, client in clients.items()}
-        until = time.monotonic() + stats.seconds  # counted from the last request, which had to wait for the others
+        begun = time.monotonic()  # of the last request, which had to wait for the others
+        until = begun + stats.seconds
         while waiting and self._transport.pause(until):
             for reference, content in self._transport.pull(stats.name, waiting):
                 del waiting[reference]
@@ -151,6 +172,8 @@ class GridExchange:
                     stats = replace(
                         stats, answered=stats.answered + 1, received_bytes=stats.received_bytes + len(frame)
                     )
+                    if stats.answered == self._quorum:
+                        until = self._deadlines.after_quorum(begun, until)
                     yield clients[reference], frame
         self.stats.append(replace(stats, seconds=time.monotonic() - start))
 
@@ -178,13 +201,13 @@ class GridExchange:
             answer = answer_from_record(content, RequestKind.EXCHANGE)
             require_frame_size(answer)
         except PeerError as error:
-            refuse(exchange, self._nodes[client], error)
+            self._transport.refuse(exchange, self._nodes[client], "malformed", error)
             return None
         return answer
 
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""
-        refuse(self.stats[-1].name, self._nodes[client], error)
+        self._transport.refuse(self.stats[-1].name, self._nodes[client], "protocol", error)
 
 
 def ask_presence(
@@ -229,24 +252,43 @@ class NodeRegistry:
         self._asked: set[int] = set()
         self._failed: set[int] = set()
         self._waiting: dict[str, int] = {}
+        self._arrivals = Arrivals()
+        self._absent: set[ClientId] = set()
 
     @property
     def nodes(self) -> Mapping[ClientId, int]:
         """The node of each client that has accepted the run."""
         return MappingProxyType(self._nodes)
 
-    def wait_for(self, cohort: Sequence[ClientId], seconds: float) -> tuple[ClientId, ...]:
-        """Wait until a whole cohort is there, but no longer than so many seconds; return those who are."""
-        until = time.monotonic() + seconds
+    def wait_for(self, cohort: Sequence[ClientId], deadlines: Deadlines, quorum: int) -> tuple[ClientId, ...]:
+        """Wait until a whole cohort is there, but no longer than `joining`; return those who are.
+
+        Once a quorum is there, the others have the deadlines' grace, and who did not use it is not waited for again.
+        """
+        begun = time.monotonic()
+        until = begun + deadlines.joining
         self._asked -= self._failed  # once a round: a node that refuses is not asked all the time
         self._failed.clear()
-        self._look(seconds)
-        while not self._nodes.keys() >= set(cohort) and self._transport.pause(until):
-            self._look(seconds)
+        self._look(deadlines.joining)
+        has_quorum = False
+        while not self._are_here(cohort, quorum) and self._transport.pause(until):
+            self._arrivals.tell(cohort, self._nodes)
+            self._look(deadlines.joining)
+            if not has_quorum and len(self._nodes.keys() & set(cohort)) >= quorum:
+                has_quorum, until = True, deadlines.after_quorum(begun, until)
+        self._arrivals.tell(cohort, self._nodes)
+        self._absent = (self._absent | set(cohort)) - self._nodes.keys()
         return tuple(client for client in cohort if client in self._nodes)
 
+    def _are_here(self, cohort: Sequence[ClientId], quorum: int) -> bool:
+        here = self._nodes.keys() & set(cohort)
+        return len(here) >= min(quorum, len(cohort)) and here >= set(cohort) - self._absent
+
     def _look(self, seconds: float) -> None:
-        for node in sorted(self._transport.nodes() - self._asked):
+        connected = self._transport.nodes()
+        for client in [client for client, node in self._nodes.items() if node not in connected]:
+            self._asked.discard(self._nodes.pop(client))  # when it comes back, it is told of the run again
+        for node in sorted(connected - self._asked):
             reference = self._transport.send(
                 to_record(RequestKind.ANNOUNCEMENT, self._announcement.encode()), node, _ANNOUNCEMENT, seconds
             )
@@ -266,7 +308,7 @@ class NodeRegistry:
                 node, RunAcceptance.decode(answer_from_record(content, RequestKind.ANNOUNCEMENT))
             )
         except PeerError as error:
-            refuse(_ANNOUNCEMENT, node, error)
+            self._transport.refuse(_ANNOUNCEMENT, node, "identity", error)
         else:
             self._nodes[client] = node  # a client that comes back through another node is found there
 

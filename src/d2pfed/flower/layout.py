@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
@@ -16,6 +16,8 @@ from d2pfed.secagg.wire import pack_integer
 NamedArrays = Mapping[str, np.ndarray]  # a model's arrays by name
 
 _TYPES = ("float16", "float32", "float64")
+_LOCAL_TYPES = (*_TYPES, "int64", "int32", "uint8", "bool")
+_MOST_LOCAL_BYTES = 1 << 19
 _PARAMS = np.dtype("<f4")
 _MOST_PARAMS = 1 << 32
 _MOST_NAME = 1 << 10
@@ -56,28 +58,79 @@ class ArraySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalArray:
+    """An array that each client keeps to itself, such as a batch norm's statistics, and its value before round 1."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    data: bytes
+
+    def __post_init__(self) -> None:
+        if self.type not in _LOCAL_TYPES:
+            raise ConfigError(f"array {self.name!r} must be of {', '.join(_LOCAL_TYPES)}, got {self.type}")
+        if len(self.name) > _MOST_NAME or len(self.data) > _MOST_LOCAL_BYTES or len(self.shape) > 32:
+            raise ConfigError(
+                f"an array that stays with its client must have at most {_MOST_LOCAL_BYTES:,} bytes, got "
+                f"{len(self.data):,} in {self.name[:80]!r}: send only what is trained, and load it with strict=False"
+            )
+        if (
+            any(not 0 <= length < _MOST_PARAMS for length in self.shape)
+            or len(self.data) != math.prod(self.shape) * np.dtype(self.type).itemsize
+        ):
+            raise ConfigError(f"array {self.name!r} must have the bytes of its shape, got {len(self.data)}")
+
+    @staticmethod
+    def of(name: str, array: np.ndarray) -> "LocalArray":
+        """Return a named array with its value."""
+        return LocalArray(name, tuple(array.shape), array.dtype.name, array.tobytes())
+
+    def fits(self, array: np.ndarray) -> bool:
+        """Say whether an array has this one's shape and type."""
+        return (tuple(array.shape), array.dtype.name) == (self.shape, self.type)
+
+    @property
+    def value(self) -> np.ndarray:
+        """The value before the first round."""
+        return np.frombuffer(self.data, self.type).reshape(self.shape).copy()
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """The arrays of a model, in the order in which they lie in the flat vector."""
+    """The arrays of a model: those that are trained, as they lie in the flat vector, and those that stay local."""
 
     entries: tuple[ArraySpec, ...]
+    local: tuple[LocalArray, ...] | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
 
     def __post_init__(self) -> None:
         if len(self.entries) > _MOST_ARRAYS:
             raise ConfigError(f"a model must have at most {_MOST_ARRAYS} arrays, got {len(self.entries)}")
         if not 0 < self.dimension < _MOST_PARAMS:
             raise ConfigError(f"a model must have between 1 and {_MOST_PARAMS} parameters")
-        if len({entry.name for entry in self.entries}) != len(self.entries):
+        names = [*(entry.name for entry in self.entries), *(array.name for array in self.local or ())]
+        if len(names) > _MOST_ARRAYS or sum(len(array.data) for array in self.local or ()) > _MOST_LOCAL_BYTES:
+            raise ConfigError(
+                f"a model must have at most {_MOST_ARRAYS} arrays, and {_MOST_LOCAL_BYTES:,} bytes in those that stay "
+                f"local: send only what is trained, and load it with strict=False"
+            )
+        if len(set(names)) != len(names):
             raise ConfigError("the arrays of a model must have names of their own")
 
     @staticmethod
-    def of(arrays: NamedArrays) -> "Layout":
-        """Return the layout of a model's arrays."""
-        return Layout(tuple(ArraySpec.of(name, array) for name, array in arrays.items()))
+    def of(arrays: NamedArrays, trained: Collection[str] | None = None) -> "Layout":
+        """Return the layout of a model's arrays, of which those of other names than `trained` stay local."""
+        names = arrays.keys() if trained is None else set(trained)
+        if missing := sorted(set(names) - arrays.keys()):
+            raise ConfigError(f"the arrays must have all that is trained, and lack {missing[0]!r}")
+        local = tuple(LocalArray.of(name, array) for name, array in arrays.items() if name not in names)
+        return Layout(
+            tuple(ArraySpec.of(name, array) for name, array in arrays.items() if name in names), local or None
+        )
 
     @staticmethod
     def decode(text: str) -> "Layout":
         """Return the layout that has exactly this canonical text."""
-        layout = canonical.decode(text, {"Layout": Layout, "ArraySpec": ArraySpec}, most=_MOST_CHARACTERS)
+        layout = canonical.decode(text, _LAYOUT_TYPES, most=_MOST_CHARACTERS)
         if not isinstance(layout, Layout):
             raise PeerError("a layout was expected")
         return layout
@@ -102,11 +155,18 @@ class Layout:
             raise ConfigError(f"the arrays must be {_names(self.entries)}, got {_names(found)}")
         return np.concatenate([array.ravel().astype(np.float32) for array in named.values()])
 
+    def initial_local(self) -> dict[str, np.ndarray]:
+        """Return the arrays that stay local as they are before the first round."""
+        return {array.name: array.value for array in self.local or ()}
+
     def unflatten(self, params: FloatVector) -> dict[str, np.ndarray]:
         """Return the named arrays of a flat vector."""
         ends = np.cumsum([entry.size for entry in self.entries])[:-1]
         parts = zip(self.entries, np.split(params, ends), strict=True)
         return {entry.name: part.reshape(entry.shape).astype(entry.type) for entry, part in parts}
+
+
+_LAYOUT_TYPES = {"Layout": Layout, "ArraySpec": ArraySpec, "LocalArray": LocalArray}
 
 
 def encode_task(

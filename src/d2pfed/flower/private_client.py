@@ -16,6 +16,7 @@ from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.client_standing import STANDING_REQUESTS, StandingAttempt, answer_standing, holds_keys
 from d2pfed.flower.client_state import SavedPhase, SavedPhases
 from d2pfed.flower.layout import Layout, NamedArrays, decode_model, decode_task
+from d2pfed.flower.local_arrays import LocalArrays
 from d2pfed.flower.requests import (
     HAS_KEYS,
     HAS_NO_KEYS,
@@ -191,11 +192,14 @@ class _Contribution:
         show it. What went wrong is for this client's own log.
         """
         try:
-            trained = _arrays(self.train(layout.unflatten(params), settings))
-            return _finite(layout.flatten(trained) - params)
+            local = LocalArrays(self.attempt.config.directory, self.attempt.session.run)
+            trained = _arrays(self.train(layout.unflatten(params) | local.load(layout), settings))
+            update = _finite(layout.flatten(trained) - params)
+            local.keep(layout, trained)
         except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
             _log.exception("training failed: this client contributes zero and its noise")
             return np.zeros_like(params)
+        return update
 
 
 def _units(made: NamedArrays | Units) -> Units:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -20,6 +20,7 @@ from d2pfed.flower.cohorts import (
     cohort_source,
     require_lasting,
 )
+from d2pfed.flower.evaluation import Evaluate, ServerEvaluation
 from d2pfed.flower.grid import (
     Deadlines,
     GridExchange,
@@ -29,23 +30,24 @@ from d2pfed.flower.grid import (
     make_message,
 )
 from d2pfed.flower.layout import Layout, encode_model, encode_task
+from d2pfed.flower.monitoring import Monitor
 from d2pfed.flower.positions import Positions
-from d2pfed.flower.records import to_array_record, to_named_arrays
+from d2pfed.flower.progress import RoundLog, shown_progress, tell_plan
+from d2pfed.flower.records import to_named_arrays
 from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.standing_server import StandingSilos
+from d2pfed.flower.targets import ServerDirectory, complete_target, trained_sizes
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
-from d2pfed.plan import Plan, PrivacyTarget
+from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Invite, gather, require_fixed_clip, require_standing_plan, session_of
-from d2pfed.runs import ArrayShape, End, ExchangeRecord, RoundRecord, Run, RunSettings, open_run
+from d2pfed.runs import ArrayShape, End, ExchangeRecord, Run, RunSettings, open_run
 from d2pfed.secagg import Session
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position
 from d2pfed.training import Cohorts, ServerOptimizer
-
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -89,6 +91,8 @@ class PrivateFedAvg:
         optimizer: how the server moves the model.
         deadlines: how many seconds the server waits.
         keys: whether clients agree on keys for each attempt, or silos once for the run; None: as the plan says.
+        trained: names of the arrays that are trained, while the others stay with the clients; None: all.
+        run_config: the app's configuration, which clients compare with their own; `start` may give it instead.
         message_factory: makes a message; tests bring their own.
     """
 
@@ -101,6 +105,8 @@ class PrivateFedAvg:
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     deadlines: Deadlines = field(default_factory=Deadlines)
     keys: KeyUse | None = None
+    trained: tuple[str, ...] | None = None
+    run_config: Mapping[str, object] | None = None
     message_factory: MessageFactory = field(default=make_message, repr=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +132,36 @@ class PrivateFedAvg:
         if self.has_standing_keys:
             require_standing_plan(self.plan)
 
+    @staticmethod
+    def for_target(
+        privacy: PrivacyTarget | Mapping[str, object],
+        model: object,
+        context: Context,
+        *,
+        optimizer: ServerOptimizer | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> "PrivateFedAvg":
+        """Return the strategy that trains a model within a privacy target.
+
+        The app's configuration names the server's directory (`d2pfed-directory`), which has the signed `roster`, the
+        public key of the `authority` that has signed it and the server's `draws`, and keeps the `run`. Dimension,
+        population, rounds, sampling, participations and noise follow from model, roster and configuration. Buffers
+        of a torch module, such as the statistics of batch norms, stay with the clients.
+        """
+        server, sizes = ServerDirectory.of(context.run_config), trained_sizes(model)
+        target = complete_target(privacy, sizes, roster := server.roster(), context.run_config)
+        return PrivateFedAvg(
+            plan=calibrate(target),
+            directory=server.run,
+            roster=roster,
+            draws=None if roster is None else server.draws,
+            target=target,
+            optimizer=optimizer or ServerOptimizer(),
+            deadlines=deadlines or Deadlines(),
+            trained=tuple(sizes),
+            run_config=dict(context.run_config),
+        )
+
     @property
     def population(self) -> tuple[int, ...]:
         """All clients that can be chosen."""
@@ -147,17 +183,19 @@ class PrivateFedAvg:
         train_config: ConfigRecord | None = None,
         run_config: Mapping[str, object] | None = None,
         evaluate_fn: Evaluate | None = None,
+        best: str | None = None,
     ) -> Result:
         """Train until `num_rounds` are done (None: all that are planned) and return the model.
 
         `timeout` is for how many seconds the server waits for the trained vectors of a round. `evaluate_fn` is
         called before the first round and after each, on the server. Clients report nothing but their vectors.
+        `best` names one of its metrics: the model for which it is the greatest is kept as `best.safetensors`.
         `run_config` is the app's `context.run_config`, if it has one: clients train only by the same.
         """
         rounds = self.plan.rounds if num_rounds is None else num_rounds
         if not 1 <= rounds <= self.plan.rounds:
             raise ConfigError(f"num_rounds must be in [1, {self.plan.rounds}], as planned, got {rounds}")
-        layout = Layout.of(arrays := to_named_arrays(initial_arrays))
+        layout = Layout.of(arrays := to_named_arrays(initial_arrays), self.trained)
         if layout.dimension != self.plan.codec.rotation.dimension:
             raise ConfigError(
                 f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
@@ -167,23 +205,28 @@ class PrivateFedAvg:
         if self.roster is not None:
             require_lasting(self.roster.roster, self.plan, strategy.deadlines)
         initial = layout.flatten(arrays)
-        evaluator = _Evaluator(layout, evaluate_fn)
-        with open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run:
+        with (
+            shown_progress(),
+            open_run(self.directory, self._settings(layout), self.plan, initial, ledger=self.ledger) as run,
+        ):
+            tell_plan(self.plan)
+            evaluator = ServerEvaluation(layout, evaluate_fn, run, best)
             transport = GridTransport(grid, self.message_factory, self.deadlines.poll)
             configs: tuple[dict[str, object], dict[str, object]] = (
                 {**(train_config or {})},
-                {**(run_config or {})},
+                {**(run_config or self.run_config or {})},
             )
             evaluator.validate(run.state.rounds, run.state.average)
-            listen = _Logged(self.plan.max_attempts)
+            monitor = Monitor(self.directory, self.plan, transport.refusals)
+            listen = RoundLog(self.plan, monitor.round)
             if strategy.has_standing_keys:
                 summary = run.train(_silos(strategy, transport, run, layout, configs), evaluator, listen, rounds)
             else:
-                federation = FlowerFederation(strategy, transport, run, layout, configs)
+                federation = FlowerFederation(strategy, transport, run, layout, configs, alive=monitor.write)
                 summary = run.train(federation, evaluator, listen, rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
-        return evaluator.result(to_array_record(layout.unflatten(run.last_model())))
+        return evaluator.result(run.last_model())
 
     def _settings(self, layout: Layout) -> RunSettings:
         is_fixed = self.roster is not None and self.plan.sampling.method is Sampling.ONCE
@@ -210,7 +253,10 @@ class FlowerFederation:
         run: Run,
         layout: Layout,
         configs: tuple[dict[str, object], dict[str, object]],
+        *,
+        alive: Callable[[], None],
     ) -> None:
+        self._alive = alive
         self._plan = strategy.plan
         self._ledger = run.ledger
         self._roster = None if strategy.roster is None else strategy.roster.roster
@@ -229,16 +275,19 @@ class FlowerFederation:
             b"" if strategy.roster is None else strategy.roster.data,
         )
         self._registry = NodeRegistry(transport, announcement, strategy.population, self._roster)
-        self._exchange = GridExchange(transport, self._registry.nodes, self._deadlines, self._before)
+        self._exchange = GridExchange(
+            transport, self._registry.nodes, self._deadlines, self._before, self._plan.quorum
+        )
         self._positions = _positions(strategy)
         self._drawn = CohortDraw(())
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt, once enough of it is there."""
+        self._alive()
         self._drawn = self._next(attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._participation.excluded]
-        there = self._registry.wait_for(wanted, self._deadlines.joining)
+        there = self._registry.wait_for(wanted, self._deadlines, self._plan.quorum)
         if len(there) < self._plan.quorum:
             raise TooFewClients(
                 f"round {attempt.round} needs {self._plan.quorum} of {len(cohort)} clients, {len(there)} came within "
@@ -297,54 +346,13 @@ class FlowerFederation:
         return tuple(self._exchange.stats)
 
     def _before(self, kind: MessageKind) -> None:
+        self._alive()
         if kind is MessageKind.MASK_REQUEST and self._plan.sampling.method is Sampling.ONCE:
             self._participation.use_block()
 
     def _remember(self, shown: Mapping[int, Position]) -> None:
         if self._positions is not None:
             self._positions.keep(shown)
-
-
-class _Evaluator:
-    """The app's own evaluation on the server, once per model."""
-
-    def __init__(self, layout: Layout, evaluate: Evaluate | None) -> None:
-        self._layout = layout
-        self._evaluate = evaluate
-        self._found: dict[int, MetricRecord | None] = {}
-
-    def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
-        """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
-        if rounds not in self._found and self._evaluate is not None:
-            self._found[rounds] = self._evaluate(rounds, to_array_record(self._layout.unflatten(params)))
-        found = self._found.get(rounds) or MetricRecord()
-        return {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
-
-    def test(self, _params: FloatVector) -> dict[str, float]:
-        """Return nothing: a deployment has no test data of its own."""
-        return {}
-
-    def result(self, arrays: ArrayRecord) -> Result:
-        """Return what Flower's strategies return."""
-        result = Result()
-        result.arrays = arrays
-        found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
-        result.evaluate_metrics_serverapp.update(found)
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Logged:
-    """Writes a line per round and per exchange to the log."""
-
-    max_attempts: int
-
-    def __call__(self, record: RoundRecord, /) -> bool:
-        charged = f"{record.charged} of {self.max_attempts}"
-        _log.info("round %d: %s survivors, %s attempts charged", record.round, record.survivors, charged)
-        for each in record.exchanges:
-            _log.info("  %-14s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
-        return True
 
 
 def _silos(

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from d2pfed.errors import TooFewClients, VoidStep
 from d2pfed.flower.grid import Deadlines, GridExchange, GridTransport, NodeRegistry, ask_presence
@@ -47,7 +48,10 @@ class StandingSilos:
         silos = roster.roster.clients
         announcement = RunAnnouncement(run.name, canonical.encode(plan), layout.encode(), 0, roster.data)
         self._registry = NodeRegistry(transport, announcement, silos, roster.roster)
-        self._exchange = GridExchange(transport, self._registry.nodes, deadlines, lambda _kind: None)
+        # Nobody is given up early: an attempt without one of its members is void, and charged.
+        self._exchange = GridExchange(
+            transport, self._registry.nodes, deadlines, lambda _kind: None, quorum=len(silos)
+        )
         self._standing = StandingRun(
             plan=plan,
             run=run.name,
@@ -63,7 +67,8 @@ class StandingSilos:
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the silos of an attempt, once enough are there; keys are agreed on if that is needed."""
-        there = self._registry.wait_for(self._standing.silos, self._waiting(attempt))
+        waiting = replace(self._deadlines, joining=self._waiting(attempt))
+        there = self._registry.wait_for(self._standing.silos, waiting, self._plan.quorum)
         if len(there) < self._plan.quorum:
             raise TooFewClients(
                 f"round {attempt.round} needs {self._plan.quorum} of {len(self._standing.silos)} silos, {len(there)} "

@@ -1,0 +1,59 @@
+"""What stays with a client between the rounds of a run: arrays that are part of its model and not trained together."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from d2pfed.errors import D2PFedError
+from d2pfed.flower.layout import Layout, NamedArrays
+from d2pfed.ledger.files import make_directory, read_file, replace_file
+from d2pfed.numerics.randomness import digest
+
+_log = logging.getLogger("d2pfed.flower")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalArrays:
+    """A client's own arrays of one run, such as the statistics of batch norms, in a file of its directory.
+
+    Guarantee: they get no noise because they do not leave. What cannot be read is as before the first round.
+    Checked: test_flower_local_arrays.py::test_statistics_stay_with_their_client.
+    """
+
+    directory: Path
+    run: str
+
+    def load(self, layout: Layout) -> dict[str, np.ndarray]:
+        """Return the arrays as this client has left them, or as they are before the first round."""
+        arrays = layout.initial_local()
+        if not arrays:
+            return arrays
+        try:
+            kept = load(read_file(self._file) or save({}))
+        except (SafetensorError, D2PFedError, OSError, ValueError) as error:
+            _log.warning("the local arrays of a run are as before its first round: %s", error)
+            kept = {}
+        return arrays | {
+            array.name: kept[array.name]
+            for array in layout.local or ()
+            if array.name in kept and array.fits(kept[array.name])
+        }
+
+    def keep(self, layout: Layout, trained: NamedArrays) -> None:
+        """Keep what training has made of them."""
+        found = {
+            array.name: np.asarray(trained[array.name], order="C")
+            for array in layout.local or ()
+            if array.name in trained and array.fits(trained[array.name])
+        }
+        if found:
+            make_directory(self._file.parent)
+            replace_file(self._file, save(found))
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / "local" / digest("d2pfed local arrays", self.run).hex()[:32]

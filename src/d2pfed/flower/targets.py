@@ -1,0 +1,118 @@
+"""From a model, a target and what an app's run is told to all that a private strategy needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from d2pfed.accounting import SERVER, Sampling
+from d2pfed.errors import ConfigError
+from d2pfed.flower.rosters import SignedRoster, read_roster
+from d2pfed.plan import PrivacyTarget
+from d2pfed.secagg.graph import Consistency
+
+DIRECTORY_SETTING = "d2pfed-directory"  # in the app's configuration: the server's directory
+ROUNDS_SETTING = "num-server-rounds"  # as Flower's own templates call it
+
+DEFAULTS: Mapping[str, object] = {"against": SERVER, "delta": 1e-5, "dropouts": 0.2, "colluders": 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDirectory:
+    """A server's directory: `roster` as the authority has signed it, `authority` (its public key), `draws`, `run/`.
+
+    Without a roster it is a simulation's, which protects nobody.
+    """
+
+    path: Path
+
+    @property
+    def run(self) -> Path:
+        """Where the run is kept."""
+        return self.path / "run"
+
+    @property
+    def draws(self) -> Path | None:
+        """The server's own file of draws, if there is one."""
+        return self.path / "draws" if (self.path / "draws").exists() else None
+
+    def roster(self) -> SignedRoster | None:
+        """Return who is enrolled."""
+        if not (self.path / "roster").exists():
+            return None
+        authority = self.path / "authority"
+        if not authority.exists():
+            raise ConfigError(f"{authority} must hold the public key of whoever has signed the roster")
+        return read_roster(self.path / "roster", authority.read_text().strip())
+
+    @staticmethod
+    def of(run_config: Mapping[str, object]) -> "ServerDirectory":
+        """Return the directory that the app's configuration names."""
+        named = run_config.get(DIRECTORY_SETTING)
+        if not named:
+            raise ConfigError(
+                f"the app's configuration must name the server's directory: {DIRECTORY_SETTING} in "
+                f"[tool.flwr.app.config], or flwr run --run-config '{DIRECTORY_SETTING}=\"DIRECTORY\"'"
+            )
+        return ServerDirectory(Path(str(named)))
+
+
+def trained_sizes(model: object) -> dict[str, int]:
+    """Return the names of what is trained and how many numbers each has.
+
+    Of a torch module these are its parameters that want gradients; its buffers, such as the statistics of batch norms,
+    stay with the clients. Of a mapping of arrays it is all of them.
+    """
+    if hasattr(model, "named_parameters"):
+        found = {name: int(value.numel()) for name, value in model.named_parameters() if value.requires_grad}
+    elif isinstance(model, Mapping):
+        found = {str(name): int(np.prod(value.shape)) for name, value in model.items()}
+    else:
+        raise ConfigError(f"a model must be a torch module or arrays by name, got {type(model).__name__}")
+    if not found:
+        raise ConfigError("a model must have something to train: no parameter wants a gradient")
+    return found
+
+
+def complete_target(
+    privacy: PrivacyTarget | Mapping[str, object],
+    sizes: Mapping[str, int],
+    roster: SignedRoster | None,
+    run_config: Mapping[str, object],
+) -> PrivacyTarget:
+    """Fill in what follows from the model, the roster and the app's configuration.
+
+    A mapping gets the defaults of a deployment: against the server, delta 1e-5, a fifth of a cohort may drop out, a
+    tenth of the population may collude. Unless a smaller cohort is asked for, everyone is asked in every round.
+    """
+    asked = privacy if isinstance(privacy, PrivacyTarget) else _from_mapping(privacy)
+    known = {"dimension": sum(sizes.values())}
+    if roster is not None:
+        known["population"] = len(roster.roster.clients)
+    if "rounds" in asked.missing and ROUNDS_SETTING in run_config:
+        known["rounds"] = int(str(run_config[ROUNDS_SETTING]))
+    for name, value in known.items():
+        if name not in asked.missing and getattr(asked, name) != value:
+            raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and the app has {value}")
+    asked = replace(asked, **known)  # type: ignore[arg-type]  # they are numbers
+    if missing := sorted(set(asked.missing) - {"cohort_size"}):
+        raise ConfigError(
+            f"the privacy target must state its {missing[0]}: a roster says the population, and {ROUNDS_SETTING} in "
+            f"the app's configuration the rounds"
+        )
+    cohort = asked.population if "cohort_size" in asked.missing else asked.cohort_size
+    everyone = cohort == asked.population and asked.sampling is Sampling.FIXED
+    return replace(
+        asked,
+        cohort_size=cohort,
+        sampling=Sampling.NONE if everyone else asked.sampling,
+        consistency=Consistency.ASSUMED if roster is None else Consistency.SIGNED,
+    )
+
+
+def _from_mapping(privacy: Mapping[str, object]) -> PrivacyTarget:
+    names = {field.name for field in fields(PrivacyTarget)}
+    if unknown := sorted(set(privacy) - names):
+        raise ConfigError(f"a privacy target has no {unknown[0]!r}; it has {', '.join(sorted(names))}")
+    return PrivacyTarget(**{**DEFAULTS, **privacy})  # type: ignore[arg-type]  # it checks its own types

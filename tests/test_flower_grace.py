@@ -1,0 +1,66 @@
+"""A client that is missing costs seconds, not the whole deadline: the tests would not end otherwise."""
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from d2pfed.errors import ConfigError
+from d2pfed.flower import grid as grid_module
+from d2pfed.flower.grid import Deadlines
+from d2pfed.ledger import RowKind, read_rows
+from support.enrolled_clients import enrol, make_plan
+from support.local_grid import make_grid, make_strategy, start
+
+DAYS = Deadlines(joining=40_000.0, keys=40_000.0, grace=0.01, poll=0.001)
+
+
+def committed(directory):
+    rows = read_rows(directory / "run" / "ledger.sqlite")
+    return [row.release.participants for row in rows if row.kind is RowKind.COMMIT]
+
+
+def test_a_silent_client_is_not_waited_for_once_a_quorum_has_answered(tmp_path):
+    plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path)
+    announced = []
+
+    def silent(client, reply):
+        announced.append(client)
+        return None if client == 4 and announced.count(4) > 1 else reply
+
+    grid.coming = silent
+    start(make_strategy(plan, tmp_path, roster, deadlines=DAYS), grid, timeout=100_000.0)
+    assert committed(tmp_path) == [(0, 1, 2, 3)] * 2
+
+
+def test_a_client_that_never_comes_is_not_waited_for_once_a_quorum_is_there(tmp_path, caplog):
+    plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path, clients=4)
+    with caplog.at_level("INFO", "d2pfed.flower"):
+        start(make_strategy(plan, tmp_path, roster, deadlines=DAYS), grid, timeout=100_000.0)
+    assert committed(tmp_path) == [(0, 1, 2, 3)] * 2
+    assert "4 of 5 clients are here; waiting for 4" in caplog.text
+    assert "round 2 of 2: 4 of 5 survivors, epsilon " in caplog.text
+
+
+def test_a_node_that_went_and_came_back_takes_part_again(tmp_path):
+    plan, roster, grid = make_plan(rounds=3), enrol(tmp_path, 5), make_grid(tmp_path)
+    away = {}
+
+    def move(number, _arrays):
+        if number == 1:
+            away.update({104: grid.apps.pop(104)})
+        if number == 2:
+            grid.apps.update(away)
+
+    start(make_strategy(plan, tmp_path, roster, deadlines=DAYS), grid, timeout=100_000.0, evaluate_fn=move)
+    everyone = (0, 1, 2, 3, 4)
+    assert committed(tmp_path) == [everyone, everyone[:4], everyone]
+
+
+def test_the_others_have_as_long_again_as_the_quorum_took(monkeypatch):
+    monkeypatch.setattr(grid_module.time, "monotonic", lambda: 1000.0)
+    deadlines = Deadlines(grace=15.0)
+    assert deadlines.after_quorum(999.0, 5000.0) == 1015.0
+    assert deadlines.after_quorum(900.0, 5000.0) == 1100.0
+    assert deadlines.after_quorum(900.0, 1001.0) == 1001.0
+    with pytest.raises(ConfigError, match="the deadline grace must be in"):
+        Deadlines(grace=0.0)

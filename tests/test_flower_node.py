@@ -1,0 +1,174 @@
+"""The warm node: the private interface of Flower that it speaks, whose app it runs, and a round through two of them."""
+
+import hashlib
+import inspect
+import io
+import json
+import os
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from flwr.app import Message, RecordDict
+from loopback import Federation
+
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower import node, runtime
+from support.local_grid import make_message
+
+ROOT = Path(__file__).resolve().parent.parent
+LIGHT = ROOT / "tests" / "flower_light"
+
+
+def takes(function: object, *names: str) -> bool:
+    return set(names) <= set(inspect.signature(function).parameters)
+
+
+def test_the_private_interface_is_the_one_that_the_node_speaks():
+    assert takes(runtime.get_load_client_app_fn, "default_app_ref", "app_path", "multi_app")
+    assert takes(runtime.install_from_fab, "fab_file", "skip_prompt")
+    assert takes(runtime.pull_task_input, "client")
+    assert takes(runtime.push_message, "client", "message", "context")
+    assert takes(runtime.push_task_output, "client", "context", "sub_status", "details")
+    assert takes(runtime.load_app, "module_attribute_str", "error_type", "project_dir")
+    assert takes(runtime.make_task_heartbeat_fn_http, "client")
+    assert takes(runtime.SuperExecAuthHttpInterceptor, "master_secret", "protected_methods")
+    assert not takes(runtime.push_message, "reply")
+    request = runtime.AcquireTaskRequest(supported_task_types=[runtime.TaskType.CLIENT_APP])
+    assert list(request.supported_task_types) == ["flwr-clientapp"]
+    client = runtime.Runtime("127.0.0.1:1", None, b"secret").client(None)
+    assert takes(client.AcquireTask, "request")
+    client.close()
+
+
+def test_the_loop_of_flowers_supernode_pauses_as_the_node_expects():
+    loop = inspect.getsource(runtime.start_client_internal)
+    assert {line.strip() for line in loop.splitlines() if "time." in line and "sleep" in line} == {
+        "time.sleep(3)",
+        "time.sleep(0.5)",
+    }
+
+
+@pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.41.0", "1.4"])
+def test_another_version_of_flower_is_refused(version):
+    with pytest.raises(ConfigError, match=f"the warm node is for Flower 1.41, got {version}"):
+        node.require_flower(version)
+
+
+def test_the_installed_version_of_flower_is_served():
+    node.require_flower(runtime.start_client_internal.package_version)
+
+
+def drawn_in_forks(count: int) -> list[bytes]:
+    """What numpy's global generator gives first in so many forks."""
+    np.random.random()  # noqa: NPY002, TID251 - numpy makes its generator when it is first used
+    drawn = []
+    for _ in range(count):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            node.reseed()
+            os.write(writing, np.random.bytes(8))  # noqa: NPY002, TID251
+            os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        drawn.append(os.read(reading, 8))
+        os.close(reading)
+    return drawn
+
+
+def test_forks_do_not_repeat_each_others_shuffles(monkeypatch):
+    assert len(set(drawn_in_forks(3))) == 3
+    monkeypatch.setattr(node, "reseed", lambda: None)
+    assert len(set(drawn_in_forks(3))) == 1
+
+
+def run_of(name: str = "d2pfed-tests/light", version: str = "1.0.0") -> SimpleNamespace:
+    return SimpleNamespace(fab_id=name, fab_version=version)
+
+
+def bundle() -> SimpleNamespace:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("light/client_app.py", "raise RuntimeError('it was run')")
+    return SimpleNamespace(content=data.getvalue())
+
+
+def test_a_local_app_answers_for_its_own_name_only():
+    source = runtime.LocalApp(LIGHT)
+    source.preload()
+    own = runtime.get_metadata_from_config(runtime.get_project_config(LIGHT))
+    assert source.load(run_of(*own), bundle()).__class__.__name__ == "ClientApp"
+    with pytest.raises(PeerError, match=r"this client runs the app .*light"):
+        source.load(run_of("someone/else"), bundle())
+    with pytest.raises(PeerError, match="and was asked for another"):
+        source.load(run_of(own[0], "9.9.9"), bundle())
+
+
+def test_another_bundle_than_the_pinned_one_is_not_unpacked(monkeypatch):
+    unpacked = []
+    monkeypatch.setattr(runtime, "install_from_fab", lambda content, skip_prompt: unpacked.append(content))
+    monkeypatch.setattr(runtime, "get_load_client_app_fn", lambda *_, multi_app: lambda *found: found)
+    fab = bundle()
+    pinned = hashlib.sha256(fab.content).hexdigest()
+    with pytest.raises(PeerError, match=r"this client runs the app 0000000000000000\.\.\. only"):
+        runtime.PinnedApp("0" * 64).load(run_of(), fab)
+    assert unpacked == []
+    assert runtime.PinnedApp(pinned).load(run_of(), fab)[2] == pinned
+    assert unpacked == [fab.content]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PeerError("a rule"), "a rule"),
+        (ValueError("patient 7 has a loss of 3"), "this client failed; its own log says why"),
+        (runtime.FileError("/home/alice/client"), "this client failed; its own log says why"),
+    ],
+)
+def test_the_server_hears_rules_and_nothing_else(error, said):
+    def fail(message: Message, context: object) -> Message:
+        raise error
+
+    source = SimpleNamespace(load=lambda run, fab: fail)
+    runtime_message = make_message(RecordDict(), 100)
+    reply, status, details = runtime._reply(source, runtime_message, None, run_of(), bundle())
+    assert (reply.error.reason, status, details) == (said, runtime.SubStatus.FAILED, said)
+
+
+def test_a_rehearsal_loads_what_messages_need():
+    node.rehearse()
+
+
+def test_one_round_through_two_warm_nodes(tmp_path):
+    signals = tmp_path / "signals"
+    signals.mkdir()
+    (signals / "planted").write_text("planted")
+    config = {"cohort": 2, "rounds": 1, "dropouts": 0.0, "colluders": 0.0, "signals": str(signals)}
+    seconds = {"joining-seconds": 60.0, "keys-seconds": 60.0, "training-seconds": 60.0}
+    with Federation(
+        tmp_path / "federation", 2, 2, 2, 0.0, environment={"PYTHONPATH": str(ROOT / "src")}, app=LIGHT, preload=""
+    ) as federation:
+        federation.start_superlink()
+        for client in range(2):
+            federation.register(client)
+            federation.start_supernode(client)
+        files = {
+            "roster": str(federation.roster),
+            "authority": federation.authority,
+            "draws": str(federation.draws),
+        }
+        federation.run(LIGHT, config | seconds | files | {"directory": str(tmp_path / "run")})
+        models = tmp_path / "run" / "models.json"
+        until = time.monotonic() + 90
+        while not models.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert models.exists(), federation.log("superlink")[-3000:] + federation.log("supernode-0")[-3000:]
+    after = json.loads(models.read_text())["1"]
+    assert np.argsort(after)[-2:].tolist() in ([0, 1], [1, 0])
