@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import d2pfed
 from benchmarks.consortium.data import SILOS, Split
+from d2pfed.accounting import Unit
 
 COLLUDERS = 6  # of 20 silos: a third, rounded down
 BATCH = 256  # expected records of a step, over all silos
@@ -85,10 +87,10 @@ class Setting:
 def target(setting: Setting) -> d2pfed.PrivacyTarget:
     """Return the target of the consortium: records, against the server and a third of the silos."""
     return d2pfed.PrivacyTarget(
-        unit="record",
+        unit=Unit.RECORD,
         epsilon=setting.epsilon,
         delta=setting.delta,
-        against="server",
+        against=d2pfed.SERVER,
         colluders=COLLUDERS / SILOS,
         records=len(setting.split.train),
         batch_rate=setting.rate,
@@ -163,12 +165,12 @@ def dp_sgd(setting: Setting, noise: float) -> nn.Module:
         while taken < setting.steps:
             for features, labels in loader:
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(layer(features), labels).backward()
+                nn.functional.cross_entropy(layer(features), labels).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 taken += 1
                 if taken == setting.steps:
                     break
-    return layer
+    return cast("nn.Module", layer)
 
 
 def each_adds_its_own(setting: Setting) -> Score:
@@ -213,8 +215,8 @@ def _clipped_sgd(setting: Setting, noise: list[float], silos: tuple[np.ndarray, 
                 error *= (clip / norms.clamp_min(1e-12)).clamp_max(1.0)[:, None]
                 step_weight += error.T @ own + width * torch.randn(layer.weight.shape, generator=generator)
                 step_bias += error.sum(0) + width * torch.randn(layer.bias.shape, generator=generator)
-            layer.weight -= setting.lr * step_weight / divisor
-            layer.bias -= setting.lr * step_bias / divisor
+            layer.weight.sub_(setting.lr * step_weight / divisor)
+            layer.bias.sub_(setting.lr * step_bias / divisor)
     return layer
 
 
