@@ -24,6 +24,7 @@ from benchmarks.training_row import TrainingRow
 from d2pfed.cli import run
 from d2pfed.cli.options import AsJson
 from d2pfed.cli.show import err, out, print_json
+from d2pfed.errors import ConfigError
 
 bench = typer.Typer(
     help="Measure speed beside peers and the machine's limits.",
@@ -266,6 +267,34 @@ def deployment_command(
         return
     out().print(tables.deployment_table(rows))
     out().print(record.line(about), soft_wrap=True, markup=False)
+
+
+@bench.command("consortium")
+def consortium_command(
+    task: Annotated[list[str] | None, typer.Option(help="patients or digits; both unless said.")] = None,
+    splits: Annotated[int, typer.Option(min=1, max=100, show_default=False, help="Splits. [default: 10]")] = 10,
+    path: Annotated[
+        Path, typer.Option("--out", show_default=False, help="Finished rows. [default: consortium.jsonl]")
+    ] = Path("consortium.jsonl"),
+    json: AsJson = False,
+) -> None:
+    """Train over 20 unequal silos with privacy of a record.
+
+    Beside DP-SGD on pooled data, in each silo, and training without privacy. Finished rows are not run again.
+    """
+    from benchmarks.consortium import table  # noqa: PLC0415 - torch and Opacus take seconds to load
+    from benchmarks.consortium.data import TASKS  # noqa: PLC0415
+
+    if unknown := set(task or ()) - set(TASKS):
+        raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {', '.join(sorted(unknown))}")
+    found = table.rows(
+        path, task or tuple(TASKS), splits, lambda line: err().print(line, soft_wrap=True, markup=False)
+    )
+    summed = table.summaries(found)
+    if json:
+        print_json({"rows": summed})
+        return
+    print(table.markdown(summed))
 
 
 def _all_arithmetic() -> tuple[list[dict[str, object]], Table]:
