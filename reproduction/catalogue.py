@@ -32,6 +32,7 @@ CATALOGUE: dict[str, Entry] = {
     "table-mse": Entry("error", "make", 0.3),
     "table-comm": Entry("communication", "make", 0.4),
     "frontier": Entry("frontier", "make", 8),
+    "at-server": Entry("at_server", "make", 4),
     "cifar10-honest": Entry("honest", "make", 4),
 }
 
