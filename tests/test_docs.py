@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import d2pfed
+from d2pfed import errors
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\nprints\n\n```\n(.*?)```)?", re.DOTALL)
@@ -54,3 +57,13 @@ def test_every_check_that_the_threats_name_is_in_the_code(name):
 def test_a_check_that_is_not_there_is_caught():
     with pytest.raises((AttributeError, ImportError)):
         pkgutil.resolve_name("d2pfed.plan.policy.Policy.checks_nothing")
+
+
+REFERENCE = "".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+BY_PAGE = {name for name in d2pfed.__all__ if getattr(d2pfed, name).__class__.__name__ != "Observer"}
+
+
+@pytest.mark.parametrize("name", sorted(BY_PAGE))
+def test_every_public_name_is_in_the_reference(name):
+    whole = ("::: d2pfed.errors",) if name in vars(errors) else (f".{name}\n",)
+    assert any(mark in REFERENCE for mark in whole), name
