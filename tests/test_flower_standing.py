@@ -1,6 +1,7 @@
 """Standing keys over Flower: a silo's round is one exchange, each vector in its own account, keys in memory only."""
 
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
-from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound
+from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
 from support.local_grid import make_grid, make_strategy, start
 
 CLIENTS = 5
@@ -291,6 +292,26 @@ def test_standing_keys_need_a_roster_and_a_plan_that_they_can_carry(tmp_path):
         strategy(make_plan(attempts_per_round=9), tmp_path, roster)
     assert strategy(make_plan(), tmp_path, roster, keys=KeyUse.STANDING).has_standing_keys
     assert not strategy(make_plan(), tmp_path, roster, keys=None).has_standing_keys
+
+
+def test_a_restored_silo_is_found_out_by_its_peers_even_if_the_server_forgets(tmp_path):
+    """Its peers do not become ready and return what they remember; the server passes it on; the silo marks itself."""
+    plan = make_plan(rounds=2)
+    roster, grid = federation(tmp_path)
+    home, anchor = directory_of(tmp_path, 1), anchor_in(tmp_path, 1)
+    for place in (home, anchor):
+        shutil.copytree(place, tmp_path / "backup" / place.name)
+    start(strategy(plan, tmp_path, roster), grid, 1)
+    for place in (home, anchor):
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / "backup" / place.name, place)
+    for file in (tmp_path / "run").glob("positions-*"):
+        file.unlink()
+    start(strategy(plan, tmp_path, roster), grid)
+    assert (anchor / "mark").exists()
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 0)
+    (last,) = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.kind is RowKind.COMMIT][1:]
+    assert last.release.participants == (0, 2, 3, 4)
 
 
 class Rows:
