@@ -12,7 +12,7 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.flower import client_standing
+from d2pfed.flower import standing_keys
 from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.client_standing import holds_keys
@@ -20,6 +20,7 @@ from d2pfed.flower.private_client import PrivateClient
 from d2pfed.flower.records import from_record
 from d2pfed.flower.requests import ExchangeRequest, RequestKind
 from d2pfed.flower.server import KeyUse
+from d2pfed.flower.standing_keys import KeyFile
 from d2pfed.ledger import RowKind, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
@@ -159,7 +160,7 @@ def test_a_silo_whose_machine_was_started_again_says_so(tmp_path, monkeypatch):
             if len(steps) == 2:
                 config = read_client_config(directory_of(tmp_path, 2))
                 for file in (tmp_path / "keys").glob("*/*"):
-                    if file.parent == client_standing._KeyFile.of(config, bytes(32)).file._directory:
+                    if file.parent == KeyFile.of(config, bytes(32)).file._directory:
                         file.unlink()
         return message
 
@@ -245,7 +246,7 @@ def test_a_disk_is_refused_unless_the_settings_say_otherwise(tmp_path, monkeypat
 
 
 def test_without_a_place_in_memory_a_silo_takes_no_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_standing, "default_volatile", lambda: None)
+    monkeypatch.setattr(standing_keys, "default_volatile", lambda: None)
     config, _ = recorded(tmp_path, 1)
     file = config.directory / "client.toml"
     file.write_text(file.read_text().replace(f'state = "{tmp_path}/keys"\n', ""))
