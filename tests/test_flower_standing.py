@@ -1,6 +1,7 @@
 """Standing keys over Flower: a silo's round is one exchange, each vector in its own account, keys in memory only."""
 
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.flower import client_standing
+from d2pfed.flower import standing_keys
 from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.client_standing import holds_keys
@@ -19,12 +20,13 @@ from d2pfed.flower.private_client import PrivateClient
 from d2pfed.flower.records import from_record
 from d2pfed.flower.requests import ExchangeRequest, RequestKind
 from d2pfed.flower.server import KeyUse
+from d2pfed.flower.standing_keys import KeyFile
 from d2pfed.ledger import RowKind, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
-from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound
+from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
 from support.local_grid import make_grid, make_strategy, start
 
 CLIENTS = 5
@@ -158,7 +160,7 @@ def test_a_silo_whose_machine_was_started_again_says_so(tmp_path, monkeypatch):
             if len(steps) == 2:
                 config = read_client_config(directory_of(tmp_path, 2))
                 for file in (tmp_path / "keys").glob("*/*"):
-                    if file.parent == client_standing._KeyFile.of(config, bytes(32)).file._directory:
+                    if file.parent == KeyFile.of(config, bytes(32)).file._directory:
                         file.unlink()
         return message
 
@@ -244,7 +246,7 @@ def test_a_disk_is_refused_unless_the_settings_say_otherwise(tmp_path, monkeypat
 
 
 def test_without_a_place_in_memory_a_silo_takes_no_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_standing, "default_volatile", lambda: None)
+    monkeypatch.setattr(standing_keys, "default_volatile", lambda: None)
     config, _ = recorded(tmp_path, 1)
     file = config.directory / "client.toml"
     file.write_text(file.read_text().replace(f'state = "{tmp_path}/keys"\n', ""))
@@ -291,6 +293,26 @@ def test_standing_keys_need_a_roster_and_a_plan_that_they_can_carry(tmp_path):
         strategy(make_plan(attempts_per_round=9), tmp_path, roster)
     assert strategy(make_plan(), tmp_path, roster, keys=KeyUse.STANDING).has_standing_keys
     assert not strategy(make_plan(), tmp_path, roster, keys=None).has_standing_keys
+
+
+def test_a_restored_silo_is_found_out_by_its_peers_even_if_the_server_forgets(tmp_path):
+    """Its peers do not become ready and return what they remember; the server passes it on; the silo marks itself."""
+    plan = make_plan(rounds=2)
+    roster, grid = federation(tmp_path)
+    home, anchor = directory_of(tmp_path, 1), anchor_in(tmp_path, 1)
+    for place in (home, anchor):
+        shutil.copytree(place, tmp_path / "backup" / place.name)
+    start(strategy(plan, tmp_path, roster), grid, 1)
+    for place in (home, anchor):
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / "backup" / place.name, place)
+    for file in (tmp_path / "run").glob("positions-*"):
+        file.unlink()
+    start(strategy(plan, tmp_path, roster), grid)
+    assert (anchor / "mark").exists()
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 0)
+    (last,) = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.kind is RowKind.COMMIT][1:]
+    assert last.release.participants == (0, 2, 3, 4)
 
 
 class Rows:

@@ -104,8 +104,8 @@ def test_where_bits_depend_on_the_place_chunks_have_one_record(monkeypatch):
 
 def test_chunks_suit_the_expected_batch():
     own = trainer(chunk=0)
-    assert own.tried(own.model.initial(), 3).chunk == 16
-    assert own.tried(own.model.initial(), 256).chunk == 304
+    assert own.tried(own.model.initial(), 3).chunk == 8
+    assert own.tried(own.model.initial(), 256).chunk == 296
     assert own.tried(own.model.initial(), 2000).chunk <= 512
 
 

@@ -340,7 +340,7 @@ def test_sums_are_divided_by_a_constant_of_the_plan(plan):
 def test_the_digest_changes_with_the_batches_and_the_records(plan):
     others = [
         replace(plan, batches=BatchSampling(plan.batches.rate, 2)),
-        replace(plan, batches=BatchSampling(plan.batches.rate / 2)),
+        replace(plan, batches=BatchSampling(Fraction(1, 4))),
         replace(plan, records=201),
     ]
     assert len({each.digest for each in (plan, *others)}) == 4

@@ -3,18 +3,18 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from d2pfed.errors import ConfigError, PeerError, RolledBack
+from d2pfed.errors import PeerError, RolledBack
 from d2pfed.flower.client_account import ClientAccount
 from d2pfed.flower.client_attempt import enrolment_of, require_same_roster
 from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.client_state import AcceptedRuns, RunTerms
 from d2pfed.flower.positions import Positions
+from d2pfed.flower.standing_keys import KeyFile, KeyStore, is_state, join, split
 from d2pfed.ledger import decode_release
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
-from d2pfed.ledger.volatile import KEYS_ON_DISK, VolatileFile, default_volatile
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
@@ -27,7 +27,6 @@ from d2pfed.secagg import (
     StandingAdvertised,
     StandingReady,
     StandingSilo,
-    StandingState,
     StandingStep,
     answer_step,
     decode_standing_invitation,
@@ -35,10 +34,9 @@ from d2pfed.secagg import (
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.standing_checks import require_charge_once, require_first_is_new
-from d2pfed.secagg.wire import BINDING_BYTES, Reader, binding_of, kind_of, pack_integer
+from d2pfed.secagg.wire import BINDING_BYTES, binding_of, kind_of
 
 _log = logging.getLogger("d2pfed.flower")
-_T = TypeVar("_T")
 
 STANDING_REQUESTS = (
     MessageKind.STANDING_INVITATION,
@@ -66,7 +64,7 @@ def answer_standing(config: ClientConfig, frame: bytes, encode: EncodeStep) -> b
     kind = kind_of(frame)
     if kind == MessageKind.STANDING_INVITATION:
         return _begin(config, frame)
-    keys = _KeyFile.of(config, binding_of(frame))
+    keys = KeyFile.of(config, binding_of(frame))
     invitation, _ = keys.load()
     place = _Place.of(config, invitation)
     if kind == MessageKind.STANDING_ADVERTS:
@@ -75,7 +73,7 @@ def answer_standing(config: ClientConfig, frame: bytes, encode: EncodeStep) -> b
         place.epoch,
         config.client,
         frame,
-        store=_KeyStore(keys, place.epoch, config.client),
+        store=KeyStore(keys, place.epoch, config.client),
         account=_StepAccount(place),
         contribute=lambda step, task, model: encode(
             StandingAttempt(config, place.terms, place.plan, step), task, model
@@ -88,12 +86,12 @@ def holds_keys(config: ClientConfig, epoch: bytes) -> bool:
     if len(epoch) != BINDING_BYTES:
         raise PeerError(f"an epoch's digest has {BINDING_BYTES} bytes, got {len(epoch)}")
     try:
-        invitation, saved = _KeyFile.of(config, epoch).load()
+        invitation, saved = KeyFile.of(config, epoch).load()
     except PeerError:
         return False
     place = _Place.of(config, invitation)
     ClientAccount(config.log, config.budget).require_left(place.plan, place.epoch.run, 0, 0, place.history)
-    return _is_state(saved)
+    return is_state(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ class _Place:
 def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     """Check an invitation, note durably that its epoch has begun, and advertise a fresh key."""
     place = _Place.of(config, invitation)
-    keys = _KeyFile.of(config, place.epoch.digest)  # refused here, where keys have no place to live
+    keys = KeyFile.of(config, place.epoch.digest)  # refused here, where keys have no place to live
     history = place.history
     while True:
         ClientAccount(config.log, config.budget).require_below_cap(place.plan, place.epoch.run, history)
@@ -172,15 +170,15 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     return answer
 
 
-def _agree(place: _Place, keys: "_KeyFile", frame: bytes) -> bytes:
+def _agree(place: _Place, keys: "KeyFile", frame: bytes) -> bytes:
     """Derive the keys of the epoch, once; the private key is gone before the answer leaves."""
     config = place.config
 
     def change(data: bytes) -> tuple[bytes, StandingReady]:
-        invitation, saved = _split(data)
+        invitation, saved = split(data)
         advertised = StandingAdvertised.decode(place.epoch, config.client, saved)
         ready = place.silo(place.history).agree(advertised, frame)
-        return _join(invitation, b"" if ready.state is None else ready.state.encode()), ready
+        return join(invitation, b"" if ready.state is None else ready.state.encode()), ready
 
     ready = keys.update(change)
     Positions(config.directory / "peers", place.enrolment.roster.keys).keep(ready.met)
@@ -226,80 +224,6 @@ class _StepAccount:
         return ClientAccount(self.place.config.log, self.place.config.budget)
 
 
-@dataclass(frozen=True, slots=True)
-class _KeyFile:
-    """The file of one epoch's keys, in memory that no backup restores."""
-
-    config: ClientConfig
-    file: VolatileFile
-
-    @staticmethod
-    def of(config: ClientConfig, epoch: bytes) -> "_KeyFile":
-        """Return the file of an epoch; refuses a place that is not in memory."""
-        parent = config.state or default_volatile()
-        if parent is None:
-            raise ConfigError("standing keys need a directory in memory: name one in client.toml (state = ...)")
-        if config.keys_on_disk:
-            _log.warning(KEYS_ON_DISK)
-        own = digest("d2pfed volatile", config.authority, config.client).hex()[:32]
-        return _KeyFile(config, VolatileFile(parent / own, epoch.hex(), keys_on_disk=config.keys_on_disk))
-
-    def load(self) -> tuple[bytes, bytes]:
-        """Return the epoch's invitation and what was kept; without it nothing is repaired."""
-        data = self.file.read(self._holds)
-        if data is None:
-            if self.file.refusal:
-                _log.warning("standing keys were erased: %s", self.file.refusal)
-            raise PeerError("this silo has no standing keys of this epoch: it needs a new one")
-        return _split(data)
-
-    def write(self, invitation: bytes, saved: bytes) -> None:
-        """Keep what belongs to an epoch."""
-        self.file.write(_join(invitation, saved), self._head())
-
-    def update(self, change: Callable[[bytes], tuple[bytes, _T]]) -> _T:
-        """Change what was kept, under its lock; the new value is in its place when this returns."""
-        return self.file.update(self._holds, change, self._head)
-
-    def keep_only(self, run: str) -> None:
-        """Erase the keys of earlier epochs of a run, and whatever does not fit this start and this log."""
-        self.file.sweep(self._holds, lambda data: decode_standing_invitation(_split(data)[0]).run == run)
-
-    # Both look at the log when they are called, which is under the file's lock.
-
-    def _holds(self, head: Head) -> bool:
-        return self.config.log.read().holds(head)
-
-    def _head(self) -> Head:
-        return self.config.log.read().head
-
-
-@dataclass(frozen=True, slots=True)
-class _KeyStore:
-    """The state of an epoch, as a step sees it."""
-
-    keys: _KeyFile
-    epoch: Epoch
-    client: int
-
-    def read(self) -> StandingState | None:
-        """Return the state; a set-up that did not end has none."""
-        _, saved = self.keys.load()
-        if not _is_state(saved):
-            return None
-        return StandingState.decode(self.epoch, self.client, saved)
-
-    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
-        """Replace the state by the one that `move` makes of it, on the disk when this returns."""
-
-        def change(data: bytes) -> tuple[bytes, _T]:
-            invitation, saved = _split(data)
-            state, result = move(StandingState.decode(self.epoch, self.client, saved))
-            return _join(invitation, state.encode()), result
-
-        return self.keys.update(change)
-
-
 def _begun(epoch: Epoch) -> Mapping[str, object]:
     return {
         "run": epoch.run,
@@ -310,16 +234,3 @@ def _begun(epoch: Epoch) -> Mapping[str, object]:
         "draw": 0,
         "block": 0,
     }
-
-
-def _is_state(saved: bytes) -> bool:
-    return bool(saved) and kind_of(saved) == MessageKind.SAVED_STANDING
-
-
-def _join(invitation: bytes, saved: bytes) -> bytes:
-    return pack_integer(len(invitation), 4) + invitation + saved
-
-
-def _split(data: bytes) -> tuple[bytes, bytes]:
-    reader = Reader(memoryview(data))
-    return reader.take(reader.integer(4)), reader.rest()

@@ -25,7 +25,8 @@ Index = NDArray[np.int64]
 Groups = Sequence[object] | Mapping[Any, object] | Callable[[int], object]
 
 _MOST_ROWS = 512  # of a chunk
-_CHUNK_BYTES = 1 << 27  # of the gradients of a chunk
+_LEAST_ROWS = 8
+_CHUNK_BYTES = 1 << 23  # of the gradients of a chunk: they should not leave the cache
 _TRIED = 8  # rows that the trial puts in other places
 
 
@@ -67,9 +68,9 @@ class RecordTrainer:
         return replace(self, chunk=size if blind else 1)
 
     def _chunk(self, expected: float) -> int:
-        most = max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * self.model.dimension)))
+        most = min(_MOST_ROWS, max(_LEAST_ROWS, _CHUNK_BYTES // (4 * self.model.dimension)))
         likely = expected + 2.5 * math.sqrt(expected)
-        return max(1, min(most, 16 * math.ceil(likely / math.ceil(likely / most) / 16)))
+        return _LEAST_ROWS * math.ceil(likely / math.ceil(likely / most) / _LEAST_ROWS)
 
     def silo(self, client: int) -> "_Silo":
         """Return what a silo holds, loaded once."""
@@ -126,9 +127,11 @@ class RecordTrainer:
             return self.model.training_losses(trained | fixed, *one).mean()
 
         def gradients(rows: Rows) -> Gradients:
-            axes = (None, 0, None if rows.labels is None else 0)
+            axes = (0, 0, None if rows.labels is None else 0)
+            # Each record multiplies parameters of its own: one product of a whole chunk would treat rows by their place.
+            own = {name: value.expand(len(rows), *value.shape) for name, value in values.items()}
             try:
-                found = torch.func.vmap(torch.func.grad(loss), in_dims=axes)(values, rows.inputs, rows.labels)
+                found = torch.func.vmap(torch.func.grad(loss), in_dims=axes)(own, rows.inputs, rows.labels)
             except RuntimeError as error:
                 raise ConfigError(
                     "the module's gradients cannot be taken record by record (dropout, values that steer the program "

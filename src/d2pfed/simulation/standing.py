@@ -1,11 +1,12 @@
 """Simulated silos with standing keys: one exchange for each attempt, void and tried again if one is missing."""
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from d2pfed.errors import TooFewClients, VoidStep
+from d2pfed.errors import PeerError, TooFewClients, VoidStep
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy, digest
@@ -249,9 +250,11 @@ class _Silos:
         vector = self._vector(client)
         if vector is None:
             return None
-        return answer_step(
-            silo.epoch, client, request, store=silo.store, account=silo.account, contribute=lambda *_: vector
-        )
+        with suppress(PeerError):  # a silo without keys, or at its cap, refuses
+            return answer_step(
+                silo.epoch, client, request, store=silo.store, account=silo.account, contribute=lambda *_: vector
+            )
+        return None
 
     def _vector(self, client: int) -> RingVector | None:
         """Return a silo's vector, made before the protocol asks for it; None if it was lost."""

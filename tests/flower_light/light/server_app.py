@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from d2pfed.accounting import SERVER, Sampling
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.rosters import read_roster
-from d2pfed.flower.server import PrivateFedAvg
+from d2pfed.flower.server import KeyUse, PrivateFedAvg
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 
@@ -46,6 +46,7 @@ def main(grid: Grid, context: Context) -> None:
         directory=directory,
         roster=read_roster(Path(roster), str(config["authority"])) if roster else None,
         draws=Path(str(config["draws"])) if roster else None,
+        keys=KeyUse(str(config["keys"])),
         deadlines=Deadlines(joining=float(config["joining-seconds"]), keys=float(config["keys-seconds"])),
     )
     models = {}
