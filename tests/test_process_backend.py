@@ -245,6 +245,16 @@ def test_an_error_in_training_is_raised_and_no_dropout():
         simulate(make_plan(), backend, Fidelity.SUM)
 
 
+@pytest.mark.parametrize(
+    ("clients", "workers", "sizes"),
+    [(80, 2, {10}), (1000, 2, {125}), (10, 2, {5}), (25, 2, {12, 13}), (3, 4, {1}), (5, 0, {5}), (0, 2, set())],
+)
+def test_no_worker_is_idle_and_no_piece_needlessly_small(clients, workers, sizes):
+    pieces = process_backend._pieces(range(clients), workers)
+    assert {len(piece) for piece in pieces} == sizes
+    assert [client for piece in pieces for client in piece] == list(range(clients))
+
+
 def test_there_must_be_a_worker():
     with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
         ProcessBackend(known, 0)
