@@ -249,7 +249,7 @@ def _cold() -> _Timed:
 
 
 def _processor(workers: Sequence[int] = ()) -> float:
-    """Return the processor seconds of this process, of its workers, and of others that it has started and that ended."""
+    """Return the processor seconds of this process, of its workers, and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     fields = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in workers)
     ticks = sum(int(each[11]) + int(each[12]) for each in fields)  # of user and system
