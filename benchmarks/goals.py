@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -162,11 +162,11 @@ def _train_apart(  # noqa: PLR0917 - a process takes arguments by place
         trainer = LocalTrainer(build_model(model, task, seed=0), task.clients, local)
     with closing(ProcessBackend(trainer)) as backend:
         if how == "plain":
-            connection.send(_least(what, goal, _updates(backend, trainer, clients)))
+            connection.send(_least(what, goal, _updates(backend, trainer, clients, backend.processes())))
             return
         numbers = iter(range(1, _REPEATS + 2))  # a simulation's first round is always by the protocol
         with Federation.open(trainer, clients, 1.0) as federation:
-            work = _timer(lambda: federation.private(next(numbers), Fidelity.SUM, backend))
+            work = _timer(lambda: federation.private(next(numbers), Fidelity.SUM, backend), backend.processes())
             connection.send(_least(what, goal, work))
 
 
@@ -184,7 +184,9 @@ def _grow_apart(connection: Connection, what: str, goal: float) -> None:
     connection.send(GoalRow(what=what, seconds=late - early, processor_seconds=None, goal=goal, note=note))
 
 
-def _updates(backend: "Backend", trainer: "LocalTrainer", clients: int) -> Callable[[], _Timed]:
+def _updates(
+    backend: "Backend", trainer: "LocalTrainer", clients: int, workers: Sequence[int]
+) -> Callable[[], _Timed]:
     """Return what times the mean of the clients' updates."""
     params = trainer.model.initial()
 
@@ -196,14 +198,14 @@ def _updates(backend: "Backend", trainer: "LocalTrainer", clients: int) -> Calla
             total += update
         return total / np.float32(clients)
 
-    return _timer(mean)
+    return _timer(mean, workers)
 
 
-def _timer(work: Callable[[], object]) -> Callable[[], _Timed]:
+def _timer(work: Callable[[], object], workers: Sequence[int]) -> Callable[[], _Timed]:
     def timed() -> _Timed:
-        begun, begun_cpu = time.perf_counter(), _processor()
+        begun, begun_cpu = time.perf_counter(), _processor(workers)
         work()
-        return _Timed(time.perf_counter() - begun, _processor() - begun_cpu)
+        return _Timed(time.perf_counter() - begun, _processor(workers) - begun_cpu)
 
     return timed
 
@@ -246,10 +248,12 @@ def _cold() -> _Timed:
     return _Timed(more, more)
 
 
-def _processor() -> float:
-    """Return the processor seconds of this process and of those that it has started and that have ended."""
+def _processor(workers: Sequence[int] = ()) -> float:
+    """Return the processor seconds of this process, of its workers, and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    fields = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in workers)
+    ticks = sum(int(each[11]) + int(each[12]) for each in fields)  # of user and system
+    return sum(each.ru_utime + each.ru_stime for each in used) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _least(what: str, goal: float, run: Callable[[], _Timed], repeats: int = _REPEATS) -> GoalRow:

@@ -16,8 +16,8 @@ from d2pfed.accounting import RELEASED, Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, session_of
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend
+from d2pfed.round import Attempt, Participant, session_of
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend, _Stage
 
 DIMENSION, CLIENTS = 60, 80
@@ -50,7 +50,7 @@ def broken(params, clients, seed):
     raise ArithmeticError("a mistake in the training")
 
 
-def make_plan(mechanism=MechanismName.CENTERED, dropouts=0.4):
+def make_plan(mechanism=MechanismName.CENTERED, dropouts=0.4, **changes):
     return calibrate(
         PrivacyTarget(
             dimension=DIMENSION,
@@ -63,6 +63,7 @@ def make_plan(mechanism=MechanismName.CENTERED, dropouts=0.4):
             colluders=0.0,
             dropouts=dropouts,
             mechanism=mechanism,
+            **changes,
         )
     )
 
@@ -245,6 +246,16 @@ def test_an_error_in_training_is_raised_and_no_dropout():
         simulate(make_plan(), backend, Fidelity.SUM)
 
 
+@pytest.mark.parametrize(
+    ("clients", "workers", "sizes"),
+    [(80, 2, {10}), (1000, 2, {125}), (10, 2, {5}), (25, 2, {12, 13}), (3, 4, {1}), (5, 0, {5}), (0, 2, set())],
+)
+def test_no_worker_is_idle_and_no_piece_needlessly_small(clients, workers, sizes):
+    pieces = process_backend._pieces(range(clients), workers)
+    assert {len(piece) for piece in pieces} == sizes
+    assert [client for piece in pieces for client in piece] == list(range(clients))
+
+
 def test_there_must_be_a_worker():
     with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
         ProcessBackend(known, 0)
@@ -257,3 +268,22 @@ def test_closing_ends_the_workers():
     for process in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mechanism": MechanismName.SHARED, "dropouts": 0.0}, {"clip": "auto"}])
+def test_a_warm_up_trains_and_encodes_one_client_for_nobody(changes, monkeypatch):
+    trained, encoded = [], []
+    encode = Participant.encode
+
+    def train(params, clients, seed):
+        trained.extend(clients)
+        return known(params, clients, seed)
+
+    def watched(own, session, *given):
+        encoded.append(session.run)
+        return encode(own, session, *given)
+
+    monkeypatch.setattr(Participant, "encode", watched)
+    warm_up(make_plan(**changes), train, PARAMS)
+    assert trained == [0]
+    assert encoded == ["sketch"]  # a session of nobody

@@ -20,7 +20,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients
 
 _PIECES = 4  # of a cohort per worker: what a dying worker takes with it is one piece
-_LEAST_PIECE = 10  # clients: below it, handing over costs more than it gains
+_LEAST_PIECE = 10  # clients, unless workers would be idle: below it, handing over costs more than it gains
 _GLANCE_SECONDS = 1.0  # between looks at whether workers live: no limit to their work
 _THREADS = Path("/proc/self/task")
 
@@ -128,7 +128,7 @@ class ProcessBackend:
         """Yield each piece of the clients with its answer, as they come; pieces of dead workers are left out."""
         while self._waiting:  # answers that nobody took, since a round was given up in the middle
             self._answers()
-        queue = deque(_pieces(clients, _PIECES * max(1, len(self._workers))))
+        queue = deque(_pieces(clients, len(self._workers)))
         for connection in list(self._workers):
             if self._send(connection, stage):
                 self._hand_over(connection, queue)
@@ -227,8 +227,8 @@ def _answer(stage: _Stage, clients: tuple[int, ...], local_training: TrainClient
         return error
 
 
-def _pieces(clients: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Split clients into at most so many pieces of nearly equal size, none of them empty or needlessly small."""
-    count = max(1, min(count, len(clients) // _LEAST_PIECE))
+def _pieces(clients: Sequence[int], workers: int) -> list[tuple[int, ...]]:
+    """Split clients into pieces of nearly equal size, none of them empty: some for each worker if there are many."""
+    count = max(min(_PIECES * workers, len(clients) // _LEAST_PIECE), min(workers, len(clients)), 1)
     parts = np.array_split(np.asarray(clients, np.int64), count)
     return [tuple(part.tolist()) for part in parts if len(part)]
