@@ -95,7 +95,10 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("plan --bits 4", "bits must be at least 10"),
         ("plan --dropouts 0.9", "what would do: at most"),
         ("plan --mechanism shared --colluders 0.1", "colluders must be 0 with the mechanism shared"),
-        ("plan --sampling poisson --mechanism shared --colluders 0", "poisson sampling and secret sizes go together"),
+        (
+            "plan --sampling poisson --mechanism shared --colluders 0",
+            "poisson sampling and secret sizes go together",
+        ),
         ("plan --sizes hidden", "sizes must be known or secret, got hidden"),
         ("plan --against nobody", "against must be released, server"),
         ("plan --nope", "No such option"),

@@ -217,7 +217,10 @@ def test_every_name_of_a_model_is_tested():
     assert set(MODELS) == {"logistic", "edges", "mlp", "cnn", "small-cnn", "char"}
 
 
-@pytest.mark.parametrize(("shape", "name"), [((1, 8, 8), "logistic"), ((1, 28, 28), "edges"), ((3, 24, 24), "small-cnn"), ((32,), "char")])
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((1, 8, 8), "logistic"), ((1, 28, 28), "edges"), ((3, 24, 24), "small-cnn"), ((32,), "char")],
+)
 def test_each_kind_of_task_has_a_model_that_fits(shape, name):
     assert fitting(task(shape)) == name
 

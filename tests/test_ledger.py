@@ -134,7 +134,7 @@ def test_a_run_with_a_smaller_cap_joins_and_is_charged_at_its_own(path):
         ledger.begin("short", "owner", replace(plan_of(1), max_participations=1))
         (run,) = ledger.runs()
         assert run.plan.max_participations == 1
-        with pytest.raises(ConfigError, match="with at most 8 participations, this plan needs .* at most 9"):
+        with pytest.raises(ConfigError, match=r"with at most 8 participations, this plan needs .* at most 9"):
             ledger.begin("long", "other", replace(plan_of(1), max_participations=9))
 
 

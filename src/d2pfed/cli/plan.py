@@ -5,7 +5,15 @@ from typing import Any
 
 import typer
 
-from d2pfed.cli.options import TARGET_DEFAULTS, AsJson, FieldOptions, SectionedCommand, Sizes, check_sizes, with_fields
+from d2pfed.cli.options import (
+    TARGET_DEFAULTS,
+    AsJson,
+    FieldOptions,
+    SectionedCommand,
+    Sizes,
+    check_sizes,
+    with_fields,
+)
 from d2pfed.cli.show import print_json
 from d2pfed.plan import PlanSummary, PrivacyTarget, calibrate, describe
 from d2pfed.plan.policy import default_refusal

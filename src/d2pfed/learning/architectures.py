@@ -82,7 +82,9 @@ def fitting(task: Task) -> str:
         return "char"
     if task.input_shape[0] != 1:
         return "small-cnn"
-    return "edges" if task.input_shape[1] > 2 * CELLS else "logistic"  # of the smallest images edges are the pixels
+    return (
+        "edges" if task.input_shape[1] > 2 * CELLS else "logistic"
+    )  # of the smallest images edges are the pixels
 
 
 def build_model(name: str, task: Task, seed: int) -> Model:
