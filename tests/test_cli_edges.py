@@ -15,7 +15,10 @@ REAL = ("0", "-1", "1e-320", "1e308", HUGE, "nan", "inf", "-inf", "", "x", "0x1p
 WORD = ("", "x", "é" * 300, "-", "../..")
 FILE = ("", "nowhere", "folder", "text", "/dev/null", "x" * 300, "nowhere/deeper")
 
-PLAN = "plan --population 400 --cohort-size 20 --rounds 4 --dimension 30 --epsilon 20 --delta 1e-3 --against released --sampling fixed --dropouts 0 --colluders 0"
+PLAN = (
+    "plan --population 400 --cohort-size 20 --rounds 4 --dimension 30 --epsilon 20 --delta 1e-3 "
+    "--against released --sampling fixed --dropouts 0 --colluders 0"
+)
 PLAN_OPTIONS = {
     "--epsilon": REAL,
     "--delta": REAL,
