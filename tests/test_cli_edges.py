@@ -16,8 +16,8 @@ WORD = ("", "x", "é" * 300, "-", "../..")
 FILE = ("", "nowhere", "folder", "text", "/dev/null", "x" * 300, "nowhere/deeper")
 
 PLAN = (
-    "plan --population 400 --cohort-size 20 --rounds 4 --dimension 30 --epsilon 20 --delta 1e-3 --against released "
-    "--sampling fixed --dropouts 0 --colluders 0"
+    "plan --population 400 --cohort-size 20 --rounds 4 --dimension 30 --epsilon 20 --delta 1e-3 "
+    "--against released --sampling fixed --dropouts 0 --colluders 0"
 )
 PLAN_OPTIONS = {
     "--epsilon": REAL,

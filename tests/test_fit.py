@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import d2pfed
-from d2pfed.api.filling import DEFAULT_PRIVACY, scope_of
+from d2pfed.api.filling import scope_of
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.ledger import Budget, Ledger, verify
+from d2pfed.plan import DEFAULT_TARGET
 from d2pfed.runs import End
 from d2pfed.runs.report import read_report
 
@@ -417,6 +418,10 @@ def test_phases_on_one_ledger_are_charged_until_it_is_spent():
     assert "tuning: 2 runs on this ledger, epsilon 1.75 together at delta 0.001 against server" in repr(second)
     assert "2 runs on this ledger, epsilon 1.75 together" in (second.directory / "report.html").read_text()
     assert len(verify(Path("ledger.sqlite")).runs) == 2
+    short = replace(target, rounds=1, epsilon=0.01)  # at most one participation of the two that the ledger allows
+    third = d2pfed.fit(second.module, pairs(), privacy=short, ledger="ledger.sqlite", directory="runs/short")
+    assert third.summary.tuning.startswith("3 runs on this ledger, epsilon 1.75 together")
+    assert verify(Path("ledger.sqlite")).runs[-1].plan.max_participations == 1
     with pytest.raises(BudgetExceeded, match="run three"):
         d2pfed.fit(second.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/three")
 
@@ -460,7 +465,7 @@ def test_a_target_may_leave_out_what_fit_fills_in_and_nothing_else():
 
 
 def test_the_default_target_holds_against_the_server_colluders_and_dropouts():
-    scope = scope_of(DEFAULT_PRIVACY, dimension=100, population=2000, rounds=None, cohort_size=None)
+    scope = scope_of(DEFAULT_TARGET, dimension=100, population=2000, rounds=None, cohort_size=None)
     target = scope.target
     assert (str(target.against), target.sampling, target.epsilon) == ("server", "once", 1.0)
     assert (target.dropouts, target.colluders) == (0.1, 0.1)
@@ -501,6 +506,7 @@ def test_settings_on_disk_hold_nothing_of_the_data():
 
 # What is refused, each in one line
 
+BROKEN_LATE = [*pairs(59), (torch.zeros(3, 4), torch.tensor([0, 1, 7]))]
 BAD = [
     ({"module": "net"}, "module must be a torch.nn.Module, got str"),
     ({"clients": 5}, "clients must be a sequence, a mapping or a function of data sets, got int"),
@@ -514,6 +520,13 @@ BAD = [
     ({"clients": [(torch.zeros(3, 4), torch.zeros(2).long())] * 60}, "client 0: .* as many rows"),
     ({"clients": [(torch.zeros(3, 5), torch.zeros(3).long())] * 60}, "client 0 cannot be trained: mat1 and mat2"),
     ({"clients": [(np.array(["a"]), np.array([1]))] * 60}, "client 0: arrays must hold numbers"),
+    ({"clients": lambda number: 1 // number, "population": 60}, "client 0 cannot be loaded: ZeroDivisionError: "),
+    ({"clients": BROKEN_LATE}, "client 59 cannot be trained: .* out of bounds"),
+    ({"clients": BROKEN_LATE[:1], "privacy": {}}, "delta must be given for a single client"),
+    (
+        {"privacy": {"colluders": 0.0}, "rounds": 61, "cohort_size": None},
+        "rounds must be at most the population 60",
+    ),
     ({"population": 7}, "population is the number of clients, 60, got 7"),
     ({"optimizer": "adamw"}, "optimizer must be one of sgd, adam, rmsprop, got 'adamw'"),
     ({"backend": "threads"}, "backend must be one of auto, processes, in-process, got 'threads'"),

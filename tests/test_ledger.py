@@ -129,6 +129,15 @@ def test_a_run_with_another_guarantee_than_the_budget_is_refused(path, change):
         ledger.begin("run", "owner", replace(plan_of(1), **change))
 
 
+def test_a_run_with_a_smaller_cap_joins_and_is_charged_at_its_own(path):
+    with Ledger.create(path, replace(BUDGET, max_participations=8)) as ledger:
+        ledger.begin("short", "owner", replace(plan_of(1), max_participations=1))
+        (run,) = ledger.runs()
+        assert run.plan.max_participations == 1
+        with pytest.raises(ConfigError, match=r"with at most 8 participations, this plan needs .* at most 9"):
+            ledger.begin("long", "other", replace(plan_of(1), max_participations=9))
+
+
 def test_declared_runs_must_fit_together_before_the_first(path):
     with pytest.raises(BudgetExceeded, match="the declared runs"):
         new(path, budget=replace(BUDGET, declared=(plan_of(5), plan_of(4))))

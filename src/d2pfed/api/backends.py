@@ -78,6 +78,25 @@ def try_client(trainer: OwnTrainer, params: FloatVector, client: int) -> float:
     return min(seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """A trainer that names the client whose data it cannot be trained with."""
+
+    trainer: OwnTrainer
+
+    def __call__(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
+        """Yield the clients' updates."""
+        try:
+            yield from self.trainer(params, clients, seed)
+        except MISTAKES as error:
+            for client in clients:  # several may have been trained together
+                try:
+                    list(self.trainer(params, (client,), seed))
+                except MISTAKES as own:
+                    raise mistake(f"client {client} cannot be trained", own) from own
+            raise mistake("a cohort cannot be trained", error) from error
+
+
 def start_backend(
     name: BackendName,
     trainer: OwnTrainer,
@@ -93,7 +112,7 @@ def start_backend(
     Raises:
         ConfigError: if worker processes are asked for by name and cannot be had.
     """
-    here = InProcess(trainer)
+    here = InProcess(_Naming(trainer))
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if name is BackendName.IN_PROCESS:
         return here, "Clients are trained in this process, by one thread."
@@ -103,7 +122,7 @@ def start_backend(
         if name is BackendName.PROCESSES:
             raise ConfigError(f"worker processes cannot be used: {reason}")
         return here, f"Clients are trained in this process, by one thread: {reason}."
-    backend = ProcessBackend(trainer, count, "forkserver", use_one_thread)
+    backend = ProcessBackend(_Naming(trainer), count, "forkserver", use_one_thread)
     # Before anything is charged: a worker that cannot load what it was sent would count as dropped out.
     params, client = trial
     try:

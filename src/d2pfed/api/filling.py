@@ -49,6 +49,8 @@ def scope_of(
         if getattr(asked, name) not in (None, value):
             raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and fit finds {value}")
     asked = replace(asked, dimension=dimension, population=population)
+    if population == 1 and asked.delta is None:
+        raise ConfigError("delta must be given for a single client: population^-1.1 is 1")
     rounds = _one_of("rounds", rounds, asked.rounds)
     cohort_size = _one_of("cohort_size", cohort_size, asked.cohort_size)
     notes = []
@@ -95,9 +97,9 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
         raise ConfigError(f"rounds and cohort_size must be given, unless sampling is once, got {target.sampling}")
     population = target.population
     if rounds is not None:
-        size = population // _blocks(rounds)
+        size = population // _blocks(rounds) or population // rounds  # without a reserve, if there is none to have
         if size < 1:
-            raise ConfigError(f"rounds must be fewer for {population} clients in one round each, got {rounds}")
+            raise ConfigError(f"rounds must be at most the population {population} under `once`, got {rounds}")
         return rounds, size, f"Cohorts of {size:,}: {population:,} clients over {rounds:,} rounds and a reserve."
     if cohort_size is not None:
         if cohort_size > population:

@@ -36,7 +36,11 @@ class OwnClients:
         check_client(client, self.population)
         owner = f"client {client}"
         try:
-            return rows_of(self.load(client), owner).to(self.device)
+            held = self.load(client)
+        except Exception as error:
+            raise ConfigError(f"{owner} cannot be loaded: {type(error).__name__}: {error}") from error
+        try:
+            return rows_of(held, owner).to(self.device)
         except ConfigError as error:
             text = f"{error}"
             raise ConfigError(text if text.startswith(owner) else f"{owner}: {text}") from error
