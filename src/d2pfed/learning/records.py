@@ -173,23 +173,23 @@ class RecordTrainer:
         """Return a function from rows to the gradient of each row's loss, downhill, under a model."""
         values, fixed = self.model.unflatten(params), self.model.fixed()
 
-        def loss(trained: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
+        def gain(trained: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
             one = mapped(lambda leaf: leaf.unsqueeze(0), inputs), mapped(lambda leaf: leaf.unsqueeze(0), labels)
-            return self.model.training_losses(trained | fixed, *one).mean()
+            return -self.model.training_losses(trained | fixed, *one).mean()
 
         def gradients(rows: Rows) -> Gradients:
             axes = (0, 0, None if rows.labels is None else 0)
             # Each record multiplies parameters of its own: a product of the whole chunk treats rows by their place.
             own = {name: value.expand(len(rows), *value.shape) for name, value in values.items()}
             try:
-                found = torch.func.vmap(torch.func.grad(loss), in_dims=axes)(own, rows.inputs, rows.labels)
+                found = torch.func.vmap(torch.func.grad(gain), in_dims=axes)(own, rows.inputs, rows.labels)
             except RuntimeError as error:
                 raise ConfigError(
                     "the module's gradients cannot be taken record by record (dropout, values that steer the program "
                     f"and buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
                 ) from error
             flat = torch.cat([found[name].reshape(len(rows), -1).float() for name in self.model.names], 1)
-            return np.ascontiguousarray(flat.neg_().cpu().numpy())
+            return np.ascontiguousarray(flat.cpu().numpy())
 
         return gradients
 

@@ -205,7 +205,7 @@ class Plan:
     @property
     def digest(self) -> bytes:
         """Hash of everything agreed."""
-        return digest("d2pfed plan", canonical.encode(self))
+        return _digest(self)
 
     def noise(self, survivors: int) -> Noise:
         """Return the distribution of the noise in a sum over so many clients."""
@@ -230,6 +230,11 @@ class Plan:
             participants=participants,
             batches=self.batches,
         )
+
+
+@lru_cache(maxsize=16)  # every attempt asks for it several times
+def _digest(plan: Plan) -> bytes:
+    return digest("d2pfed plan", canonical.encode(plan))
 
 
 TYPES: dict[str, type] = {
