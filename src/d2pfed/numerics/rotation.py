@@ -236,6 +236,7 @@ def _levels(values: Floats, distance: int) -> None:
             left[index], right[index] = left[index] + right[index], left[index] - right[index]
 
 
+@lru_cache(maxsize=2)  # all vectors of an attempt have one rotation; nobody writes into what is returned
 def _seeded_bytes(seed: bytes, bits: int) -> NDArray[np.uint8]:
     if len(seed) != KEY_BYTES:
         raise ConfigError(f"a rotation's seed must have {KEY_BYTES} bytes, got {len(seed)}")

@@ -222,7 +222,7 @@ class Plan:
     @property
     def digest(self) -> bytes:
         """Hash of everything agreed."""
-        return digest("d2pfed plan", canonical.encode(self))
+        return _digest(self)
 
     def noise(self, survivors: int) -> Noise:
         """Return the distribution of the noise in a sum over so many clients."""
@@ -247,6 +247,11 @@ class Plan:
             participants=participants,
             batches=self.batches,
         )
+
+
+@lru_cache(maxsize=16)  # every attempt asks for it several times
+def _digest(plan: Plan) -> bytes:
+    return digest("d2pfed plan", canonical.encode(plan))
 
 
 TYPES: dict[str, type] = {

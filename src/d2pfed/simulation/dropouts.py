@@ -29,6 +29,8 @@ class Dropouts:
     def left(self, clients: Sequence[int], exchange: str, entropy: Entropy) -> tuple[int, ...]:
         """Return the clients that still answer in this exchange: a fair choice, blind to who they are."""
         rate = Fraction(getattr(self, exchange))
+        if not rate:
+            return tuple(clients)
         coins = entropy.child("dropouts", exchange).stream().below_each(rate.denominator, len(clients))
         keep = np.flatnonzero(coins >= rate.numerator)
         return tuple(clients[int(place)] for place in keep)
