@@ -34,6 +34,7 @@ from d2pfed.accounting.observers import (
 )
 from d2pfed.accounting.pld import gaussian_epsilon
 from d2pfed.errors import ConfigError
+from support.adjacencies import OF_CLIENTS
 
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 100)
 POISSON = CohortSampling(Sampling.POISSON, 100_000, 100)
@@ -166,12 +167,12 @@ def test_zero_out_halves_the_distance_only_where_nothing_is_replaced():
         zero_out = epsilon(rows(3, noise, sampling, Adjacency.ZERO_OUT), observer)
         assert zero_out == pytest.approx(epsilon(rows(3, half, sampling), observer), rel=1e-12)
     for cap in (20, 50):
-        same = [epsilon(rows(50, INDEPENDENT, FIXED, adjacency), RELEASED, cap) for adjacency in Adjacency]
+        same = [epsilon(rows(50, INDEPENDENT, FIXED, adjacency), RELEASED, cap) for adjacency in OF_CLIENTS]
         assert same[0] == same[1]
 
 
 def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
-    for adjacency in Adjacency:
+    for adjacency in OF_CLIENTS:
         secret = epsilon(rows(50, TRUSTED, POISSON, adjacency), RELEASED, max_participations=50)
         assert secret < epsilon(rows(50, TRUSTED, FIXED, adjacency), RELEASED, max_participations=50)
         assert epsilon(rows(50, DESIGNATED, POISSON, adjacency), RELEASED, max_participations=50) == pytest.approx(

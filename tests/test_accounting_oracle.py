@@ -22,6 +22,7 @@ from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, collu
 from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
 from d2pfed.accounting.surrogate import surrogate
 from support import oracle
+from support.adjacencies import OF_CLIENTS
 
 VARIANCES = (1, 2, 4, 16)
 CLIENTS = (1, 2, 4, 16, 64)
@@ -61,7 +62,7 @@ def exact_laws(sigma, honest, radius, adjacency, modulus):
 
 def small_cells():
     """Every (variance, clients, dropouts, colluders, radius, adjacency, modulus) with an honest survivor."""
-    for variance, clients, radius, adjacency, modulus in product(VARIANCES, CLIENTS, RADII, Adjacency, MODULI):
+    for variance, clients, radius, adjacency, modulus in product(VARIANCES, CLIENTS, RADII, OF_CLIENTS, MODULI):
         for dropouts, colluders in product(sorted({0, clients // 4, clients // 2}), (0, 1)):
             if clients - dropouts - colluders >= 1:
                 yield variance, clients, dropouts, colluders, radius, adjacency, modulus
@@ -134,7 +135,7 @@ def test_the_cells_reject_the_discrete_sum_taken_for_a_gaussian_of_its_own_width
 
 def compare_skellam(overcount):
     cells = 0
-    for variance, clients, radius, adjacency in product((4, 16, 64), (1, 4, 16), (1, 3), Adjacency):
+    for variance, clients, radius, adjacency in product((4, 16, 64), (1, 4, 16), (1, 3), OF_CLIENTS):
         total = variance * clients
         reach = int(60 * math.sqrt(total) + 60)
         law = oracle.skellam(total, reach)

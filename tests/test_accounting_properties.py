@@ -40,6 +40,7 @@ from d2pfed.accounting.rdp import (
     without_replacement_rdp,
 )
 from d2pfed.errors import ConfigError
+from support.adjacencies import OF_CLIENTS
 
 FIXED = CohortSampling(Sampling.FIXED, 10_000, 100)
 
@@ -100,7 +101,7 @@ def test_the_coarse_grid_is_above_the_fine_one_and_close():
 
 
 def test_both_grids_agree_under_poisson_sampling():
-    for z, rate, adjacency in product((0.7, 4.0, 60.0), (1e-5, 1e-3), Adjacency):
+    for z, rate, adjacency in product((0.7, 4.0, 60.0), (1e-5, 1e-3), OF_CLIENTS):
         sampling = CohortSampling(Sampling.POISSON, 10**6, round(rate * 10**6))
         fine, coarse = (epsilon(z, sampling, 300, adjacency, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
         assert fine * (1 - 1e-3) <= coarse <= 1.1 * fine + 1e-6
@@ -119,7 +120,7 @@ def test_zero_out_behind_a_fixed_size_cohort_costs_the_same_noise_as_replace_one
 
 def test_a_cohort_of_everyone_is_not_amplified():
     everyone = CohortSampling(Sampling.FIXED, 100, 100)
-    for adjacency in Adjacency:
+    for adjacency in OF_CLIENTS:
         plain = gaussian_epsilon(1e-5, math.sqrt(50) / 3)
         assert epsilon(3.0, everyone, adjacency=adjacency) == pytest.approx(plain, rel=1e-12)
 

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from d2pfed.accounting import RELEASED, SERVER, colluding
 from d2pfed.accounting.events import (
+    RATE_STEPS,
     Adjacency,
+    BatchSampling,
     BinomialSum,
     CohortSampling,
     ContinuousGaussian,
@@ -22,6 +24,7 @@ from d2pfed.ledger import Budget, Head, Key, RowKind, decode_release, encode_rel
 from d2pfed.ledger.rows import chained_row
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
+from support.adjacencies import OF_CLIENTS
 
 whole = st.integers(1, 2**70)
 ratios = st.builds(Fraction, whole, whole)
@@ -33,18 +36,34 @@ noises = st.one_of(
     st.builds(ContinuousGaussian, floats, floats),
 )
 identities = st.one_of(st.integers(0, 300), st.integers(0, 2**64))
-releases = st.builds(
-    Release,
-    run=st.text(min_size=1, max_size=3),
-    round=st.integers(0, 2**40),
-    attempt=st.integers(0, 9),
-    unit=st.sampled_from(Unit),
-    adjacency=st.sampled_from(Adjacency),
-    sampling=st.builds(
-        lambda s, a, b: CohortSampling(s, a + b, b), st.sampled_from(Sampling), st.integers(0, 9), whole
-    ),
-    noise=noises,
-    participants=st.sets(identities, max_size=20).map(lambda ids: tuple(sorted(ids))),
+samplings = st.builds(
+    lambda s, a, b: CohortSampling(s, a + b, b), st.sampled_from(Sampling), st.integers(0, 9), whole
+)
+rates = st.integers(1, RATE_STEPS).map(lambda part: Fraction(part, RATE_STEPS))
+
+
+def rows_of(unit, adjacency, sampling, batches):
+    """Releases of one unit, each with what goes with it."""
+    return st.builds(
+        Release,
+        run=st.text(min_size=1, max_size=3),
+        round=st.integers(0, 2**40),
+        attempt=st.integers(0, 9),
+        unit=st.just(unit),
+        adjacency=st.sampled_from(adjacency),
+        sampling=sampling,
+        noise=noises,
+        participants=st.sets(identities, max_size=20).map(lambda ids: tuple(sorted(ids))),
+        batches=batches,
+    )
+
+
+everyone = st.builds(lambda count: CohortSampling(Sampling.NONE, count, count), whole)
+releases = rows_of(Unit.CLIENT, OF_CLIENTS, samplings, st.none()) | rows_of(
+    Unit.RECORD,
+    [Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT],
+    everyone,
+    st.builds(BatchSampling, rates, st.integers(1, 9)),
 )
 observers = st.sampled_from([RELEASED, SERVER]) | st.builds(colluding, st.integers(1, 9))
 budgets = st.builds(Budget, floats, st.floats(0, 1, exclude_max=True), observers, st.integers(1, 9))

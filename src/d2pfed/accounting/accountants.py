@@ -100,7 +100,7 @@ def _pair(noise_multiplier: float, sampling: CohortSampling, adjacency: Adjacenc
     if sampling.method is Sampling.FIXED and rate < 1:
         return SampledGaussian(PairKind.FIXED_SIZE, 2 * one_radius, rate)
     if sampling.method is Sampling.POISSON and rate < 1:
-        kind = PairKind.POISSON_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else PairKind.POISSON_REPLACE_ONE
+        kind = PairKind.POISSON_REPLACE_ONE if adjacency is Adjacency.REPLACE_ONE else PairKind.POISSON_ZERO_OUT
         return SampledGaussian(kind, one_radius, rate)
     return SampledGaussian(PairKind.FIXED_SIZE, 1 / noise_multiplier, 1.0)
 

@@ -351,7 +351,7 @@ def _sampled(exposure: _Exposure, adjacency: Adjacency) -> SampledGaussian:
     rate = exposure.sampling.cohort_size / exposure.sampling.population
     if exposure.sampling.method is Sampling.FIXED:
         return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)
-    kind = PairKind.POISSON_ZERO_OUT if adjacency is Adjacency.ZERO_OUT else PairKind.POISSON_REPLACE_ONE
+    kind = PairKind.POISSON_REPLACE_ONE if adjacency is Adjacency.REPLACE_ONE else PairKind.POISSON_ZERO_OUT
     return SampledGaussian(kind, math.sqrt(squared) / adjacency.radii, rate, slack)
 
 

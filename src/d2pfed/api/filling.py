@@ -54,7 +54,7 @@ def scope_of(
     cohort_size = _one_of("cohort_size", cohort_size, asked.cohort_size)
     notes = []
     if asked.unit is Unit.RECORD:
-        asked, cohort_size = _with_records(asked, rounds, count_units), population
+        asked, cohort_size = with_records(asked, rounds, count_units), population
     if rounds is None or cohort_size is None:
         rounds, cohort_size, why = split_population(asked, rounds, cohort_size)
         notes.append(why)
@@ -71,9 +71,7 @@ def scope_of(
     return Scope(target, target.cohort_sampling, rounds, tuple(notes))
 
 
-def _with_records(
-    asked: PrivacyTarget, rounds: int | None, count_units: Callable[[], int] | None
-) -> PrivacyTarget:
+def with_records(asked: PrivacyTarget, rounds: int | None, count_units: Callable[[], int] | None) -> PrivacyTarget:
     """Return a target for records that knows how many there are; under add-remove their true number is private."""
     if rounds is None:
         raise ConfigError("rounds must be given for the unit record")

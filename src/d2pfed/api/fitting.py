@@ -147,7 +147,7 @@ def fit(
         population=own.population,
         rounds=rounds,
         cohort_size=cohort_size,
-        count_units=lambda: sum(map(RecordTrainer(model, own, groups).count, range(own.population))),
+        count_units=lambda: RecordTrainer(model, own, groups).count_all(),
     )
     local = LocalTraining(optimizer=optimizer, lr=lr, momentum=momentum, epochs=epochs, batch_size=batch_size)  # type: ignore[arg-type]
     by_record = scope.target is not None and scope.target.unit is Unit.RECORD

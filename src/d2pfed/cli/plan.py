@@ -5,9 +5,10 @@ from typing import Any
 
 import typer
 
+from d2pfed.accounting import Unit
 from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, Sizes, check_sizes, with_fields
-from d2pfed.cli.show import print_json
-from d2pfed.plan import PlanSummary, PrivacyTarget, calibrate, describe
+from d2pfed.cli.show import out, print_json
+from d2pfed.plan import PlanSummary, PrivacyTarget, calibrate, describe, record_terms
 from d2pfed.plan.policy import default_refusal
 from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
@@ -21,6 +22,8 @@ PAPER = {"population": 100_000, "cohort_size": 100, "rounds": 100, "dimension": 
 @with_fields(FieldOptions(kind=PrivacyTarget, defaults=PAPER))
 def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False) -> None:
     """Show what a privacy target requires: noise, bits, bytes, error, and an epsilon for each observer."""
+    if wanted["unit"] == Unit.RECORD:
+        wanted["cohort_size"] = wanted["population"]  # every silo is asked
     target = PrivacyTarget(**wanted)
     check_sizes(target.sampling, sizes)
     agreed = calibrate(target)
@@ -34,13 +37,15 @@ def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False
         print_json(asdict(summary) | {"guarantees": summary.guarantees} | bytes_sent | spent | asked)
         return
     _print(summary, upload, target.dimension, default_refusal(target, agreed))
+    for term in record_terms(agreed):
+        out().print(term)
 
 
 def _print(summary: PlanSummary, upload: int, dimension: int, refusal: str) -> None:
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
     from d2pfed.accounting import round_up  # noqa: PLC0415
-    from d2pfed.cli.show import epsilons, out  # noqa: PLC0415
+    from d2pfed.cli.show import epsilons  # noqa: PLC0415
 
     table = Table(title="The plan", title_justify="left", show_header=False)
     for name, value in (

@@ -7,7 +7,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from d2pfed.accounting import Guarantee, Observer, round_up
+from d2pfed.accounting import Guarantee, Observer, Unit, round_up
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,8 @@ def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> "Table":
     """Return the table of one epsilon per observer, each with all that it depends on; bounds are rounded up."""
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
-    table = Table(title=f"What each observer can learn about one client{when}", title_justify="left")
+    unit = spent[0].unit if spent else Unit.CLIENT
+    table = Table(title=f"What each observer can learn about one {unit}{when}", title_justify="left")
     for column, justify in (("observer", "left"), ("epsilon", "right"), ("delta", "right"), ("valid for", "left")):
         table.add_column(column, justify="right" if justify == "right" else "left")
     for item in spent:

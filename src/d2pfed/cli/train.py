@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from d2pfed.accounting import SERVER as SERVER_VIEW
-from d2pfed.accounting import Sampling
+from d2pfed.accounting import Sampling, Unit
 from d2pfed.cli.options import (
     TRAIN_PACKAGES,
     AsJson,
@@ -32,7 +32,7 @@ from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe
+from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe, record_terms
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
 from d2pfed.plan.policy import default_refusal
 from d2pfed.simulation import Backend, Fidelity, InProcess, TrainClients
@@ -41,10 +41,12 @@ from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api import Job, Settings
-    from d2pfed.api.filling import split_population
+    from d2pfed.api.backends import BackendName, record_backend
+    from d2pfed.api.filling import split_population, with_records
     from d2pfed.learning import (
         LocalTraining,
         Model,
+        RecordTrainer,
         Task,
         build_model,
         fitting,
@@ -160,12 +162,7 @@ def train(
     json: AsJson = False,
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
-    if seed is not None:
-        check_range("seed", seed, 0, 2**63 - 1)
-    if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
-        raise ConfigError(
-            f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
-        )
+    _check_run(seed, name)
     use_one_thread()  # of torch: each core has a worker process
     trained, stepped, losses = LocalTraining(**local), ServerOptimizer(**server), parse_dropouts(lost)
     population = wanted.pop("population")
@@ -179,11 +176,12 @@ def train(
     network = own(model, Model) if ":" in model else build_model(model, chosen, seed=seed or 0)
     if task == DEFAULT_TASK and population is None and wanted["rounds"] is None and wanted["cohort_size"] is None:
         wanted |= DEFAULT_JOB | ({} if wanted["spare"] is None else {"spare": wanted["spare"]})
-    target = PrivacyTarget(dimension=network.dimension, population=chosen.clients.population, **wanted)
-    if None in (wanted["rounds"], wanted["cohort_size"]):
-        rounds, cohort_size, why = split_population(target, wanted["rounds"], wanted["cohort_size"])
-        target = replace(target, rounds=rounds, cohort_size=cohort_size)
-        err().print(why)
+    silos = RecordTrainer(network, chosen.clients) if wanted["unit"] == Unit.RECORD else None
+    if silos is None:
+        target = _of_clients(wanted, network.dimension, chosen.clients.population)
+    else:
+        target = _of_records(wanted, network.dimension, silos)
+        trained, stepped = LocalTraining(lr=trained.lr), replace(stepped, lr=stepped.lr * trained.lr)
     check_sizes(target.sampling, sizes)
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
     tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - target.rounds)
@@ -207,7 +205,11 @@ def train(
     console.print(chosen.description)
     for warning in (*describe(target, agreed).warnings, *filter(None, [default_refusal(target, agreed)])):
         console.print(f"Warning: {warning}")
-    started = start_backend(backend, job.trainer(), workers, address)
+    if silos is None:
+        started = start_backend(backend, job.trainer(), workers, address)
+    else:
+        started, how = record_backend(silos, network.initial(), BackendName.AUTO, agreed.divisor)
+        console.print("\n".join([*record_terms(agreed), how]))
     with Watcher(agreed.rounds, "round") as watcher:
         summary = job.execute(directory, ledger, partial(_listen, watcher, agreed), started)
     if json:
@@ -219,6 +221,35 @@ def train(
             sys.exit(watcher.exit_status)
         case "exhausted":
             sys.exit(EXHAUSTED)
+
+
+def _check_run(seed: int | None, name: str | None) -> None:
+    """Refuse a seed or a name that a run cannot have."""
+    if seed is not None:
+        check_range("seed", seed, 0, 2**63 - 1)
+    if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
+        raise ConfigError(
+            f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
+        )
+
+
+def _of_clients(wanted: dict[str, Any], dimension: int, population: int) -> PrivacyTarget:
+    """Return the target of a run over clients, its rounds and cohorts chosen where they are not given."""
+    target = PrivacyTarget(dimension=dimension, population=population, **wanted)
+    if None not in (wanted["rounds"], wanted["cohort_size"]):
+        return target
+    rounds, cohort_size, why = split_population(target, wanted["rounds"], wanted["cohort_size"])
+    err().print(why)
+    return replace(target, rounds=rounds, cohort_size=cohort_size)
+
+
+def _of_records(wanted: dict[str, Any], dimension: int, silos: RecordTrainer) -> PrivacyTarget:
+    """Return the target of a run over silos, all of which are asked, in which a round is one step."""
+    err().print("A round is one step over a secret batch (--batch-rate); --epochs and --batch-size do not count.")
+    population = silos.silos.population
+    asked = wanted | {"sampling": Sampling.NONE, "cohort_size": population}
+    target = PrivacyTarget(dimension=dimension, population=population, **asked)
+    return with_records(target, target.rounds, silos.count_all)
 
 
 def own(name: str, kind: type[Own]) -> Own:

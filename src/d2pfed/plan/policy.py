@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from d2pfed.accounting import CohortSampling, Noise, Sampling, client_epsilon
+from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
-from d2pfed.plan.plan import Plan
+from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.target import MechanismName, PrivacyTarget
 from d2pfed.plan.widths import noise_width, variance, widest
 from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
@@ -74,7 +74,8 @@ class Policy:
 
         Sizes are checked before anything is computed from them. Then the client puts its own number of colluders in
         the place of the plan's: the quorum rule, the graph's bounds and epsilon must hold with that. Epsilon is
-        for replace-one neighbours, from the noise, the participations and delta alone. Checked: test_policy.py.
+        for replace-one neighbours, from the noise, the participations and delta alone; where the unit is a record, for
+        the plan's adjacency and rate of coins, which the client tosses itself. Checked: test_policy.py.
         """
         self._check_sizes(plan)
         self._check_mechanism(plan)
@@ -101,7 +102,8 @@ class Policy:
         _check_at_most("clip norm", clip, self.most_clip_norm)
         _check_at_most("rounds", plan.rounds, self.most_rounds)
         _check_at_most("attempts per round", plan.attempts_per_round, self.most_attempts_per_round)
-        _check_at_most("max_participations", plan.max_participations, self.most_participations)
+        if plan.unit is Unit.CLIENT:
+            _check_at_most("max_participations", plan.max_participations, self.most_participations)
         _check_at_most("delta", plan.delta, self.most_delta)
 
     def _check_mechanism(self, plan: Plan) -> None:
@@ -134,6 +136,8 @@ def _epsilon(plan: Plan, noise: Noise | None) -> float:
     if noise is None:
         return math.inf
     release = replace(plan.release("", 0, 0, (), plan.quorum), noise=noise)
+    if plan.unit is Unit.RECORD:  # every vector that a silo may send, behind its own coins
+        return run_guarantee(release, plan.max_attempts, SERVER, plan.delta, plan.max_participations).epsilon
     return client_epsilon([release] * plan.max_participations, plan.delta)
 
 

@@ -1,8 +1,7 @@
 """The backend of silos whose unit is a record: each draws its own batch; gradients of all are computed together."""
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.round import Batch, Units
 from d2pfed.simulation.backend import Encoder, simulated_participant
 
-_WAITING = 40  # pieces of a chunk, each of one silo, that wait to be added
+_PIECES_BYTES = 1 << 26  # of gradients that wait to be added
 
 
 class RecordGradients(Protocol):
@@ -52,23 +51,22 @@ class Silos:
     def encode(
         self, encoder: Encoder, params: FloatVector, clients: Sequence[int], _seed: int
     ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
-        """Draw every silo's batch, add up its records on another thread while the next are computed, and encode."""
+        """Draw every silo's batch, add up its records and encode the sums, half of the silos on another thread."""
         batches = {client: self._batch(encoder, client) for client in clients}
         wanted = [(client, batch.chosen) for client, batch in batches.items()]
         with ThreadPoolExecutor(1) as pool:
-            adding: deque[Future[None]] = deque()
-            for client, found in self.trainer.gradients(params, wanted):
-                adding.append(pool.submit(batches[client].add, found))
-                if len(adding) > _WAITING:  # gradients are large
-                    adding.popleft().result()
-            for each in adding:
-                each.result()
+            pieces: list[tuple[int, NDArray[np.float32]]] = []
+            for client, rows in self.trainer.gradients(params, wanted):
+                pieces.append((client, rows))
+                if sum(each.nbytes for _, each in pieces) > _PIECES_BYTES:  # of many records, or long ones
+                    _add_all(batches, pieces, pool)
+                    pieces = []
+            _add_all(batches, pieces, pool)
             half = len(clients) // 2
-            first = [pool.submit(batches[client].encode) for client in clients[:half]]
+            first = pool.submit(lambda: [batches[client].encode() for client in clients[:half]])
             for client in clients[half:]:
                 yield (client,), batches[client].encode()
-            for client, vector in zip(clients[:half], first, strict=True):
-                yield (client,), vector.result()
+            yield from (((client,), vector) for client, vector in zip(clients[:half], first.result(), strict=True))
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -76,3 +74,18 @@ class Silos:
     def _batch(self, encoder: Encoder, client: int) -> Batch:
         own = simulated_participant(encoder.plan, client, encoder.entropy, encoder.participations)
         return own.batch(encoder.session, self.trainer.count(client))
+
+
+def _add_all(
+    batches: dict[int, Batch], pieces: list[tuple[int, NDArray[np.float32]]], pool: ThreadPoolExecutor
+) -> None:
+    """Add gradients to the batches of their silos, those of every other silo on another thread."""
+
+    def add(odd: int) -> None:
+        for client, rows in pieces:
+            if client % 2 == odd:
+                batches[client].add(rows)
+
+    other = pool.submit(add, 1)
+    add(0)
+    other.result()

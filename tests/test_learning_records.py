@@ -1,0 +1,226 @@
+"""Gradients of single records: those of autograd, the same in any place, and refused where records mix."""
+
+import numpy as np
+import pytest
+import torch
+
+import d2pfed
+from d2pfed.errors import ConfigError
+from d2pfed.learning import OwnClients, RecordTrainer, own_model
+
+
+def network(*layers, **options):
+    torch.manual_seed(1)
+    module = torch.nn.Sequential(*(layers or (torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))))
+    return own_model(module, **options)
+
+
+def data(rows=23, columns=6, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
+
+
+def trainer(model=None, silos=None, groups=None, chunk=8):
+    model = model or network()
+    return RecordTrainer(model, OwnClients.of(silos or [data()], None, model.device), groups, chunk)
+
+
+def every(own, params):
+    wanted = [(client, np.arange(own.count(client))) for client in range(own.silos.population)]
+    found = [(client, rows) for client, rows in own.gradients(params, wanted)]
+    return {
+        client: np.concatenate([rows for each, rows in found if each == client])
+        for client in {c for c, _ in found}
+    }
+
+
+def by_autograd(model, inputs, label):
+    module = model.load(model.initial())
+    torch.nn.functional.cross_entropy(module(inputs[None]), label[None]).backward()
+    return -np.concatenate([value.grad.reshape(-1).numpy() for value in module.parameters()])
+
+
+def test_a_records_vector_is_its_gradient_downhill():
+    own = trainer()
+    inputs, labels = data()
+    found = every(own, own.model.initial())[0]
+    for row in range(len(labels)):
+        assert np.allclose(found[row], by_autograd(own.model, inputs[row], labels[row]), atol=1e-6)
+
+
+def require_place_blind(gradients, own, params):
+    """A record's vector is the same, to the bit, alone, in any batch, order and place."""
+    whole = gradients(own, params, np.arange(23))
+    assert np.array_equal(gradients(own, params, np.arange(23)[::-1])[::-1], whole)
+    for chosen in ([4], [4, 5], [22, 4, 0], list(range(3, 20))):
+        assert np.array_equal(gradients(own, params, np.array(chosen)), whole[chosen])
+
+
+def fixed_chunks(own, params, chosen):
+    return np.concatenate([rows for _, rows in own.gradients(params, [(0, chosen)])])
+
+
+def mean_removed(own, params, chosen):
+    """A twin: something of the batch is in every record."""
+    found = fixed_chunks(own, params, chosen)
+    return found - np.float32(1e-7) * found.mean(0)
+
+
+def test_a_records_vector_does_not_depend_on_the_others_to_the_bit():
+    own = trainer().tried(network().initial(), 20)
+    assert own.chunk == 8
+    require_place_blind(fixed_chunks, own, own.model.initial())
+    with pytest.raises(AssertionError):
+        require_place_blind(mean_removed, own, own.model.initial())
+
+
+def test_silos_share_chunks_and_have_the_vectors_that_they_have_alone():
+    silos = [data(5, seed=3), data(0), data(9, seed=4), data(1, seed=5)]
+    own = trainer(silos=silos)
+    found = every(own, own.model.initial())
+    assert sorted(found) == [0, 2, 3]
+    for client, rows in found.items():
+        units = own.units(own.model.initial(), client)
+        assert units.count == len(rows)
+        assert np.array_equal(np.concatenate(list(units.gradients(np.arange(len(rows))))), rows)
+
+
+def test_where_bits_depend_on_the_place_chunks_have_one_record(monkeypatch):
+    own = trainer()
+    plain = RecordTrainer._at
+
+    def shaky(self, params):
+        gradients = plain(self, params)
+
+        def placed(rows):
+            found = gradients(rows)
+            return found + np.float32(1e-7) * np.arange(len(found), dtype=np.float32)[:, None]
+
+        return placed
+
+    monkeypatch.setattr(RecordTrainer, "_at", shaky)
+    assert own.tried(own.model.initial(), 20).chunk == 1
+
+
+def test_chunks_suit_the_expected_batch():
+    own = trainer(chunk=0)
+    assert own.tried(own.model.initial(), 3).chunk == 8
+    assert own.tried(own.model.initial(), 256).chunk == 296
+    assert own.tried(own.model.initial(), 2000).chunk <= 512
+
+
+def test_batch_norm_is_refused_with_a_remedy_and_group_norm_is_not():
+    layers = torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4, track_running_stats=False), torch.nn.Linear(4, 3)
+    with pytest.raises(ConfigError, match="use GroupNorm"):
+        trainer(network(*layers))
+    good = network(torch.nn.Linear(6, 4), torch.nn.GroupNorm(2, 4), torch.nn.Linear(4, 3))
+    assert trainer(good).tried(good.initial(), 10).chunk == 8
+
+
+def test_random_layers_are_refused():
+    own = trainer(network(torch.nn.Linear(6, 4), torch.nn.Dropout(), torch.nn.Linear(4, 3)))
+    with pytest.raises(ConfigError, match="record by record"):
+        own.tried(own.model.initial(), 10)
+
+
+def test_a_patients_gradients_add_up_to_one_unit():
+    owners = ["b", "a", "b", "c", "a", "b"]
+    own = trainer(silos=[data(6)], groups=[owners], chunk=4)
+    single = every(trainer(silos=[data(6)], chunk=4), own.model.initial())[0].astype(np.float64)
+    found = every(own, own.model.initial())[0]
+    assert own.count(0) == 3
+    for unit, name in enumerate("abc"):
+        rows = [row for row, owner in enumerate(owners) if owner == name]
+        assert np.array_equal(found[unit], sum(single[row] for row in rows).astype(np.float32))
+    some = [rows for _, rows in own.gradients(own.model.initial(), [(0, np.array([1]))])]
+    assert np.array_equal(np.concatenate(some), found[[1]])
+
+
+def test_groups_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="owner of each"):
+        trainer(silos=[data(6)], groups=[["a"] * 5]).count(0)
+    with pytest.raises(ConfigError, match="for 1 silos"):
+        trainer(silos=[data(6)], groups=[["a"] * 6] * 2).count(0)
+    by_name = trainer(silos=[data(6)], groups={"hospital": ["a"] * 6})
+    by_number = trainer(silos=[data(6)], groups=lambda _silo: np.arange(6) // 2)
+    assert (by_name.count(0), by_number.count(0)) == (1, 3)
+
+
+def test_other_inputs_losses_and_steps_are_trained_by_record():
+    module = torch.nn.Linear(6, 1)
+    regression = own_model(module, loss=torch.nn.MSELoss())
+    rows = [(torch.randn(9, 6), torch.randn(9, 1))]
+    assert every(trainer(regression, rows), regression.initial())[0].shape == (9, 7)
+    stepped = own_model(module, step=lambda net, batch: (net(batch[0]) - batch[1]).abs().mean())
+    assert every(trainer(stepped, rows), stepped.initial())[0].shape == (9, 7)
+    named = own_model(module, forward=lambda net, given: net(given["x"]), loss=torch.nn.MSELoss())
+    told = [({"x": torch.randn(9, 6)}, torch.randn(9, 1))]
+    assert every(trainer(named, told), named.initial())[0].shape == (9, 7)
+
+
+# The whole way, from `fit`.
+
+
+def silos(count=5, rows=60):
+    inputs = torch.randn(count, rows, 6, generator=torch.Generator().manual_seed(7))
+    return [(part, (part.sum(1) > 0).long()) for part in inputs]
+
+
+def privacy(**changes):
+    values = {
+        "unit": "record",
+        "epsilon": 20.0,
+        "delta": 1e-3,
+        "batch_rate": 0.5,
+        "records": 300,
+        "against": "server",
+    }
+    return values | changes
+
+
+def test_fit_learns_from_records_and_prints_the_unit(tmp_path):
+    own = silos()
+    found = d2pfed.fit(
+        torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=15, lr=5.0, validation=own[0],
+        evaluate_every=15, directory=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert found.metrics["accuracy"] > 0.85
+    assert {str(each.unit) for each in found.guarantees} == {"record"}
+    assert all(record.seconds is None for record in found.history)  # time would tell how large a batch was
+    page = (tmp_path / "run" / "report.html").read_text()
+    for words in ("about one record", "add-remove", "set max_silos and groups", "honest silos", "Another silo"):
+        assert words in page
+    again = d2pfed.fit(
+        torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=15, lr=5.0, validation=own[0],
+        evaluate_every=15, directory=tmp_path / "other", progress=False, groups=[np.arange(60) // 2] * 5,
+    )  # fmt: skip
+    assert again.summary.rounds == 15
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"privacy": privacy(records=None)}, "records must be given under add-remove"),
+        ({"rounds": None}, "rounds must be given"),
+        ({"epochs": 2}, "one step over a secret batch"),
+        ({"momentum": 0.5}, "one step over a secret batch"),
+        ({"backend": "processes"}, "worker processes"),
+        (
+            {"privacy": {"epsilon": 1.0}, "groups": [np.arange(60)] * 5, "rounds": 1, "cohort_size": 5},
+            "groups are for",
+        ),
+    ],
+)
+def test_fit_refuses_what_does_not_go_with_records(tmp_path, options, message):
+    given = {"privacy": privacy(), "rounds": 2, "directory": tmp_path / "run", "progress": False}
+    with pytest.raises(ConfigError, match=message):
+        d2pfed.fit(torch.nn.Linear(6, 2), silos(), **(given | options))
+
+
+def test_records_are_counted_where_their_number_may_be_known(tmp_path):
+    found = d2pfed.fit(
+        torch.nn.Linear(6, 2), silos(rows=20), privacy=privacy(records=None, adjacency="zero-out"), rounds=1,
+        directory=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert found.summary.rounds == 1
+    assert '"records":100' in (tmp_path / "run" / "plan.json").read_text()
