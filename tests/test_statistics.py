@@ -1,7 +1,9 @@
 """Private statistics: what they say, what their noise is, and what they refuse."""
 
 import math
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -427,3 +429,10 @@ def test_a_ledger_has_one_unit(tmp_path):
         d2pfed.private_sum(np.ones((5, 3)), epsilon=1.0, ledger=ledger, privacy=RECORDS)
         with pytest.raises(ConfigError, match="the ledger's runs protect a record, and this statistic a client"):
             d2pfed.private_sum(np.ones((5, 3)), epsilon=1.0, ledger=ledger)
+
+
+def test_the_example_prints_its_statistics(capsys):
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "statistics.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert shown.count("over 2,000 clients") == 4
+    assert shown.count("(record, add-remove") == 2
