@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         colluding,
     )
     from d2pfed.api import EarlyStop, FitResult, fit
+    from d2pfed.api.certify import certify
     from d2pfed.errors import (
         BudgetExceeded,
         ConfigError,
@@ -44,6 +45,7 @@ __all__ = [
     "fit",
     "FitResult",
     "EarlyStop",
+    "certify",
     "PrivacyTarget",
     "MechanismName",
     "calibrate",
@@ -100,6 +102,7 @@ _NAMES = {
         "colluding",
     ),
     "d2pfed.api": ("EarlyStop", "FitResult", "fit"),
+    "d2pfed.api.certify": ("certify",),
     "d2pfed.errors": (
         "BudgetExceeded",
         "ConfigError",
