@@ -11,30 +11,20 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import d2pfed.certificate_verifier as verifier
-from d2pfed.accounting import RELEASED, SERVER, DiscreteGaussianSum, SkellamSum
+from d2pfed.accounting import DiscreteGaussianSum, SkellamSum
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.cli import main
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.plan.plan import guarantees
-from support.certificates import OTHER, PUBLIC, SECRET, forged, statistics, train
-
-ONCE = {"sampling": "once", "against": SERVER, "dropouts": 0.1, "colluders": 0.05}
+from support.certificates import OTHER, PUBLIC, certified, forged, key_in, statistics
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory) -> dict[str, Path]:
     """Return certificates of a run with known cohorts, of one with hidden ones, and of a ledger."""
-    root = tmp_path_factory.mktemp("certificates")
-    key = root / "key"
-    key.write_bytes(SECRET)
-    key.chmod(0o600)
-    (root / "ledger").mkdir()
-    subjects = {
-        "once": train(root / "once", **ONCE),
-        "fixed": train(root / "fixed", sampling="fixed", against=RELEASED),
-        "ledger": statistics(root / "ledger" / "statistics.sqlite", 2),
-    }
-    return {name: certify(subject, key=key).certificate for name, subject in subjects.items()}
+    root, ledger = tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("ledger") / "statistics.sqlite"
+    found = {name: certified(root, name) / "certificate.json" for name in ("once", "fixed")}
+    return found | {"ledger": certify(statistics(ledger, 2), key=key_in(root)).certificate}
 
 
 def statuses(file: Path) -> int:
@@ -171,11 +161,11 @@ def test_a_signature_by_another_key_is_found(certificates):
 
 
 def test_any_changed_byte_is_found(certificates, tmp_path):
-    """One bit of every seventh byte, in turn: digits, letters' cases, spaces, signs."""
+    """One bit of every eleventh byte, in turn: digits, letters' cases, spaces, signs."""
     data, file = certificates["once"].read_bytes(), tmp_path / "changed.json"
-    for place in range(0, len(data), 7):
+    for place in range(0, len(data), 11):
         changed = bytearray(data)
-        changed[place] ^= (1, 0x20, 0x80, 4)[place // 7 % 4]
+        changed[place] ^= (1, 0x20, 0x80, 4)[place // 11 % 4]
         file.write_bytes(changed)
         try:
             assert verifier.verify(file, [PUBLIC]).status == 1, place

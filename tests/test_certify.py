@@ -13,7 +13,6 @@ from unittest.mock import patch
 import pytest
 
 import d2pfed.certificate_verifier as verifier
-from d2pfed.accounting import RELEASED, SERVER
 from d2pfed.api import Job
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.api.statement import software_digest
@@ -22,38 +21,19 @@ from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
-from support.certificates import PUBLIC, SECRET, forged, job, statistics, train
+from support.certificates import KINDS, PUBLIC, certified, forged, job, key_in, statistics, train
 from support.reports import Page, outside
-
-KINDS = {
-    "once": {"sampling": "once", "against": SERVER, "dropouts": 0.1, "colluders": 0.05},
-    "fixed": {"sampling": "fixed", "against": RELEASED},
-    "zero-out": {"sampling": "fixed", "against": RELEASED, "adjacency": "zero-out"},
-    "poisson": {"sampling": "poisson", "mechanism": "shared", "against": RELEASED},
-    "adaptive": {"sampling": "once", "against": SERVER, "clip": "auto"},
-}
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory) -> Path:
-    file = tmp_path_factory.mktemp("key") / "signing.key"
-    file.write_bytes(SECRET)
-    file.chmod(0o600)
-    return file
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Return a directory with a run of each kind, each made when it is first asked for."""
-    return tmp_path_factory.mktemp("runs")
+    """Return where the certified runs of this process are."""
+    return tmp_path_factory.getbasetemp()
 
 
-def certified(runs: Path, key: Path, kind: str) -> Path:
-    path = runs / kind
-    if not path.exists():
-        train(path, **KINDS[kind])
-        certify(path, key=key)
-    return path
+@pytest.fixture(scope="module")
+def key(runs) -> Path:
+    return key_in(runs)
 
 
 def command(arguments: list, monkeypatch, capsys) -> tuple[int, str, str]:
@@ -75,7 +55,7 @@ def refusal(arguments: list, monkeypatch, capsys) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_certificate_of_a_run_of_each_kind_holds(runs, key, kind):
-    path = certified(runs, key, kind)
+    path = certified(runs, kind)
     found = verifier.verify(path / "certificate.json", [PUBLIC])
     assert found.status == 0, found.lines
     observers = [line for _, line in found.lines if line.startswith("run against")]
@@ -146,13 +126,13 @@ def test_what_guarantees_nothing_is_not_certified(tmp_path, key, monkeypatch, ca
     "name", ["plan.json", "seen", "identity", "settings.json", "summary.json", "ledger.sqlite"]
 )
 def test_a_run_without_one_of_its_files_is_refused_in_one_line(runs, key, tmp_path, name, monkeypatch, capsys):
-    path = shutil.copytree(certified(runs, key, "once"), tmp_path / "once")
+    path = shutil.copytree(certified(runs, "once"), tmp_path / "once")
     (path / name).unlink()
     assert refusal([path, "--key", key], monkeypatch, capsys)
 
 
 def test_a_run_with_anothers_plan_or_an_older_ledger_is_refused(runs, key, tmp_path):
-    once, fixed = (certified(runs, key, kind) for kind in ("once", "fixed"))
+    once, fixed = (certified(runs, kind) for kind in ("once", "fixed"))
     path = shutil.copytree(once, tmp_path / "once")
     plan = decode_plan((path / "plan.json").read_text())
     stronger = replace(plan, epsilon=plan.epsilon / 2)
@@ -173,12 +153,13 @@ def leaves(value: object) -> list:
     return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
 
 
-def test_a_certificate_does_not_tell_who_or_how_many_took_part(tmp_path, key):
+def test_a_certificate_does_not_tell_who_or_how_many_took_part(runs, tmp_path, key):
     """Two runs that differ in nothing but their draws, dropouts and sizes state the same."""
     statements = []
-    for name in ("a", "b"):
-        path = train(tmp_path / name / "run", **KINDS["poisson"])
-        statement = json.loads(certify(path, key=key).certificate.read_text())["statement"]
+    for path in (certified(runs, "poisson"), train(tmp_path / "poisson", **KINDS["poisson"])):
+        statement = json.loads(certify(path, key=key, output=tmp_path / "out").certificate.read_text())[
+            "statement"
+        ]
         for event in statement["events"]:
             del event["row"]  # a hash of the row that charges the run, its directory's identity among it
         del statement["ledger"]["head"], statement["released"]["model_sha256"]
@@ -190,7 +171,7 @@ def test_a_certificate_does_not_tell_who_or_how_many_took_part(tmp_path, key):
 
 def test_the_key_is_made_once_for_its_owner_alone(runs, key, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    path = shutil.copytree(certified(runs, key, "once"), tmp_path / "once")
+    path = shutil.copytree(certified(runs, "once"), tmp_path / "once")
     made, own = tmp_path / "config" / "d2pfed" / "certificate.key", path / "certificate.json"
     status, printed, _ = command(["verify", own], monkeypatch, capsys)
     assert status == 3
@@ -214,7 +195,7 @@ def test_the_key_is_made_once_for_its_owner_alone(runs, key, tmp_path, monkeypat
 
 
 def test_the_page_stands_alone_and_the_registry_entry_is_yaml(runs, key):
-    path = certified(runs, key, "once")
+    path = certified(runs, "once")
     page = (path / "certificate.html").read_text()
     assert outside(page) == []
     text = Page.read(page).text
@@ -229,7 +210,7 @@ def test_the_page_stands_alone_and_the_registry_entry_is_yaml(runs, key):
 
 
 def test_what_a_user_wrote_cannot_break_the_page(runs, key, tmp_path):
-    path = shutil.copytree(certified(runs, key, "once"), tmp_path / "once")
+    path = shutil.copytree(certified(runs, "once"), tmp_path / "once")
     settings = json.loads((path / "settings.json").read_text())
     settings["title"] = "<script>alert(1)</script>"
     (path / "settings.json").write_text(json.dumps(settings))
@@ -248,7 +229,7 @@ def test_the_verifier_is_one_file_of_at_most_500_lines_that_imports_nothing_else
     copy.write_text(
         source.replace("    sys.exit(main())", "    assert 'd2pfed' not in sys.modules; sys.exit(main())")
     )
-    certificate = certified(runs, key, "fixed") / "certificate.json"
+    certificate = certified(runs, "fixed") / "certificate.json"
 
     def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
         program = [sys.executable, "-I", "-W", "error", str(copy), *arguments]

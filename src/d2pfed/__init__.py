@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         colluding,
     )
     from d2pfed.api import EarlyStop, FitResult, fit
+    from d2pfed.api.certify import certify
     from d2pfed.api.statistics import (
         Statistic,
         private_histogram,
@@ -53,6 +54,7 @@ __all__ = [
     "fit",
     "FitResult",
     "EarlyStop",
+    "certify",
     "PrivacyTarget",
     "MechanismName",
     "calibrate",
@@ -115,6 +117,7 @@ _NAMES = {
         "colluding",
     ),
     "d2pfed.api": ("EarlyStop", "FitResult", "fit"),
+    "d2pfed.api.certify": ("certify",),
     "d2pfed.api.statistics": (
         "Statistic",
         "private_histogram",

@@ -347,7 +347,7 @@ def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float
     counts = [part.event.releases if part.is_hidden else part.count for part in parts]
     if delta < LEAST_DELTA or len(parts) > MOST_RUNS or sum(counts) > 10**6:
         raise Unchecked(f"{sum(counts)} releases of {len(parts)} runs at delta {delta:g} behind sampled cohorts")
-    step, slack, total = min(max(claimed / 4096, 2e-6), 1e-3), 0.0, None
+    step, slack, total = min(claimed / max(4096, 256 * math.sqrt(sum(counts))), 1e-3), 0.0, None
     for part, count in zip(parts, counts, strict=True):
         smooth = surrogate(part, sum(counts))
         if smooth is None:

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 
-from d2pfed.accounting import SERVER, Sampling
+from d2pfed.accounting import RELEASED, SERVER, Sampling
 from d2pfed.api import Job, Settings
+from d2pfed.api.certify import certify
 from d2pfed.certificate_verifier import canonical
 from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
 from d2pfed.ledger import Ledger
@@ -22,6 +24,31 @@ from d2pfed.training import ServerOptimizer
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 PUBLIC = signing_public(SECRET).hex()
+
+
+KINDS = {
+    "once": {"sampling": "once", "against": SERVER, "dropouts": 0.1, "colluders": 0.05},
+    "fixed": {"sampling": "fixed", "against": RELEASED},
+    "poisson": {"sampling": "poisson", "mechanism": "shared", "against": RELEASED},
+    "adaptive": {"sampling": "once", "against": SERVER, "clip": "auto"},
+}
+
+
+def key_in(root: Path) -> Path:
+    """Return the file of the signing key."""
+    file = root / "signing.key"
+    if not file.exists():
+        file.write_bytes(SECRET)
+        file.chmod(0o600)
+    return file
+
+
+@cache
+def certified(root: Path, kind: str) -> Path:
+    """Return a certified run of a kind, made once in a process: do not change it, change a copy."""
+    path = train(root / "certified" / kind, **KINDS[kind])
+    certify(path, key=key_in(root))
+    return path
 
 
 def job(seed: int | None = None, **changes: object) -> Job:
