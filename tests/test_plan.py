@@ -618,6 +618,17 @@ def test_the_guarantee_is_for_all_attempts_and_not_for_the_rounds_alone():
     assert not keeps_its_guarantee(replace(planned(replace(SMALL, spare=0)), max_attempts=20))
 
 
+def test_what_is_printed_is_the_cost_of_all_attempts():
+    plan = planned(replace(SMALL, sampling=Sampling.NONE, against=SERVER))
+    release = plan.release("", 0, 0, (), plan.quorum)
+    costs = [
+        account([release] * count, SERVER, delta=plan.delta, max_participations=plan.max_participations).epsilon
+        for count in (1, plan.max_attempts)
+    ]
+    printed = {each.observer: each.epsilon for each in guarantees(plan)}
+    assert printed[SERVER] == costs[1] > 1.5 * costs[0]
+
+
 def test_a_partition_has_blocks_for_all_attempts():
     once = planned(replace(SMALL, sampling=Sampling.ONCE))
     with pytest.raises(ConfigError, match="101 x 20 > 2000"):

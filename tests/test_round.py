@@ -147,10 +147,11 @@ def test_a_round_below_quorum_is_void_and_tried_again_until_attempts_end():
     assert diary.events == [(kind, attempt) for attempt in range(3) for kind in ("reserve", "void")]
 
 
-def test_an_attempt_that_fails_after_the_commitment_stays_charged():
+@pytest.mark.parametrize("fidelity", Fidelity)
+def test_an_attempt_that_fails_after_the_commitment_stays_charged(fidelity):
     plan, diary = make_plan(attempts_per_round=2), Diary()
     with pytest.raises(TooFewClients):
-        run(plan, Fidelity.PROTOCOL, diary, dropouts=Dropouts(unmask=Fraction(1)))
+        run(plan, fidelity, diary, dropouts=Dropouts(unmask=Fraction(1)))
     assert [event[0] for event in diary.events] == ["reserve", "commit"] * 2
 
 
