@@ -154,19 +154,17 @@ def _federation(directory: Path, clients: int, app: Path | None) -> Any:  # noqa
 def _wait(times: Path, ticks: int, patience: float, federation: Any) -> list[float]:  # noqa: ANN401
     """Return the server's ticks, once all of them are there."""
     until = time.monotonic() + patience
-    found: list[str] = []
-    while len(found) < ticks:
-        if time.monotonic() > until:
-            raise ConfigError(f"{max(0, len(found) - 1)} of {ticks - 1} rounds were done in {patience:g} s")
-        if "Finished task" in federation.log("superlink"):
-            time.sleep(1)
-            found = times.read_text().splitlines() if times.exists() else []
-            if len(found) < ticks:
-                raise ConfigError(f"the app ended after {max(0, len(found) - 1)} of {ticks - 1} rounds")
-            break
-        time.sleep(0.2)
+    while True:
+        has_ended = "Finished task" in federation.log("superlink")  # asked first: its last tick is there then
         found = times.read_text().splitlines() if times.exists() else []
-    return [float(tick) for tick in found[:ticks]]
+        if len(found) >= ticks:
+            return [float(tick) for tick in found[:ticks]]
+        done = f"{max(0, len(found) - 1)} of {ticks - 1} rounds"
+        if has_ended:
+            raise ConfigError(f"the app ended after {done}")
+        if time.monotonic() > until:
+            raise ConfigError(f"{done} were done in {patience:g} s")
+        time.sleep(0.2)
 
 
 def _exchanges(run: Path) -> dict[str, float]:

@@ -16,12 +16,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-from loopback import end
+from loopback import end, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 FOREIGN = ROOT / "tests" / "flower_foreign"
 CLIENTS = 10
-PORT = re.compile(r"\b8000\b")
+PORT = re.compile(r"\b80[01]0\b")
 BLOCK = re.compile(r"```sh\n# (.*?)\n(.*?)```", re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "docs" / "deploy.md").read_text())
 
@@ -105,7 +105,6 @@ class Machines:
             "SERVER": "localhost",
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
-            "MARK": str(self._directory),
         }
         return {"cwd": self.home(name), "env": os.environ | here | variables}
 
@@ -156,7 +155,7 @@ def wait_for(log: Path, text: str, seconds: float) -> None:
 def test_the_guides_commands_run_as_they_are_written(tmp_path):
     pytest.importorskip("torch", reason="the app trains with torch (extra `train`)")
     commands = [block for _, block in BLOCKS]
-    with machines(tmp_path, 18473) as here:
+    with machines(tmp_path, free_port()) as here:
         server, authority = here.home("server"), here.home("authority")
         here.run("server", commands[1])
         here.run("authority", commands[2])
@@ -193,7 +192,7 @@ def test_the_guides_simulation_runs_as_it_is_written(tmp_path):
     pytest.importorskip("torch", reason="the app trains with torch (extra `train`)")
     pytest.importorskip("ray", reason="Flower's simulation needs Ray")
     commands = [block for _, block in BLOCKS]
-    with machines(tmp_path, 18473) as here:
+    with machines(tmp_path, free_port()) as here:
         make_private(here.home("laptop") / "app")
         wait_for(here.start("laptop", commands[11]), "Uvicorn running", 60)
         said = here.run("laptop", commands[12])

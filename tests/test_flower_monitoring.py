@@ -49,7 +49,7 @@ def test_a_run_leaves_its_figures_for_prometheus(tmp_path):
 
 def test_the_best_model_is_kept_beside_the_last(tmp_path):
     plan, roster, grid = make_plan(rounds=3), enrol(tmp_path, 5), make_grid(tmp_path)
-    models, scores = {}, {0: 9.0, 1: 1.0, 2: 3.0, 3: 2.0}
+    models, scores = {}, {0: 0.9, 1: 0.1, 2: 0.3, 3: 0.2}
 
     def evaluate(number, arrays):
         models[number] = arrays["params"].numpy()

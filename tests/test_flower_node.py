@@ -146,6 +146,87 @@ def test_a_rehearsal_loads_what_messages_need():
     node.rehearse()
 
 
+class Ending:
+    """A SuperNode's process that ends after so many looks at it."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def poll(self) -> int | None:
+        self.left -= 1
+        return None if self.left >= 0 else 0
+
+
+def test_messages_are_answered_in_forks_until_the_supernode_ends(tmp_path, monkeypatch, caplog):
+    tokens = ["one", None, "bad", "two"]
+    monkeypatch.setattr(runtime, "acquire", lambda _client: tokens.pop(0))
+
+    def answer(_runtime: object, token: str, _source: object) -> None:
+        if token == "bad":
+            raise ValueError("a fork fails alone")
+        (tmp_path / token).write_text(str(os.getpid()))
+
+    monkeypatch.setattr(runtime, "answer", answer)
+    with caplog.at_level("INFO", "d2pfed.flower"):
+        node.serve(SimpleNamespace(client=lambda _token: None), None, Ending(4))
+    forks = {int((tmp_path / token).read_text()) for token in ("one", "two")}
+    assert len(forks) == 2
+    assert os.getpid() not in forks
+    assert caplog.text.count("a message took") == 3
+    assert caplog.text.count("the process of a message ended with 1") == 1
+
+
+def test_a_node_that_is_not_reached_has_no_message():
+    unreachable = SimpleNamespace(
+        AcquireTask=lambda _request: (_ for _ in ()).throw(runtime.httpx.ConnectError("no"))
+    )
+    assert runtime.acquire(unreachable) is None
+    none = SimpleNamespace(HasField=lambda _name: False, token="")
+    assert runtime.acquire(SimpleNamespace(AcquireTask=lambda _request: none)) is None
+    one = SimpleNamespace(HasField=lambda _name: True, token="token")
+    assert runtime.acquire(SimpleNamespace(AcquireTask=lambda _request: one)) == "token"
+
+
+def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
+    done = []
+    message = make_message(RecordDict(), 100)
+    monkeypatch.setattr(runtime, "pull_task_input", lambda _client: (message, "context", run_of(), bundle()))
+    monkeypatch.setattr(runtime, "push_message", lambda _client, reply, context: done.append((reply, context)))
+    monkeypatch.setattr(runtime, "push_task_output", lambda **output: done.append(output["sub_status"]))
+    beats = SimpleNamespace(start=lambda: done.append("heartbeat"))
+    monkeypatch.setattr(runtime, "HeartbeatSender", lambda _send: beats)
+    source = SimpleNamespace(load=lambda _run, _fab: lambda message, context: "the answer")
+    runtime.answer(runtime.Runtime("127.0.0.1:1", None, None), "token", source)
+    assert done == ["heartbeat", ("the answer", "context"), runtime.SubStatus.COMPLETED]
+
+
+def test_the_pauses_of_a_supernode_are_short_while_messages_come(monkeypatch):
+    slept = []
+    monkeypatch.setattr("d2pfed.flower.pace.time.sleep", slept.append)
+    monkeypatch.setattr(runtime, "flower_supernode", lambda: slept.append("supernode"))
+    before = runtime.start_client_internal.time
+    monkeypatch.setattr(runtime.sys, "argv", [])
+    try:
+        runtime.run_supernode(["--insecure"])
+        assert runtime.sys.argv == ["flower-supernode", "--insecure"]
+        hasty = runtime.start_client_internal.time
+        for seconds in (3, 3, 0.5, 3, *[3] * 30):
+            hasty.sleep(seconds)
+    finally:
+        runtime.start_client_internal.time = before
+    assert slept[0] == "supernode"
+    assert slept[1] < slept[2]
+    assert slept[3] == slept[4] == 0.05
+    assert slept[-1] == 3.0
+
+
+@pytest.mark.parametrize("arguments", [["--app", "a"], ["--app", "a", "--runtime", "b", "--", "--insecure"]])
+def test_a_node_has_one_supernode(arguments, monkeypatch):
+    monkeypatch.setattr(node.sys, "argv", ["d2pfed-node", *arguments])
+    with pytest.raises(SystemExit, match="d2pfed-node: either --runtime ADDRESS or, after --"):
+        node.main()
+
+
 def test_one_round_through_two_warm_nodes(tmp_path):
     signals = tmp_path / "signals"
     signals.mkdir()

@@ -1,0 +1,110 @@
+"""Each process of a federation with warm nodes is killed in a round: a node, its fork, the SuperLink with the app."""
+
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+
+from loopback import Federation, end
+
+pytestmark = pytest.mark.slow  # real processes over TLS take minutes: the nightly script runs them
+
+ROOT = Path(__file__).resolve().parent.parent
+LIGHT = ROOT / "tests" / "flower_light"
+NODE, FORK, BLOCKING = 2, 3, 0
+HOUR = "3600"
+
+
+def survivors(run: Path) -> list[int]:
+    file = run / "metrics.jsonl"
+    return [json.loads(line)["survivors"] for line in (file.read_text() if file.exists() else "").splitlines()]
+
+
+def wait_until(condition, federation: Federation, seconds: float = 600.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, federation.log("superlink")[-3000:]
+        time.sleep(0.5)
+
+
+def forks_of(process: int) -> list[int]:
+    """The children of a process that are forks of it: their command is the same."""
+    command = Path(f"/proc/{process}/cmdline").read_bytes()
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(file.read_text().rpartition(")")[2].split()[1])
+            if parent == process and (file.parent / "cmdline").read_bytes() == command:
+                found.append(int(file.parent.name))
+    return found
+
+
+def test_a_run_outlives_the_kill_of_each_of_its_processes(tmp_path):
+    signals, run = tmp_path / "signals", tmp_path / "run"
+    signals.mkdir()
+    (signals / "planted").write_text("planted")
+    (signals / f"delay-{NODE}-1").write_text(HOUR)
+    place = tmp_path / "federation"
+    with Federation(
+        place,
+        5,
+        environment={"PYTHONPATH": str(ROOT / "src")},
+        database=str(place / "superlink.db"),
+        app=LIGHT,
+        preload="",
+    ) as federation:
+        config = {"cohort": 5, "rounds": 4, "dropouts": 0.2, "colluders": 0.1, "signals": str(signals)}
+        config |= {"joining-seconds": 300.0, "keys-seconds": 300.0, "training-seconds": 600.0}
+        files = {
+            "roster": str(federation.roster),
+            "authority": federation.authority,
+            "draws": str(federation.draws),
+        }
+        config |= files | {"directory": str(run)}
+        federation.start_superlink()
+        for client in range(5):
+            federation.register(client)
+            federation.start_supernode(client)
+        federation.run(LIGHT, config)
+
+        # A node, while it trains: the round goes on with the others, and it takes part again after a restart.
+        wait_until((signals / f"training-{NODE}-1").exists, federation)
+        (signals / f"delay-{BLOCKING}-2").write_text(
+            "100"
+        )  # the next round waits for this one, as a quorum needs it
+        end(federation.nodes[NODE], with_signal=signal.SIGKILL)
+        wait_until(lambda: len(survivors(run)) == 1, federation)
+        assert survivors(run) == [4]
+        until = time.monotonic() + 90
+        federation.start_supernode(NODE, name="again")
+        while (
+            time.monotonic() < until
+        ):  # refused until its heartbeat has expired: started again, as by a supervisor
+            if federation.nodes[NODE].poll() is not None:
+                federation.start_supernode(NODE, name="again")
+            time.sleep(5)
+
+        # A fork, while it trains: its node stays, and answers again once Flower has missed the fork's heartbeat.
+        (signals / f"delay-{FORK}-3").write_text(HOUR)
+        wait_until((signals / f"training-{FORK}-3").exists, federation)
+        (fork,) = forks_of(federation.nodes[FORK].pid)
+        os.kill(fork, signal.SIGKILL)
+        (signals / f"delay-{BLOCKING}-4").write_text("60")
+        wait_until(lambda: len(survivors(run)) == 3, federation)
+        assert survivors(run)[2] == 4
+        assert federation.nodes[FORK].poll() is None
+
+        # The SuperLink, and with it the server's app: submitted again, the run goes on after its last finished round.
+        wait_until((signals / f"training-{BLOCKING}-4").exists, federation)
+        end(federation.superlink, with_signal=signal.SIGKILL)
+        federation.start_superlink()
+        federation.run(LIGHT, config)
+        wait_until((run / "models.json").exists, federation)
+    assert len(survivors(run)) == 4
+    assert survivors(run)[3] >= 4
