@@ -10,9 +10,9 @@ import torch
 from scipy.stats import binom
 
 from d2pfed.accounting import BatchSampling, Sampling, Unit
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
 from d2pfed.learning import OwnClients, RecordTrainer, own_model
-from d2pfed.ledger import Ledger
+from d2pfed.ledger import Ledger, verify
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import Centered
 from d2pfed.numerics import canonical
@@ -479,13 +479,26 @@ def test_an_attempt_that_fails_after_vectors_were_sent_stays_charged(small_plan,
     assert ledger.charged("run") == small_plan.attempts_per_round
 
 
+def test_runs_of_any_length_share_a_ledger(tmp_path, small_plan):
+    longer = replace(small_plan, rounds=6, max_attempts=7, max_participations=7, epsilon=8.0)
+    budget = replace(run_plan(small_plan).budget, epsilon=9.0)
+    with Ledger.create(tmp_path / "shared.db", budget) as opened:
+        opened.begin("one", "owner", run_plan(small_plan))
+        opened.begin("two", "another", run_plan(longer))
+        with pytest.raises(BudgetExceeded):
+            opened.begin("three", "third", run_plan(replace(longer, max_attempts=400, max_participations=400)))
+    found = verify(tmp_path / "shared.db")
+    assert [each.run for each in found.runs] == ["one", "two"]
+    assert found.units <= found.of  # counted in attempts of the first
+
+
 def test_the_released_mean_is_near_the_clipped_gradients_over_the_expected_batch(small_plan):
     params, own = network().initial(), trainer()
     every = [(client, np.arange(own.count(client))) for client in range(SILOS)]
     total = sum(clipped(rows).sum(0) for _, rows in own.gradients(params, every))
     wanted = total * 0.2 / small_plan.divisor
     session, means = attempt(small_plan), []
-    for secret in range(60):
+    for secret in range(30):
         ring_sum = np.zeros(small_plan.codec.length, np.uint32)
         for client in range(SILOS):
             one = participant(small_plan, client, Entropy.replay(f"{secret}".encode()))
@@ -493,6 +506,6 @@ def test_the_released_mean_is_near_the_clipped_gradients_over_the_expected_batch
         centred = small_plan.ring.centre(ring_sum)
         means.append(small_plan.codec.decode(centred, rotation_seed(session), small_plan.divisor))
     error = np.mean(means, 0) - wanted
-    spread = small_plan.sigma * math.sqrt(5 / 4) / small_plan.divisor / math.sqrt(60)
+    spread = small_plan.sigma * math.sqrt(5 / 4) / small_plan.divisor / math.sqrt(30)
     assert np.linalg.norm(error) < 2 * spread * math.sqrt(len(wanted))
     assert small_plan.unit is Unit.RECORD

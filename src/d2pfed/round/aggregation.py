@@ -105,7 +105,8 @@ def run_plan(plan: Plan) -> RunPlan:
         rounds=plan.rounds,
         max_attempts=plan.max_attempts,
         attempts_per_round=plan.attempts_per_round,
-        max_participations=plan.max_participations,
+        # Records have no cap, so runs of any length may share a budget.
+        max_participations=plan.max_participations if plan.batches is None else 1,
         epsilon=plan.epsilon,
         delta=plan.delta,
         observer=plan.against,
