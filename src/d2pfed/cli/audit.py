@@ -63,7 +63,7 @@ def audit() -> None:
 def mechanism(
     wanted: dict[str, Any],
     *,
-    trials: Annotated[int, option("Trials in each of the two worlds. Default: 2000.")] = 2000,
+    trials: Annotated[int, option("Trials in each of the two worlds. Default: 3000.")] = 3000,
     releases: Annotated[int, option("Rounds per trial. Default: 2.")] = 2,
     confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.99.")] = 0.99,
     fidelity: Annotated[
