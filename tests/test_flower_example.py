@@ -59,3 +59,31 @@ def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tm
     init_client(tmp_path / "cautious", 1, bytes(range(32)), tmp_path / "another")
     with pytest.raises(ConfigError, match="epsilon against server must be at most 10"):
         read_client_config(tmp_path / "cautious").policy.check(plan, enrolled)
+
+
+def services() -> dict[str, dict]:
+    yaml = pytest.importorskip("yaml", reason="it comes with Flower (extra `flower`)")
+    return yaml.safe_load((ROOT / "examples/flower/compose.yaml").read_text())["services"]
+
+
+def test_the_compose_file_has_a_superlink_a_server_and_ten_clients():
+    found = services()
+    assert [name for name in found if not name.startswith("client-")] == [
+        "prepare",
+        "superlink",
+        "register",
+        "server",
+    ]
+    clients = [service["environment"]["CLIENT"] for name, service in found.items() if name.startswith("client-")]
+    assert clients == [str(number) for number in range(10)]
+
+
+@pytest.mark.parametrize("name", list(services()))
+def test_a_service_names_what_it_is_given_and_waits_for_what_there_is(name):
+    service = services()[name]
+    command = " ".join(service["command"])
+    assert set(re.findall(r"\$\$(?!key)([A-Z]\w*)", command)) <= set(service["environment"])
+    assert not re.search(r"(?<!\$)\$(?!\$)", command)  # Docker would fill it in itself, with nothing
+    assert set(service.get("depends_on", ())) <= set(services())
+    if "superlink" in command or "d2pfed-node" in command:
+        assert "$$STATE/superlink.pem" in command

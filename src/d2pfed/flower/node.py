@@ -185,8 +185,7 @@ def _main(arguments: list[str]) -> None:
     chosen, supernode = _parse(arguments[:split]), arguments[split + 1 :]
     if bool(supernode) == (chosen.runtime is not None):
         raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    _show_log()
     signal.signal(signal.SIGTERM, _stop)
     if not supernode:
         secret = None if chosen.secret is None else chosen.secret.read_bytes()
@@ -196,6 +195,14 @@ def _main(arguments: list[str]) -> None:
     with started_supernode(supernode) as (address, secret, process):
         _serve(chosen, address, None, secret, process)
         sys.exit(process.returncode)
+
+
+def _show_log() -> None:
+    """Show our own log; Flower shows its own."""
+    shown, handler = logging.getLogger("d2pfed"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    shown.addHandler(handler)
+    shown.setLevel(logging.INFO)
 
 
 def _serve(

@@ -44,10 +44,10 @@ class Arrivals:
     def tell(self, cohort: Collection[int], here: Collection[int]) -> None:
         """Say it, if it is news."""
         present, now = frozenset(here) & frozenset(cohort), time.monotonic()
-        if present == self._said and now - self._at < EVERY_SECONDS:
+        missing = sorted(set(cohort) - present)
+        if present == self._said and (not missing or now - self._at < EVERY_SECONDS):
             return
         self._said, self._at = present, now
-        missing = sorted(set(cohort) - present)
         wait = f"; waiting for {_some(missing)}" if missing else ""
         _log.info("%d of %d clients are here%s", len(present), len(cohort), wait)
 

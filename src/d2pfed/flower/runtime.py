@@ -129,7 +129,8 @@ class Runtime:
             insecure=self.certificates is None,
             root_certificates=self.certificates,
             interceptors=interceptors,
-            retry_invoker=make_simple_http_retry_invoker(),
+            # Who asks for messages asks again anyway, and must notice in between that its SuperNode has ended.
+            retry_invoker=None if token is None else make_simple_http_retry_invoker(),
         )
 
 
