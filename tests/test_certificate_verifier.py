@@ -16,14 +16,14 @@ from d2pfed.api.certify import certify, check_ledger
 from d2pfed.cli import main
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.plan.plan import guarantees
-from support.certificates import OTHER, PUBLIC, certified, forged, key_in, statistics
+from support.certificates import OTHER, PUBLIC, SILO_KINDS, certified, forged, key_in, statistics
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory) -> dict[str, Path]:
     """Return certificates of a run with known cohorts, of one with hidden ones, and of a ledger."""
     root, ledger = tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("ledger") / "statistics.sqlite"
-    found = {name: certified(root, name) / "certificate.json" for name in ("once", "fixed")}
+    found = {name: certified(root, name) / "certificate.json" for name in ("once", "fixed", *SILO_KINDS)}
     return found | {"ledger": certify(statistics(ledger, 2), key=key_in(root)).certificate}
 
 
@@ -64,6 +64,11 @@ LIES = {
     "epsilon lowered, client": ("once", lower("client", 0.998)),
     "epsilon lowered, alone": ("once", lower("alone", 0.998)),
     "epsilon lowered, hidden cohorts": ("fixed", lower("released", 0.998)),
+    **{f"epsilon lowered, {kind}": (kind, lower("server", 0.998)) for kind in SILO_KINDS},
+    "epsilon of a single attempt, record": ("record", lower("server", 0.8)),
+    "cap on records": ("record", alter(max_participations=1)),
+    "rate lowered": ("record", alter(rate="1/100")),
+    "a person's silos": ("person in two silos", alter(coins=1)),
     "epsilon lowered, ledger": (
         "ledger",
         lambda s: s["claims"][-1].update(epsilon=s["claims"][-1]["epsilon"] * 0.998),
@@ -129,7 +134,7 @@ def test_a_lie_is_found_although_it_is_signed(certificates, lie):
     assert found.status == 1, found.lines
 
 
-@pytest.mark.parametrize("name", ["once", "fixed", "ledger"])
+@pytest.mark.parametrize("name", ["once", "fixed", "ledger", *SILO_KINDS])
 def test_an_honest_certificate_that_is_signed_again_holds(certificates, name):
     assert statuses(forged(certificates[name], lambda _: None)) == 0
 

@@ -415,8 +415,8 @@ def own_bound(events: Sequence[Event], observer: str, delta: float, claimed: flo
     parts = []
     for each in events:
         left, shift = each.unknown(observer), each.radius * (2 if each.adjacency == "replace-one" else each.coins)
-        count, hidden = min(each.max_participations, each.releases), each.is_hidden(observer)
-        parts.append(Part(each, left, count, hidden, float(shift), float(each.variance) * left))
+        cap, hidden = each.releases if each.unit == "record" else each.max_participations, each.is_hidden(observer)
+        parts.append(Part(each, left, min(cap, each.releases), hidden, float(shift), float(each.variance) * left))
     if any(part.left < 1 for part in parts):
         return math.inf
     known = known_epsilon(parts, delta)

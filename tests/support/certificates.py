@@ -8,7 +8,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
+import d2pfed
 from d2pfed.accounting import RELEASED, SERVER, Sampling
 from d2pfed.api import Job, Settings
 from d2pfed.api.certify import certify
@@ -17,7 +19,7 @@ from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget, calibrate
-from d2pfed.round import Attempt, private_sum, run_plan
+from d2pfed.round import Attempt, given_sum, run_plan
 from d2pfed.secagg.crypto import sign, signing_public
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
@@ -34,6 +36,13 @@ KINDS = {
 }
 
 
+SILO_KINDS = {
+    "record": {},
+    "record replaced": {"adjacency": "replace-one"},
+    "person in two silos": {"max_silos": 2},
+}
+
+
 def key_in(root: Path) -> Path:
     """Return the file of the signing key."""
     file = root / "signing.key"
@@ -46,7 +55,8 @@ def key_in(root: Path) -> Path:
 @cache
 def certified(root: Path, kind: str) -> Path:
     """Return a certified run of a kind, made once in a process: do not change it, change a copy."""
-    path = train(root / "certified" / kind, **KINDS[kind])
+    make = train_silos if kind in SILO_KINDS else train
+    path = make(root / "certified" / kind, **(KINDS | SILO_KINDS)[kind])
     certify(path, key=key_in(root))
     return path
 
@@ -68,6 +78,16 @@ def job(seed: int | None = None, **changes: object) -> Job:
         seed=seed,
     )
     return Job.of(settings, task, model)
+
+
+def train_silos(path: Path, **changes: object) -> Path:
+    """Return the directory of a run over five silos at its end."""
+    inputs = torch.from_numpy(np.sin(np.arange(5 * 20 * 3.0)).reshape(5, 20, 3).astype(np.float32))
+    silos = [(part, (part[:, 0] > 0).long()) for part in inputs]
+    target = {"unit": "record", "epsilon": 8.0, "delta": 1e-3, "records": 100, "batch_rate": 0.3, "colluders": 0.2}
+    with patch("d2pfed.runs.report.write_report"):
+        d2pfed.fit(torch.nn.Linear(3, 2), silos, privacy=target | changes, rounds=2, directory=path)
+    return path
 
 
 def train(path: Path, ledger: Path | None = None, **changes: object) -> Path:
@@ -97,7 +117,7 @@ def statistics(path: Path, count: int) -> Path:
     with Ledger.create(path, replace(charge.budget, epsilon=20.0)) as book:
         for number in range(count):
             book.begin(f"histogram {number}", f"owner {number}", charge)
-            private_sum(plan, Attempt(f"histogram {number}", 0, 0), vectors, book, Entropy.system())
+            given_sum(plan, Attempt(f"histogram {number}", 0, 0), vectors, book, Entropy.system())
     return path
 
 

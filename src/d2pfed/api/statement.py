@@ -93,15 +93,15 @@ def event(head: Head, begun: ChargedRun) -> Json:
         "l1_radius": str(l1),
         "dimension": dimension,
         "releases": plan.max_attempts,
-        "max_participations": plan.max_participations,
+        # A silo sends a vector in every attempt, so a record has no cap of its own.
+        "max_participations": plan.max_participations if release.batches is None else plan.max_attempts,
     }
 
 
 def _coins(release: Release) -> tuple[Fraction, int]:
     """Return the probability that a unit is in a release, and how many such coins it has."""
-    batches = getattr(release, "batches", None)  # of the unit record
-    if batches is not None:
-        return batches.rate, batches.max_silos
+    if release.batches is not None:
+        return release.batches.rate, release.batches.max_silos
     return Fraction(release.sampling.cohort_size, release.sampling.population), 1
 
 
@@ -166,10 +166,14 @@ def _claims(report: RunReport | None, own: ChargedRun | None, record: LedgerReco
     return found
 
 
-_UNITS = {Unit.CLIENT: "everything that one client holds and contributes, in all rounds of a run"}
+_UNITS = {
+    Unit.CLIENT: "everything that one client holds and contributes, in all rounds of a run",
+    Unit.RECORD: "one record of a silo, or all rows of one owner in it where groups are given, in all rounds of a run",
+}
 _NEIGHBOURS = {
     Adjacency.REPLACE_ONE: "a unit's contributions are any others within the clip; it adds its noise in both worlds",
     Adjacency.ZERO_OUT: "a unit's contributions are zero; it adds its noise in both worlds",
+    Adjacency.ADD_REMOVE: "a record is there or not; its silo adds its noise in both worlds",
 }
 _DRAWN = {
     Sampling.FIXED: "a fresh uniform cohort of known size for each charged attempt",
