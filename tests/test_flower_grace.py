@@ -64,3 +64,20 @@ def test_the_others_have_as_long_again_as_the_quorum_took(monkeypatch):
     assert deadlines.after_quorum(900.0, 1001.0) == 1001.0
     with pytest.raises(ConfigError, match="the deadline grace must be in"):
         Deadlines(grace=0.0)
+
+
+def test_an_announcement_that_was_lost_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid_module, "_AGAIN_SECONDS", 0.01)
+    plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
+    lost = []
+
+    def lose_once(client, message):
+        if client == 4 and not lost:
+            lost.append(message)
+            return None
+        return message
+
+    grid.going = lose_once
+    slow = Deadlines(joining=40_000.0, keys=40_000.0, grace=20_000.0, poll=0.001)
+    start(make_strategy(plan, tmp_path, roster, deadlines=slow), grid, timeout=100_000.0)
+    assert committed(tmp_path) == [(0, 1, 2, 3, 4)]

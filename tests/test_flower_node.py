@@ -146,34 +146,31 @@ def test_a_rehearsal_loads_what_messages_need():
     node.rehearse()
 
 
-class Ending:
-    """A SuperNode's process that ends after so many looks at it."""
-
-    def __init__(self, looks: int) -> None:
-        self.left = looks
-
-    def poll(self) -> int | None:
-        self.left -= 1
-        return None if self.left >= 0 else 0
-
-
-def test_messages_are_answered_in_forks_until_the_supernode_ends(tmp_path, monkeypatch, caplog):
-    tokens = ["one", None, "bad", "two"]
-    monkeypatch.setattr(runtime, "acquire", lambda _client: tokens.pop(0))
+def test_messages_are_answered_in_forks_and_one_that_hangs_holds_up_no_other(tmp_path, monkeypatch, caplog):
+    tokens = ["stuck", "one", "bad", "two"]
+    monkeypatch.setattr(runtime, "acquire", lambda _client: tokens.pop(0) if tokens else None)
 
     def answer(_runtime: object, token: str, _source: object) -> None:
         if token == "bad":
             raise ValueError("a fork fails alone")
         (tmp_path / token).write_text(str(os.getpid()))
+        if token == "stuck":
+            time.sleep(3600)
 
+    def ended() -> int | None:
+        is_done = caplog.text.count("a message took") == 3 and (tmp_path / "stuck").exists()
+        return 0 if is_done or time.monotonic() > until else None
+
+    until = time.monotonic() + 60
     monkeypatch.setattr(runtime, "answer", answer)
     with caplog.at_level("INFO", "d2pfed.flower"):
-        node.serve(SimpleNamespace(client=lambda _token: None), None, Ending(4))
-    forks = {int((tmp_path / token).read_text()) for token in ("one", "two")}
-    assert len(forks) == 2
+        node.serve(SimpleNamespace(client=lambda _token: None), None, SimpleNamespace(poll=ended))
+    forks = {int((tmp_path / token).read_text()) for token in ("stuck", "one", "two")}
+    assert len(forks) == 3
     assert os.getpid() not in forks
-    assert caplog.text.count("a message took") == 3
-    assert caplog.text.count("the process of a message ended with 1") == 1
+    assert caplog.text.count("its process ended with 1") == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "stuck").read_text()), 0)
 
 
 def test_a_node_that_is_not_reached_has_no_message():

@@ -85,9 +85,7 @@ class Federation:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         self._ended.close()
-        for number in self._strays():
-            with suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
+        end_strays(self.directory / "flower")
 
     def client_directory(self, client: int) -> Path:
         """Return a client's own directory."""
@@ -221,16 +219,6 @@ class Federation:
         self._started.append(process)
         return process
 
-    def _strays(self) -> list[int]:
-        """Return what is left of this federation: an app that is stopped in mid-run has left its process group."""
-        mark = f"FLWR_HOME={self.directory / 'flower'}".encode()
-        left = []
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if mark in file.read_bytes().split(b"\0"):
-                    left.append(int(file.parent.name))
-        return left
-
     def _environment(self) -> dict[str, str]:
         here = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -255,6 +243,15 @@ def end(process: subprocess.Popen[bytes], *, with_signal: signal.Signals = signa
             if not _group_exists(process.pid):
                 return
             time.sleep(1)
+
+
+def end_strays(home: Path) -> None:
+    """End what is left of a federation with this FLWR_HOME: an app that is stopped in mid-run has left its group."""
+    mark = f"FLWR_HOME={home}".encode()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in file.read_bytes().split(b"\0") and int(file.parent.name) != os.getpid():
+                os.kill(int(file.parent.name), signal.SIGKILL)
 
 
 def _group_exists(leader: int) -> bool:

@@ -34,6 +34,7 @@ MessageFactory = Callable[[RecordDict, int, str, float], Message]
 
 _log = logging.getLogger("d2pfed.flower")
 
+_AGAIN_SECONDS = 60.0  # after which a node that has not answered the announcement is asked again
 _ANNOUNCEMENT = "ANNOUNCEMENT"  # the name of this exchange in the log
 _PRESENCE = "PRESENCE"
 _TRAINING = (MessageKind.MASK_REQUEST, MessageKind.STANDING_REQUEST)  # for whose answers clients train
@@ -252,6 +253,7 @@ class NodeRegistry:
         self._asked: set[int] = set()
         self._failed: set[int] = set()
         self._waiting: dict[str, int] = {}
+        self._since: dict[str, float] = {}
         self._arrivals = Arrivals()
         self._absent: set[ClientId] = set()
 
@@ -288,6 +290,8 @@ class NodeRegistry:
         connected = self._transport.nodes()
         for client in [client for client, node in self._nodes.items() if node not in connected]:
             self._asked.discard(self._nodes.pop(client))  # when it comes back, it is told of the run again
+        for late in [each for each in self._waiting if time.monotonic() - self._since[each] > _AGAIN_SECONDS]:
+            self._asked.discard(self._waiting.pop(late))  # lost on the way: to answer twice changes nothing
         for node in sorted(connected - self._asked):
             reference = self._transport.send(
                 to_record(RequestKind.ANNOUNCEMENT, self._announcement.encode()), node, _ANNOUNCEMENT, seconds
@@ -295,6 +299,7 @@ class NodeRegistry:
             if reference is not None:
                 self._asked.add(node)
                 self._waiting[reference] = node
+                self._since[reference] = time.monotonic()
         for reference, content in self._transport.pull(_ANNOUNCEMENT, self._waiting):
             node = self._waiting.pop(reference)
             if content is None:

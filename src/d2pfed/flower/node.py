@@ -100,36 +100,61 @@ def reseed() -> None:
 
 
 def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[bytes] | None") -> None:
-    """Answer messages one after the other, as a SuperNode hands them out, until it ends."""
+    """Answer messages as a SuperNode hands them out, each in a fork, until it ends.
+
+    A SuperNode waits for an answer before it takes the next message. But it may hand out one that it has lost
+    meanwhile, and a fork that waits for that must not keep the next one waiting.
+    """
     from d2pfed.flower.runtime import acquire  # noqa: PLC0415 - after the version is known
 
-    client, pace = runtime.client(None), Pace(_LONGEST_PAUSE)
-    while supernode is None or supernode.poll() is None:
-        token = acquire(client)
-        if token is None:
-            pace.pause(_LONGEST_PAUSE)
-            continue
-        pace.hurry()
-        begun = time.monotonic()
-        code = answer_in_fork(runtime, token, source)
-        _log.info("a message took %.2f s", time.monotonic() - begun)
-        if code:
-            _log.error(
-                "the process of a message ended with %d; the SuperNode notices by its missing heartbeat", code
-            )
+    client, pace, forks = runtime.client(None), Pace(_LONGEST_PAUSE), Forks()
+    try:
+        while supernode is None or supernode.poll() is None:
+            forks.reap()
+            token = acquire(client)
+            if token is None:
+                pace.pause(_LONGEST_PAUSE)
+            else:
+                pace.hurry()
+                forks.start(runtime, token, source)
+    finally:
+        forks.end()
 
 
-def answer_in_fork(runtime: "Runtime", token: str, source: "AppSource") -> int:
-    """Answer a message in a process of its own, which starts with all that is loaded here; return how it ended."""
+class Forks:
+    """The processes that answer messages: each starts with all that is loaded here, and leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, float] = {}
+
+    def start(self, runtime: "Runtime", token: str, source: "AppSource") -> None:
+        """Answer a message in a process of its own."""
+        child = os.fork()
+        if child:
+            self._begun[child] = time.monotonic()
+        else:
+            _answer(runtime, token, source)
+
+    def reap(self) -> None:
+        """Take note of those that have ended."""
+        for child in list(self._begun):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                _log.info("a message took %.2f s", time.monotonic() - self._begun.pop(child))
+                if code := os.waitstatus_to_exitcode(status):
+                    _log.error("its process ended with %d; the SuperNode notices by its missing heartbeat", code)
+
+    def end(self) -> None:
+        """End those that are left."""
+        for child in self._begun:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _answer(runtime: "Runtime", token: str, source: "AppSource") -> NoReturn:
+    """Answer a message, and end this process."""
     from d2pfed.flower.runtime import answer  # noqa: PLC0415
 
-    child = os.fork()
-    if child:
-        try:
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        except BaseException:  # this process is told to end
-            os.kill(child, signal.SIGKILL)
-            raise
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -6,6 +6,7 @@ This is such an asker. Checked: test_flower_node.py, which fails when a name or 
 
 import hashlib
 import logging
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from d2pfed.ledger.files import FileError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _IDLE_SECONDS = 3.0  # what a SuperNode sleeps when there is no message
+_PULL_SECONDS = 600  # for a message to come from the SuperNode, which has it already
 _WAITING_SECONDS = 0.05  # in the place of its half second between two looks for the answer
 
 _log = logging.getLogger("d2pfed.flower")
@@ -151,7 +153,9 @@ def answer(runtime: Runtime, token: str, source: AppSource) -> None:
     client = runtime.client(token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
+    signal.alarm(_PULL_SECONDS)  # ends this process: what a SuperNode has lost never comes
     message, context, run, fab = pull_task_input(client)
+    signal.alarm(0)
     reply, status, details = _reply(source, message, context, run, fab)
     push_message(client, reply, context)
     push_task_output(client=client, context=context, sub_status=status, details=details)
