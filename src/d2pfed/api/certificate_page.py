@@ -46,7 +46,7 @@ def _told(claim: dict[str, Any]) -> dict[str, str]:
         "who": _OBSERVED[claim["observer"].partition("(")[0]],
         "epsilon": epsilon,
         "delta": round_up(claim["delta"], 3),
-        "how": claim["reason"] or f"{claim['accountant']}; cohorts {claim['sampling']}",
+        "how": claim["reason"] or f"{claim['accountant']}; {claim['sampling']}",
     }
 
 

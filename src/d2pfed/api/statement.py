@@ -181,6 +181,7 @@ _DRAWN = {
     Sampling.ONCE: "a random partition: each client is in one cohort of the run; nothing is amplified",
     Sampling.NONE: "cohorts that are known or were not drawn at random; nothing is amplified",
 }
+_BY_COINS = "every silo in every attempt; in each, every record by a secret coin of its silo, which amplifies"
 
 
 def statement(
@@ -233,7 +234,7 @@ def drawn(release: Release, enforced_by: str) -> Json:
     sampling = release.sampling
     return {
         "method": sampling.method.value,
-        "means": _DRAWN[sampling.method],
+        "means": _DRAWN[sampling.method] if release.batches is None else _BY_COINS,
         "population": sampling.population,
         "cohort_size": sampling.cohort_size,
         "rate": str(_coins(release)[0]),
