@@ -45,6 +45,17 @@ def forks_of(process: int) -> list[int]:
     return found
 
 
+def apps_of(federation: Federation) -> list[int]:
+    """The server's apps of a federation that are running."""
+    mark = f"FLWR_HOME={federation.directory / 'flower'}".encode()
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in file.read_bytes() and b"flwr-serverapp" in (file.parent / "cmdline").read_bytes():
+                found.append(int(file.parent.name))
+    return found
+
+
 def test_a_run_outlives_the_kill_of_each_of_its_processes(tmp_path):
     signals, run = tmp_path / "signals", tmp_path / "run"
     signals.mkdir()
@@ -103,6 +114,9 @@ def test_a_run_outlives_the_kill_of_each_of_its_processes(tmp_path):
         # The SuperLink, and with it the server's app: submitted again, the run goes on after its last finished round.
         wait_until((signals / f"training-{BLOCKING}-4").exists, federation)
         end(federation.superlink, with_signal=signal.SIGKILL)
+        wait_until(
+            lambda: not apps_of(federation), federation
+        )  # it ends by itself, and has the run's lock until then
         federation.start_superlink()
         federation.run(LIGHT, config)
         wait_until((run / "models.json").exists, federation)
