@@ -90,6 +90,7 @@ def test_a_plan_with_weights_says_its_dimension_and_clip():
     plan = calibrate(target(), max_weight=100.0)
     assert (plan.dimension, plan.codec.rotation.dimension, plan.update_clip) == (D, D + 1, 2.0)
     assert decode_plan(canonical.encode(plan)) == plan
+    assert len({each.digest for each in (plan, calibrate(target(), max_weight=99.0), calibrate(target()))}) == 3
     assert describe_plan(plan).guarantees
     with pytest.raises(ConfigError, match="codec's clip of 1"):
         replace(plan, codec=replace(plan.codec, clip=2.0))
