@@ -301,7 +301,7 @@ def test_plan_and_train_have_one_set_of_defaults(run):
     helps = [" ".join(run(f"{command} --help")[1].split()) for command in ("plan", "train")]
     for text in (
         "or colluding(c). Default: server.",
-        "How cohorts are drawn. Default: once.",
+        "every silo is asked: none. Default: once.",
         "missing from the sum. Default: 0.1.",
         "all it knows. Default: 0.1.",
     ):

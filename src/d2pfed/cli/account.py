@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from d2pfed.accounting import Accountant, CohortSampling, cpsgd_epsilon, epsilon_of, round_up
+from d2pfed.accounting import Accountant, Adjacency, CohortSampling, cpsgd_epsilon, epsilon_of, round_up
 from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, option, with_fields
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError
@@ -33,7 +33,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 SETTING = FieldOptions(
     kind=PrivacyTarget,
     only=("population", "cohort_size", "rounds", "delta", "sampling", "adjacency", "dimension"),
-    defaults={"population": 100_000, "cohort_size": 100, "rounds": 100, "delta": 1e-5, "dimension": 51_370},
+    defaults={
+        "population": 100_000,
+        "cohort_size": 100,
+        "rounds": 100,
+        "delta": 1e-5,
+        "dimension": 51_370,
+        "adjacency": Adjacency.REPLACE_ONE,
+    },
 )
 
 
@@ -60,6 +67,10 @@ def account(
     population, cohort, rounds = setting["population"], setting["cohort_size"], setting["rounds"]
     sampling, adjacency, delta = setting["sampling"], setting["adjacency"], setting["delta"]
     dimension = setting["dimension"]
+    if adjacency is Adjacency.ADD_REMOVE:
+        raise ConfigError(
+            "adjacency must be replace-one or zero-out for clients, got add-remove, which is of records"
+        )
     drawn = CohortSampling(sampling, population, cohort)
     for name, value, most in (
         ("population", population, MOST_POPULATION),

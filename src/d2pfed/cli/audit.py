@@ -119,7 +119,7 @@ def training(
     from d2pfed.ledger.files import replace_file  # noqa: PLC0415 - as below
     from d2pfed.runs.plain import to_json  # noqa: PLC0415 - as below
     from d2pfed.runs.report import AUDIT, read_report, write_report  # noqa: PLC0415 - the plotter is slow to load
-    from d2pfed.simulation.process_backend import ProcessBackend  # noqa: PLC0415 - as above
+    from d2pfed.simulation.process_backend import start_workers  # noqa: PLC0415 - as above
 
     use_one_thread()
     job = _job(run, partition, data)
@@ -130,7 +130,11 @@ def training(
             return not watcher.stopping
 
         found = audit_training(
-            job, canaries, lambda trainer: ProcessBackend(trainer, workers), listen, confidence=confidence
+            job,
+            canaries,
+            lambda trainer: start_workers(trainer, workers, use_one_thread)[0],
+            listen,
+            confidence=confidence,
         )
     replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
     write_report(read_report(run), run)
