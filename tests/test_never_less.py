@@ -386,7 +386,7 @@ def printed_bounds_are_bounds():
     item = account([template.release], SERVER, delta=1e-3, max_participations=1)
     for value in np.geomspace(0.0101, 29.7, 300):
         table = show.epsilons((replace(item, epsilon=float(value), delta=float(value) * 1e-6),))
-        for column, true in ((1, value), (2, value * 1e-6)):
+        for column, true in ((2, value), (3, value * 1e-6)):
             (cell,) = table.columns[column].cells
             assert float(cell) >= true
             assert float(cell) <= true * 1.01

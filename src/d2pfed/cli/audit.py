@@ -19,7 +19,7 @@ from d2pfed.cli.options import (
 )
 from d2pfed.cli.show import out, plain, print_json
 from d2pfed.errors import needs_extra
-from d2pfed.fields import DATA, convert
+from d2pfed.fields import DATA
 from d2pfed.plan import PrivacyTarget
 from d2pfed.plan.bounds import check_range
 from d2pfed.simulation import Fidelity
@@ -77,7 +77,7 @@ def mechanism(
     """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
     check_range("trials", trials, 1, MOST_TRIALS)
     check_range("releases", releases, 1, 1000)
-    target = PrivacyTarget(against=SERVER, **convert(PrivacyTarget, wanted))
+    target = PrivacyTarget(against=SERVER, **wanted)
     found = audit_mechanism(
         audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
     )
