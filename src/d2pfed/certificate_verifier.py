@@ -434,6 +434,8 @@ def check_claim(claim: Json, events: Sequence[Event]) -> str:
         raise Wrong(f"it covers the runs {str(runs)[:80]}, and the events are of others")
     if any((event.unit, event.adjacency) != (claim.get("unit"), claim.get("adjacency")) for event in covered):
         raise Wrong("its unit and adjacency are not those of its events")
+    if len({event.coins for event in covered}) > 1:
+        raise Wrong("its events protect persons in different numbers of silos: they make no claim together")
     if claimed is None:
         return "nothing is claimed, epsilon is infinite"
     if not (isinstance(claimed, float) and isinstance(delta, float) and claimed > 0 and 0 < delta < 1):

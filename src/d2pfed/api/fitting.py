@@ -162,7 +162,13 @@ def fit(
     stop = checked_stop(early_stop, validation)
     own_weights, cap = checked_weights(weights, max_weight, own.population, scope)
     details = Details(
-        local, scope.sampling.cohort_size, function_name(step or loss), fixed_digest(model), stop, cap
+        local,
+        scope.sampling.cohort_size,
+        function_name(step or loss),
+        fixed_digest(model),
+        stop,
+        cap,
+        None if groups is None else "owner",
     )
     settings = RunSettings(
         title=type(module).__name__,
