@@ -54,6 +54,11 @@ class Terms:
             raise ConfigError(f"fidelity must be auto, {', '.join(Fidelity)}, got {self.fidelity!r}")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ConfigError(f"seed must be a whole number or None, got {self.seed!r}")
+        if self.seed is not None and self.ledger is not None:
+            raise ConfigError(
+                f"a release on a shared ledger takes its noise from the system, got seed {self.seed}: what repeats "
+                "from a seed protects nobody, and is not to be counted as private"
+            )
 
     @property
     def of_records(self) -> bool:
@@ -123,7 +128,9 @@ def release(name: str, contributions: Sequence[Update], dimension: int, bound: f
     """
     clients = len(contributions)
     if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
-        raise ConfigError(f"the bound on a vector must be in [{LEAST_BOUND:g}, {1 / LEAST_BOUND:g}], got {bound:g}")
+        raise ConfigError(
+            f"the bound on a vector must be in [{LEAST_BOUND:g}, {1 / LEAST_BOUND:g}], got {bound:g}"
+        )
     with _ledger(terms) as given:
         target = terms.target(dimension, clients, bound, None if given is None else given.budget)
         if given is not None:
@@ -178,8 +185,8 @@ def _plan(target: PrivacyTarget, bound: float) -> Plan:
 
 
 def run_name(name: str, terms: Terms) -> str:
-    """Return a name that no other release on its ledger has: on a shared one the noise is fresh, whatever the seed."""
-    if terms.seed is not None and terms.ledger is None:
+    """Return a name that no other release has, but for one that repeats from its seed."""
+    if terms.seed is not None:
         return f"{name} {terms.seed}"
     return f"{name} {Entropy.system().key[:8].hex()}"
 

@@ -50,7 +50,7 @@ def private_sum(
         ledger: A ledger that other runs over these clients share, its path, or a run's directory; None charges a
             ledger of this release alone.
         fidelity: protocol, sum, or auto: every message of the protocol for up to 100 clients.
-        seed: A number repeats the noise where no ledger is given, and protects nobody from whoever knows it.
+        seed: A number repeats the noise, and protects nobody from whoever knows it; not with a ledger.
 
     Raises:
         ConfigError: if an argument cannot be used, before anything is charged.
