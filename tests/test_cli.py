@@ -289,6 +289,13 @@ def test_a_function_that_makes_no_task_is_one_line(run, own_module, names, rule)
     assert err.count("\n") == 1
 
 
+def test_a_plan_of_records_asks_every_silo(run):
+    silos = "--unit record --population 20 --records 5000 --dimension 100 --rounds 30 --against server"
+    status, out, err = run(f"plan {silos}")
+    assert status == 0, err
+    assert "every silo draws each record" in out
+
+
 def test_a_plan_that_clients_refuse_by_default_is_told_so(run):
     told = "A client with the default policy refuses this plan: "
     assert told in " ".join(run(PAPER.removesuffix("--json"))[1].split())

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +78,8 @@ def mechanism(
     """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""
     check_range("trials", trials, 1, MOST_TRIALS)
     check_range("releases", releases, 1, 1000)
-    target = PrivacyTarget(against=SERVER, **convert(PrivacyTarget, wanted))
+    given = {name: value for name, value in wanted.items() if value is not None}
+    target = PrivacyTarget(against=SERVER, **convert(PrivacyTarget, given))
     found = audit_mechanism(
         audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
     )
@@ -119,7 +121,7 @@ def training(
     from d2pfed.ledger.files import replace_file  # noqa: PLC0415 - as below
     from d2pfed.runs.plain import to_json  # noqa: PLC0415 - as below
     from d2pfed.runs.report import AUDIT, read_report, write_report  # noqa: PLC0415 - the plotter is slow to load
-    from d2pfed.simulation.process_backend import ProcessBackend  # noqa: PLC0415 - as above
+    from d2pfed.simulation.process_backend import start_workers  # noqa: PLC0415 - as above
 
     use_one_thread()
     job = _job(run, partition, data)
@@ -129,9 +131,9 @@ def training(
             watcher.show(record.round, "auditing")
             return not watcher.stopping
 
-        found = audit_training(
-            job, canaries, lambda trainer: ProcessBackend(trainer, workers), listen, confidence=confidence
-        )
+        # The bar has a thread of its own, so workers may have to start afresh.
+        start = partial(start_workers, workers=workers, prepare=use_one_thread)
+        found = audit_training(job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence)
     replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
     write_report(read_report(run), run)
     if json:
