@@ -89,6 +89,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
     ("line", "rule"),
     [
         ("plan --epsilon -1", "epsilon must be positive and finite, got -1"),
+        ("account --noise-multiplier 1 --adjacency add-remove --sampling poisson", "add-remove is of records"),
         ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
         ("plan --epsilon x", "'--epsilon'"),
         ("plan --cohort-size 200 --population 100", "cohort_size must be at most the population 100, got 200"),
@@ -308,7 +309,7 @@ def test_plan_and_train_have_one_set_of_defaults(run):
     helps = [" ".join(run(f"{command} --help")[1].split()) for command in ("plan", "train")]
     for text in (
         "or colluding(c). Default: server.",
-        "How cohorts are drawn. Default: once.",
+        "every silo is asked: none. Default: once.",
         "missing from the sum. Default: 0.1.",
         "all it knows. Default: 0.1.",
     ):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from d2pfed.accounting import Accountant, CohortSampling, cpsgd_epsilon, epsilon_of, round_up
+from d2pfed.accounting import Accountant, Adjacency, CohortSampling, cpsgd_epsilon, epsilon_of, round_up
 from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, option, with_fields
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError
@@ -56,10 +56,14 @@ def account(
     json: AsJson = False,
 ) -> None:
     """Show the epsilon that given noise, sampling and rounds amount to."""
-    setting = convert(PrivacyTarget, setting)
+    setting = convert(PrivacyTarget, setting | {"adjacency": setting["adjacency"] or Adjacency.REPLACE_ONE})
     population, cohort, rounds = setting["population"], setting["cohort_size"], setting["rounds"]
     sampling, adjacency, delta = setting["sampling"], setting["adjacency"], setting["delta"]
     dimension = setting["dimension"]
+    if adjacency is Adjacency.ADD_REMOVE:
+        raise ConfigError(
+            "adjacency add-remove is of records (`d2pfed plan --unit record`), and this is of clients"
+        )
     drawn = CohortSampling(sampling, population, cohort)
     for name, value, most in (
         ("population", population, MOST_POPULATION),
