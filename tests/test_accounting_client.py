@@ -10,6 +10,7 @@ import pytest
 from d2pfed.accounting import client_epsilon
 from d2pfed.accounting.events import (
     Adjacency,
+    BatchSampling,
     BinomialSum,
     CohortSampling,
     ContinuousGaussian,
@@ -88,3 +89,37 @@ def test_nothing_costs_nothing_and_what_cannot_be_covered_costs_infinity():
     assert client_epsilon([row(long)] * 1000, 1e-5) < client_epsilon([row(long)] * 8000, 1e-5) == math.inf
     with pytest.raises(ConfigError, match="delta"):
         client_epsilon([], 0.0)
+
+
+def record(noise=None, rate=Fraction(1, 32), run="run", silos=1):
+    return Release(
+        run=run,
+        round=0,
+        attempt=0,
+        unit=Unit.RECORD,
+        adjacency=Adjacency.ADD_REMOVE,
+        sampling=CohortSampling(Sampling.NONE, 20, 20),
+        noise=noise or DiscreteGaussianSum(Fraction(8), 14, Fraction(30), 64),
+        participants=(),
+        batches=BatchSampling(rate, silos),
+    )
+
+
+@pytest.mark.parametrize("silos", [1, 2])
+def test_records_of_one_kind_are_counted_behind_their_silos_coins(silos):
+    """Without the coins a plan of epsilon 3 in hundreds of rounds would seem to spend hundreds."""
+    for count in (1, 300):
+        own = [record(silos=silos)] * (count - 1) + [record(silos=silos, run="other")]
+        exact = account(own, SERVER, delta=1e-5, max_participations=count).epsilon
+        assert exact <= client_epsilon(own, 1e-5) <= 1.1 * exact
+        known = client_epsilon([replace(row(each.noise), run=each.run) for each in own], 1e-5)
+        assert client_epsilon(own, 1e-5) < known / 2
+
+
+def test_records_of_two_kinds_are_not_amplified():
+    """What comes second may have been chosen from what came first: no composition of both is a filter."""
+    other = record(rate=Fraction(1, 16))
+    mixed = [[record()] * 9 + [other], [other] + [record()] * 9, [record()] * 9 + [row(record().noise)]]
+    plain = client_epsilon([row(record().noise)] * 10, 1e-5)
+    for own in mixed:
+        assert plain < client_epsilon(own, 1e-5) < 1.5 * plain

@@ -260,6 +260,15 @@ def test_the_games_reject_noise_of_all_silos_where_only_honest_ones_count():
     assert any(found)
 
 
+def test_persons_in_different_numbers_of_silos_have_no_common_account():
+    one, two = (release(silo_noise(8), silos=silos) for silos in (1, 2))
+    message = "must have the same max_silos, got 2 and 1"
+    with pytest.raises(ConfigError, match=message):
+        account([two, replace(one, run="other")], SERVER, delta=1e-6, max_participations=2)
+    with pytest.raises(ConfigError, match=message):
+        Filter(9.0, 1e-6, SERVER).charge([PlanCost(two, 5, 1), PlanCost(one, 5, 1)])
+
+
 def test_releases_say_what_goes_together():
     noise = silo_noise(8)
     with pytest.raises(ConfigError, match="batches go with the unit record"):

@@ -28,7 +28,7 @@ from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.noise import mechanisms
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import PrivacyTarget
+from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.simulation import Dropouts, Fidelity, InProcess
 from d2pfed.training import ServerOptimizer
 from support.adjacencies import OF_CLIENTS
@@ -245,6 +245,13 @@ def test_coins_and_canaries_are_of_the_given_entropy_and_fair():
     assert not np.array_equal(drawn.coins, Canaries.draw(100, plan, Entropy.replay(b"other")).coins)
     with pytest.raises(ConfigError, match="canaries must be in"):
         Canaries.draw(101, plan, Entropy.replay(b"fair"))
+
+
+def test_canaries_of_records_are_refused():
+    values = {"unit": "record", "records": 100, "population": 5, "rounds": 1, "dimension": 4}
+    plan = calibrate(PrivacyTarget(**values, delta=1e-3, against="server"))
+    with pytest.raises(ConfigError, match="canaries are clients, and the plan has the unit record"):
+        Canaries.draw(2, plan, Entropy.replay(b"fair"))
 
 
 def test_the_surest_guesses_count():

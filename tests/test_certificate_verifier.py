@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -288,6 +289,18 @@ def test_the_profile_of_secret_coins_is_dp_accountings(coins):
     for observer in ("released", "server"):
         assert verifier.own_bound([own], observer, 1e-5, 0.5) == pytest.approx(expected, rel=2e-3)
     assert verifier.own_bound([own], "alone", 1e-5, 0.5) == math.inf
+
+
+def test_events_of_different_persons_make_no_claim_together(certificates):
+    """Priced for a person in one silo, an event says nothing about one in two."""
+    statement = json.loads(certificates["record"].read_text())["statement"]
+    one = verifier.event_of(statement["events"][0])
+    two = replace(one, run="other", coins=2)
+    claim = {"scope": "ledger", "runs": [one.run, two.run], "observer": "server", "epsilon": 1e3, "delta": 1e-3}
+    claim |= {"unit": one.unit, "adjacency": one.adjacency}
+    assert verifier.check_claim(claim, [one, replace(two, coins=1)])
+    with pytest.raises(verifier.Wrong, match="a person's silos are not the same"):
+        verifier.check_claim(claim, [one, two])
 
 
 # Mistakes in the verifier, and the lie that would then hold: without the one check it is believed.

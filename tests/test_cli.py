@@ -89,6 +89,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
     ("line", "rule"),
     [
         ("plan --epsilon -1", "epsilon must be positive and finite, got -1"),
+        ("account --noise-multiplier 1 --adjacency add-remove --sampling poisson", "add-remove is of records"),
         ("plan --epsilon nan", "epsilon must be positive and finite, got nan"),
         ("plan --epsilon x", "'--epsilon'"),
         ("plan --cohort-size 200 --population 100", "cohort_size must be at most the population 100, got 200"),
@@ -287,6 +288,13 @@ def test_a_function_that_makes_no_task_is_one_line(run, own_module, names, rule)
     assert status == 2
     assert rule in err
     assert err.count("\n") == 1
+
+
+def test_a_plan_of_records_asks_every_silo(run):
+    silos = "--unit record --population 20 --records 5000 --dimension 100 --rounds 30 --against server"
+    status, out, err = run(f"plan {silos}")
+    assert status == 0, err
+    assert "every silo draws each record" in out
 
 
 def test_a_plan_that_clients_refuse_by_default_is_told_so(run):

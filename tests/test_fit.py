@@ -557,11 +557,12 @@ BAD = [
     ({"early_stop": EarlyStop()}, "early_stop needs validation data, got none"),
     ({"callbacks": 3}, "callbacks must be functions, got int"),
     ({"seed": "x"}, "seed must be a whole number, got 'x'"),
+    ({"seed": 3, "ledger": "x", "privacy": {"colluders": 0.0}}, "takes its noise from the system, got seed 3"),
     ({"evaluate_every": 0}, "evaluate_every must be in"),
     ({"workers": 0}, "workers must be in"),
     ({"baseline": 3}, "baseline must be a FitResult or a run's directory, got int"),
     ({"directory": 3}, "directory must be a path, got int"),
-    ({"ledger": "nowhere", "privacy": {"colluders": 0.0}}, "there is no ledger at nowhere"),
+    ({"ledger": "nowhere", "seed": None, "privacy": {"colluders": 0.0}}, "there is no ledger at nowhere"),
 ]
 
 

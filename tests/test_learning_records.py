@@ -141,9 +141,39 @@ def test_groups_that_do_not_fit_are_refused():
         trainer(silos=[data(6)], groups=[["a"] * 5]).count(0)
     with pytest.raises(ConfigError, match="for 1 silos"):
         trainer(silos=[data(6)], groups=[["a"] * 6] * 2).count(0)
-    by_name = trainer(silos=[data(6)], groups={"hospital": ["a"] * 6})
+    by_name = trainer(silos={"hospital": data(6)}, groups={"hospital": ["a"] * 6})
     by_number = trainer(silos=[data(6)], groups=lambda _silo: np.arange(6) // 2)
     assert (by_name.count(0), by_number.count(0)) == (1, 3)
+    assert trainer(silos=[data(6)], groups=np.zeros((1, 6), int)).count(0) == 1
+    with pytest.raises(ConfigError, match="must be a sequence, a mapping or a function, got int"):
+        trainer(silos=[data(6)], groups=3).count(0)
+    with pytest.raises(ConfigError, match="owners by numbers or texts"):
+        trainer(silos=[data(6)], groups=[[None] * 6]).count(0)
+
+
+def test_groups_by_name_are_those_of_the_silo_of_that_name():
+    """In another order the owners of one hospital would be given to the rows of another."""
+    held = {"a": data(6), "b": data(6)}
+    own = trainer(silos=held, groups={"b": ["x"] * 6, "a": np.arange(6)})
+    assert (own.count(0), own.count(1)) == (6, 1)
+    with pytest.raises(ConfigError, match="'a' is not among them"):
+        trainer(silos=held, groups={"b": ["x"] * 6, "c": ["x"] * 6}).count(0)
+    with pytest.raises(ConfigError, match="0 is not among them"):
+        trainer(silos=list(held.values()), groups={"b": ["x"] * 6, "a": ["x"] * 6}).count(0)
+
+
+def test_silos_whose_rows_differ_in_form_are_found_before_anything_is_charged():
+    own = trainer(silos=[data(6), (torch.zeros(6, 5), torch.zeros(6, dtype=torch.long))])
+    with pytest.raises(ConfigError, match="all silos must hold rows of one form"):
+        own.tried(own.model.initial(), 10)
+
+
+def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
+    """Its epsilon is that of a row: returned to a call with groups, it would be taken for a patient's."""
+    given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run", "progress": False}
+    d2pfed.fit(torch.nn.Linear(6, 2), silos(), **given)
+    with pytest.raises(ConfigError, match="begun with other settings"):
+        d2pfed.fit(torch.nn.Linear(6, 2), silos(), groups=[np.arange(60) // 2] * 5, **given)
 
 
 def test_other_inputs_losses_and_steps_are_trained_by_record():

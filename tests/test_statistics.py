@@ -222,7 +222,7 @@ def assert_kept(result):
 
 
 def test_both_fidelities_give_the_same_bits(monkeypatch):
-    monkeypatch.setattr(releasing, "run_name", lambda name: name)
+    monkeypatch.setattr(releasing, "run_name", lambda name, _terms: name)
     vectors = np.eye(12)
     by_protocol, by_sum = (d2pfed.private_sum(vectors, fidelity=each, seed=5) for each in ("protocol", "sum"))
     assert (by_protocol.value == by_sum.value).all()
@@ -364,12 +364,23 @@ BAD = [
     (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, ["f1"]), "metrics must be out of accuracy, .*, got 'f1'"),
     (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, []), "metrics must be different names"),
     (lambda: d2pfed.private_metrics([(np.eye(3), range(3))] * 2, ["auroc"]), "auroc is of two classes, got 3"),
-    (lambda: d2pfed.private_metrics([(np.eye(3), range(3)), ([0.5], [0])]), "one number of classes, got 3, 4"),
+    (lambda: d2pfed.private_metrics([(np.eye(3), range(3)), ([0.5], [0])]), "one number of classes, got 2, 3"),
     (lambda: d2pfed.private_sum([[1], [2]], privacy={"unit": "record"}), "the unit record needs records, a public"),
     (lambda: d2pfed.private_sum([1, 2], privacy={"unit": "record", "records": 9}), "a record per row, all alike"),
     (lambda: d2pfed.private_sum([1, 2], privacy={"unit": "patient"}), "unit must be"),
     (lambda: d2pfed.private_mean([[1], [2]], weights=[1, 1], privacy=RECORDS), "weights are for the unit client"),
     (lambda: d2pfed.private_histogram([1, 2], [0, 9], max_values=3, privacy=RECORDS), "max_values is for the unit"),
+    (lambda: d2pfed.private_sum([1, 2], privacy=["against"]), "privacy must be a dictionary of changes .*, got list"),
+    (lambda: d2pfed.private_sum([1, 2], privacy=d2pfed.PrivacyTarget()), "a dictionary of .*, got PrivacyTarget"),
+    (lambda: d2pfed.private_sum([1, 2], clip=1e300), r"bound on a vector must be in \[1e-30, 1e\+30\], got 1e\+300"),
+    (lambda: d2pfed.private_sum([1, 2], clip=1e-300), r"bound on a vector must be in \[1e-30, 1e\+30\], got 1e-300"),
+    (lambda: d2pfed.private_mean([1, 2], max_weight=3), "max_weight goes with weights"),
+    (lambda: d2pfed.private_quantile([1, 2], 0.5, bounds=(-1e308, 1e308)), "bounds must be a finite distance apart"),
+    (lambda: d2pfed.private_histogram([1, 2], np.arange(2e6)), "must have at most 1048576 bins, got 1999999"),
+    (lambda: d2pfed.private_table([[1], [2]], [[[], 2]]), "categories of a variable must be plain values"),
+    (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, [[]]), r"metrics must be out of accuracy, .*, got \[\]"),
+    (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, predict=3), "predict must be a function, got int"),
+    (lambda: d2pfed.private_metrics([(0, [0])] * 2, predict=lambda x: 1 / x), "predict fails for client 0: ZeroDiv"),
 ]  # fmt: skip
 
 
@@ -380,7 +391,43 @@ def test_bad_input_is_refused_in_one_line(call, rule):
     assert "\n" not in str(caught.value)
 
 
+def test_a_seed_repeats_the_noise_but_on_no_shared_ledger(tmp_path):
+    """There it would be charged, and certified, as if it protected anybody."""
+    options = {"fidelity": "sum", "delta": 1e-3}
+    first, again, other = (d2pfed.private_sum(np.eye(12), **options, seed=seed) for seed in (4, 4, 5))
+    assert (first.value == again.value).all()
+    assert (first.value != other.value).any()
+    with d2pfed.Ledger.create(tmp_path / "ledger", d2pfed.Budget(9.0, 1e-3, d2pfed.SERVER)) as ledger:
+        with pytest.raises(ConfigError, match="takes its noise from the system, got seed 4"):
+            d2pfed.private_sum(np.eye(12), **options, seed=4, ledger=ledger)
+        assert not ledger.runs()
+
+
+def test_what_a_ledger_has_spent_is_printed_with_its_condition(tmp_path):
+    with d2pfed.Ledger.create(tmp_path / "ledger", d2pfed.Budget(3.0, 1e-3, d2pfed.SERVER)) as ledger:
+        text = repr(d2pfed.private_sum(np.eye(12), ledger=ledger))
+    assert "if none was begun or stopped for what another had shown" in text
+
+
+def test_a_client_without_records_fits_any_number_of_classes():
+    scored = [(np.eye(3), range(3))] * 11
+    found = d2pfed.private_metrics([([], []), *scored], "accuracy", **CALM)
+    assert abs(found.value["accuracy"] - 11 / 12) < 0.05
+    assert d2pfed.private_metrics([([], [])] * 12, "accuracy", **CALM).value["accuracy"] < 0.05
+
+
 # Where the unit is a record
+
+
+def test_runs_for_persons_in_one_and_in_two_silos_share_no_ledger(tmp_path):
+    """The total of a ledger holds for one kind of person: priced as one silo's, a run says nothing about two."""
+    budget, given = d2pfed.Budget(9.0, 1e-3, d2pfed.SERVER), [[1.0]] * 10
+    with d2pfed.Ledger.create(tmp_path / "ledger", budget) as ledger:
+        two = d2pfed.private_sum(given, privacy={**RECORDS, "max_silos": 2}, ledger=ledger)
+        usual = d2pfed.private_sum(given, privacy=RECORDS, ledger=ledger)  # takes what the ledger has
+        assert usual.plan.batches == two.plan.batches
+        with pytest.raises(ConfigError, match="max_silos is 2 in all of the ledger's runs, got 1"):
+            d2pfed.private_sum(given, privacy={**RECORDS, "max_silos": 1}, ledger=ledger)
 
 
 def test_records_are_counted_one_by_one():

@@ -432,8 +432,9 @@ def check_claim(claim: Json, events: Sequence[Event]) -> str:
     expected = {"run": 1, "ledger": len(events)}.get(str(claim.get("scope")))
     if not isinstance(runs, list) or not len(covered) == len(runs) == expected:
         raise Wrong(f"it covers the runs {str(runs)[:80]}, and the events are of others")
-    if any((event.unit, event.adjacency) != (claim.get("unit"), claim.get("adjacency")) for event in covered):
-        raise Wrong("its unit and adjacency are not those of its events")
+    same = claim.get("unit"), claim.get("adjacency"), covered[0].coins  # one kind of person
+    if any((event.unit, event.adjacency, event.coins) != same for event in covered):
+        raise Wrong("unit, adjacency or a person's silos are not the same in it and in all of its events")
     if claimed is None:
         return "nothing is claimed, epsilon is infinite"
     if not (isinstance(claimed, float) and isinstance(delta, float) and claimed > 0 and 0 < delta < 1):

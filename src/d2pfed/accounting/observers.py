@@ -281,9 +281,15 @@ def check_releases(releases: Sequence[Release]) -> None:
     """Refuse releases that do not make one account."""
     if not releases:
         raise ConfigError("there must be at least one release to account for")
+    first = releases[0]
     for release in {id(release): release for release in releases}.values():
-        if (release.unit, release.adjacency) != (releases[0].unit, releases[0].adjacency):
+        if (release.unit, release.adjacency) != (first.unit, first.adjacency):
             raise ConfigError("all releases of one account must have the same unit and adjacency")
+        if release.max_silos != first.max_silos:
+            raise ConfigError(
+                f"all releases of one account must have the same max_silos, got {first.max_silos} and "
+                f"{release.max_silos}"
+            )
         if release.sampling.method is Sampling.POISSON and not _hides_the_size(release.noise):
             raise ConfigError(
                 "a secret cohort size needs noise that does not depend on it (one contributor, or a trusted "

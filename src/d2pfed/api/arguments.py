@@ -124,10 +124,15 @@ def whole_number(name: str, value: object, least: int) -> int:
     return value
 
 
-def ledger_path(ledger: object) -> Path | None:
-    """Return the file of a shared ledger, if any."""
+def ledger_path(ledger: object, seed: int | None = None) -> Path | None:
+    """Return the file of a shared ledger, if any; refuse one for a run from a seed, which protects nobody."""
     if ledger is not None and not isinstance(ledger, (str, Path)):
         raise ConfigError(f"ledger must be the path of a ledger's file, got {type(ledger).__name__}")
+    if ledger is not None and seed is not None:
+        raise ConfigError(
+            f"a run on a shared ledger takes its noise from the system, got seed {seed}: what repeats from a seed "
+            "protects nobody, and is not to be counted as private"
+        )
     return None if ledger is None else Path(ledger)
 
 

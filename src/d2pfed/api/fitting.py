@@ -132,7 +132,7 @@ def fit(
         baseline: A result or a run's directory whose metrics the report shows beside this run's.
         backend: auto, processes or in-process.
         workers: How many worker processes; None is one per core.
-        seed: A number repeats the run, and protects nobody from whoever knows it.
+        seed: A number repeats the run, and protects nobody from whoever knows it; not with a shared ledger.
         progress: Whether to show a bar on standard error; None shows it in a terminal or notebook.
 
     Raises:
@@ -162,7 +162,13 @@ def fit(
     stop = checked_stop(early_stop, validation)
     own_weights, cap = checked_weights(weights, max_weight, own.population, scope)
     details = Details(
-        local, scope.sampling.cohort_size, function_name(step or loss), fixed_digest(model), stop, cap
+        local,
+        scope.sampling.cohort_size,
+        function_name(step or loss),
+        fixed_digest(model),
+        stop,
+        cap,
+        None if groups is None else "owner",
     )
     settings = RunSettings(
         title=type(module).__name__,
@@ -188,7 +194,7 @@ def fit(
         path=run_directory(directory, settings, model),
     )
     where = backend_named(backend), None if workers is None else whole_number("workers", workers, 1)
-    shared = ledger_path(ledger)
+    shared = ledger_path(ledger, None if scope.target is None else settings.seed)
     keep_baseline(run.path, baseline)
     with watching(scope.rounds, progress=progress) as watch, one_thread(model):
         return run.execute(watch, where, shared)

@@ -48,7 +48,10 @@ from d2pfed.simulation import Backend, Dropouts, Fidelity
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What decides a run of `fit` beside what every run has; data and initial parameters are not compared."""
+    """What decides a run of `fit` beside what every run has; data and initial parameters are not compared.
+
+    Whether rows are grouped by their owner is: it decides what the printed epsilon protects.
+    """
 
     local: LocalTraining
     cohort_size: int
@@ -56,6 +59,7 @@ class Details:
     fixed: str  # digest of all parameters and buffers that are not trained
     early_stop: EarlyStop | None
     max_weight: float | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)  # None: all weigh alike
+    unit: str | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)  # "owner" where rows have one
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -63,13 +63,13 @@ def account(
     json: AsJson = False,
 ) -> None:
     """Show the epsilon that given noise, sampling and rounds amount to."""
-    setting = convert(PrivacyTarget, setting)
+    setting = convert(PrivacyTarget, setting | {"adjacency": setting["adjacency"] or Adjacency.REPLACE_ONE})
     population, cohort, rounds = setting["population"], setting["cohort_size"], setting["rounds"]
     sampling, adjacency, delta = setting["sampling"], setting["adjacency"], setting["delta"]
     dimension = setting["dimension"]
     if adjacency is Adjacency.ADD_REMOVE:
         raise ConfigError(
-            "adjacency must be replace-one or zero-out for clients, got add-remove, which is of records"
+            "adjacency add-remove is of records (`d2pfed plan --unit record`), and this is of clients"
         )
     drawn = CohortSampling(sampling, population, cohort)
     for name, value, most in (

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,13 +130,9 @@ def training(
             watcher.show(record.round, "auditing")
             return not watcher.stopping
 
-        found = audit_training(
-            job,
-            canaries,
-            lambda trainer: start_workers(trainer, workers, use_one_thread)[0],
-            listen,
-            confidence=confidence,
-        )
+        # The bar has a thread of its own, so workers may have to start afresh.
+        start = partial(start_workers, workers=workers, prepare=use_one_thread)
+        found = audit_training(job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence)
     replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
     write_report(read_report(run), run)
     if json:

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from d2pfed.accounting import Unit
+from d2pfed.accounting import Sampling, Unit
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
     AsJson,
@@ -32,6 +32,8 @@ def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False
     """Show what a privacy target requires: noise, bits, bytes, error, and an epsilon for each observer."""
     if wanted["unit"] == Unit.RECORD:
         wanted["cohort_size"] = wanted["population"]  # every silo is asked
+        if wanted["sampling"] == TARGET_DEFAULTS["sampling"]:
+            wanted["sampling"] = Sampling.NONE
     target = PrivacyTarget(**wanted)
     check_sizes(target.sampling, sizes)
     agreed = calibrate(target)

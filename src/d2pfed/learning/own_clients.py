@@ -31,6 +31,11 @@ class OwnClients:
             raise ConfigError(f"clients must be at least 1, got {count}")
         return OwnClients(load, count, device)
 
+    @property
+    def names(self) -> Sequence[object]:
+        """What clients are called, by their number: the keys of a mapping, else the numbers."""
+        return self.load.keys if isinstance(self.load, _Keyed) else range(self.population)
+
     def examples(self, client: int) -> Rows:
         """Return what one client holds, on the device."""
         check_client(client, self.population)

@@ -64,7 +64,11 @@ class _Held:
     def table(self, silos: Sequence[_Silo]) -> tuple[Rows, Index]:
         """Return the rows of all silos, one after the other, and where each begins."""
         if self._table is None:
-            rows = joined([silo.rows for silo in silos])
+            try:
+                rows = joined([silo.rows for silo in silos])
+            except (RuntimeError, LookupError, TypeError, ValueError) as error:
+                text = str(error).strip().splitlines()[:1]
+                raise ConfigError(f"all silos must hold rows of one form: {''.join(text)[:160]}") from error
             starts = np.concatenate([[0], np.cumsum([len(silo.rows) for silo in silos])]).astype(np.int64)
             for silo, start, end in zip(silos, starts.tolist(), starts[1:].tolist(), strict=False):
                 silo.rows = rows.between(start, end)  # nothing is held twice
@@ -102,6 +106,8 @@ class RecordTrainer:
 
         `expected` is the usual number of records at once: chunks hold nearly all such numbers, as a call costs much.
         """
+        if self.silos.population > 1:  # silos that do not fit together are found before anything is charged
+            self.held.table([self.silo(each) for each in range(self.silos.population)])
         size = self.chunk or self._chunk(expected)
         rows = next((silo.rows for each in range(self.silos.population) if (silo := self.silo(each)).count), None)
         if rows is None:
@@ -215,13 +221,26 @@ class RecordTrainer:
             raise ConfigError(
                 f"groups must name the owner of each of silo {client}'s {rows} rows, got {names.shape}"
             )
-        return np.unique(names, return_inverse=True)[1].astype(np.int64)
+        try:
+            return np.unique(names, return_inverse=True)[1].astype(np.int64)
+        except TypeError:
+            raise ConfigError(
+                f"groups must name owners by numbers or texts, silo {client} has other values"
+            ) from None
 
     def _listed(self, client: int) -> object:
-        groups: Any = tuple(self.groups.values()) if isinstance(self.groups, Mapping) else self.groups
+        """Return the owners of a silo's rows: by its place, or where both are mappings by its own key."""
+        groups: Any = self.groups
+        if not (hasattr(groups, "__len__") and hasattr(groups, "__getitem__")):
+            raise ConfigError(f"groups must be a sequence, a mapping or a function, got {type(groups).__name__}")
         if len(groups) != self.silos.population:
             raise ConfigError(f"groups must be given for {self.silos.population} silos, got {len(groups)}")
-        return groups[client]
+        if not isinstance(groups, Mapping):
+            return groups[client]
+        name = self.silos.names[client] if isinstance(self.silos, OwnClients) else client
+        if name not in groups:
+            raise ConfigError(f"groups must have the keys of the silos, and {name!r} is not among them")
+        return groups[name]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

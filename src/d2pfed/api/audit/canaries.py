@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import SERVER, Adjacency
+from d2pfed.accounting import SERVER, Adjacency, Unit
 from d2pfed.api.audit.bounds import one_run_epsilon
 from d2pfed.api.audit.mechanism import claimed_epsilon
 from d2pfed.api.job import Job, TaskEvaluator
@@ -57,6 +57,8 @@ class Canaries:
     @staticmethod
     def draw(count: int, plan: Plan, entropy: Entropy) -> "Canaries":
         """Choose canaries of a plan's population, their coordinates and their coins."""
+        if plan.unit is not Unit.CLIENT:
+            raise ConfigError(f"canaries are clients, and the plan has the unit {plan.unit}: nothing is audited")
         most = min(plan.sampling.population, plan.dimension)
         if not 1 <= count <= most:
             raise ConfigError(

@@ -23,7 +23,7 @@ from d2pfed.api.statistics.sums import drowned
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
 
-MOST_CELLS = 1 << 20  # of a table
+MOST_CELLS = 1 << 20  # of a table, and bins of a histogram
 MOST_BINS = 1 << 12  # of a quantile's matrix
 
 
@@ -63,6 +63,8 @@ def private_histogram(
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
     edges = sorted_edges(bins)
     count = len(edges) - 1
+    if count > MOST_CELLS:
+        raise ConfigError(f"a histogram must have at most {MOST_CELLS} bins, got {count}")
     code = RecordCode(lambda part: one_hot(bin_of(part, edges), count), count, 1.0)
     released = release_records("histogram", columns(values, "values"), code, max_values, terms)
     return statistic("private histogram", released.total, np.full(count, released.sigma), released)
@@ -194,7 +196,11 @@ def _variables(categories: object) -> list[dict[object, int]]:
     for each in lists:
         if not isinstance(each, Sequence) or isinstance(each, (str, bytes)) or not each:
             raise ConfigError(f"the categories of a variable must be a list, got {each!r}")
-        if len(set(each)) != len(each):
+        try:
+            differ = len(set(each)) == len(each)
+        except TypeError:
+            raise ConfigError(f"the categories of a variable must be plain values, got {list(each)!r}") from None
+        if not differ:
             raise ConfigError(f"the categories of a variable must differ, got {list(each)!r}")
         found.append({category: at for at, category in enumerate(each)})
     return found

@@ -18,6 +18,8 @@ from d2pfed.ledger import Ledger
 
 Metrics = dict[str, Array]
 
+BINARY = 2  # classes of scores that are one number per record
+
 
 class MetricName(StrEnum):
     """The metrics by name."""
@@ -72,9 +74,10 @@ def private_metrics(
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
     data = [_scored(each, predict, at) for at, each in enumerate(clients_of(clients, "clients"))]
-    widths = {each.shape[1] for each in data}
+    widths = {each.shape[1] for each in data if len(each)} or {BINARY + 1}
     if len(widths) > 1:
-        raise ConfigError(f"scores must have one number of classes, got {', '.join(map(str, sorted(widths)))}")
+        classes = ", ".join(str(width - 1) for width in sorted(widths))
+        raise ConfigError(f"scores must have one number of classes, got {classes}")
     scheme = _Scheme(
         names=_names(metrics),
         classes=widths.pop() - 1,
@@ -212,7 +215,7 @@ def _scored(pair: object, predict: Callable[[object], object] | None, client: in
     """Return a client's records: a row of scores, one per class, and the label last."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ConfigError(f"client {client} must have a pair of scores and labels, got {type(pair).__name__}")
-    scores = numbers(pair[0] if predict is None else predict(pair[0]), f"scores of client {client}")
+    scores = numbers(_predicted(pair[0], predict, client), f"scores of client {client}")
     labels = np.atleast_1d(numbers(pair[1], f"labels of client {client}"))
     if scores.ndim == 1:
         scores = np.stack([1 - scores, scores], axis=1)
@@ -227,12 +230,26 @@ def _scored(pair: object, predict: Callable[[object], object] | None, client: in
     return np.column_stack([scores, labels])
 
 
+def _predicted(inputs: object, predict: Callable[[object], object] | None, client: int) -> object:
+    """Return a client's scores: given, or by a user's own function, whose mistakes are told in one line."""
+    if predict is None:
+        return inputs
+    if not callable(predict):
+        raise ConfigError(f"predict must be a function, got {type(predict).__name__}")
+    try:
+        return predict(inputs)
+    except Exception as error:
+        raise ConfigError(f"predict fails for client {client}: {type(error).__name__}: {error}") from error
+
+
 def _names(metrics: object) -> tuple[MetricName, ...]:
     given = (metrics,) if isinstance(metrics, str) else metrics
     known = ", ".join(MetricName)
-    if not isinstance(given, Sequence) or not given or len(set(given)) != len(given):
+    if not isinstance(given, Sequence) or not given:
         raise ConfigError(f"metrics must be different names out of {known}, got {metrics!r}")
     for name in given:
         if name not in list(MetricName):
             raise ConfigError(f"metrics must be out of {known}, got {name!r}")
+    if len(set(given)) != len(given):
+        raise ConfigError(f"metrics must be different names out of {known}, got {metrics!r}")
     return tuple(MetricName(name) for name in given)

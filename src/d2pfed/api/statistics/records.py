@@ -132,8 +132,12 @@ def columns(data: object, what: str) -> list[Array]:
 
 def clipped(vector: Array, clip: float) -> Array:
     """Return a vector, scaled down to an L2 norm of at most `clip`."""
-    norm = float(np.linalg.norm(vector))
-    return vector * (clip / norm) if norm > clip else vector
+    peak = float(np.abs(vector).max(initial=0.0))
+    if not peak:
+        return vector
+    shape = vector / peak  # whose squares do not overflow
+    norm = float(np.linalg.norm(shape))
+    return shape * (clip / norm) if peak > clip / norm else vector
 
 
 def positive(name: str, value: object) -> float:
@@ -167,7 +171,10 @@ def interval(bounds: object) -> tuple[float, float]:
     ends = numbers(bounds, "bounds")
     if ends.shape != (2,) or not ends[0] < ends[1]:
         raise ConfigError(f"bounds must be two numbers, the lower one first, got {bounds!r}")
-    return float(ends[0]), float(ends[1])
+    low, high = float(ends[0]), float(ends[1])
+    if not math.isfinite(high - low):
+        raise ConfigError(f"bounds must be a finite distance apart, got {bounds!r}")
+    return low, high
 
 
 def sorted_edges(bins: object) -> Array:

@@ -23,6 +23,7 @@ from d2pfed.round.participant import Update
 PROTOCOL_UP_TO = 100  # clients whose every message is sent in this process, unless another fidelity is asked for
 FEW = 1000  # clients or records: below it, the default delta is no small number
 MOST_ROOM = 0.02  # of the clip, that a codec's room for rounding may take
+LEAST_BOUND = 1e-30  # on a vector; the most is its inverse: sums are decoded in single precision
 SPARE_BITS = 2  # of the ring: a sum that wraps would be far off, and bits cost a short vector nothing
 _CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "unit", "records", "max_silos")
 _DEFAULTS = PrivacyTarget(
@@ -42,6 +43,10 @@ class Terms:
     seed: int | None
 
     def __post_init__(self) -> None:
+        if self.privacy is not None and not isinstance(self.privacy, Mapping):
+            raise ConfigError(
+                f"privacy must be a dictionary of changes ({', '.join(_CHANGEABLE)}), got {type(self.privacy).__name__}"
+            )
         for name in self.privacy or {}:
             if name not in _CHANGEABLE:
                 raise ConfigError(f"privacy may change {', '.join(_CHANGEABLE)}, got {name!r}")
@@ -49,6 +54,11 @@ class Terms:
             raise ConfigError(f"fidelity must be auto, {', '.join(Fidelity)}, got {self.fidelity!r}")
         if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
             raise ConfigError(f"seed must be a whole number or None, got {self.seed!r}")
+        if self.seed is not None and self.ledger is not None:
+            raise ConfigError(
+                f"a release on a shared ledger takes its noise from the system, got seed {self.seed}: what repeats "
+                "from a seed protects nobody, and is not to be counted as private"
+            )
 
     @property
     def of_records(self) -> bool:
@@ -117,12 +127,16 @@ def release(name: str, contributions: Sequence[Update], dimension: int, bound: f
     colluders needs.
     """
     clients = len(contributions)
+    if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
+        raise ConfigError(
+            f"the bound on a vector must be in [{LEAST_BOUND:g}, {1 / LEAST_BOUND:g}], got {bound:g}"
+        )
     with _ledger(terms) as given:
         target = terms.target(dimension, clients, bound, None if given is None else given.budget)
         if given is not None:
             target = _as_charged_before(target, terms, given)
         plan = _plan(target, bound)
-        charge, fidelity, run = run_plan(plan), terms.chosen_fidelity(clients), run_name(name)
+        charge, fidelity, run = run_plan(plan), terms.chosen_fidelity(clients), run_name(name, terms)
         with _own_ledger(charge.budget) if given is None else nullcontext(given) as ledger:
             ledger.begin(run, run, charge)
             numbered = dict(enumerate(contributions))
@@ -170,8 +184,10 @@ def _plan(target: PrivacyTarget, bound: float) -> Plan:
     return replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
 
 
-def run_name(name: str) -> str:
-    """Return a name that no other release has, whatever the seed."""
+def run_name(name: str, terms: Terms) -> str:
+    """Return a name that no other release has, but for one that repeats from its seed."""
+    if terms.seed is not None:
+        return f"{name} {terms.seed}"
     return f"{name} {Entropy.system().key[:8].hex()}"
 
 
@@ -183,12 +199,12 @@ def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tup
             f"Delta is {count}^-1.1 = {target.effective_delta:.2g}, large as {what} are few: state a smaller one."
         )
     if terms.seed is not None:
-        found.append("The noise repeats from its seed: it protects nobody from whoever knows the seed.")
+        found.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")
     return tuple(found)
 
 
 def _as_charged_before(target: PrivacyTarget, terms: Terms, ledger: Ledger) -> PrivacyTarget:
-    """Return the target with the adjacency of the ledger's other runs: an account has one unit and one adjacency."""
+    """Return the target with adjacency and max_silos of the ledger's other runs, which are those of one account."""
     plans = (*ledger.budget.declared, *ledger.plans())
     if not plans:
         return target
@@ -197,7 +213,9 @@ def _as_charged_before(target: PrivacyTarget, terms: Terms, ledger: Ledger) -> P
         raise ConfigError(f"the ledger's runs protect a {charged.unit}, and this statistic a {target.unit}")
     if "adjacency" in (terms.privacy or {}) and charged.adjacency is not target.adjacency:
         raise ConfigError(f"adjacency is {charged.adjacency} in all of the ledger's runs, got {target.adjacency}")
-    return replace(target, adjacency=charged.adjacency)
+    if "max_silos" in (terms.privacy or {}) and charged.max_silos != target.max_silos:
+        raise ConfigError(f"max_silos is {charged.max_silos} in all of the ledger's runs, got {target.max_silos}")
+    return replace(target, adjacency=charged.adjacency, max_silos=charged.max_silos)
 
 
 @contextmanager

@@ -72,7 +72,10 @@ class Statistic(Generic[Value]):
         ]
         lines.append(f"noise planned for {missing:,} missing clients; aggregated by {self.fidelity}")
         if self.spent is not None:
-            lines.append(f"all runs on the ledger: epsilon {round_up(self.spent, 4)} against {plan.against}")
+            lines.append(
+                f"all runs on the ledger: epsilon {round_up(self.spent, 4)} against {plan.against}, if none was begun "
+                "or stopped for what another had shown; its budget holds whatever was seen"
+            )
         return [*lines, *(f"warning: {each}" for each in self.warnings)]
 
 

@@ -50,7 +50,7 @@ def private_sum(
         ledger: A ledger that other runs over these clients share, its path, or a run's directory; None charges a
             ledger of this release alone.
         fidelity: protocol, sum, or auto: every message of the protocol for up to 100 clients.
-        seed: A number repeats the noise, and protects nobody from whoever knows it.
+        seed: A number repeats the noise, and protects nobody from whoever knows it; not with a ledger.
 
     Raises:
         ConfigError: if an argument cannot be used, before anything is charged.
@@ -107,6 +107,8 @@ def private_mean(
         BudgetExceeded: if the ledger does not allow the release.
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
+    if weights is None and max_weight is not None:
+        raise ConfigError(f"max_weight goes with weights, got max_weight {max_weight} and no weights")
     given, is_plain = (equal_rows if terms.of_records else equal_vectors)(vectors, "vectors")
     ball = _ball(given[0].shape[-1], clip, bounds)
     if terms.of_records:
