@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.round import Batch, Batches, Units
 from d2pfed.simulation.backend import Encoder, simulated_participant
+
 
 class RecordGradients(Protocol):
     """Computes the vectors of units that silos hold; each depends on its unit and the model alone."""
@@ -40,6 +41,7 @@ class Silos:
     """
 
     trainer: RecordGradients
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False, compare=False)
 
     def train(self, params: FloatVector, clients: Sequence[int], _seed: int) -> Iterator[Units]:
         """Yield each silo's units, from which its participant draws."""
@@ -55,25 +57,25 @@ class Silos:
         wanted = [(client, batch.chosen) for client, batch in zip(clients, batches.each, strict=True)]
         places = np.zeros(max(clients) + 1, np.int64)
         places[list(clients)] = np.arange(len(clients))
-        with ThreadPoolExecutor(1) as pool:
-            for silos, vectors in self.trainer.chunks(params, wanted):
-                _add(batches, places[silos], vectors, pool)
-            half = len(clients) // 2
-            first = pool.submit(lambda: [batch.encode() for batch in batches.each[:half]])
-            yield from (((client,), batch.encode()) for client, batch in zip(clients[half:], batches.each[half:], strict=True))
-            yield from (((client,), vector) for client, vector in zip(clients[:half], first.result(), strict=True))
+        for silos, vectors in self.trainer.chunks(params, wanted):
+            self._add(batches, places[silos], vectors)
+        half = len(clients) // 2
+        first = self._pool.submit(lambda: [batch.encode() for batch in batches.each[:half]])
+        second = [batch.encode() for batch in batches.each[half:]]
+        for client, vector in zip(clients, [*first.result(), *second], strict=True):
+            yield (client,), vector
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """End the other thread."""
+        self._pool.shutdown()
 
     def _batch(self, encoder: Encoder, client: int) -> Batch:
         own = simulated_participant(encoder.plan, client, encoder.entropy, encoder.participations)
         return own.batch(encoder.session, self.trainer.count(client))
 
-
-def _add(batches: Batches, owners: IntVector, vectors: NDArray[np.float32], pool: ThreadPoolExecutor) -> None:
-    """Add vectors to the batches of their silos, half of them on another thread; a silo's stay together."""
-    half = int(np.searchsorted(owners, owners[len(owners) // 2]))
-    other = pool.submit(batches.add, owners[:half], vectors[:half])
-    batches.add(owners[half:], vectors[half:])
-    other.result()
+    def _add(self, batches: Batches, owners: IntVector, vectors: NDArray[np.float32]) -> None:
+        """Add vectors to the batches of their silos, half of them on the other thread; a silo's stay together."""
+        half = int(np.searchsorted(owners, owners[len(owners) // 2]))
+        other = self._pool.submit(batches.add, owners[:half], vectors[:half])
+        batches.add(owners[half:], vectors[half:])
+        other.result()
