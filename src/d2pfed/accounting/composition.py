@@ -334,18 +334,3 @@ def _binomial(noises: Counter[Noise], radii: int, delta: float) -> float:
     if used > half / 2:
         return math.inf
     return min(plain, math.sqrt(2 * square * math.log(2 / half)) + growth)
-
-
-def client_epsilon(releases: Sequence[Release], delta: float) -> float:
-    """Return epsilon of one client that took part in all of these releases, for replace-one neighbours.
-
-    The releases may be of any runs, plans and mechanisms, and each may have been chosen after seeing the ones
-    before: a client that takes part only while this stays below its budget is protected by that budget. Noise
-    that the server adds itself does not protect against the server: infinite.
-
-    Guarantee: a filter; errs upwards. Proof: theory.md#client. Checked: test_accounting_client.py.
-    """
-    noises = Counter(release.noise for release in releases)
-    if any(isinstance(noise, ContinuousGaussian) for noise in noises):
-        return math.inf
-    return filtered_epsilon(noises, Adjacency.REPLACE_ONE.radii, delta)
