@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import d2pfed
 from benchmarks.silos_row import SiloRow
+from d2pfed.accounting import SERVER, Unit
 
 WIDTHS = (32, 256)  # of the hidden layer: 2,410 and 19,210 parameters
 SILOS, RECORDS, BATCH = 20, 5000, 256
@@ -74,13 +75,18 @@ def _measured(width: int, rounds: int) -> Iterator[SiloRow]:
 
 def _silos(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> None:
     """Train by `d2pfed.fit`."""
-    parts = list(zip(*(values.split(RECORDS // SILOS) for values in records), strict=True))
+    parts = list(zip(*(torch.split(values, RECORDS // SILOS) for values in records), strict=True))
     with TemporaryDirectory() as place:
         d2pfed.fit(
             module,
             parts,
             privacy=d2pfed.PrivacyTarget(
-                unit="record", epsilon=8, delta=1e-5, records=RECORDS, batch_rate=BATCH / RECORDS, against="server"
+                unit=Unit.RECORD,
+                epsilon=8,
+                delta=1e-5,
+                records=RECORDS,
+                batch_rate=BATCH / RECORDS,
+                against=SERVER,
             ),
             rounds=rounds,
             callbacks=[clock],
@@ -112,7 +118,11 @@ def _sgd(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> Non
 
 
 def _steps(
-    module: nn.Module, optimizer: torch.optim.Optimizer, loader: "DataLoader[Records]", rounds: int, clock: _Clock
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: "DataLoader[tuple[torch.Tensor, ...]]",
+    rounds: int,
+    clock: _Clock,
 ) -> None:
     taken = 0
     while True:

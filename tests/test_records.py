@@ -19,7 +19,7 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan, describe, record_terms
-from d2pfed.round import Attempt, Batch, Participant, aggregate, rotation_seed, run_plan, session_of
+from d2pfed.round import Attempt, Batch, Batches, Participant, aggregate, rotation_seed, run_plan, session_of
 from d2pfed.round.records import toss
 from d2pfed.simulation import Dropouts, Fidelity, Silos, SimulatedFederation
 from d2pfed.training import Cohorts
@@ -113,6 +113,14 @@ def exact_centre(plan, rows):
     for start in range(0, len(rows), 7):
         batch.add(rows[start : start + 7])
     return batch.total
+
+
+def test_batches_of_two_attempts_are_not_added_together(plan):
+    two = [
+        Batch(plan, seed, ROOT, np.arange(0), np.zeros(plan.codec.length, np.int64)) for seed in (SEED, bytes(32))
+    ]
+    with pytest.raises(ConfigError, match="of one attempt"):
+        Batches.of(two)
 
 
 def own_integers(plan, row):

@@ -17,12 +17,10 @@ import numpy as np
 
 from d2pfed.accounting.binomial import Sensitivity, amplified_epsilon, binomial_epsilon
 from d2pfed.accounting.events import (
-    Adjacency,
     BinomialSum,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Noise,
-    Release,
     SkellamSum,
 )
 from d2pfed.accounting.pld import gaussian_epsilon

@@ -278,9 +278,9 @@ def _exact_square(values: Entries, radius: int) -> tuple[int, int]:
     high = low = 0
     for start in range(0, len(values), _SQUARES):
         part = values[start : start + _SQUARES]
-        square, beyond = np.int64(0), False
+        square, beyond = 0, False
         for i in range(len(part)):
-            value = np.int64(part[i])
+            value = part[i]  # the product of two is of 64 bits
             beyond |= value > radius or value < -radius
             square += value * value
         if beyond:

@@ -79,6 +79,8 @@ class Batches:
     def of(batches: Sequence[Batch]) -> "Batches":
         """Return these batches, with their totals side by side."""
         codec = batches[0].plan.codec
+        if len({batch.seed for batch in batches}) > 1:
+            raise ConfigError("batches that are added together must be of one attempt, got several seeds")
         totals = batches[0].total[None] if len(batches) == 1 else np.stack([batch.total for batch in batches])
         own = tuple(replace(batch, total=total) for batch, total in zip(batches, totals, strict=True))
         drawn = np.stack([codec.dither(batch.entropy.child("dither").stream()) for batch in batches])
