@@ -245,6 +245,26 @@ def training_command(
     out().print(tables.training_table(rows))
 
 
+@bench.command("silos")
+def silos_command(
+    rounds: Annotated[int, typer.Option(min=2, show_default=False, help="Rounds of each. [default: 500]")] = 500,
+    json: AsJson = False,
+) -> None:
+    """Time rounds over 20 silos with privacy of a record.
+
+    Beside Opacus' DP-SGD and plain SGD on the pooled records, with the same batches.
+    """
+    from benchmarks.silos import bench_silos  # noqa: PLC0415 - torch and Opacus take seconds to load
+
+    about = record.surroundings()
+    rows = list(bench_silos(rounds))
+    if json:
+        print_json(about | {"rows": [tables.as_dict(row) for row in rows]})
+        return
+    out().print(tables.silo_table(rows))
+    out().print(record.line(about), soft_wrap=True, markup=False)
+
+
 @bench.command("deployment")
 def deployment_command(
     clients: Annotated[int, typer.Option(min=3, show_default=False, help="SuperNodes. [default: 5]")] = 5,

@@ -12,6 +12,7 @@ from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
 from benchmarks.ledger import LedgerRow
 from benchmarks.secagg import SecAggRow
+from benchmarks.silos_row import SiloRow
 from benchmarks.statistics import StatisticsRow
 from benchmarks.training_row import TrainingRow
 
@@ -27,13 +28,14 @@ def as_dict(
     | GoalRow
     | GrowthRow
     | StatisticsRow
-    | DeploymentRow,
+    | DeploymentRow
+    | SiloRow,
 ) -> dict[str, object]:
     """Return a row with what is computed from it."""
     match row:
         case SpeedRow() | TrainingRow():
             return asdict(row) | {"ratio": row.ratio, "met": row.met}
-        case LedgerRow() | GoalRow() | StatisticsRow() | DeploymentRow():
+        case LedgerRow() | GoalRow() | StatisticsRow() | DeploymentRow() | SiloRow():
             return asdict(row) | {"met": row.met}
     return asdict(row)
 
@@ -124,6 +126,29 @@ def ledger_table(rows: Sequence[LedgerRow]) -> Table:
     for row in rows:
         times = _number(row.seconds), _number(row.goal)
         table.add_row(row.what, f"{row.releases:,}", *times, _met(row.met))
+    return table
+
+
+def silo_table(rows: Sequence[SiloRow]) -> Table:
+    """Return the table of rounds with privacy of a record."""
+    table = _table(
+        "Privacy of a record, milliseconds a round",
+        (
+            "what",
+            "parameters",
+            "rounds",
+            "clock",
+            "processor",
+            "clock / DP-SGD",
+            "processor / DP-SGD",
+            "goal",
+            "met",
+        ),
+    )
+    for row in rows:
+        times = _number(1e3 * row.seconds), _number(1e3 * row.processor_seconds)
+        ratios = _number(row.ratio), _number(row.processor_ratio), _number(row.goal)
+        table.add_row(row.what, f"{row.dimension:,}", f"{row.rounds:,}", *times, *ratios, _met(row.met))
     return table
 
 

@@ -1,13 +1,16 @@
 """A client's own account: one number for all its runs, of whatever noise, whoever chose them."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
 import pytest
+from scipy.stats import norm
 
 from d2pfed.accounting import client_epsilon
+from d2pfed.accounting.composition import filtered_epsilon
 from d2pfed.accounting.events import (
     Adjacency,
     BatchSampling,
@@ -91,35 +94,67 @@ def test_nothing_costs_nothing_and_what_cannot_be_covered_costs_infinity():
         client_epsilon([], 0.0)
 
 
-def record(noise=None, rate=Fraction(1, 32), run="run", silos=1):
-    return Release(
-        run=run,
-        round=0,
-        attempt=0,
+# A silo's own account of records: the coins are its own.
+
+OF_SILOS = DiscreteGaussianSum(Fraction(8), 16, Fraction(40), 4096)
+
+
+def of_records(rate, noise=OF_SILOS, adjacency=Adjacency.REPLACE_ONE):
+    return replace(
+        row(noise),
         unit=Unit.RECORD,
-        adjacency=Adjacency.ADD_REMOVE,
+        adjacency=adjacency,
         sampling=CohortSampling(Sampling.NONE, 20, 20),
-        noise=noise or DiscreteGaussianSum(Fraction(8), 14, Fraction(30), 64),
-        participants=(),
-        batches=BatchSampling(rate, silos),
+        batches=BatchSampling(Fraction(rate)),
     )
 
 
-@pytest.mark.parametrize("silos", [1, 2])
-def test_records_of_one_kind_are_counted_behind_their_silos_coins(silos):
-    """Without the coins a plan of epsilon 3 in hundreds of rounds would seem to spend hundreds."""
-    for count in (1, 300):
-        own = [record(silos=silos)] * (count - 1) + [record(silos=silos, run="other")]
-        exact = account(own, SERVER, delta=1e-5, max_participations=count).epsilon
-        assert exact <= client_epsilon(own, 1e-5) <= 1.1 * exact
-        known = client_epsilon([replace(row(each.noise), run=each.run) for each in own], 1e-5)
-        assert client_epsilon(own, 1e-5) < known / 2
+@pytest.mark.parametrize("count", [1, 30, 500])
+def test_a_silos_own_coins_amplify_in_its_own_account(count):
+    releases = [of_records("1/64")] * count
+    exact = account(releases, SERVER, delta=1e-5, max_participations=count).epsilon
+    own = client_epsilon(releases, 1e-5)
+    assert exact <= own <= 1.05 * exact
+    assert own < 0.6 * filtered_epsilon(Counter({OF_SILOS: count}), 2, 1e-5)
 
 
-def test_records_of_two_kinds_are_not_amplified():
-    """What comes second may have been chosen from what came first: no composition of both is a filter."""
-    other = record(rate=Fraction(1, 16))
-    mixed = [[record()] * 9 + [other], [other] + [record()] * 9, [record()] * 9 + [row(record().noise)]]
-    plain = client_epsilon([row(record().noise)] * 10, 1e-5)
-    for own in mixed:
-        assert plain < client_epsilon(own, 1e-5) < 1.5 * plain
+def test_the_adjacency_of_a_plan_changes_nothing_for_records_and_another_silo_counts_its_own():
+    stated = [of_records("1/64"), of_records("1/64", adjacency=Adjacency.ADD_REMOVE)]
+    several = replace(stated[1], batches=BatchSampling(Fraction("1/64"), max_silos=3))
+    assert len({client_epsilon([release] * 30, 1e-5) for release in (*stated, several)}) == 1
+    assert client_epsilon([of_records("1/32")] * 30, 1e-5) > client_epsilon([stated[0]] * 30, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [row(GAUSSIAN), row(OF_SILOS), of_records("1/32"), of_records("1/64", GAUSSIAN)],
+    ids=["of a client", "of a client, same noise", "another rate", "another noise"],
+)
+def test_beside_anything_else_coins_amplify_nothing(other):
+    records = [of_records("1/64")] * 30
+    mixed = client_epsilon([*records, other], 1e-5)
+    noises = Counter(release.noise for release in (*records, other))
+    assert mixed == client_epsilon([other, *records], 1e-5) > filtered_epsilon(noises, 2, 1e-5)
+    assert mixed > client_epsilon(records, 1e-5) + client_epsilon([other], 1e-5)
+
+
+def known_coins_delta(noise, count, epsilon):
+    """Delta of vectors whose sender the observer knows to be in each sum: a Gaussian, in closed form."""
+    ratio = 2 * float(noise.radius) / (float(noise.sigma) * math.sqrt(noise.contributors)) * math.sqrt(count)
+    return norm.cdf(ratio / 2 - epsilon / ratio) - math.exp(epsilon) * norm.cdf(-ratio / 2 - epsilon / ratio)
+
+
+@pytest.mark.parametrize("method", [Sampling.FIXED, Sampling.POISSON])
+def test_cohorts_that_the_server_draws_amplify_nothing_and_the_twin_that_does_is_found(method):
+    drawn = replace(row(OF_SILOS), sampling=CohortSampling(method, 64 * 20, 20))
+    assert known_coins_delta(OF_SILOS, 30, client_epsilon([drawn] * 30, 1e-5)) <= 1e-5
+    twin = [of_records(Fraction(drawn.sampling.cohort_size, drawn.sampling.population))] * 30
+    assert known_coins_delta(OF_SILOS, 30, client_epsilon(twin, 1e-5)) > 0.01  # the server knows whom it drew
+
+
+def test_an_account_of_records_stops_at_a_number_that_no_output_can_move():
+    costs = [client_epsilon([of_records("1/64")] * count, 1e-5) for count in (1, 2, 5, 20, 100, 400)]
+    assert all(earlier < later for earlier, later in pairwise(costs))
+    assert (
+        client_epsilon([of_records("1")] * 10, 1e-5) >= filtered_epsilon(Counter({OF_SILOS: 10}), 2, 1e-5) * 0.98
+    )

@@ -233,3 +233,37 @@ def test_a_declaration_that_nothing_was_lost_is_in_the_log(config, account):
 def test_a_declaration_carries_over_all_nothing_or_named_runs(choice, runs):
     with pytest.raises(ConfigError, match="may be carried over"):
         carried_over(choice, runs)
+
+
+SILOS = calibrate(
+    PrivacyTarget(
+        unit="record",
+        records=2000,
+        batch_rate=0.05,
+        dimension=16,
+        population=12,
+        rounds=40,
+        epsilon=4.0,
+        delta=DELTA,
+        against=SERVER,
+        consistency=Consistency.SIGNED,
+    )
+)
+
+
+def test_a_silo_counts_its_records_behind_its_own_coins(config):
+    whole = client_epsilon([charged(SILOS, "", 0, 0)] * SILOS.max_participations, DELTA)
+    assert SILOS.epsilon < whole < 2 * SILOS.epsilon  # replace-one; the plan states add-remove
+    ClientAccount(config.log, ClientBudget(1.001 * whole, DELTA)).require_room(SILOS, "a run", config.log.read())
+    with pytest.raises(ConfigError, match="this client would spend epsilon"):
+        ClientAccount(config.log, ClientBudget(0.99 * whole, DELTA)).require_room(
+            SILOS, "a run", config.log.read()
+        )
+
+
+def test_a_vector_of_the_whole_client_ends_the_amplification_of_a_silos_account(config):
+    account = ClientAccount(config.log, ClientBudget(2 * SILOS.epsilon, DELTA))
+    for number in range(20):
+        charge(account, SILOS, number=number)
+    with pytest.raises(ConfigError, match="this client would spend epsilon"):
+        account.require_room(FIXED, "another run", config.log.read())

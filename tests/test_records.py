@@ -19,7 +19,7 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan, describe, record_terms
-from d2pfed.round import Attempt, Batch, Participant, aggregate, rotation_seed, run_plan, session_of
+from d2pfed.round import Attempt, Batch, Batches, Participant, aggregate, rotation_seed, run_plan, session_of
 from d2pfed.round.records import toss
 from d2pfed.simulation import Dropouts, Fidelity, Silos, SimulatedFederation
 from d2pfed.training import Cohorts
@@ -76,24 +76,35 @@ def test_a_sum_is_that_of_the_rows_prepared_one_by_one(rotation, dither, scale):
         expected += codec.prepare(row, SEED, None if dither is None else dither.stream()).values
     rows = np.insert(rows, 5, np.nan, axis=0)
     rows = np.insert(rows, 9, np.inf, axis=0)
-    total = np.zeros(codec.length, np.int64)
-    codec.add_prepared(total, rows, SEED, dither)
-    assert np.array_equal(total, expected)
+    totals = np.zeros((2, codec.length), np.int64)
+    dithers = None if dither is None else np.stack([codec.dither(dither.stream())] * 2)
+    owners = np.repeat([0, 1], [20, len(rows) - 20])
+    codec.add_prepared(totals, owners, rows, SEED, dithers)
+    assert np.array_equal(totals.sum(0), expected)
+    first = np.zeros((1, codec.length), np.int64)
+    codec.add_prepared(first, owners[:20], rows[:20], SEED, None if dithers is None else dithers[:1])
+    assert np.array_equal(first[0], totals[0])
 
 
 def test_rows_that_rounding_lifts_beyond_the_radius_are_shrunk_as_by_themselves():
     codec = Codec(rotation=Hadamard(256), clip=1.0, granularity=1 / 6, fraction_bits=0)  # a coarse grid
     rows = normal(50, 256, 3) * 10
-    total = np.zeros(256, np.int64)
-    codec.add_prepared(total, rows, SEED)
-    assert np.array_equal(total, sum(codec.prepare(row, SEED).values for row in rows))
+    total = np.zeros((1, 256), np.int64)
+    codec.add_prepared(total, np.zeros(50, np.int64), rows, SEED)
+    assert np.array_equal(total[0], sum(codec.prepare(row, SEED).values for row in rows))
 
 
 def test_what_is_no_matrix_of_the_right_type_is_refused():
     codec = Codec(rotation=Hadamard(DIMENSION), clip=1.0, granularity=0.05)
     for rows, length in ((vectors()[0], 64), (vectors().astype(np.float64), 64), (vectors(), 63)):
         with pytest.raises(ConfigError, match="rows of float32"):
-            codec.add_prepared(np.zeros(length, np.int64), rows, SEED)
+            codec.add_prepared(np.zeros((1, length), np.int64), np.zeros(len(rows), np.int64), rows, SEED)
+    total, rows = np.zeros((1, 64), np.int64), vectors()
+    for owners in (np.ones(len(rows), np.int64), np.full(len(rows), -1)):
+        with pytest.raises(ConfigError, match=r"owners must be in \[0, 1\)"):
+            codec.add_prepared(total, owners, rows, SEED)
+    with pytest.raises(ConfigError, match="dithers must have the shape"):
+        codec.add_prepared(total, np.zeros(len(rows), np.int64), rows, SEED, np.zeros((1, 63), np.uint16))
 
 
 def exact_centre(plan, rows):
@@ -102,6 +113,14 @@ def exact_centre(plan, rows):
     for start in range(0, len(rows), 7):
         batch.add(rows[start : start + 7])
     return batch.total
+
+
+def test_batches_of_two_attempts_are_not_added_together(plan):
+    two = [
+        Batch(plan, seed, ROOT, np.arange(0), np.zeros(plan.codec.length, np.int64)) for seed in (SEED, bytes(32))
+    ]
+    with pytest.raises(ConfigError, match="of one attempt"):
+        Batches.of(two)
 
 
 def own_integers(plan, row):

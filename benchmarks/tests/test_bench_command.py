@@ -12,6 +12,7 @@ from benchmarks import tables
 from benchmarks.engines_row import EngineRow
 from benchmarks.growth import GrowthRow
 from benchmarks.secagg import SecAggRow
+from benchmarks.silos_row import SiloRow
 from benchmarks.training_row import TrainingRow
 from d2pfed.cli import run
 
@@ -122,3 +123,17 @@ def test_a_row_without_a_measurement_shows_its_error():
         peer_seconds=None, peer_processor_seconds=None, goal=2.0, peer_error="gone",
     )  # fmt: skip
     assert list(tables.training_table([trained]).columns[-1].cells) == ["gone"]
+
+
+def test_silos_shows_how_many_times_the_seconds_of_dp_sgd_a_round_takes(monkeypatch, capsys):
+    peer = SiloRow(what="Opacus", dimension=10, rounds=2, seconds=0.002, processor_seconds=0.002)
+    ours = [
+        SiloRow(
+            what="ours", dimension=10, rounds=2, seconds=0.002 * ratio, processor_seconds=0.01, ratio=ratio, goal=3
+        )
+        for ratio in (2.5, 3.5)
+    ]
+    monkeypatch.setattr("benchmarks.silos.bench_silos", lambda _rounds: iter([peer, *ours]))
+    status, out, _ = bench(monkeypatch, capsys, "silos", "--json")
+    assert (status, [row["met"] for row in json.loads(out)["rows"]]) == (0, [None, True, False])
+    assert "3.5" in bench(monkeypatch, capsys, "silos")[1]

@@ -3,7 +3,6 @@
 from d2pfed.accounting.accountants import Accountant, epsilon_of
 from d2pfed.accounting.amplification import CAP_SHARE, cap_excess, is_amplified
 from d2pfed.accounting.binomial import cpsgd_epsilon
-from d2pfed.accounting.clients import client_epsilon
 from d2pfed.accounting.events import (
     RATE_STEPS,
     Adjacency,
@@ -34,6 +33,7 @@ from d2pfed.accounting.observers import (
     silo_epsilons,
     upper_bound,
 )
+from d2pfed.accounting.own_account import client_epsilon
 
 __all__ = [
     "Accountant",

@@ -60,6 +60,13 @@ class _Held:
     def __init__(self) -> None:
         self.silos: dict[int, _Silo] = {}
         self._table: tuple[Rows, Index] | None = None
+        self._room = torch.empty(0, 0)
+
+    def room(self, rows: int, dimension: int) -> torch.Tensor:
+        """Return a place for the gradients of a chunk, the same for all of one shape."""
+        if self._room.shape != (rows, dimension):
+            self._room = torch.empty(rows, dimension)
+        return self._room
 
     def table(self, silos: Sequence[_Silo]) -> tuple[Rows, Index]:
         """Return the rows of all silos, one after the other, and where each begins."""
@@ -145,26 +152,28 @@ class RecordTrainer:
 
         Records of several silos may share a chunk, as no record's gradient depends on another's.
         """
+        for clients, found in self.chunks(params, wanted):
+            for client, first, last in _runs(clients):
+                yield client, found[first:last].copy()
+
+    def chunks(self, params: Params, wanted: Sequence[tuple[int, Index]]) -> Iterator[tuple[Index, Gradients]]:
+        """Yield the vectors of chosen units, chunk by chunk, with the silo of each; the next may take their place."""
         parts = [(client, self.silo(client), chosen) for client, chosen in wanted if len(chosen)]
         if not parts:
             return
         rows = self._taken(parts)
-        owners = np.concatenate([silo.owners_of(chosen) for _, silo, chosen in parts])
-        clients = np.repeat([client for client, *_ in parts], [len(silo.owners_of(c)) for _, silo, c in parts])
-        start, gradients = 0, self._at(params)
+        owners = [silo.owners_of(chosen) for _, silo, chosen in parts]
+        clients = np.repeat([client for client, *_ in parts], [len(each) for each in owners])
+        gradients, units = self._at(params, self.held), np.concatenate(owners)
         sums = None if self.groups is None else _Sums(self.model.dimension)
-        while start < len(rows):
+        for start in range(0, len(rows), self.chunk):
             own = rows.between(start, start + self.chunk)
-            found = gradients(_padded(own, self.chunk))[: len(own)]
             end = start + len(own)
+            found = gradients(_padded(own, self.chunk))[: len(own)]
             if sums is None:
-                for client, first, last in _runs(clients[start:end]):
-                    yield client, found[first:last]
-            else:
-                yield from sums.add(clients[start:end], owners[start:end], found)
-            start = end
-        if sums is not None:
-            yield from sums.finish()
+                yield clients[start:end], found
+            elif ended := sums.add(clients[start:end], units[start:end], found, is_last=end == len(rows)):
+                yield np.array([client for client, _ in ended]), np.stack([total for _, total in ended])
 
     def _taken(self, parts: Sequence[tuple[int, _Silo, Index]]) -> Rows:
         """Return the rows of chosen units, out of one table where there are several silos: to take them is faster."""
@@ -175,8 +184,11 @@ class RecordTrainer:
             np.concatenate([starts[client] + silo.members(chosen) for client, silo, chosen in parts])
         )
 
-    def _at(self, params: Params) -> Callable[[Rows], Gradients]:
-        """Return a function from rows to the gradient of each row's loss, downhill, under a model."""
+    def _at(self, params: Params, held: _Held | None = None) -> Callable[[Rows], Gradients]:
+        """Return a function from rows to the gradient of each row's loss, downhill, under a model.
+
+        What it returns is in the same place of what is held every time: fresh memory costs as much as the gradients.
+        """
         values, fixed = self.model.unflatten(params), self.model.fixed()
 
         def gain(trained: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
@@ -194,8 +206,10 @@ class RecordTrainer:
                     "the module's gradients cannot be taken record by record (dropout, values that steer the program "
                     f"and buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
                 ) from error
-            flat = torch.cat([found[name].reshape(len(rows), -1).float() for name in self.model.names], 1)
-            return np.ascontiguousarray(flat.cpu().numpy())
+            flat = [found[name].reshape(len(rows), -1).float() for name in self.model.names]
+            if held is None or flat[0].device.type != "cpu":
+                return np.ascontiguousarray(torch.cat(flat, 1).cpu().numpy())
+            return torch.cat(flat, 1, out=held.room(len(rows), self.model.dimension)).numpy()
 
         return gradients
 
@@ -269,19 +283,24 @@ class _Sums:
         self._total = np.zeros(dimension)
         self._key: tuple[int, int] | None = None
 
-    def add(self, clients: Index, owners: Index, found: Gradients) -> Iterator[tuple[int, Gradients]]:
-        """Take the gradients of some rows; yield those of the units that end among them."""
+    def add(
+        self, clients: Index, owners: Index, found: Gradients, *, is_last: bool
+    ) -> list[tuple[int, NDArray[np.float32]]]:
+        """Take the gradients of some rows; return those of the units that end among them, each with its silo."""
+        ended: list[tuple[int, NDArray[np.float32]]] = []
         for client, owner, gradient in zip(clients.tolist(), owners.tolist(), found, strict=True):
             if self._key != (client, owner):
-                yield from self.finish()
+                self._end(ended)
                 self._key = (client, owner)
             self._total += gradient
+        if is_last:
+            self._end(ended)
+        return ended
 
-    def finish(self) -> Iterator[tuple[int, Gradients]]:
-        """Yield the last unit."""
+    def _end(self, ended: list[tuple[int, NDArray[np.float32]]]) -> None:
         if self._key is not None:
             with np.errstate(over="ignore"):
-                yield self._key[0], self._total.astype(np.float32)[None]
+                ended.append((self._key[0], self._total.astype(np.float32)))
         self._key = None
         self._total[:] = 0
 

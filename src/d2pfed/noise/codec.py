@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics.compiled import compiled
-from d2pfed.numerics.randomness import Entropy, Stream
+from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
 from d2pfed.numerics.rotation import Hadamard, Rotation, rotate
 
 FloatVector = NDArray[np.float32]
+Dither = NDArray[np.uint16]
+Entries = NDArray[np.int32] | NDArray[np.int64]
 
 _LARGEST_RADIUS = 1 << 24  # in grid units: integers that float32 still represents, squares below 2^48
+
+_LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e30  # of a vector whose transform neither overflows nor vanishes
+_SQUARES = 1 << 14  # squares up to 2^48 whose sum fits 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,61 +110,67 @@ class Codec:
         to the nearest would swallow a vector that is far shorter than the clip; with a stream to dither from it goes up
         or down by chance, right on average.
         """
+        return self._prepared(update, seed, _offsets(None if dither is None else self.dither(dither)))
+
+    def dither(self, stream: Stream) -> Dither:
+        """Draw what decides which coordinates are rounded up."""
+        drawn = np.empty(self.length, np.uint16)
+        stream.fill(drawn)
+        return drawn
+
+    def _prepared(self, update: NDArray[np.floating], seed: bytes, offsets: FloatVector | None) -> Centres:
         require_update(update, self.rotation.dimension)
         vector, scale = moderate(update)
-        norm = math.sqrt(float(np.dot(vector, vector))) * scale
-        reach = self._reach(1 / 12 if dither is None else 1 / 6)
-        factor = min(self._grid_per_unit, reach / norm if norm > 0 else 0.0) * scale
+        norm = math.sqrt(_square(vector)) * scale
+        factor = min(self._grid_per_unit, self._reach(offsets is not None) / norm if norm > 0 else 0.0) * scale
         rotated = self.rotation.forward(vector, seed)
         return Centres(
-            _round_within(rotated, factor, self._limit, self.grid_radius, _offsets(self.length, dither)),
+            _round_within(rotated, factor, self._limit, self.grid_radius, offsets),
             self.grid_radius,
             self.fraction_bits,
         )
 
     def add_prepared(
-        self, total: IntVector, updates: NDArray[np.float32], seed: bytes, dither: Entropy | None = None
+        self,
+        totals: NDArray[np.int64],
+        owners: IntVector,
+        updates: NDArray[np.float32],
+        seed: bytes,
+        dithers: NDArray[np.uint16] | None = None,
     ) -> None:
-        """Add to a total what `prepare` makes of each row, as exact integers; a row that is not finite counts as zero.
+        """Add to the total of its owner what `prepare` makes of each row, as exact integers.
 
-        All rows are dithered from the start of one stream, so what a row adds depends on that row alone: without it
-        the total is less by exactly its integers. Rounding errors of a row are right on average all the same.
-        Checked: test_records_codec.py::test_a_sum_is_that_of_the_rows_prepared_one_by_one.
+        A row that is not finite counts as zero. `totals` and `dithers` have a row for each owner. All rows of an owner
+        are dithered alike, so what a row adds depends on that row alone: without it the total is less by exactly its
+        integers. Rounding errors of a row are right on average all the same.
+        Checked: test_records.py::test_a_sum_is_that_of_the_rows_prepared_one_by_one.
         """
-        if updates.ndim != 2 or updates.dtype != np.float32 or total.shape != (self.length,):
+        is_fit = updates.ndim == 2 and updates.dtype == np.float32 and owners.shape == updates.shape[:1]
+        if not is_fit or totals.ndim != 2 or totals.shape[1] != self.length:
             raise ConfigError(
-                f"rows of float32 and a total of {self.length} integers were expected, got {updates.dtype} of shape "
-                f"{updates.shape} and {total.shape}"
+                f"rows of float32, their owners and totals of {self.length} integers were expected, got "
+                f"{updates.dtype} of shape {updates.shape}, {owners.shape} and {totals.shape}"
             )
-        factors = self._factors(updates, dithered=dither is not None)
-        left = np.isnan(factors)
+        if len(owners) and not 0 <= owners.min() <= owners.max() < len(totals):
+            raise ConfigError(f"owners must be in [0, {len(totals)}), got {owners.min()} to {owners.max()}")
+        if dithers is not None and dithers.shape != totals.shape:
+            raise ConfigError(f"dithers must have the shape {totals.shape}, got {dithers.shape}")
+        left = np.ones(len(updates), np.bool_)
         if isinstance(self.rotation, Hadamard):
-            rest = self.rotation.signs(seed), np.float32(self.length**-0.5)
-            offsets = _offsets(self.length, None if dither is None else dither.stream())
-            rounding = np.zeros(0, np.float32) if offsets is None else offsets
-            limit = min(self._limit, self.grid_radius)
-            _add_rows(updates, factors, rest[0], rest[1], limit, self.grid_radius, rounding, total, left)
-        else:
-            left |= factors != 0
+            reach = self._reach(dithers is not None)
+            _add_rows(
+                updates,
+                owners,
+                self.rotation.signs(seed),
+                (self._grid_per_unit, reach, min(self._limit, self.grid_radius), self.grid_radius),
+                np.zeros((0, 0), np.uint16) if dithers is None else dithers,
+                totals,
+                left,
+            )
         for row in np.flatnonzero(left):
             if np.isfinite(updates[row]).all() and updates[row].any():
-                stream = None if dither is None else dither.stream()
-                total += self.prepare(updates[row].copy(), seed, stream).values
-
-    def _factors(self, updates: NDArray[np.float32], *, dithered: bool) -> NDArray[np.float64]:
-        """Return from rotated floats to grid units for each row, as `prepare` has it; NaN for one that needs care."""
-        reach = self._reach(1 / 6 if dithered else 1 / 12)
-        own = np.empty(updates.shape[1], np.float32)  # one place for all rows: products may depend on alignment
-        factors = np.empty(len(updates))
-        with np.errstate(all="ignore"):  # a square that overflows is told by its size
-            for row, update in enumerate(updates):
-                own[:] = update
-                square = np.dot(own, own)
-                if 1e-30 < square < 1e30:
-                    factors[row] = min(self._grid_per_unit, reach / math.sqrt(float(square)))
-                else:
-                    factors[row] = math.nan
-        return factors
+                own = None if dithers is None else dithers[owners[row]]
+                totals[owners[row]] += self._prepared(updates[row].copy(), seed, _offsets(own)).values
 
     @property
     def _limit(self) -> float:
@@ -172,11 +183,12 @@ class Codec:
         mean = total * (self.granularity / divisor)
         return self.rotation.inverse(mean.astype(np.float32), seed).astype(np.float32)
 
-    def _reach(self, rounding: float) -> float:
+    def _reach(self, is_dithered: bool) -> float:  # noqa: FBT001 - private
         """Return the norm to which long vectors are scaled, in grid units, so that rounding seldom lifts it too far.
 
         Rounding adds about its variance per coordinate to the squared norm, give or take a few radii.
         """
+        rounding = 1 / 6 if is_dithered else 1 / 12
         room = self.grid_radius**2 - self.length * rounding - 4 * self.grid_radius
         return math.sqrt(max(room, self.grid_radius**2 / 4))
 
@@ -210,29 +222,24 @@ def _whole(square: tuple[int, int], radius: int) -> int:
 
 def moderate(update: NDArray[np.floating]) -> tuple[FloatVector, float]:
     """Return the update as float32 numbers that no transform overflows, and the factor that restores it."""
-    with np.errstate(all="ignore"):  # a square that overflows is told by its size
-        if update.dtype == np.float32 and 1e-30 < np.dot(update, update) < 1e30:
-            return update, 1.0
+    if update.dtype == np.float32 and _LEAST_SQUARE < _square(update) < _MOST_SQUARE:
+        return update, 1.0
     peak = float(np.max(np.abs(update))) or 1.0
     if not math.isfinite(peak):
         raise ConfigError("an update must be finite, got NaN or infinity")
     return (update / peak).astype(np.float32), peak
 
 
-def _offsets(length: int, dither: Stream | None) -> FloatVector | None:
+def _offsets(dither: Dither | None) -> FloatVector | None:
     """Return what is added to each coordinate before it is rounded down: uniform in (0, 1); None: to the nearest."""
-    if dither is None:
-        return None
-    drawn = np.empty(length, np.uint16)
-    dither.fill(drawn)
-    return (drawn + np.float32(0.5)) * np.float32(2**-16)
+    return None if dither is None else (dither + np.float32(0.5)) * np.float32(2**-16)
 
 
 def _round_within(
     rotated: FloatVector, factor: float, limit: float, radius: int, offsets: FloatVector | None
 ) -> IntVector:
     """Round the scaled vector to the grid, and shrink it until its exact norm is within the radius."""
-    values = np.empty(len(rotated), np.int64)
+    values = np.empty(len(rotated), np.int32)
     while True:
         most = min(limit, radius)
         if offsets is None:
@@ -241,72 +248,103 @@ def _round_within(
             found = _round_dithered(rotated, factor, most, radius, offsets, values)
         square = _whole(found, radius)
         if square <= radius**2:
-            return values
+            return values.astype(np.int64)
         factor *= min(radius / math.sqrt(square), 1 - 2**-16)
 
 
 @compiled
-def _exact_square(values: IntVector, radius: int) -> tuple[int, int]:
+def _square(vector: FloatVector) -> float:
+    """Return the squared norm in double precision, in one order on every machine."""
+    whole = len(vector) // 8 * 8
+    a = b = c = d = e = f = g = h = 0.0
+    for i in range(0, whole, 8):  # eight sums at once, in one instruction or two
+        a += np.float64(vector[i]) * np.float64(vector[i])
+        b += np.float64(vector[i + 1]) * np.float64(vector[i + 1])
+        c += np.float64(vector[i + 2]) * np.float64(vector[i + 2])
+        d += np.float64(vector[i + 3]) * np.float64(vector[i + 3])
+        e += np.float64(vector[i + 4]) * np.float64(vector[i + 4])
+        f += np.float64(vector[i + 5]) * np.float64(vector[i + 5])
+        g += np.float64(vector[i + 6]) * np.float64(vector[i + 6])
+        h += np.float64(vector[i + 7]) * np.float64(vector[i + 7])
+    total = ((a + e) + (b + f)) + ((c + g) + (d + h))
+    for i in range(whole, len(vector)):
+        total += np.float64(vector[i]) * np.float64(vector[i])
+    return total
+
+
+@compiled
+def _exact_square(values: Entries, radius: int) -> tuple[int, int]:
     """Return the sum of squares below 2^48 as high and low parts of 32 bits, or -1 if an entry is too large."""
     high = low = 0
-    beyond = False
-    for i in range(len(values)):
-        beyond |= values[i] > radius or values[i] < -radius
-        square = values[i] * values[i]
+    for start in range(0, len(values), _SQUARES):
+        part = values[start : start + _SQUARES]
+        square, beyond = 0, False
+        for i in range(len(part)):
+            value = part[i]  # the product of two is of 64 bits
+            beyond |= value > radius or value < -radius
+            square += value * value
+        if beyond:
+            return (-1, 0)
         high += square >> 32
         low += square & 0xFFFFFFFF
-    return (-1, 0) if beyond else (high, low)
+    return (high, low)
 
 
 @compiled
 def _round_scaled(
-    rotated: FloatVector, factor: float, limit: float, radius: int, out: IntVector
+    rotated: FloatVector, factor: float, limit: float, radius: int, out: NDArray[np.int32]
 ) -> tuple[int, int]:
     """Round to the grid, no entry beyond the limit, and return the exact square."""
     for i in range(len(rotated)):
-        out[i] = np.int64(np.rint(min(max(rotated[i] * factor, -limit), limit)))
+        out[i] = np.int32(np.rint(min(max(rotated[i] * factor, -limit), limit)))
     return _exact_square(out, radius)
 
 
 @compiled
 def _round_dithered(  # noqa: PLR0917 - compiled code takes no keywords
-    rotated: FloatVector, factor: float, limit: float, radius: int, offsets: FloatVector, out: IntVector
+    rotated: FloatVector, factor: float, limit: float, radius: int, offsets: FloatVector, out: NDArray[np.int32]
 ) -> tuple[int, int]:
     """Round to the grid, up with probability the fraction above the lower value, and return the exact square."""
     for i in range(len(rotated)):
-        out[i] = np.int64(np.floor(min(max(rotated[i] * factor, -limit), limit) + offsets[i]))
+        out[i] = np.int32(np.floor(min(max(rotated[i] * factor, -limit), limit) + offsets[i]))
     return _exact_square(out, radius)
 
 
 @compiled
 def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
     rows: NDArray[np.float32],
-    factors: NDArray[np.float64],
+    owners: IntVector,
     signs: NDArray[np.uint8],
-    scale: np.float32,
-    limit: float,
-    radius: int,
-    offsets: FloatVector,
-    total: IntVector,
+    scales: tuple[float, float, float, int],
+    dithers: NDArray[np.uint16],
+    totals: NDArray[np.int64],
     left: NDArray[np.bool_],
 ) -> None:
-    """Rotate, round and add each row whose exact square is within the radius at once; note the others in `left`."""
-    rotated, values = np.empty(len(total), np.float32), np.empty(len(total), np.int64)
-    most = np.int64(radius) * np.int64(radius)
+    """Rotate, round and add each row whose exact square is within the radius at once; `left` keeps the others."""
+    grid_per_unit, reach, limit, radius = scales
+    length, last = totals.shape[1], -1
+    rotated, values = np.empty(length, np.float32), np.empty(length, np.int32)
+    offsets, most = np.empty(length, np.float32), np.int64(radius) * np.int64(radius)
     for row in range(len(rows)):
-        if left[row]:
+        square, owner = _square(rows[row]), owners[row]
+        if not _LEAST_SQUARE < square < _MOST_SQUARE:
             continue
-        rotate(rows[row], signs, scale, rotated)
-        if len(offsets):
-            high, low = _round_dithered(rotated, factors[row], limit, radius, offsets, values)
+        if owner != last and len(dithers):
+            for index in range(length):
+                offsets[index] = (np.float32(dithers[owner, index]) + np.float32(0.5)) * np.float32(2**-16)
+        last = owner
+        factor = min(grid_per_unit, reach / math.sqrt(square))
+        rotate(rows[row], signs, np.float32(length**-0.5), rotated)
+        if len(dithers):
+            high, low = _round_dithered(rotated, factor, limit, radius, offsets, values)
         else:
-            high, low = _round_scaled(rotated, factors[row], limit, radius, values)
+            high, low = _round_scaled(rotated, factor, limit, radius, values)
         # High beyond 2^20 is beyond any radius, and no sum below that overflows.
         if high < 0 or high > (1 << 20) or (high << 32) + low > most:
-            left[row] = True
             continue
-        for index in range(len(total)):
-            total[index] += values[index]
+        left[row] = False
+        for index in range(length):
+            totals[owner, index] += values[index]
 
 
 def stochastic_round(centres: Centres, stream: Stream) -> IntVector:

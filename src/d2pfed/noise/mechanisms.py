@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
@@ -74,12 +75,16 @@ class Centered:
 
     def around(self, values: IntVector, fraction_bits: int, entropy: Entropy) -> IntVector:
         """Return one draw around any grid vector, such as a sum over a batch of records."""
-        distribution = CentredDiscreteGaussian(self.sigma, fraction_bits)
-        return distribution.draw(values, entropy.child("noise").stream())
+        return _centred(self.sigma, fraction_bits).draw(values, entropy.child("noise").stream())
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
         return DiscreteGaussianSum(self.sigma, survivors, codec.radius, codec.length)
+
+
+@lru_cache(maxsize=4)  # its check takes exact fractions, and every silo asks for it
+def _centred(sigma: Fraction, fraction_bits: int) -> CentredDiscreteGaussian:
+    return CentredDiscreteGaussian(sigma, fraction_bits)
 
 
 @dataclass(frozen=True, slots=True)

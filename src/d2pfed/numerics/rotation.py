@@ -23,7 +23,7 @@ Floats = NDArray[np.floating[Any]]
 
 MAX_DIMENSION = 1 << 30  # coordinates: 4 GB of floats
 
-_BLOCK = 1 << 13  # floats that fit a first cache
+_BLOCK = 1 << 15  # floats that fit a second cache
 
 
 @runtime_checkable
@@ -185,7 +185,7 @@ def _turn(values: Floats, turns: NDArray[np.uint8]) -> None:
 def _transform(values: Floats) -> None:
     """Apply the Walsh-Hadamard transform in place, without its scale: twice makes `size` times the identity.
 
-    A level adds and subtracts values at one distance. Blocks that fit the first cache go through all their levels;
+    A level adds and subtracts values at one distance. Blocks that fit the second cache go through all their levels;
     as soon as four equal parts are done they go through the next two together, while they are still near.
     """
     block = values.size
@@ -202,35 +202,71 @@ def _transform(values: Floats) -> None:
 
 @compiled
 def _first_levels(values: Floats) -> int:
-    """Go through the first three levels, if there are as many, and return the next distance."""
-    if values.size < 8:
+    """Go through the first six levels, if there are as many, and return the next distance.
+
+    All is written out: loops over so few are fast only if their bounds are known.
+    """
+    if values.size < 64:
         return 1
-    for start in range(0, values.size, 8):
-        x = values[start : start + 8]
-        a, b, c, d = x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]
-        e, f, g, h = x[4] + x[5], x[4] - x[5], x[6] + x[7], x[6] - x[7]
+    for start in range(0, values.size, 64):
+        x = values[start : start + 64]
+        for i in range(0, 64, 8):
+            a, b, c, d = x[i] + x[i + 1], x[i] - x[i + 1], x[i + 2] + x[i + 3], x[i + 2] - x[i + 3]
+            e, f, g, h = x[i + 4] + x[i + 5], x[i + 4] - x[i + 5], x[i + 6] + x[i + 7], x[i + 6] - x[i + 7]
+            a, c, b, d = a + c, a - c, b + d, b - d
+            e, g, f, h = e + g, e - g, f + h, f - h
+            x[i], x[i + 1], x[i + 2], x[i + 3] = a + e, b + f, c + g, d + h
+            x[i + 4], x[i + 5], x[i + 6], x[i + 7] = a - e, b - f, c - g, d - h
+        for i in range(8):
+            a, b, c, d = x[i] + x[i + 8], x[i] - x[i + 8], x[i + 16] + x[i + 24], x[i + 16] - x[i + 24]
+            e, f, g, h = x[i + 32] + x[i + 40], x[i + 32] - x[i + 40], x[i + 48] + x[i + 56], x[i + 48] - x[i + 56]
+            a, c, b, d = a + c, a - c, b + d, b - d
+            e, g, f, h = e + g, e - g, f + h, f - h
+            x[i], x[i + 8], x[i + 16], x[i + 24] = a + e, b + f, c + g, d + h
+            x[i + 32], x[i + 40], x[i + 48], x[i + 56] = a - e, b - f, c - g, d - h
+    return 64
+
+
+@compiled
+def _three_levels(x: Floats, distance: int) -> None:
+    """Go through three levels of eight parts: each value is loaded a third as often."""
+    part_0, part_1, part_2, part_3 = (
+        x[:distance],
+        x[distance : 2 * distance],
+        x[2 * distance : 3 * distance],
+        x[3 * distance : 4 * distance],
+    )
+    part_4, part_5, part_6, part_7 = (
+        x[4 * distance : 5 * distance],
+        x[5 * distance : 6 * distance],
+        x[6 * distance : 7 * distance],
+        x[7 * distance : 8 * distance],
+    )
+    for i in range(distance):
+        a, b, c, d = part_0[i] + part_1[i], part_0[i] - part_1[i], part_2[i] + part_3[i], part_2[i] - part_3[i]
+        e, f, g, h = part_4[i] + part_5[i], part_4[i] - part_5[i], part_6[i] + part_7[i], part_6[i] - part_7[i]
         a, c, b, d = a + c, a - c, b + d, b - d
         e, g, f, h = e + g, e - g, f + h, f - h
-        x[0], x[1], x[2], x[3] = a + e, b + f, c + g, d + h
-        x[4], x[5], x[6], x[7] = a - e, b - f, c - g, d - h
-    return 8
+        part_0[i], part_1[i], part_2[i], part_3[i] = a + e, b + f, c + g, d + h
+        part_4[i], part_5[i], part_6[i], part_7[i] = a - e, b - f, c - g, d - h
 
 
 @compiled
 def _levels(values: Floats, distance: int) -> None:
-    """Go through the levels from a distance up, two at a time, so that each value is loaded half as often."""
-    while 4 * distance <= values.size:
-        for start in range(0, values.size, 4 * distance):
-            parts = values[start : start + 4 * distance]
-            part_0, part_1 = parts[:distance], parts[distance : 2 * distance]
-            part_2, part_3 = parts[2 * distance : 3 * distance], parts[3 * distance :]
-            for index in range(distance):
-                sum_01, difference_01 = part_0[index] + part_1[index], part_0[index] - part_1[index]
-                sum_23, difference_23 = part_2[index] + part_3[index], part_2[index] - part_3[index]
-                part_0[index], part_2[index] = sum_01 + sum_23, sum_01 - sum_23
-                part_1[index], part_3[index] = difference_01 + difference_23, difference_01 - difference_23
-        distance *= 4
-    if distance < values.size:
+    """Go through the levels from a distance up, three at a time, so that each value is loaded less often."""
+    while 8 * distance <= values.size:
+        for start in range(0, values.size, 8 * distance):
+            _three_levels(values[start : start + 8 * distance], distance)
+        distance *= 8
+    if 4 * distance == values.size:
+        part_0, part_1 = values[:distance], values[distance : 2 * distance]
+        part_2, part_3 = values[2 * distance : 3 * distance], values[3 * distance :]
+        for index in range(distance):
+            sum_01, difference_01 = part_0[index] + part_1[index], part_0[index] - part_1[index]
+            sum_23, difference_23 = part_2[index] + part_3[index], part_2[index] - part_3[index]
+            part_0[index], part_2[index] = sum_01 + sum_23, sum_01 - sum_23
+            part_1[index], part_3[index] = difference_01 + difference_23, difference_01 - difference_23
+    elif 2 * distance == values.size:
         left, right = values[:distance], values[distance:]
         for index in range(distance):
             left[index], right[index] = left[index] + right[index], left[index] - right[index]

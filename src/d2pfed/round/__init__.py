@@ -5,7 +5,7 @@ from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
 from d2pfed.round.given import Fidelity, given_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
-from d2pfed.round.records import Batch, Units
+from d2pfed.round.records import Batch, Batches, Units
 from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
 from d2pfed.round.standing import AskPresence, StandingAttempts, StandingRun, StandingSum
 from d2pfed.round.standing_silo import (
@@ -23,6 +23,7 @@ __all__ = [
     "AttemptBinding",
     "Attempts",
     "Batch",
+    "Batches",
     "Collected",
     "Fidelity",
     "Invite",

@@ -4,8 +4,8 @@ What a record adds to the sum depends on that record, the model and the attempt 
 leaves the silo: the sum is divided by a constant of the plan, and an empty batch sends noise like any other.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -57,7 +57,7 @@ class Batch:
         Guarantee: what each adds is within the radius, in exact integers; one that is not finite adds nothing.
         Checked: test_records.py::test_removing_a_record_changes_the_centre_by_exactly_its_integers.
         """
-        self.plan.codec.add_prepared(self.total, vectors, self.seed, self.entropy.child("dither"))
+        Batches.of([self]).add(np.zeros(len(vectors), np.int64), vectors)
 
     def encode(self) -> RingVector:
         """Return the ring vector that is masked and sent: one draw of the silo's noise around the sum."""
@@ -65,6 +65,31 @@ class Batch:
         if not isinstance(mechanism, Centered):
             raise ConfigError(f"the unit record takes the mechanism centered, got {type(mechanism).__name__}")
         return self.plan.ring.wrap(mechanism.around(self.total, codec.fraction_bits, self.entropy))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batches:
+    """The batches of silos in one process, whose vectors are added together: in one attempt of one plan."""
+
+    each: tuple[Batch, ...]
+    totals: NDArray[np.int64] = field(repr=False)  # of each batch, in the batch as well
+    dithers: NDArray[np.uint16] = field(repr=False)  # each from its own silo's entropy
+
+    @staticmethod
+    def of(batches: Sequence[Batch]) -> "Batches":
+        """Return these batches, with their totals side by side."""
+        codec = batches[0].plan.codec
+        if len({batch.seed for batch in batches}) > 1:
+            raise ConfigError("batches that are added together must be of one attempt, got several seeds")
+        totals = batches[0].total[None] if len(batches) == 1 else np.stack([batch.total for batch in batches])
+        own = tuple(replace(batch, total=total) for batch, total in zip(batches, totals, strict=True))
+        drawn = np.stack([codec.dither(batch.entropy.child("dither").stream()) for batch in batches])
+        return Batches(own, totals, drawn)
+
+    def add(self, owners: IntVector, vectors: NDArray[np.float32]) -> None:
+        """Add vectors, each to the batch with its owner's number, as `Batch.add` does."""
+        first = self.each[0]
+        first.plan.codec.add_prepared(self.totals, owners, vectors, first.seed, self.dithers)
 
 
 def toss(batches: BatchSampling, count: int, stream: Stream) -> IntVector:

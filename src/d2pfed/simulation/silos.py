@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import IntVector, RingVector
-from d2pfed.round import Batch, Units
+from d2pfed.round import Batch, Batches, Units
 from d2pfed.simulation.backend import Encoder, simulated_participant
-
-_PIECES_BYTES = 1 << 26  # of gradients that wait to be added
 
 
 class RecordGradients(Protocol):
@@ -27,10 +25,10 @@ class RecordGradients(Protocol):
         """Return a silo's units under a model."""
         ...
 
-    def gradients(
+    def chunks(
         self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield the vectors of chosen units of some silos, each silo's in their order."""
+    ) -> Iterator[tuple[IntVector, NDArray[np.float32]]]:
+        """Yield the vectors of chosen units and the silo of each, in their order; the next may take their place."""
         ...
 
 
@@ -43,6 +41,7 @@ class Silos:
     """
 
     trainer: RecordGradients
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), repr=False, compare=False)
 
     def train(self, params: FloatVector, clients: Sequence[int], _seed: int) -> Iterator[Units]:
         """Yield each silo's units, from which its participant draws."""
@@ -51,41 +50,32 @@ class Silos:
     def encode(
         self, encoder: Encoder, params: FloatVector, clients: Sequence[int], _seed: int
     ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
-        """Draw every silo's batch, add up its records and encode the sums, half of the silos on another thread."""
-        batches = {client: self._batch(encoder, client) for client in clients}
-        wanted = [(client, batch.chosen) for client, batch in batches.items()]
-        with ThreadPoolExecutor(1) as pool:
-            pieces: list[tuple[int, NDArray[np.float32]]] = []
-            for client, rows in self.trainer.gradients(params, wanted):
-                pieces.append((client, rows))
-                if sum(each.nbytes for _, each in pieces) > _PIECES_BYTES:  # of many records, or long ones
-                    _add_all(batches, pieces, pool)
-                    pieces = []
-            _add_all(batches, pieces, pool)
-            half = len(clients) // 2
-            first = pool.submit(lambda: [batches[client].encode() for client in clients[:half]])
-            for client in clients[half:]:
-                yield (client,), batches[client].encode()
-            yield from (((client,), vector) for client, vector in zip(clients[:half], first.result(), strict=True))
+        """Draw every silo's batch, add up its records and encode the sums, half of it on another thread."""
+        if not clients:
+            return
+        batches = Batches.of([self._batch(encoder, client) for client in clients])
+        wanted = [(client, batch.chosen) for client, batch in zip(clients, batches.each, strict=True)]
+        places = np.zeros(max(clients) + 1, np.int64)
+        places[list(clients)] = np.arange(len(clients))
+        for silos, vectors in self.trainer.chunks(params, wanted):
+            self._add(batches, places[silos], vectors)
+        half = len(clients) // 2
+        first = self._pool.submit(lambda: [batch.encode() for batch in batches.each[:half]])
+        second = [batch.encode() for batch in batches.each[half:]]
+        for client, vector in zip(clients, [*first.result(), *second], strict=True):
+            yield (client,), vector
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """End the other thread."""
+        self._pool.shutdown()
 
     def _batch(self, encoder: Encoder, client: int) -> Batch:
         own = simulated_participant(encoder.plan, client, encoder.entropy, encoder.participations)
         return own.batch(encoder.session, self.trainer.count(client))
 
-
-def _add_all(
-    batches: dict[int, Batch], pieces: list[tuple[int, NDArray[np.float32]]], pool: ThreadPoolExecutor
-) -> None:
-    """Add gradients to the batches of their silos, those of every other silo on another thread."""
-
-    def add(odd: int) -> None:
-        for client, rows in pieces:
-            if client % 2 == odd:
-                batches[client].add(rows)
-
-    other = pool.submit(add, 1)
-    add(0)
-    other.result()
+    def _add(self, batches: Batches, owners: IntVector, vectors: NDArray[np.float32]) -> None:
+        """Add vectors to the batches of their silos, half of them on the other thread; a silo's stay together."""
+        half = int(np.searchsorted(owners, owners[len(owners) // 2]))
+        other = self._pool.submit(batches.add, owners[:half], vectors[:half])
+        batches.add(owners[half:], vectors[half:])
+        other.result()
