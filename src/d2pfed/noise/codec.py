@@ -12,7 +12,7 @@ from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
-from d2pfed.numerics.rotation import Hadamard, Rotation, rotate
+from d2pfed.numerics.rotation import Hadamard, Rotation, flip, rotate_flipped
 
 FloatVector = NDArray[np.float32]
 Dither = NDArray[np.uint16]
@@ -21,7 +21,7 @@ Entries = NDArray[np.int32] | NDArray[np.int64]
 _LARGEST_RADIUS = 1 << 24  # in grid units: integers that float32 still represents, squares below 2^48
 
 _LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e30  # of a vector whose transform neither overflows nor vanishes
-_SQUARES = 1 << 14  # squares up to 2^48 whose sum fits 63 bits
+_SQUARES = 1 << 12  # squares below 2^50 whose sum fits 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def require_update(update: NDArray[np.floating], dimension: int) -> None:
 
 def squared_norm(values: IntVector, radius: int) -> int:
     """Return the exact squared norm, or more than radius squared when some entry alone exceeds the radius."""
-    return _whole(_exact_square(values, radius), radius)
+    return _whole(_exact_square(values), radius)
 
 
 def _whole(square: tuple[int, int], radius: int) -> int:
@@ -243,9 +243,9 @@ def _round_within(
     while True:
         most = min(limit, radius)
         if offsets is None:
-            found = _round_scaled(rotated, factor, most, radius, values)
+            found = _round_scaled(rotated, factor, most, values)
         else:
-            found = _round_dithered(rotated, factor, most, radius, offsets, values)
+            found = _round_dithered(rotated, factor, most, offsets, values)
         square = _whole(found, radius)
         if square <= radius**2:
             return values.astype(np.int64)
@@ -273,17 +273,17 @@ def _square(vector: FloatVector) -> float:
 
 
 @compiled
-def _exact_square(values: Entries, radius: int) -> tuple[int, int]:
-    """Return the sum of squares below 2^48 as high and low parts of 32 bits, or -1 if an entry is too large."""
+def _exact_square(values: Entries) -> tuple[int, int]:
+    """Return the exact sum of squares as high and low parts of 32 bits, or -1 if an entry has more than 25 bits."""
     high = low = 0
     for start in range(0, len(values), _SQUARES):
         part = values[start : start + _SQUARES]
-        square, beyond = 0, False
+        square = bits = 0
         for i in range(len(part)):
-            value = part[i]  # the product of two is of 64 bits
-            beyond |= value > radius or value < -radius
-            square += value * value
-        if beyond:
+            value = part[i]
+            bits |= value ^ (value >> 63)
+            square += value * value  # of 64 bits
+        if bits >> 25:
             return (-1, 0)
         high += square >> 32
         low += square & 0xFFFFFFFF
@@ -291,23 +291,21 @@ def _exact_square(values: Entries, radius: int) -> tuple[int, int]:
 
 
 @compiled
-def _round_scaled(
-    rotated: FloatVector, factor: float, limit: float, radius: int, out: NDArray[np.int32]
-) -> tuple[int, int]:
+def _round_scaled(rotated: FloatVector, factor: float, limit: float, out: NDArray[np.int32]) -> tuple[int, int]:
     """Round to the grid, no entry beyond the limit, and return the exact square."""
     for i in range(len(rotated)):
         out[i] = np.int32(np.rint(min(max(rotated[i] * factor, -limit), limit)))
-    return _exact_square(out, radius)
+    return _exact_square(out)
 
 
 @compiled
-def _round_dithered(  # noqa: PLR0917 - compiled code takes no keywords
-    rotated: FloatVector, factor: float, limit: float, radius: int, offsets: FloatVector, out: NDArray[np.int32]
+def _round_dithered(
+    rotated: FloatVector, factor: float, limit: float, offsets: FloatVector, out: NDArray[np.int32]
 ) -> tuple[int, int]:
     """Round to the grid, up with probability the fraction above the lower value, and return the exact square."""
     for i in range(len(rotated)):
         out[i] = np.int32(np.floor(min(max(rotated[i] * factor, -limit), limit) + offsets[i]))
-    return _exact_square(out, radius)
+    return _exact_square(out)
 
 
 @compiled
@@ -325,6 +323,8 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
     length, last = totals.shape[1], -1
     rotated, values = np.empty(length, np.float32), np.empty(length, np.int32)
     offsets, most = np.empty(length, np.float32), np.int64(radius) * np.int64(radius)
+    signed = np.ones(rows.shape[1], np.float32)
+    flip(signed, signs, np.float32(length**-0.5), signed)
     for row in range(len(rows)):
         square, owner = _square(rows[row]), owners[row]
         if not _LEAST_SQUARE < square < _MOST_SQUARE:
@@ -334,11 +334,11 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
                 offsets[index] = (np.float32(dithers[owner, index]) + np.float32(0.5)) * np.float32(2**-16)
         last = owner
         factor = min(grid_per_unit, reach / math.sqrt(square))
-        rotate(rows[row], signs, np.float32(length**-0.5), rotated)
+        rotate_flipped(rows[row], signed, rotated)
         if len(dithers):
-            high, low = _round_dithered(rotated, factor, limit, radius, offsets, values)
+            high, low = _round_dithered(rotated, factor, limit, offsets, values)
         else:
-            high, low = _round_scaled(rotated, factor, limit, radius, values)
+            high, low = _round_scaled(rotated, factor, limit, values)
         # High beyond 2^20 is beyond any radius, and no sum below that overflows.
         if high < 0 or high > (1 << 20) or (high << 32) + low > most:
             continue

@@ -79,7 +79,7 @@ class Hadamard:
         working = np.array(values, dtype=_working_type(values))
         _transform(working)
         result = working[: self.dimension]
-        _flip(result, _seeded_bytes(seed, self.dimension), working.dtype.type(self.padded**-0.5), result)
+        flip(result, _seeded_bytes(seed, self.dimension), working.dtype.type(self.padded**-0.5), result)
         return result
 
 
@@ -151,13 +151,22 @@ def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:
 @compiled
 def rotate(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
     """Flip signs, pad with zeros and transform."""
-    _flip(vector, bits, scale, out[: vector.size])
+    flip(vector, bits, scale, out[: vector.size])
     out[vector.size :] = 0
     _transform(out)
 
 
 @compiled
-def _flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
+def rotate_flipped(vector: Floats, signed: Floats, out: Floats) -> None:
+    """Do the same as `rotate`, with signs and scale as `flip` gives them to a vector of ones: for many vectors."""
+    for index in range(vector.size):
+        out[index] = vector[index] * signed[index]
+    out[vector.size :] = 0
+    _transform(out)
+
+
+@compiled
+def flip(vector: Floats, bits: NDArray[np.uint8], scale: np.floating[Any], out: Floats) -> None:
     """Multiply by the scale, and by -1 where the bit is set."""
     whole = vector.size // 8
     for byte in range(whole):
