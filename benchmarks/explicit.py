@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from d2pfed.accounting import RELEASED, Adjacency, Sampling
+from d2pfed.accounting import RELEASED, Adjacency, Sampling, Unit
 from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
 from d2pfed.secagg.graph import Consistency
 
@@ -35,6 +35,10 @@ def privacy_target(
         clip=1.0,
         bits=None,
         rotation=RotationName.HADAMARD,
+        unit=Unit.CLIENT,
+        records=None,
+        batch_rate=None,
+        max_silos=1,
     )
 
 

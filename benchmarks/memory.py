@@ -33,7 +33,7 @@ def measure_growth(early: int = EARLY, late: int = LATE) -> tuple[float, float]:
         model="logistic",
         target=target,
         local=local_training(lr=0.1, epochs=1, batch_size=10),
-        server=ServerOptimizer(),
+        server=ServerOptimizer(lr=1.0, momentum=0.0, second_moment=0.0, lr_decay=1.0, averaging=0.0),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=None,

@@ -3,12 +3,13 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.explicit import privacy_target
 from d2pfed.api.statistics import private_sum
-from d2pfed.plan import Plan, PrivacyTarget, ideal_multiplier
+from d2pfed.plan import Plan, ideal_multiplier
 
 CLIENTS = (10, 30, 100, 1000, 10_000)
 DIMENSIONS = (10, 1000)
@@ -70,16 +71,7 @@ def _row(clients: int, dimension: int) -> StatisticsRow:
 def trusted_error(plan: Plan) -> float:
     """Return the standard deviation of a trusted server's noise for a clip of 1, times sqrt(n / honest)."""
     clients = plan.cohort_size
-    target = PrivacyTarget(
-        dimension=1,
-        population=clients,
-        cohort_size=clients,
-        rounds=1,
-        spare=0,
-        epsilon=plan.epsilon,
-        delta=plan.delta,
-        sampling=plan.sampling.method,
-        adjacency=plan.adjacency,
-    )
+    usual = privacy_target(dimension=1, population=clients, cohort_size=clients, rounds=1, epsilon=plan.epsilon)
+    target = replace(usual, spare=0, delta=plan.delta, sampling=plan.sampling.method, adjacency=plan.adjacency)
     # The multiplier is sigma over twice the clip, for the target's own adjacency.
     return 2 * ideal_multiplier(target) * math.sqrt(clients / (plan.quorum - plan.colluders))

@@ -1,6 +1,6 @@
 """Every setting of the paper's evaluation, written out: a changed default of the library changes no result."""
 
-from d2pfed.accounting import RELEASED, Adjacency, Sampling
+from d2pfed.accounting import RELEASED, Adjacency, Sampling, Unit
 from d2pfed.learning import LocalTraining, Optimizer
 from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
 from d2pfed.secagg.graph import Consistency
@@ -42,6 +42,10 @@ def privacy_target(
         clip=clip,
         bits=bits,
         rotation=rotation,
+        unit=Unit.CLIENT,
+        records=None,
+        batch_rate=None,
+        max_silos=1,
     )
 
 
