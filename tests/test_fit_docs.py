@@ -64,3 +64,12 @@ def test_the_example_trains_and_shows_a_baseline(tmp_path, monkeypatch, capsys):
     assert shown.count("FitResult after 8 rounds, complete") == 2
     pages = [page.read_text() for page in tmp_path.glob("runs/*/report.html")]
     assert sum("The baseline" in page for page in pages) == 1
+
+
+def test_the_consortium_trains_with_a_guarantee_for_records(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["consortium.py", "3"])
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "consortium.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "silos of 11 to 219 records" in shown
+    assert "(record, add-remove, each record of 20 silos by a secret coin" in shown
