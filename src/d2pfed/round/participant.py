@@ -61,7 +61,7 @@ class Participant:
             designated=session.rank(session.designated),
             group=None if group is None else Entropy(group, self.entropy.is_replayed),
         )
-        fresh = self.entropy.child("contribution", session.digest, self.client)
+        fresh = self._fresh(session)
         # A bit or a weight may be small beside the grid, so its vector is dithered.
         extended = self.plan.adaptive_clip is not None or self.plan.weighting is not None
         dither = None if not extended else fresh.child("dither").stream()
@@ -70,9 +70,13 @@ class Participant:
 
     def batch(self, session: AttemptBinding, count: int) -> Batch:
         """Return this attempt's batch of a silo that holds so many units, drawn by fresh coins."""
-        fresh = self.entropy.child("contribution", session.digest, self.client)
+        fresh = self._fresh(session)
         is_silent = self.participations >= self.plan.max_participations
         return Batch.draw(self.plan, rotation_seed(session), 0 if is_silent else count, fresh)
+
+    def _fresh(self, session: AttemptBinding) -> Entropy:
+        """Return the randomness of this attempt alone."""
+        return self.entropy.child("contribution", session.digest, self.client)
 
     def _vector(self, update: NDArray[np.floating], clip: float | None) -> NDArray[np.floating]:
         """Return the vector that is rotated: the update, or the update in units of the clip and its bit or weight."""
