@@ -314,3 +314,9 @@ def test_plan_and_train_have_one_set_of_defaults(run):
         "all it knows. Default: 0.1.",
     ):
         assert all(text in shown for shown in helps)
+
+
+def test_a_run_from_a_seed_is_refused_on_a_shared_ledger(run):
+    status, out, err = run(f"{TINY} --seed 1 --ledger clients.sqlite")
+    assert (status, out) == (2, "")
+    assert "shared ledger takes its noise from the system, got seed 1" in err

@@ -39,6 +39,7 @@ from d2pfed.training import ServerOptimizer
 
 with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api import Job, Settings
+    from d2pfed.api.arguments import ledger_path
     from d2pfed.api.backends import BackendName, record_backend
     from d2pfed.api.filling import split_population, with_records
     from d2pfed.learning import (
@@ -155,6 +156,7 @@ def train(
 ) -> None:
     """Train a model privately over simulated clients; the same command resumes an interrupted run."""
     _check_run(seed, name)
+    ledger = ledger_path(ledger, seed)
     use_one_thread()  # of torch: each core has a worker process
     trained, stepped, losses = LocalTraining(**local), ServerOptimizer(**server), parse_dropouts(lost)
     population = wanted.pop("population")
