@@ -76,10 +76,10 @@ def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> "Table":
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
-    for column in ("observer", "", "epsilon", "delta", "at most"):
+    for column in ("observer", "", "epsilon", "delta", "cap"):
         table.add_column(column, justify="right" if column in {"epsilon", "delta"} else "left")
     for item in spent:
-        most = "" if str(item.observer) == "released" else _times(item.max_participations)
+        most = "" if str(item.observer) == "released" else str(item.max_participations)
         table.add_row(
             str(item.observer),
             OBSERVED[item.observer.view],
@@ -99,7 +99,8 @@ def _scopes(spent: tuple[Guarantee, ...]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for item in spent:
         groups.setdefault(f"{item.adjacency}, {item.sampling}", []).append(str(item.observer))
-    return [f"{', '.join(names)}: {scope}" for scope, names in groups.items()]
+    scopes = [f"{', '.join(names)}: {scope}" for scope, names in groups.items()]
+    return [*scopes, "cap: on the participations of one client"]
 
 
 def delta_as_given(delta: float) -> str:
