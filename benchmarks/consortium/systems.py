@@ -22,7 +22,7 @@ from benchmarks.consortium.data import SILOS, Split
 from d2pfed.accounting import Unit
 
 COLLUDERS = 6  # of 20 silos: a third, rounded down
-BATCH = 256  # expected records of a step, over all silos
+BATCH = 256  # most records that are expected in a step, over all silos
 CLIP = 1.0
 LR = {"patients": 2.0, "digits": 4.0}  # found on splits that are not among those of the table
 STEPS = 200
@@ -50,8 +50,8 @@ class Setting:
 
     @property
     def rate(self) -> float:
-        """The chance of a record to be in a step."""
-        return BATCH / len(self.split.train)
+        """The chance of a record to be in a step: one over the number of batches, as Opacus' loader has it."""
+        return 1 / math.ceil(len(self.split.train) / BATCH)
 
     @property
     def delta(self) -> float:
@@ -201,7 +201,7 @@ def _clipped_sgd(setting: Setting, noise: list[float], silos: tuple[np.ndarray, 
     generator = torch.Generator().manual_seed(setting.seed)
     layer = setting.layer()
     parts = [setting.examples(silo) for silo in silos]
-    rate = BATCH / sum(map(len, silos)) if len(silos) > 1 or len(silos[0]) > BATCH else 1.0
+    rate = 1 / math.ceil(sum(map(len, silos)) / BATCH)
     divisor = rate * sum(map(len, silos))
     with torch.no_grad():
         for _ in range(setting.steps):
