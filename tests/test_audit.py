@@ -268,7 +268,10 @@ def test_a_curve_is_that_of_its_thresholds():
 def test_commands_audit_a_run_and_its_report_shows_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke
-    trained = run(train_command.app, ["--task", "digits", "--name", "a", "--rounds", "2", "--cohort-size", "40"])
+    trained = run(
+        train_command.app,
+        ["--task", "digits", "--name", "a", "--rounds", "2", "--cohort-size", "40", "--backend", "in-process"],
+    )
     assert trained.exit_code == 0, trained.output
     found = run(audit_command.app, ["training", "runs/a", "--canaries", "50", "--json"])
     assert found.exit_code == 0, found.output

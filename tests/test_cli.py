@@ -32,7 +32,7 @@ FOR_RELEASED = "--against released --sampling fixed --dropouts 0 --colluders 0"
 PAPER = f"plan --delta 1e-5 --cohort-size 100 --rounds 100 --dimension 51370 {FOR_RELEASED} --json"
 TINY = (
     "train --task digits --model logistic --population 40 --cohort-size 20 --rounds 2 --epsilon 30 --name tiny"
-    " --against released --sampling fixed --dropouts 0 --colluders 0"
+    " --against released --sampling fixed --dropouts 0 --colluders 0 --backend in-process"
 )
 
 

@@ -40,7 +40,7 @@ PLAN_OPTIONS = {
 }
 TRAIN = (
     "train --task digits --model logistic --population 40 --cohort-size 10 --rounds 1 --epsilon 60 --delta 1e-2 "
-    "--name n --against released --sampling fixed --dropouts 0 --colluders 0"
+    "--name n --against released --sampling fixed --dropouts 0 --colluders 0 --backend in-process"
 )
 TRAIN_OPTIONS = PLAN_OPTIONS | {
     "--task": WORD,
