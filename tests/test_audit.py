@@ -145,8 +145,8 @@ def test_a_null_run_finds_nothing(adjacency):
 
 
 def halve_the_noise(monkeypatch):
-    right = mechanisms.CentredDiscreteGaussian
-    monkeypatch.setattr(mechanisms, "CentredDiscreteGaussian", lambda sigma, bits: right(sigma / 2, bits))
+    right = mechanisms._centred
+    monkeypatch.setattr(mechanisms, "_centred", lambda sigma, bits: right(sigma / 2, bits))
     return audited_plan(target())
 
 
