@@ -38,7 +38,9 @@ with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.learning import Model, Task, build_model, load_task, parse_partition, use_one_thread
 
 if TYPE_CHECKING:
+    from d2pfed.api.audit.mechanism import MechanismAudit
     from d2pfed.runs import RoundRecord
+    from d2pfed.runs.records import TrainingAudit
 
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
@@ -82,23 +84,19 @@ def mechanism(
     found = audit_mechanism(
         audited_plan(target, releases), trials, confidence=confidence, fidelity=fidelity, worlds=worlds
     )
-    if json:
-        print_json({**_fields(found), "is_refuted": found.is_refuted})
-    else:
-        console = out()
-        console.print(
+    _conclude(
+        found,
+        (
             f"Claimed epsilon {round_up(found.claimed, 4)} at delta {found.delta:g} against the server, for "
             f"{found.releases} releases of {found.mechanism} noise, {found.survivors} of {found.cohort_size} clients."
-        )
-        console.print(
+        ),
+        (
             f"At least {_down(found.counted)} by counted errors alone, {_down(found.gaussian)} if the noise is "
             f"Gaussian ({100 * found.gaussian / found.claimed:.0f} % of the claim): {found.trials:,} trials per world, "
             f"{found.errors[0]:,} false alarms and {found.errors[1]:,} misses, confidence {found.confidence:g}."
-        )
-        console.print(_verdict(refuted=found.is_refuted))
-        console.print(found.shows)
-    if found.is_refuted:
-        sys.exit(REFUTED)
+        ),
+        json=json,
+    )
 
 
 @app.command(cls=SectionedCommand)
@@ -135,20 +133,16 @@ def training(
         found = audit_training(job, canaries, lambda trainer: start(trainer)[0], listen, confidence=confidence)
     replace_file(run / AUDIT, to_json(found).encode(), mode=0o666)
     write_report(read_report(run), run)
-    if json:
-        print_json({**_fields(found), "is_refuted": found.is_refuted})
-    else:
-        console = out()
-        console.print(
+    _conclude(
+        found,
+        (
             f"Epsilon is at least {_down(found.lower)} with confidence {found.confidence:g}, beside the claimed "
             f"{round_up(found.claimed, 4)} at delta {round_up(found.delta, 3)} against the {found.observer}: "
             f"{found.correct:,} of {found.guesses:,} guesses were right, of {found.canaries:,} canaries of which "
             f"{found.present:,} took part."
-        )
-        console.print(_verdict(refuted=found.is_refuted))
-        console.print(found.shows)
-    if found.is_refuted:
-        sys.exit(REFUTED)
+        ),
+        json=json,
+    )
 
 
 @app.command(cls=SectionedCommand)
@@ -214,7 +208,13 @@ def _down(value: float) -> str:
     return f"{math.floor(1000 * value) / 1000:g}"
 
 
-def _verdict(*, refuted: bool) -> str:
-    if refuted:
-        return "The claim is refuted: the lower bound is above it."
-    return "The claim is not refuted."
+def _conclude(found: "MechanismAudit | TrainingAudit", *lines: str, json: bool) -> None:
+    """Print what an audit found, and exit with a status of its own if it refutes the claim."""
+    above = "refuted: the lower bound is above it" if found.is_refuted else "not refuted"
+    if json:
+        print_json({**_fields(found), "is_refuted": found.is_refuted})
+    else:
+        for line in (*lines, f"The claim is {above}.", found.shows):
+            out().print(line)
+    if found.is_refuted:
+        sys.exit(REFUTED)

@@ -3,10 +3,11 @@
 from d2pfed.plan.calibrate import calibrate, ideal_multiplier
 from d2pfed.plan.collusion import VERIFIED_DRAWS
 from d2pfed.plan.describe import PlanSummary, describe
+from d2pfed.plan.names import MechanismName, RotationName
 from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.policy import Enrolled, Policy
 from d2pfed.plan.record_terms import record_terms
-from d2pfed.plan.target import DEFAULT_TARGET, MechanismName, PrivacyTarget, RotationName
+from d2pfed.plan.target import DEFAULT_TARGET, PrivacyTarget
 
 __all__ = [
     "DEFAULT_TARGET",

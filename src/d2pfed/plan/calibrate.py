@@ -21,11 +21,12 @@ from d2pfed.noise.clipping import AdaptiveClip
 from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan.bounds import MOST_ROUNDS
+from d2pfed.plan.names import HELD_BY_ONE, MechanismName, RotationName
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
-from d2pfed.plan.target import HELD_BY_ONE, MechanismName, PrivacyTarget, RotationName
+from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width, widest
 from d2pfed.secagg.graph import Neighbourhood
 

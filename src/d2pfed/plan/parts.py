@@ -23,7 +23,8 @@ from d2pfed.noise.mechanisms import (
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
-from d2pfed.plan.target import HELD_BY_ONE, MechanismName, PrivacyTarget, RotationName
+from d2pfed.plan.names import HELD_BY_ONE, MechanismName, RotationName
+from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy

@@ -8,8 +8,9 @@ from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, cli
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
+from d2pfed.plan.names import MechanismName
 from d2pfed.plan.plan import Plan, run_guarantee
-from d2pfed.plan.target import MechanismName, PrivacyTarget
+from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width, variance, widest
 from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 

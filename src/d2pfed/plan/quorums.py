@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError
-from d2pfed.plan.target import MechanismName, PrivacyTarget
+from d2pfed.plan.names import MechanismName
+from d2pfed.plan.target import PrivacyTarget
 from d2pfed.secagg.graph import (
     SIGNED_COMPLETE_UP_TO,
     SIGNED_UP_TO,

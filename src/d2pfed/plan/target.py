@@ -2,9 +2,7 @@
 
 import math
 from bisect import bisect_left
-from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from typing import cast
@@ -12,9 +10,7 @@ from typing import cast
 import numpy as np
 
 from d2pfed.accounting import (
-    ALONE,
     CAP_SHARE,
-    CLIENT,
     RATE_STEPS,
     RELEASED,
     SERVER,
@@ -26,7 +22,6 @@ from d2pfed.accounting import (
     Unit,
     cap_excess,
     check_unit,
-    colluding,
 )
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
@@ -41,70 +36,23 @@ from d2pfed.plan.bounds import (
     check_range,
 )
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within
+from d2pfed.plan.names import (
+    HELD_BY_ONE,
+    MechanismName,
+    RotationName,
+    initial_clip_named,
+    observer_named,
+    parse_clip,
+)
 from d2pfed.secagg.graph import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds
 
-_LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
-
-
-class MechanismName(StrEnum):
-    """The mechanisms by name."""
-
-    CENTERED = "centered"
-    SHARED = "shared"
-    DESIGNATED = "designated"
-    DDGAUSS = "ddgauss"
-    SKELLAM = "skellam"
-    BINOMIAL = "binomial"
-
 
 _LATER = cast("int", None)  # of a field that is filled in before anything is computed from it
 _BY_UNIT = cast("Adjacency", None)  # of a field whose default depends on the unit
 USUAL_BATCH = 256  # records drawn in a round, in expectation, where no rate is given
-HELD_BY_ONE = (MechanismName.SHARED, MechanismName.DESIGNATED)  # where one client can know all of the noise
-
-
-class RotationName(StrEnum):
-    """The rotations by name."""
-
-    HADAMARD = "hadamard"
-    PHASE = "phase"
-
-
-def observer_named(name: str) -> Observer:
-    """Return the observer of that name."""
-    known = {str(each): each for each in (RELEASED, SERVER, CLIENT, ALONE)}
-    if name in known:
-        return known[name]
-    count = name.removeprefix("colluding(").removesuffix(")")
-    if name == f"colluding({count})" and count.isdecimal() and count.isascii() and len(count) <= 9:
-        return colluding(int(count))
-    raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name[:80]!r}")
-
-
-def initial_clip_named(name: str) -> float:
-    """Return the clip that an adaptive one starts from: 1 for `auto`, c for `auto(c)`."""
-    if name == "auto":
-        return 1.0
-    with suppress(ValueError):
-        start = float(name.removeprefix("auto(").removesuffix(")"))
-        if name.startswith("auto(") and name.endswith(")") and _LEAST_START <= start <= 1 / _LEAST_START:
-            return start
-    raise ConfigError(
-        f"clip must be a positive number, auto, or auto(c) with c in [{_LEAST_START:g}, {1 / _LEAST_START:g}], "
-        f"got {name[:80]!r}"
-    )
-
-
-def _parse_clip(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        initial_clip_named(text)
-        return text
-
 
 _LIMITS = {
     "dimension": MAX_DIMENSION,
@@ -228,7 +176,7 @@ class PrivacyTarget:
             "L2 bound on the update of one client: a number, or auto (from 1 on) or auto(c) (from c on) to follow "
             "the median norm privately.",
             PRIVACY,
-            parse=_parse_clip,
+            parse=parse_clip,
         ),
     )
     bits: int | None = field(
