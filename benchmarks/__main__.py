@@ -11,7 +11,8 @@ from rich.table import Table
 from benchmarks import record, tables
 from benchmarks.arithmetic import DIMENSIONS, THREADS, SpeedRow, arithmetic
 from benchmarks.busy import busy_loops
-from benchmarks.deployment import DeploymentRow, Executor, bench_deployment
+from benchmarks.deployment import DeploymentRow, Way, bench_deployment, cases
+from benchmarks.deployment import goals as deployment_goals
 from benchmarks.encode import encode_memory, prepare_encode
 from benchmarks.goals import GoalRow, bench_goals
 from benchmarks.growth import GrowthRow, measure_growth, plot_growth, plot_rows
@@ -37,7 +38,7 @@ PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost gr
 Busy = Annotated[
     bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
 ]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow, StatisticsRow, DeploymentRow)
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow, StatisticsRow)
 
 _MODEST_DIMENSIONS = DIMENSIONS[:2]
 _MODEST_CLIENTS = 200
@@ -266,26 +267,46 @@ def silos_command(
 
 
 @bench.command("deployment")
-def deployment_command(
+def deployment_command(  # noqa: PLR0917 - options of a command
     clients: Annotated[int, typer.Option(min=3, show_default=False, help="SuperNodes. [default: 5]")] = 5,
     rounds: Annotated[
         int, typer.Option(min=2, show_default=False, help="Rounds; the first does not count. [default: 6]")
     ] = 6,
-    executor: Annotated[
-        list[Executor] | None, typer.Option(show_default=False, help="Who runs the apps. [default: both]")
+    silos: Annotated[
+        int, typer.Option(min=3, show_default=False, help="Silos with standing keys. [default: 20]")
+    ] = 20,
+    silo_rounds: Annotated[int, typer.Option(min=2, show_default=False, help="Their rounds. [default: 51]")] = 51,
+    only: Annotated[
+        list[Way] | None,
+        typer.Option(show_default=False, help="Ways to measure; several may be given. [default: all]"),
+    ] = None,
+    path: Annotated[
+        Path | None, typer.Option("--out", show_default=False, help="A JSON file, written after each row.")
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Time rounds of a real federation over Flower.
 
-    Private, averaged in the clear with evaluation, and with Flower's SecAgg+; by warm nodes and by Flower's executor.
+    Averaged in the clear with evaluation, private, with standing keys, and with Flower's SecAgg+, by warm nodes;
+    SecAgg+ by Flower's own executor; and many silos with standing keys.
     """
-    about = record.surroundings()
-    rows = _watched(bench_deployment(clients, rounds, executor or list(Executor)), _deployment_progress)
+    about, rows = record.surroundings(), list[DeploymentRow]()
+    chosen = [case for case in cases(clients, rounds, silos, silo_rounds) if not only or case.way in only]
+
+    def found() -> dict[str, object]:
+        held = [tables.as_dict(goal) for goal in deployment_goals(rows)]
+        return {"rows": [tables.as_dict(row) for row in rows], "goals": held}
+
+    for row in bench_deployment(chosen):
+        rows.append(row)
+        err().print(_deployment_progress(row), soft_wrap=True, markup=False)
+        if path is not None:
+            record.write(path, about, {"deployment": found()})
     if json:
-        print_json(about | {"rows": [tables.as_dict(row) for row in rows]})
+        print_json(about | found())
         return
     out().print(tables.deployment_table(rows))
+    out().print(tables.deployment_goals_table(deployment_goals(rows)))
     out().print(record.line(about), soft_wrap=True, markup=False)
 
 
@@ -400,8 +421,8 @@ def _growth_progress(row: GrowthRow) -> str:
 
 def _deployment_progress(row: DeploymentRow) -> str:
     result = row.error if row.seconds is None else f"{row.seconds:.1f} s a round"
-    stages = "".join(f", {name} {seconds:.1f}" for name, seconds in row.exchanges.items())
-    return f"{row.what}, {row.executor}: {result}{stages}"
+    stages = "".join(f", {name} {seconds:.1f}" for name, seconds in row.stages.items())
+    return f"{row.what}, {row.executor}, {row.clients} clients: {result}{stages}"
 
 
 def _training_progress(row: TrainingRow) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from benchmarks.arithmetic import SpeedRow
-from benchmarks.deployment import DeploymentRow
+from benchmarks.deployment import DeploymentGoal, DeploymentRow
 from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
@@ -29,13 +29,14 @@ def as_dict(
     | GrowthRow
     | StatisticsRow
     | DeploymentRow
+    | DeploymentGoal
     | SiloRow,
 ) -> dict[str, object]:
     """Return a row with what is computed from it."""
     match row:
         case SpeedRow() | TrainingRow():
             return asdict(row) | {"ratio": row.ratio, "met": row.met}
-        case LedgerRow() | GoalRow() | StatisticsRow() | DeploymentRow() | SiloRow():
+        case LedgerRow() | GoalRow() | StatisticsRow() | DeploymentGoal() | SiloRow():
             return asdict(row) | {"met": row.met}
     return asdict(row)
 
@@ -60,15 +61,23 @@ def deployment_table(rows: Sequence[DeploymentRow]) -> Table:
     """Return the table of rounds of a real federation."""
     table = _table(
         "One round over Flower, on one machine; median wall-clock seconds",
-        ("what", "executor", "clients", "rounds", "seconds", "over FedAvg", "goal", "met", "note"),
+        ("what", "executor", "clients", "rounds", "seconds", "mean", "stages"),
     )
     for row in rows:
-        stages = ", ".join(f"{name} {seconds:.2g}" for name, seconds in row.exchanges.items())
+        stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in row.stages.items())
         table.add_row(
             *(row.what, row.executor, str(row.clients), str(row.rounds)),
-            *(_number(value) for value in (row.seconds, row.ratio, row.goal)),
-            *(_met(row.met), row.error or stages),
+            *(_number(value) for value in (row.seconds, row.mean_seconds)),
+            row.error or stages,
         )
+    return table
+
+
+def deployment_goals_table(goals: Sequence[DeploymentGoal]) -> Table:
+    """Return the table of a federation's goals."""
+    table = _table("Goals of a federation over Flower", ("what", "measured", "at most", "met"))
+    for goal in goals:
+        table.add_row(goal.what, _number(goal.value), _number(goal.limit), _met(goal.met))
     return table
 
 

@@ -5,8 +5,10 @@ import inspect
 import io
 import json
 import os
+import re
 import time
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Message, RecordDict
+from flwr.supernode import start_client_internal
 from loopback import Federation
 
 from d2pfed.errors import ConfigError, PeerError
@@ -47,12 +50,22 @@ def test_the_private_interface_is_the_one_that_the_node_speaks():
     client.close()
 
 
-def test_the_loop_of_flowers_supernode_pauses_as_the_node_expects():
-    loop = inspect.getsource(runtime.start_client_internal)
-    assert {line.strip() for line in loop.splitlines() if "time." in line and "sleep" in line} == {
+def test_the_loop_of_flowers_supernode_takes_the_steps_that_the_node_takes():
+    loop = inspect.getsource(start_client_internal.start_client_internal)
+    steps = re.findall(r"_[a-z]+_[a-z_]+\(|state\.set_node_id|time\.sleep\(3\)", loop.partition("with _init")[2])
+    assert steps == [
+        "state.set_node_id",
+        "_pull_and_store_message(",
         "time.sleep(3)",
-        "time.sleep(0.5)",
-    }
+        "_push_messages(",
+    ]
+    waits = inspect.getsource(runtime._push_messages)
+    assert re.findall(r"(?:state|object_store)\.get\w*|time\.sleep", waits)[:2] == [
+        "state.get_messages_legacy",
+        "time.sleep",
+    ]
+    assert takes(runtime._init_connection, "server_address", "authentication_keys", "max_retries", "max_wait_time")
+    assert takes(runtime._start_supernode_http_api, "config", "state_factory")
 
 
 @pytest.mark.parametrize("version", ["1.40.2", "1.42.0", "2.41.0", "1.4"])
@@ -62,7 +75,7 @@ def test_another_version_of_flower_is_refused(version):
 
 
 def test_the_installed_version_of_flower_is_served():
-    node.require_flower(runtime.start_client_internal.package_version)
+    node.require_flower(start_client_internal.package_version)
 
 
 def drawn_in_forks(count: int) -> list[bytes]:
@@ -198,23 +211,45 @@ def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
 
 
 def test_the_pauses_of_a_supernode_are_short_while_messages_come(monkeypatch):
-    slept = []
+    slept, pulled = [], iter([None, None, 7, None, *[None] * 30])
     monkeypatch.setattr("d2pfed.flower.pace.time.sleep", slept.append)
-    monkeypatch.setattr(runtime, "flower_supernode", lambda: slept.append("supernode"))
-    before = runtime.start_client_internal.time
+    connection = nullcontext((5, *["receive", "send", "get_run", "get_fab", "pull", "push", "confirm"]))
+    config = SimpleNamespace(node_config={}, trusted_entities=None)
+    config.server_address = config.insecure = config.root_certificates = config.authentication_keys = None
+    config.max_retries = config.max_wait_time = None
+
+    def pull(**_given):
+        try:
+            return next(pulled)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    for name, stand_in in {
+        "_parse_supernode_lifespan_config": lambda: config,
+        "_start_supernode_http_api": lambda _config, _states: (SimpleNamespace(), SimpleNamespace()),
+        "add_exit_handler": lambda _stop: None,
+        "register_signal_handlers": lambda **_given: None,
+        "_init_connection": lambda *_given: connection,
+        "_pull_and_store_message": pull,
+        "_push_messages": lambda **_given: slept.append("answer"),
+    }.items():
+        monkeypatch.setattr(runtime, name, stand_in)
     monkeypatch.setattr(runtime.sys, "argv", [])
-    try:
+    with pytest.raises(KeyboardInterrupt):
         runtime.run_supernode(["--insecure"])
-        assert runtime.sys.argv == ["flower-supernode", "--insecure"]
-        hasty = runtime.start_client_internal.time
-        for seconds in (3, 3, 0.5, 3, *[3] * 30):
-            hasty.sleep(seconds)
-    finally:
-        runtime.start_client_internal.time = before
-    assert slept[0] == "supernode"
-    assert slept[1] < slept[2]
-    assert slept[3] == slept[4] == 0.05
+    assert runtime.sys.argv == ["flower-supernode", "--insecure"]
+    assert slept[:4] == [0.05, pytest.approx(0.0625), "answer", 0.05]
     assert slept[-1] == 3.0
+
+
+def test_an_answer_is_looked_for_at_short_intervals(monkeypatch):
+    slept, replies, contents = [], iter([[], [], ["answer"]]), iter([b"", b"object", None])
+    monkeypatch.setattr(runtime.time, "sleep", slept.append)
+    kept = SimpleNamespace(get_messages_legacy=lambda is_reply: next(replies), get=lambda _name: next(contents))
+    waits = runtime._ShortWaits(kept)
+    assert waits.get_messages_legacy(is_reply=True) == ["answer"]
+    assert (waits.get("a"), waits.get("b")) == (b"object", None)
+    assert slept == [0.05] * 3
 
 
 @pytest.mark.parametrize("arguments", [["--app", "a"], ["--app", "a", "--runtime", "b", "--", "--insecure"]])

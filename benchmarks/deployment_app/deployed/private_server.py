@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from d2pfed.flower.server import PrivateFedAvg
+from d2pfed.flower.server import KeyUse, PrivateFedAvg
 from deployed.common import make_net, tick
 
 app = ServerApp()
@@ -13,7 +13,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds."""
     config, net = context.run_config, make_net()
-    strategy = PrivateFedAvg.for_target({"epsilon": 1000.0}, net, context)
+    strategy = PrivateFedAvg.for_target({"epsilon": 1000.0}, net, context, keys=KeyUse(str(config["keys"])))
     strategy.start(
         grid,
         ArrayRecord(net.state_dict()),

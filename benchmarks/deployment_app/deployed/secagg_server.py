@@ -7,7 +7,7 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 
-from deployed.common import make_net, tick
+from deployed.common import make_net, tick, timed
 
 app = ServerApp()
 
@@ -26,4 +26,5 @@ def main(grid: Grid, context: Context) -> None:
     )
     rounds = ServerConfig(num_rounds=int(config["num-server-rounds"]))
     workflow = SecAggPlusWorkflow(num_shares=clients, reconstruction_threshold=2 * clients // 3 + 1)
-    DefaultWorkflow(fit_workflow=workflow)(grid, LegacyContext(context=context, config=rounds, strategy=strategy))
+    legacy = LegacyContext(context=context, config=rounds, strategy=strategy)
+    DefaultWorkflow(fit_workflow=workflow)(timed(grid, str(config["times"])), legacy)

@@ -9,9 +9,10 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import httpx
 from flwr.app import Context, Error, Message
@@ -22,6 +23,7 @@ from flwr.common.config import get_metadata_from_config, get_project_config
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import add_exit_handler, register_signal_handlers
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import (
@@ -30,22 +32,25 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.object_ref import load_app
+from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli import flower_supernode
+from flwr.supercore.telemetry import EventType
+from flwr.supernode.cli.flower_supernode import _parse_supernode_lifespan_config, _start_supernode_http_api
+from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supernode.start_client_internal import _init_connection, _pull_and_store_message, _push_messages
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.pace import Pace
+from d2pfed.flower.pace import SHORTEST, Pace
 from d2pfed.ledger.files import FileError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_IDLE_SECONDS = 3.0  # what a SuperNode sleeps when there is no message
+_IDLE_SECONDS = 3.0  # at most, between two looks for a message: as Flower's own SuperNode
 _PULL_SECONDS = 600  # for a message to come from the SuperNode, which has it already
-_WAITING_SECONDS = 0.05  # in the place of its half second between two looks for the answer
+_SHUTDOWN_SECONDS = 5.0
 
 _log = logging.getLogger("d2pfed.flower")
 
@@ -179,25 +184,76 @@ def _reason(error: Exception) -> str:
     return str(cause) if is_ours else "this client failed; its own log says why"
 
 
-class _HastyTime:
-    """The `time` of Flower's SuperNode loop: it looks for messages soon after one came, and every 3 s when idle."""
+class _ShortWaits:
+    """A SuperNode's messages or objects: what is asked for is waited for here, at short intervals."""
 
-    def __init__(self) -> None:
-        self._pace = Pace(_IDLE_SECONDS)
+    def __init__(self, kept: Any) -> None:  # noqa: ANN401 - all of it but two methods is passed on
+        self._kept = kept
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep for less than was asked, while messages come."""
-        if seconds < _IDLE_SECONDS:  # it waits for the answer to a message
-            self._pace.hurry()
-            time.sleep(min(seconds, _WAITING_SECONDS))
-        else:
-            self._pace.pause(seconds)
+    def get_messages_legacy(self, *, is_reply: bool) -> Sequence[Message]:
+        """Return the answer to the message that was taken last, once it is there."""
+        while not (found := self._kept.get_messages_legacy(is_reply=is_reply)):
+            time.sleep(SHORTEST)
+        return list(found)
+
+    def get(self, name: str) -> bytes | None:
+        """Return an object of the answer, once it has come; nothing if the store does not know it."""
+        while (found := self._kept.get(name)) == b"":
+            time.sleep(SHORTEST)
+        return None if found is None else bytes(found)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._kept, name)
 
 
 def run_supernode(arguments: list[str]) -> None:
-    """Run Flower's SuperNode in this process until it ends; its loop takes its pauses from us."""
-    if not hasattr(start_client_internal, "time"):
-        raise ConfigError("this version of Flower's SuperNode pauses in another way")
-    start_client_internal.time = _HastyTime()
+    """Run a SuperNode in this process until it ends: Flower's steps, in a loop with pauses of our own.
+
+    Flower's loop sleeps 3 seconds when there is no message, and has no setting for it. This one takes a message, has
+    it answered and sends the answer in the same order, one at a time.
+    """
     sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
+    config = _parse_supernode_lifespan_config()
+    states = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
+    server, thread = _start_supernode_http_api(config, states)
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(timeout=_SHUTDOWN_SECONDS)
+
+    add_exit_handler(stop)
+    register_signal_handlers(
+        event_type=EventType.RUN_SUPERNODE_LEAVE, exit_message="SuperNode terminated gracefully."
+    )
+    state, store, pace = states.state(), states.objectstore_factory.store(), Pace(_IDLE_SECONDS)
+    with _init_connection(
+        config.server_address,
+        config.insecure,
+        config.root_certificates,
+        config.authentication_keys,
+        config.max_retries,
+        config.max_wait_time,
+    ) as (node, receive, send, get_run, get_fab, pull_object, push_object, confirm):
+        state.set_node_id(node)
+        while True:
+            taken = _pull_and_store_message(
+                state=state,
+                object_store=store,
+                node_config=config.node_config,
+                receive=receive,
+                get_run=get_run,
+                get_fab=get_fab,
+                pull_object=pull_object,
+                confirm_message_received=confirm,
+                trusted_entities=config.trusted_entities,
+            )
+            if taken is None:
+                pace.pause(_IDLE_SECONDS)
+                continue
+            pace.hurry()
+            _push_messages(
+                state=cast("NodeState", _ShortWaits(state)),
+                object_store=cast("ObjectStore", _ShortWaits(store)),
+                send=send,
+                push_object=push_object,
+            )

@@ -140,6 +140,7 @@ class PrivateFedAvg:
         *,
         optimizer: ServerOptimizer | None = None,
         deadlines: Deadlines | None = None,
+        keys: KeyUse | None = None,
     ) -> "PrivateFedAvg":
         """Return the strategy that trains a model within a privacy target.
 
@@ -158,6 +159,7 @@ class PrivateFedAvg:
             target=target,
             optimizer=optimizer or ServerOptimizer(),
             deadlines=deadlines or Deadlines(),
+            keys=keys,
             trained=tuple(sizes),
             run_config=dict(context.run_config),
         )
