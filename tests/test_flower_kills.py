@@ -1,4 +1,4 @@
-"""Each process of a federation with warm nodes is killed in a round: a node, its fork, the SuperLink with the app."""
+"""Each process of a federation with warm nodes is killed in a round."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # real processes over TLS take minutes: the night
 
 ROOT = Path(__file__).resolve().parent.parent
 LIGHT = ROOT / "tests" / "flower_light"
-NODE, FORK, BLOCKING = 2, 3, 0
+NODE, FORK, PARENT, BLOCKING = 2, 3, 4, 0
 HOUR = "3600"
 
 
@@ -45,6 +45,17 @@ def forks_of(process: int) -> list[int]:
     return found
 
 
+def group_of(leader: int) -> list[int]:
+    """The processes of a process group that are left."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group = file.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state != "Z":
+                found.append(int(file.parent.name))
+    return found
+
+
 def apps_of(federation: Federation) -> list[int]:
     """The server's apps of a federation that are running."""
     mark = f"FLWR_HOME={federation.directory / 'flower'}".encode()
@@ -56,12 +67,12 @@ def apps_of(federation: Federation) -> list[int]:
     return found
 
 
-def test_a_run_outlives_the_kill_of_each_of_its_processes(tmp_path):
-    signals, run = tmp_path / "signals", tmp_path / "run"
+@pytest.fixture
+def started(tmp_path):
+    """Five warm nodes and a run of four rounds under way: federation, its run's directory, where apps are steered."""
+    signals, run, place = tmp_path / "signals", tmp_path / "run", tmp_path / "federation"
     signals.mkdir()
     (signals / "planted").write_text("planted")
-    (signals / f"delay-{NODE}-1").write_text(HOUR)
-    place = tmp_path / "federation"
     with Federation(
         place,
         5,
@@ -70,55 +81,85 @@ def test_a_run_outlives_the_kill_of_each_of_its_processes(tmp_path):
         app=LIGHT,
         preload="",
     ) as federation:
-        config = {"cohort": 5, "rounds": 4, "dropouts": 0.2, "colluders": 0.1, "signals": str(signals)}
-        config |= {"joining-seconds": 300.0, "keys-seconds": 300.0, "training-seconds": 600.0}
-        files = {
-            "roster": str(federation.roster),
-            "authority": federation.authority,
-            "draws": str(federation.draws),
-        }
-        config |= files | {"directory": str(run)}
         federation.start_superlink()
         for client in range(5):
             federation.register(client)
             federation.start_supernode(client)
-        federation.run(LIGHT, config)
+        yield federation, run, signals
 
-        # A node, while it trains: the round goes on with the others, and it takes part again after a restart.
-        wait_until((signals / f"training-{NODE}-1").exists, federation)
-        (signals / f"delay-{BLOCKING}-2").write_text(
-            "100"
-        )  # the next round waits for this one, as a quorum needs it
-        end(federation.nodes[NODE], with_signal=signal.SIGKILL)
-        wait_until(lambda: len(survivors(run)) == 1, federation)
-        assert survivors(run) == [4]
-        until = time.monotonic() + 90
-        federation.start_supernode(NODE, name="again")
-        while (
-            time.monotonic() < until
-        ):  # refused until its heartbeat has expired: started again, as by a supervisor
-            if federation.nodes[NODE].poll() is not None:
-                federation.start_supernode(NODE, name="again")
-            time.sleep(5)
 
-        # A fork, while it trains: its node stays, and answers again once Flower has missed the fork's heartbeat.
-        (signals / f"delay-{FORK}-3").write_text(HOUR)
-        wait_until((signals / f"training-{FORK}-3").exists, federation)
-        (fork,) = forks_of(federation.nodes[FORK].pid)
-        os.kill(fork, signal.SIGKILL)
-        (signals / f"delay-{BLOCKING}-4").write_text("60")
-        wait_until(lambda: len(survivors(run)) == 3, federation)
-        assert survivors(run)[2] == 4
-        assert federation.nodes[FORK].poll() is None
+def submit(federation: Federation, run: Path, signals: Path) -> None:
+    config = {"cohort": 5, "rounds": 4, "dropouts": 0.2, "colluders": 0.1, "signals": str(signals)}
+    config |= {"joining-seconds": 300.0, "keys-seconds": 300.0, "training-seconds": 600.0}
+    config |= {"roster": str(federation.roster), "authority": federation.authority, "draws": str(federation.draws)}
+    federation.run(LIGHT, config | {"directory": str(run)})
 
-        # The SuperLink, and with it the server's app: submitted again, the run goes on after its last finished round.
-        wait_until((signals / f"training-{BLOCKING}-4").exists, federation)
-        end(federation.superlink, with_signal=signal.SIGKILL)
-        wait_until(
-            lambda: not apps_of(federation), federation
-        )  # it ends by itself, and has the run's lock until then
-        federation.start_superlink()
-        federation.run(LIGHT, config)
-        wait_until((run / "models.json").exists, federation)
+
+def test_a_run_outlives_the_kill_of_each_process_of_a_client(started):
+    federation, run, signals = started
+    (signals / f"delay-{NODE}-1").write_text(HOUR)
+    submit(federation, run, signals)
+
+    # A whole machine, while it trains: the round goes on with the others, and it takes part again after a restart.
+    wait_until((signals / f"training-{NODE}-1").exists, federation)
+    (signals / f"delay-{BLOCKING}-2").write_text("100")  # the next round waits for this one: a quorum needs it
+    end(federation.nodes[NODE], with_signal=signal.SIGKILL)
+    wait_until(lambda: len(survivors(run)) == 1, federation)
+    assert survivors(run) == [4]
+    until = time.monotonic() + 90
+    federation.start_supernode(NODE, name="again")
+    while time.monotonic() < until:  # refused until its heartbeat has expired: started again, as by a supervisor
+        if federation.nodes[NODE].poll() is not None:
+            federation.start_supernode(NODE, name="again")
+        time.sleep(5)
+
+    # A fork, while it trains: its node stays, and answers again once Flower has missed the fork's heartbeat.
+    (signals / f"delay-{FORK}-3").write_text(HOUR)
+    wait_until((signals / f"training-{FORK}-3").exists, federation)
+    wait_until((signals / f"training-{NODE}-3").exists, federation)
+    (fork,) = forks_of(federation.nodes[FORK].pid)
+    os.kill(fork, signal.SIGKILL)
+    (signals / f"delay-{BLOCKING}-4").write_text("100")
+    (signals / f"delay-{PARENT}-4").write_text(HOUR)
+    wait_until(lambda: len(survivors(run)) == 3, federation)
+    assert survivors(run)[2] == 4
+    assert federation.nodes[FORK].poll() is None
+
+    # The node alone, while its fork trains: fork and SuperNode end with it, and it is not refused when it comes back.
+    wait_until((signals / f"training-{PARENT}-4").exists, federation)
+    node = federation.nodes[PARENT]
+    os.kill(node.pid, signal.SIGKILL)
+    node.wait()
+    wait_until(lambda: not group_of(node.pid), federation, 30)
+    federation.start_supernode(PARENT, name="back")
+
+    # A SuperNode alone: its node ends, too, and says so to its supervisor.
+    wait_until(lambda: "SuperNode ID" in federation.log(f"back-{PARENT}"), federation, 60)
+    back = federation.nodes[PARENT]
+    (supernode,) = [each for each in group_of(back.pid) if each != back.pid]
+    os.kill(supernode, signal.SIGKILL)
+    assert back.wait(30) != 0
+    wait_until((run / "models.json").exists, federation)
+    assert survivors(run)[3] == 4
+
+
+def test_a_run_outlives_the_kill_of_each_process_of_the_server(started):
+    federation, run, signals = started
+    (signals / f"delay-{BLOCKING}-2").write_text("30")
+    submit(federation, run, signals)
+
+    # The app: submitted again, the run goes on after its last finished round.
+    wait_until((signals / f"training-{BLOCKING}-2").exists, federation)
+    (app,) = apps_of(federation)
+    os.kill(app, signal.SIGKILL)
+    (signals / f"delay-{BLOCKING}-3").write_text("30")
+    submit(federation, run, signals)
+
+    # The SuperLink: its app waits for it, and goes on by itself.
+    wait_until((signals / f"training-{BLOCKING}-3").exists, federation)
+    assert len(survivors(run)) == 2
+    (app,) = apps_of(federation)
+    end(federation.superlink, with_signal=signal.SIGKILL)
+    federation.start_superlink(name="again")
+    wait_until((run / "models.json").exists, federation)
     assert len(survivors(run)) == 4
-    assert survivors(run)[3] >= 4

@@ -101,11 +101,11 @@ class Federation:
         """The server's own directory."""
         return self.directory / "server"
 
-    def start_superlink(self) -> None:
+    def start_superlink(self, name: str = "superlink") -> None:
         """Start the SuperLink and wait until its port answers."""
         files = {"certfile": self.certificate, "keyfile": self._key, "ca-certfile": self.certificate}
         self.superlink = self._start(
-            "superlink",
+            name,
             "flower-superlink",
             *(part for name, file in files.items() for part in (f"--ssl-{name}", str(file))),
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from d2pfed.api.filling import Scope
 from d2pfed.api.result import FitResult
-from d2pfed.api.statistics.records import client_weights, positive
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.api.watching import Callback
 from d2pfed.errors import ConfigError
@@ -17,6 +16,7 @@ from d2pfed.plan.bounds import check_range
 from d2pfed.runs import RunSettings
 from d2pfed.runs.plain import to_json
 from d2pfed.runs.report import BASELINE, Baseline, read_report
+from d2pfed.statistics.records import client_weights, positive
 
 
 def run_directory(given: object, settings: RunSettings, model: Model) -> Path:

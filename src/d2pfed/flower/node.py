@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -99,6 +100,17 @@ def reseed() -> None:
             getattr(sys.modules[name], seed)(int.from_bytes(fresh.bytes(4), "little"))
 
 
+def follow(parent: int, number: signal.Signals) -> None:
+    """Have this process end by a signal once its parent has: what is orphaned would keep a restarted node out."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LONGEST_PAUSE)
+        os.kill(os.getpid(), number)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def serve(runtime: "Runtime", source: "AppSource", supernode: "subprocess.Popen[bytes] | None") -> None:
     """Answer messages as a SuperNode hands them out, each in a fork, until it ends.
 
@@ -129,10 +141,11 @@ class Forks:
 
     def start(self, runtime: "Runtime", token: str, source: "AppSource") -> None:
         """Answer a message in a process of its own."""
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child:
             self._begun[child] = time.monotonic()
         else:
+            follow(parent, signal.SIGKILL)
             _answer(runtime, token, source)
 
     def reap(self) -> None:
@@ -198,6 +211,7 @@ def main() -> None:
         if arguments[:1] == [_SUPERNODE]:
             from d2pfed.flower.runtime import run_supernode  # noqa: PLC0415
 
+            follow(os.getppid(), signal.SIGTERM)
             run_supernode(arguments[1:])
         else:
             _main(arguments)

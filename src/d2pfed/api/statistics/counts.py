@@ -5,7 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.statistics.records import (
+from d2pfed.api.statistics.releasing import Released, Terms, release_records
+from d2pfed.api.statistics.result import Statistic, statistic
+from d2pfed.errors import ConfigError
+from d2pfed.ledger import Ledger
+from d2pfed.statistics.means import drowned
+from d2pfed.statistics.records import (
     Array,
     RecordCode,
     bin_of,
@@ -17,11 +22,6 @@ from d2pfed.api.statistics.records import (
     sorted_edges,
     whole,
 )
-from d2pfed.api.statistics.releasing import Released, Terms, release_records
-from d2pfed.api.statistics.result import Statistic, statistic
-from d2pfed.api.statistics.sums import drowned
-from d2pfed.errors import ConfigError
-from d2pfed.ledger import Ledger
 
 MOST_CELLS = 1 << 20  # of a table, and bins of a histogram
 MOST_BINS = 1 << 12  # of a quantile's matrix

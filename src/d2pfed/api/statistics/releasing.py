@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit
-from d2pfed.api.statistics.records import Array, CodedRecords, RecordCode, positive
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.numerics.randomness import Entropy
@@ -19,6 +18,7 @@ from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
 from d2pfed.round.participant import Update
+from d2pfed.statistics.records import Array, CodedRecords, RecordCode, positive
 
 PROTOCOL_UP_TO = 100  # clients whose every message is sent in this process, unless another fidelity is asked for
 FEW = 1000  # clients or records: below it, the default delta is no small number

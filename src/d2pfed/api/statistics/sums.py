@@ -1,27 +1,16 @@
 """Private sums and means of one vector per client."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.statistics.records import (
-    Array,
-    RecordCode,
-    client_weights,
-    clipped,
-    equal_rows,
-    equal_vectors,
-    interval,
-    positive,
-)
 from d2pfed.api.statistics.releasing import Terms, release, release_records
 from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-from d2pfed.noise.weighting import DROWNED, Weighting
+from d2pfed.statistics.means import ball_of, capped_shares, drowned
+from d2pfed.statistics.records import Array, RecordCode, clipped, equal_rows, equal_vectors, positive
 
 
 def private_sum(
@@ -110,7 +99,7 @@ def private_mean(
     if weights is None and max_weight is not None:
         raise ConfigError(f"max_weight goes with weights, got max_weight {max_weight} and no weights")
     given, is_plain = (equal_rows if terms.of_records else equal_vectors)(vectors, "vectors")
-    ball = _ball(given[0].shape[-1], clip, bounds)
+    ball = ball_of(given[0].shape[-1], clip, bounds)
     if terms.of_records:
         if weights is not None:
             raise ConfigError("weights are for the unit client: a record counts as one where it is the unit")
@@ -124,67 +113,10 @@ def private_mean(
         shares = capped_shares(weights, max_weight, len(given))
         joint = [u * ball.joint(x[None, :])[0] for u, x in zip(shares, given, strict=True)]
         released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)
-    weighting = Weighting.balanced(1.0, ball.radius, ball.dimension)
-    a, b = weighting.rest, weighting.share
-    weight = max(released.total[-1], released.sigma) / b
-    ratio = ball.radius / a * released.total[:-1] / weight
-    error = released.sigma * np.hypot(ball.radius / a, ratio / b) / weight
+    value, error = ball.mean(released.total, released.sigma)
     name = "private mean" if terms.of_records else "private weighted mean"
-    result = statistic(name, *_as_given(ball.centre + ratio, error, is_plain), released)
+    result = statistic(name, *_as_given(value, error, is_plain), released)
     return result.warned(drowned(released.total[-1], released.sigma, "weight"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Ball:
-    """Where vectors are brought to: within a radius of a centre, and each of their numbers within bounds."""
-
-    dimension: int
-    radius: float
-    bounds: tuple[float, float] | None
-
-    @property
-    def centre(self) -> float:
-        """The middle of the bounds."""
-        return 0.0 if self.bounds is None else sum(self.bounds) / 2
-
-    def around(self, vector: Array) -> Array:
-        """Return a vector as seen from the centre, within the radius."""
-        return clipped(vector if self.bounds is None else np.clip(vector, *self.bounds) - self.centre, self.radius)
-
-    def joint(self, rows: Array) -> Array:
-        """Return rows with their weight of 1 as a last number, both scaled so that the norm is at most 1."""
-        both = Weighting.balanced(1.0, self.radius, self.dimension)
-        joint = [np.append(both.rest / self.radius * self.around(row), both.share) for row in rows]
-        return np.array(joint).reshape(len(rows), -1)
-
-    @property
-    def code(self) -> RecordCode:
-        """How a record becomes a vector: its own numbers, and a one to count it by."""
-        return RecordCode(self.joint, self.dimension + 1, 1.0)
-
-
-def capped_shares(weights: object, max_weight: object, clients: int) -> Array:
-    """Return each client's weight over the cap, at most 1."""
-    if max_weight is None:
-        raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
-    return np.minimum(client_weights(weights, clients) / positive("max_weight", max_weight), 1.0)
-
-
-def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
-    """Return a warning if a total that is divided by is not far above its noise."""
-    if total >= DROWNED * sigma:
-        return ()
-    return (f"The total {what} is below {DROWNED:g} standard deviations of its noise: the ratio means little.",)
-
-
-def _ball(dimension: int, clip: object, bounds: object) -> _Ball:
-    """Return where vectors are brought to by a clip, or by bounds on each number."""
-    if bounds is None:
-        return _Ball(dimension, positive("clip", 1.0 if clip is None else clip), None)
-    if clip is not None:
-        raise ConfigError(f"a mean has a clip or bounds, got clip {clip} and bounds {bounds}")
-    low, high = interval(bounds)
-    return _Ball(dimension, (high - low) / 2 * math.sqrt(dimension), (low, high))
 
 
 def _as_given(value: Array, error: Array, is_plain: bool) -> tuple[Array, Array]:  # noqa: FBT001 - a fact
