@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from d2pfed.errors import TooFewClients
 from d2pfed.flower import client as client_module
-from d2pfed.flower import layout
+from d2pfed.flower import layout, private_client
 from d2pfed.flower.client_account import ClientSpending
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.layout import encode_task
@@ -76,14 +76,22 @@ def app_with_more_functions(client: int) -> ClientApp:
     return app
 
 
-@pytest.mark.parametrize("message_type", ["evaluate", "train.quiet"])
-def test_the_server_does_not_choose_which_function_of_an_app_trains(server, message_type, monkeypatch):
+@pytest.mark.parametrize(
+    ("message_type", "refusal", "place", "rule"),
+    [
+        ("evaluate", "a request for evaluation must have a task for it", private_client, "require_purpose"),
+        ("train.quiet", "requests of d2pfed only", client_module, "require_type"),
+    ],
+)
+def test_the_server_does_not_choose_which_function_of_an_app_trains(
+    server, message_type, refusal, place, rule, monkeypatch
+):
     ask_through(server, app_with_more_functions, lambda client: "train" if client == VICTIM else message_type)
     with pytest.raises(TooFewClients):
         server.attempt()
-    assert "requests of d2pfed only" in str(server.refusals[1])
+    assert refusal in str(server.refusals[1])
     assert VICTIM not in server.refusals
-    monkeypatch.setattr(client_module, "require_training", lambda *_: None)
+    monkeypatch.setattr(place, rule, lambda *_: None)
     assert shows_only(VICTIM, server.sum_of_updates(1))
 
 

@@ -155,11 +155,13 @@ def test_a_run_outlives_the_kill_of_each_process_of_the_server(started):
     (signals / f"delay-{BLOCKING}-3").write_text("30")
     submit(federation, run, signals)
 
-    # The SuperLink: its app waits for it, and goes on by itself.
+    # The SuperLink: once it is back, it refuses its former app, which ends; submitted again, the run goes on.
     wait_until((signals / f"training-{BLOCKING}-3").exists, federation)
     assert len(survivors(run)) == 2
-    (app,) = apps_of(federation)
     end(federation.superlink, with_signal=signal.SIGKILL)
+    assert apps_of(federation)
     federation.start_superlink(name="again")
+    wait_until(lambda: not apps_of(federation), federation)
+    submit(federation, run, signals)
     wait_until((run / "models.json").exists, federation)
     assert len(survivors(run)) == 4

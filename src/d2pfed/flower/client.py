@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from d2pfed.errors import ConfigError, PeerError
@@ -17,9 +18,18 @@ from d2pfed.flower.client_config import (
     simulated_client_config,
 )
 from d2pfed.flower.layout import NamedArrays
-from d2pfed.flower.private_client import PrivateClient, TrainArrays
-from d2pfed.flower.records import MESSAGE_TYPE, from_record, to_array_record, to_named_arrays, to_record
+from d2pfed.flower.private_client import PrivateClient, Purpose, TrainArrays
+from d2pfed.flower.questions import answer_question
+from d2pfed.flower.records import (
+    EVALUATION_TYPE,
+    MESSAGE_TYPE,
+    from_record,
+    to_array_record,
+    to_named_arrays,
+    to_record,
+)
 from d2pfed.round import Units
+from d2pfed.statistics.questions import STATISTIC, is_evaluation
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is
 
@@ -30,9 +40,11 @@ def private(message: Message, context: Context, train: Train) -> Message:
     """Answer a request of the private protocol, training only when it asks for the masked vector.
 
     Guarantee: of what `train` returns, only its arrays are used, and they leave clipped, noised and masked; its
-    metrics, its counts and the text of its errors do not leave. Every other kind of message is refused.
+    metrics, its counts and the text of its errors do not leave. Of what `evaluate` returns, only what a private
+    evaluation asks for is used, in the same way. Every other kind of message is refused.
     Checked: test_flower_client.py::test_nothing_of_the_training_leaves_in_clear.
     """
+    require_type(message, MESSAGE_TYPE, EVALUATION_TYPE)
     return _answer(message, context, _Training(message, context, train).run)
 
 
@@ -53,20 +65,23 @@ class PrivateRecords:
 
     def __call__(self, message: Message, context: Context, _train: Train) -> Message:
         """Answer a request of the private protocol."""
+        require_type(message, MESSAGE_TYPE)
         return _answer(message, context, lambda arrays, settings: self.units(arrays, settings, context))
 
 
 def _answer(message: Message, context: Context, train: TrainArrays) -> Message:
-    require_training(message)
     kind, data = from_record(message.content)
-    client = PrivateClient(_config(context), message.metadata.dst_node_id, context.run_config, train)
+    purpose = Purpose.EVALUATION if message.metadata.message_type == EVALUATION_TYPE else Purpose.TRAINING
+    client = PrivateClient(_config(context), message.metadata.dst_node_id, context.run_config, train, purpose)
     return Message(to_record(kind, client.answer(kind, data)), reply_to=message)
 
 
-def require_training(message: Message) -> None:
-    """Refuse a request for another function of the app than `train`: the server must not choose what trains."""
-    if message.metadata.message_type != MESSAGE_TYPE:
-        raise PeerError(f"this client answers requests of d2pfed only, and they have the type {MESSAGE_TYPE}")
+def require_type(message: Message, *types: str) -> None:
+    """Refuse a request for another function of the app: the server must not choose what trains."""
+    if message.metadata.message_type not in types:
+        raise PeerError(
+            f"this client answers requests of d2pfed only, and they have the type {' or '.join(types)}"
+        )
 
 
 def config_of(context: Context) -> ClientConfig:
@@ -102,10 +117,24 @@ class _Training:
 
     def run(self, arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays:
         """Call the training function as Flower would, and return those of its arrays that were sent."""
+        if is_evaluation(settings):
+            return self._evaluate(arrays, settings)
+        reply = self._call(arrays, settings)
+        return to_named_arrays(_only_arrays(reply.content), arrays)
+
+    def _evaluate(self, arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays:
+        """Call the evaluation function, and return the arrays with what it answers in the statistic's place.
+
+        It is clipped, noised, masked and charged as an update is, whatever the function returns.
+        """
+        model = {name: array for name, array in arrays.items() if name != STATISTIC}
+        reply = self._call(model, settings)
+        return model | {STATISTIC: answer_question(settings, reply.content).astype(np.float32)}
+
+    def _call(self, arrays: NamedArrays, settings: Mapping[str, object]) -> Message:
         config = ConfigRecord(dict(settings))  # type: ignore[arg-type]  # decode_task admits Flower's types only
         self.message.content = RecordDict({"arrays": to_array_record(arrays), "config": config})
-        reply = self.train(self.message, self.context)
-        return to_named_arrays(_only_arrays(reply.content), arrays)
+        return self.train(self.message, self.context)
 
 
 def _only_arrays(content: RecordDict) -> ArrayRecord:

@@ -17,7 +17,7 @@ NamedArrays = Mapping[str, np.ndarray]  # a model's arrays by name
 
 _TYPES = ("float16", "float32", "float64")
 _LOCAL_TYPES = (*_TYPES, "int64", "int32", "uint8", "bool")
-_MOST_LOCAL_BYTES = 1 << 19
+MOST_LOCAL_BYTES = 1 << 19
 _PARAMS = np.dtype("<f4")
 _MOST_PARAMS = 1 << 32
 _MOST_NAME = 1 << 10
@@ -69,9 +69,9 @@ class LocalArray:
     def __post_init__(self) -> None:
         if self.type not in _LOCAL_TYPES:
             raise ConfigError(f"array {self.name!r} must be of {', '.join(_LOCAL_TYPES)}, got {self.type}")
-        if len(self.name) > _MOST_NAME or len(self.data) > _MOST_LOCAL_BYTES or len(self.shape) > 32:
+        if len(self.name) > _MOST_NAME or len(self.data) > MOST_LOCAL_BYTES or len(self.shape) > 32:
             raise ConfigError(
-                f"an array that stays with its client must have at most {_MOST_LOCAL_BYTES:,} bytes, got "
+                f"an array that stays with its client must have at most {MOST_LOCAL_BYTES:,} bytes, got "
                 f"{len(self.data):,} in {self.name[:80]!r}: send only what is trained, and load it with strict=False"
             )
         if (
@@ -108,9 +108,9 @@ class Layout:
         if not 0 < self.dimension < _MOST_PARAMS:
             raise ConfigError(f"a model must have between 1 and {_MOST_PARAMS} parameters")
         names = [*(entry.name for entry in self.entries), *(array.name for array in self.local or ())]
-        if len(names) > _MOST_ARRAYS or sum(len(array.data) for array in self.local or ()) > _MOST_LOCAL_BYTES:
+        if len(names) > _MOST_ARRAYS or sum(len(array.data) for array in self.local or ()) > MOST_LOCAL_BYTES:
             raise ConfigError(
-                f"a model must have at most {_MOST_ARRAYS} arrays, and {_MOST_LOCAL_BYTES:,} bytes in those that stay "
+                f"a model must have at most {_MOST_ARRAYS} arrays, and {MOST_LOCAL_BYTES:,} bytes in those that stay "
                 f"local: send only what is trained, and load it with strict=False"
             )
         if len(set(names)) != len(names):

@@ -50,7 +50,8 @@ class LocalArrays:
             for array in layout.local or ()
             if array.name in trained and array.fits(trained[array.name])
         }
-        if found:
+        before = self.load(layout)
+        if any(not np.array_equal(found[name], before[name]) for name in found):
             make_directory(self._file.parent)
             replace_file(self._file, save(found))
 

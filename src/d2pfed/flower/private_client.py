@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from d2pfed.secagg import Session
 from d2pfed.secagg.crypto import sign
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import binding_of, kind_of
+from d2pfed.statistics.questions import is_evaluation
 
 # Trains the model with these arrays under this configuration, and returns the trained arrays; where the unit is a
 # record, the silo's units under that model instead.
@@ -42,13 +44,21 @@ TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | Units]
 _log = logging.getLogger("d2pfed.flower")
 
 
+class Purpose(StrEnum):
+    """Which function of the app a request is handed to."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"
+
+
 @dataclass(frozen=True, slots=True)
 class PrivateClient:
     """One client with its configuration, log, policy and saved phases; knows no transport and imports none.
 
     A transport builds one per request: all state is in the client's directory. `node` is the transport's number for
     this end of the connection, which an enrolled client signs; `run_config` is the run's configuration as the
-    transport has brought it, which the task must agree with; `train` is called only for a mask request.
+    transport has brought it, which the task must agree with; `train` is called only for a mask request, and `purpose`
+    says which function of the app it is: a task for the other one is refused.
 
     Guarantee: of what `train` returns, only the arrays that were announced are used, and they leave clipped, noised and
     masked. The text of an error that is raised holds nothing of the client's data or files: a transport may send it.
@@ -59,6 +69,7 @@ class PrivateClient:
     node: int
     run_config: Mapping[str, object]
     train: TrainArrays
+    purpose: Purpose = Purpose.TRAINING
 
     def answer(self, kind: RequestKind, data: bytes) -> bytes:
         """Return the answer to a request; raise PeerError or ConfigError where there is none."""
@@ -97,7 +108,7 @@ class PrivateClient:
         else:
             attempt = ClientAttempt.resume(self.config, phases.take(binding_of(request.frame)))
         answer, state = attempt.answer(
-            request.frame, _Contribution(attempt, self.run_config, self.train).contribute
+            request.frame, _Contribution(attempt, self.run_config, self.train, self.purpose).contribute
         )
         require_in_time(begun, request.seconds)
         if state is not None:
@@ -108,8 +119,14 @@ class PrivateClient:
 
     def _encode(self, attempt: StandingAttempt, task: bytes, model: bytes) -> RingVector:
         """Train and return the ring vector of a step, which is charged afterwards, before it is masked."""
-        contribution = _Contribution(attempt, self.run_config, self.train)
+        contribution = _Contribution(attempt, self.run_config, self.train, self.purpose)
         return contribution.vector(*contribution.read(task, model), None, 0)
+
+
+def require_purpose(settings: Mapping[str, object], purpose: Purpose) -> None:
+    """Refuse a task for another function than the one that is called: all clients of a sum do the same."""
+    if is_evaluation(settings) != (purpose is Purpose.EVALUATION):
+        raise PeerError(f"a request for {purpose} must have a task for it")
 
 
 def require_in_time(begun: float, seconds: float) -> None:
@@ -136,6 +153,7 @@ class _Contribution:
     attempt: ClientAttempt | StandingAttempt
     run_config: Mapping[str, object]
     train: TrainArrays
+    purpose: Purpose
 
     def contribute(self, task: bytes, model: bytes, group: bytes | None) -> RingVector:
         """Charge this client's own account, train, and return the ring vector."""
@@ -157,7 +175,9 @@ class _Contribution:
     def read(self, task: bytes, model: bytes) -> tuple[dict[str, object], FloatVector]:
         """Return the settings and the parameters that the server has sent."""
         layout = Layout.decode(self.attempt.terms.layout)
-        return dict(decode_task(task, layout, self.run_config)), decode_model(model, layout)
+        settings = dict(decode_task(task, layout, self.run_config))
+        require_purpose(settings, self.purpose)
+        return settings, decode_model(model, layout)
 
     def vector(
         self, settings: Mapping[str, object], params: FloatVector, group: bytes | None, participations: int

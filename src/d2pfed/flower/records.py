@@ -10,6 +10,7 @@ from d2pfed.flower.layout import NamedArrays
 from d2pfed.flower.requests import RequestKind
 
 MESSAGE_TYPE = "train"  # all requests: Flower hands them to the mods of the client's training function
+EVALUATION_TYPE = "evaluate"  # all requests of an evaluation: to the mods of its evaluation function
 
 _FIELD = "data"
 

@@ -20,8 +20,7 @@ from d2pfed.plan import guarantees
 from d2pfed.plan.widths import variance
 from d2pfed.runs import RoundRecord
 from d2pfed.runs.plain import from_json, read_text
-
-STATISTIC = "d2pfed.statistic"  # the array that clients fill in, and the setting that names what they fill it with
+from d2pfed.statistics.questions import STATISTIC
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,180 @@
+"""Private evaluation over Flower: the clients' `evaluate` function is called, and only a bounded, noised sum is seen.
+
+The server asks by `private_evaluate` or `private_metrics`, in its ServerApp, before or after `start`. It is a run of
+one round with a directory of its own: asked again under the same name, it gives the same answer and charges nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from d2pfed.accounting import Guarantee, Unit
+from d2pfed.errors import ConfigError
+from d2pfed.flower.grid import MessageFactory
+from d2pfed.flower.layout import MOST_LOCAL_BYTES
+from d2pfed.flower.questions import encode_question
+from d2pfed.flower.records import EVALUATION_TYPE, to_named_arrays
+from d2pfed.flower.server import PrivateFedAvg
+from d2pfed.flower.statistics import PrivateTotal, private_total
+from d2pfed.plan import calibrate
+from d2pfed.statistics.metrics import Metrics, MetricScheme, metric_names
+from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, Bounds, MetricMeans, ScoreMetrics
+
+EVALUATIONS = "evaluations"  # in the directory of the run that is evaluated
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateEvaluation:
+    """What an evaluation has found.
+
+    Attributes:
+        value: Each metric, by its name.
+        standard_error: Of each, by the noise alone.
+        clients: How many took part.
+        guarantees: One epsilon per observer, of this evaluation alone.
+    """
+
+    value: Metrics
+    standard_error: Metrics
+    clients: int
+    guarantees: tuple[Guarantee, ...] = field(repr=False)
+
+
+def private_evaluate(
+    strategy: PrivateFedAvg,
+    grid: Grid,
+    arrays: ArrayRecord,
+    metrics: Mapping[str, tuple[float, float]],
+    *,
+    epsilon: float,
+    max_examples: float,
+    name: str = "evaluate",
+    config: ConfigRecord | None = None,
+    timeout: float = 3600.0,
+) -> PrivateEvaluation:
+    """Return the means of metrics that the clients' own `evaluate` function returns, weighted by their examples.
+
+    Args:
+        strategy: With which the model is trained: its clients are asked, and its `ledger`, if it has one, is charged.
+        grid: Flower's grid.
+        arrays: The model.
+        metrics: Lower and upper bound of each metric, by its name in the `MetricRecord` that `evaluate` returns;
+            public, and what is beyond counts as the bound.
+        epsilon: What this evaluation may cost.
+        max_examples: The cap on `num-examples`, by which clients are weighted; nobody learns a client's number.
+        name: Of this evaluation: another name is another release.
+        config: Settings for the clients' function.
+        timeout: For how many seconds the server waits for the answers.
+    """
+    means = MetricMeans({key: Bounds(*bounds) for key, bounds in metrics.items()}, max_examples)
+    own = evaluation_strategy(strategy, arrays, means.size, epsilon, name)
+    found = _ask(own, grid, arrays, ConfigRecord({**(config or {}), MEANS: encode_question(means)}), timeout)
+    return _evaluation(found, *means.decode(found.value, found.standard_error))
+
+
+def private_metrics(
+    strategy: PrivateFedAvg,
+    grid: Grid,
+    arrays: ArrayRecord,
+    metrics: Sequence[str] = ("accuracy", "loss"),
+    *,
+    epsilon: float,
+    classes: int,
+    bins: int = 20,
+    max_loss: float = 5.0,
+    max_values: float | None = None,
+    name: str = "metrics",
+    config: ConfigRecord | None = None,
+    timeout: float = 3600.0,
+) -> PrivateEvaluation:
+    """Return metrics of the model's scores on the clients' records, as `d2pfed.private_metrics` does in one process.
+
+    The clients' `evaluate` function returns a record of two arrays, `scores` and `labels`, which stay with the client.
+
+    Args:
+        strategy: As in `private_evaluate`.
+        grid: Flower's grid.
+        arrays: The model.
+        metrics: Which of accuracy, loss, confusion, calibration and auroc (two classes).
+        epsilon: What this evaluation may cost.
+        classes: How many there are.
+        bins: How many equal bins of scores, for calibration and auroc.
+        max_loss: The cap on a record's loss.
+        max_values: None gives each client the same weight; a number gives each record the same, up to so many of one
+            client.
+        name: Of this evaluation.
+        config: Settings for the clients' function.
+        timeout: For how many seconds the server waits for the answers.
+    """
+    scheme = MetricScheme(
+        names=metric_names(metrics),
+        classes=classes,
+        bins=bins,
+        max_loss=max_loss,
+        has_count=max_values is not None,
+    )
+    scores = ScoreMetrics(scheme, max_values)
+    own = evaluation_strategy(strategy, arrays, scores.size, epsilon, name)
+    found = _ask(own, grid, arrays, ConfigRecord({**(config or {}), SCORES: encode_question(scores)}), timeout)
+    return _evaluation(found, *scores.decode(found.value, found.standard_error, found.clients))
+
+
+def evaluation_strategy(
+    strategy: PrivateFedAvg, arrays: ArrayRecord, size: int, epsilon: float, name: str
+) -> PrivateFedAvg:
+    """Return the strategy of one evaluation: the clients and the observer of training, one round, a clip of 1.
+
+    A small model goes along without being part of the vector. A larger one is part of it, and gets noise that nobody
+    looks at.
+    """
+    if strategy.target is None:
+        raise ConfigError("an evaluation follows from the target of training: give the strategy its target")
+    if strategy.plan.unit is Unit.RECORD:
+        raise ConfigError("an evaluation over Flower protects clients; the strategy's plan has the unit record")
+    if not name or Path(name).name != name:
+        raise ConfigError(f"an evaluation's name must be that of a directory, got {name!r}")
+    model = to_named_arrays(arrays)
+    is_small = sum(array.nbytes for array in model.values()) <= MOST_LOCAL_BYTES
+    sent = {} if is_small else {key: array.size for key, array in model.items() if array.dtype == np.float32}
+    dimension = size + sum(sent.values())
+    target = replace(strategy.target, dimension=dimension, rounds=1, epsilon=epsilon, clip=1.0)
+    return replace(
+        strategy,
+        plan=calibrate(target),
+        target=target,
+        directory=strategy.directory / EVALUATIONS / name,
+        keys=None,
+        trained=(*sent, STATISTIC),
+        message_factory=_Evaluating(strategy.message_factory),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluating:
+    """Makes messages that Flower hands to the clients' `evaluate` function."""
+
+    make: MessageFactory
+
+    def __call__(self, content: RecordDict, node: int, group: str, seconds: float) -> Message:
+        """Make a message."""
+        message = self.make(content, node, group, seconds)
+        message.metadata.message_type = EVALUATION_TYPE
+        return message
+
+
+def _ask(
+    own: PrivateFedAvg, grid: Grid, arrays: ArrayRecord, settings: ConfigRecord, timeout: float
+) -> PrivateTotal:
+    own.directory.parent.mkdir(parents=True, exist_ok=True)
+    size = own.plan.codec.rotation.dimension - sum(
+        arrays[name].numpy().size for name in own.trained or () if name != STATISTIC
+    )
+    return private_total(own, grid, own.directory.name, size, arrays=arrays, config=settings, timeout=timeout)
+
+
+def _evaluation(found: PrivateTotal, value: Metrics, error: Metrics) -> PrivateEvaluation:
+    return PrivateEvaluation(value, error, found.clients, found.guarantees)

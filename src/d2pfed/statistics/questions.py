@@ -1,0 +1,128 @@
+"""What an evaluation asks of clients: how their numbers become one bounded vector, and a sum of those the means."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from d2pfed.errors import ConfigError
+from d2pfed.statistics.means import Ball
+from d2pfed.statistics.metrics import Metrics, MetricScheme, scored_records
+from d2pfed.statistics.records import Array
+
+STATISTIC = "d2pfed.statistic"  # the array that clients fill in, and the setting that names what they fill it with
+MEANS = "d2pfed.means"  # the setting that asks for means of a client's own metrics
+SCORES = "d2pfed.scores"  # the setting that asks for metrics of a client's scores
+
+_ALL = (-1.0, 1.0)  # the bounds of every metric, once it is scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a metric may be: beyond counts as the bound."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ConfigError(f"a metric's bounds must be finite and in order, got {self.low:g} and {self.high:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricMeans:
+    """Means of metrics that each client computes itself, weighted by its examples.
+
+    Attributes:
+        metrics: The bounds of each metric, by its name; public and chosen without looking at the data.
+        max_examples: The cap on a client's weight.
+    """
+
+    metrics: dict[str, Bounds]
+    max_examples: float
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            raise ConfigError("an evaluation must name its metrics, got none")
+        if not (math.isfinite(self.max_examples) and self.max_examples > 0):
+            raise ConfigError(f"max_examples must be positive and finite, got {self.max_examples:g}")
+
+    @property
+    def size(self) -> int:
+        """The length of a client's vector, whose norm is at most 1."""
+        return len(self.metrics) + 1
+
+    @property
+    def _ball(self) -> Ball:
+        return Ball(len(self.metrics), math.sqrt(len(self.metrics)), _ALL)
+
+    def encode(self, found: Mapping[str, float], examples: float) -> Array:
+        """Return the vector of a client with these metrics over so many examples."""
+        if missing := sorted(set(self.metrics) - set(found)):
+            raise ConfigError(f"this client's evaluation has no metric {missing[0]!r}")
+        values = np.array([found[name] for name in self.metrics], np.float64)
+        if not np.isfinite(values).all() or not (math.isfinite(examples) and examples >= 0):
+            raise ConfigError("this client's metrics and its number of examples must be finite")
+        low, width = self._scale()
+        share = min(examples / self.max_examples, 1.0)
+        return np.asarray(share * self._ball.joint((2 * (values - low) / width - 1)[None, :])[0])
+
+    def decode(self, total: Array, sigma: float) -> tuple[Metrics, Metrics]:
+        """Return each metric's mean and standard error, from the sum of the clients' vectors and its noise."""
+        means, errors = self._ball.mean(total, sigma)
+        low, width = self._scale()
+        values = low + width * (np.clip(means, *_ALL) + 1) / 2
+        return _named(self.metrics, values), _named(self.metrics, errors * width / 2)
+
+    def _scale(self) -> tuple[Array, Array]:
+        low, high = (np.array([getattr(each, end) for each in self.metrics.values()]) for end in ("low", "high"))
+        return low, high - low
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreMetrics:
+    """Metrics of a model's scores on the clients' labelled records.
+
+    Attributes:
+        scheme: Which metrics, of how many classes.
+        max_values: The cap on a client's records, each of which has the same weight; None: each client has the same.
+    """
+
+    scheme: MetricScheme
+    max_values: float | None
+
+    def __post_init__(self) -> None:
+        if self.scheme.has_count != (self.max_values is not None):
+            raise ConfigError("records are counted where max_values caps them, and nowhere else")
+
+    @property
+    def size(self) -> int:
+        """The length of a client's vector, whose norm is at most 1."""
+        return self.scheme.code.dimension
+
+    @property
+    def _bound(self) -> float:
+        return self.scheme.code.bound * (1.0 if self.max_values is None else self.max_values)
+
+    def encode(self, scores: object, labels: object) -> Array:
+        """Return the vector of a client with these scores and labels."""
+        records = scored_records(scores, labels, "this client")
+        if records.shape[1] != self.scheme.classes + 1:
+            raise ConfigError(f"scores must have {self.scheme.classes} classes, got {records.shape[1] - 1}")
+        return self.scheme.code.of_client(records, self.max_values) / self._bound
+
+    def decode(self, total: Array, sigma: float, clients: int) -> tuple[Metrics, Metrics]:
+        """Return the metrics and their standard errors, from the sum of so many clients' vectors and its noise."""
+        parts, noise = self.scheme.split(total * self._bound), sigma * self._bound
+        count = float(parts["count"][0]) if self.scheme.has_count else float(clients)
+        return self.scheme.decode(parts, noise, max(count, noise))
+
+
+def _named(names: Mapping[str, object], values: Array) -> Metrics:
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+
+
+def is_evaluation(settings: Mapping[str, object]) -> bool:
+    """Say whether a request asks for an evaluation, and not for training."""
+    return MEANS in settings or SCORES in settings
