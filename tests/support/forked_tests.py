@@ -1,0 +1,178 @@
+"""Tests run against a changed package in forks of one warm process, the quickest first, up to the first that fails.
+
+The process has imported the large libraries and nothing of the package, so that a fork has the changed package alone.
+Each test may use ten times the processor time that it needs on the package as it is, and ten seconds at least.
+"""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "d2pfed"
+WARM = (
+    "numpy numpy.testing numpy.random scipy.stats scipy.special scipy.fft scipy.optimize scipy.signal numba "
+    "numba.core.caching cryptography.hazmat.primitives.ciphers.aead dp_accounting dp_accounting.rdp dp_accounting.pld "
+    "torch mpmath hypothesis.strategies hypothesis.stateful safetensors.numpy sqlite3 typer rich.console opendp.prelude"
+)
+LEAST_SECONDS, FACTOR = 10.0, 10.0  # of processor time that one test may use
+COLLECTION = 60.0  # that importing all tests may use
+PATIENCE = 900.0  # seconds of the clock for all tests of a mutant: longer is a deadlock
+STATUS = {0: "survived", 1: "killed", 2: "killed"}  # pytest's exit status; 2 if a module cannot be imported
+
+
+def warm() -> None:
+    """Import what tests need; what is not installed is left to the tests that skip without it."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    for name in WARM.split():
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    if any(name.partition(".")[0] == "d2pfed" for name in sys.modules):
+        raise RuntimeError("the package must not be imported before it is changed")
+
+
+@dataclass
+class Watch:
+    """A plugin of pytest: sorts tests by their known times, notes the first failure, and stops those that hang."""
+
+    known: dict[str, float]
+    times: dict[str, float] = field(default_factory=dict)
+    killer: str = ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Within a module the quickest tests come first."""
+        modules = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
+        place = {name: rank for rank, name in enumerate(modules)}
+        items.sort(key=lambda item: (place[item.nodeid.partition("::")[0]], self.known.get(item.nodeid, 0.0)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Time a test; a signal that nobody handles ends the process if it takes far too long."""
+        limit = max(LEAST_SECONDS, FACTOR * self.known.get(item.nodeid, 60.0))
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        before, self.killer = time.process_time(), item.nodeid
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            self.times[item.nodeid] = time.process_time() - before
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure."""
+        if report.failed:
+            self.killer = report.nodeid
+
+
+def run_forked(package: Path, tests: Sequence[str], known: dict[str, float]) -> dict[str, object]:
+    """Run tests on the package in a directory; return status, the test that ended it, and processor seconds by test."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os.setsid()
+        try:
+            _child(package, tests, known, writing)
+        finally:
+            os._exit(99)
+    os.close(writing)
+    return _result(child, reading)
+
+
+def _child(package: Path, tests: Sequence[str], known: dict[str, float], writing: int) -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, COLLECTION)
+    places = [str(package), str(ROOT), str(ROOT / "tests")]
+    os.environ |= {
+        "PYTHONPATH": os.pathsep.join(places),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(package / ".hypothesis"),
+    }
+    sys.path[:] = places + [each for each in sys.path if not each.startswith(str(ROOT))]
+    importlib.invalidate_caches()
+    os.chdir(ROOT)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    watch = Watch(known)
+    options = "-q -x --tb=no -p no:cacheprovider -p no:xdist -W ignore::pytest.PytestAssertRewriteWarning".split()
+    status = pytest.main([*options, *(str(ROOT / "tests" / test) for test in tests)], plugins=[watch])
+    raw = json.dumps({"status": int(status), "killer": watch.killer, "times": watch.times}).encode()
+    while raw:
+        raw = raw[os.write(writing, raw) :]
+    os._exit(0)
+
+
+def _result(child: int, reading: int) -> dict[str, object]:
+    end, raw = time.monotonic() + PATIENCE, b""
+    os.set_blocking(reading, False)
+    while True:
+        try:
+            part = os.read(reading, 1 << 16)
+        except BlockingIOError:
+            part = None
+        if part == b"":
+            break
+        raw += part or b""
+        if time.monotonic() > end:
+            break
+        if part is None:
+            time.sleep(0.02)
+    os.close(reading)
+    try:
+        os.killpg(child, signal.SIGKILL)  # and whatever the tests have left behind
+    except ProcessLookupError:
+        pass
+    _, status = os.waitpid(child, 0)
+    if raw.endswith(b"}"):
+        return json.loads(raw)
+    why = "too slow" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF else f"ended by {status}"
+    return {"status": 1, "killer": why, "times": {}}
+
+
+class Packages:
+    """Changed copies of the package that share all other files, kernels included, with one warm copy."""
+
+    def __init__(self, directory: Path) -> None:
+        self._warm, self._changed = directory / "warm", directory / "changed"
+        shutil.copytree(PACKAGE, self._warm / "d2pfed", ignore=shutil.ignore_patterns("__pycache__"))
+        self._kernels = {
+            path: path.read_text()
+            for path in (self._warm / "d2pfed").rglob("*.py")
+            if "@compiled" in path.read_text()
+        }
+
+    @property
+    def unchanged(self) -> Path:
+        """The warm copy, where baselines are run."""
+        return self._warm
+
+    def changed(self, file: str, text: str) -> Path:
+        """Return a copy in which a file has another text; it lasts until the next one is made."""
+        shutil.rmtree(self._changed, ignore_errors=True)
+        shutil.copytree(self._warm / "d2pfed", self._changed / "d2pfed", copy_function=os.link)
+        place = self._changed / "d2pfed" / file
+        place.unlink()
+        place.write_text(text)
+        self._forget_kernels(file)
+        return self._changed
+
+    def _forget_kernels(self, file: str) -> None:
+        """Drop compiled code of the file and of those that may have compiled its kernels into their own."""
+        own = self._warm / "d2pfed" / file
+        names = re.findall(r"@compiled\ndef (\w+)", self._kernels.get(own, ""))
+        for path, text in self._kernels.items():
+            if path == own or any(re.search(rf"\b{name}\b", text) for name in names if not name.startswith("_")):
+                stale = self._changed / path.parent.relative_to(self._warm) / "__pycache__"
+                for cached in stale.glob(f"{path.stem}.*.nb*"):
+                    cached.unlink()
