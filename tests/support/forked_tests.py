@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +29,12 @@ WARM = (
     "numpy numpy.testing numpy.random scipy.stats scipy.special scipy.fft scipy.optimize scipy.signal numba "
     "numba.core.caching cryptography.hazmat.primitives.ciphers.aead dp_accounting dp_accounting.rdp dp_accounting.pld "
     "torch mpmath hypothesis.strategies hypothesis.stateful safetensors.numpy sqlite3 typer rich.console "
-    "opendp.prelude _hypothesis_pytestplugin pytest_cov.plugin anyio.pytest_plugin _pytest.junitxml _pytest.debugging pdb"
+    "opendp.prelude _hypothesis_pytestplugin pytest_cov.plugin anyio.pytest_plugin _pytest.junitxml pdb"
 )
 LEAST_SECONDS, FACTOR = 10.0, 10.0  # of processor time that one test may use
 UNKNOWN_SECONDS = 120.0  # the same for one that was never run before
+QUICK_SECONDS = (0.1, 0.5, 2.0)  # tests are run in the order of these limits
+ENOUGH_SECONDS = 20.0  # a mutant that has lived through tests for so long has survived, whatever is left
 COLLECTION = 60.0  # that importing all tests may use
 PATIENCE = 900.0  # seconds of the clock for all tests of a mutant: longer is a deadlock
 STATUS = {0: "survived", 1: "killed", 2: "killed"}  # pytest's exit status; 2 if a module cannot be imported
@@ -70,18 +73,21 @@ class Watch:
     only: Collection[str]
     report: Callable[[Found], None]
     found: Found = field(default_factory=lambda: Found(1))
+    begun: float = field(default_factory=time.process_time)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out what was not asked for; within a module the quickest tests come first."""
+        """Leave out what was not asked for; the quick tests of all modules come first."""
         if self.only:
             items[:] = [item for item in items if item.nodeid in self.only]
-        modules = list(dict.fromkeys(item.nodeid.partition("::")[0] for item in items))
-        place = {name: rank for rank, name in enumerate(modules)}
-        items.sort(key=lambda item: (place[item.nodeid.partition("::")[0]], self.known.get(item.nodeid, 0.0)))
+        items.sort(key=lambda item: bisect(QUICK_SECONDS, self.known.get(item.nodeid, 0.0)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Time a test; a signal that nobody handles ends the process if it takes far too long."""
+        if not self.only and time.process_time() - self.begun > ENOUGH_SECONDS:
+            self.found.status = 0
+            self.report(self.found)
+            os._exit(0)
         known = self.known.get(item.nodeid)
         limit = UNKNOWN_SECONDS if known is None else max(LEAST_SECONDS, FACTOR * known)
         signal.setitimer(signal.ITIMER_PROF, limit)

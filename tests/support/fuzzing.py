@@ -47,7 +47,16 @@ from support.standing import SILOS, Silos, make_epoch
 from test_secagg_damage import SAMPLES, SESSIONS, federation_of, few
 
 PLAN = calibrate(
-    PrivacyTarget(dimension=12, population=6, cohort_size=6, rounds=2, epsilon=8.0, delta=1e-3, against=SERVER, sampling="none")
+    PrivacyTarget(
+        dimension=12,
+        population=6,
+        cohort_size=6,
+        rounds=2,
+        epsilon=8.0,
+        delta=1e-3,
+        against=SERVER,
+        sampling="none",
+    )
 )
 LAYOUT = Layout.of({"weight": np.zeros((2, 5), np.float32), "bias": np.zeros(2, np.float32)})
 copyreg.pickle(MappingProxyType, lambda view: (MappingProxyType, (dict(view),)))  # type: ignore[arg-type]
@@ -94,7 +103,9 @@ def texts() -> Iterator[Target]:
     yield Target("clip", text(parse_clip), (b"auto", b"0.5"))
     yield Target("anchor", Anchor.decode, (Anchor(Head(3, bytes(32)), 1, "ab").encode(),))
     yield Target("client log", partial(parse, Head(0, bytes(32))), (client_log(),))
-    yield Target("round record", text(lambda line: plain.from_json(RoundRecord, line, "a line")), (ROUND.encode(),))
+    yield Target(
+        "round record", text(lambda line: plain.from_json(RoundRecord, line, "a line")), (ROUND.encode(),)
+    )
     yield Target("client settings", settings_of, (CLIENT_TOML.encode(),))
     yield Target("options", options_of, (b'epsilon = 3.0\nclip = "auto"\n',))
 
@@ -129,8 +140,9 @@ def client_log() -> bytes:
 
 def settings_of(data: bytes) -> object:
     """Read a client's settings."""
-    with patch.object(client_config, "read_file", lambda _file: data), patch.object(
-        client_config, "require_directory", lambda _directory: None
+    with (
+        patch.object(client_config, "read_file", lambda _file: data),
+        patch.object(client_config, "require_directory", lambda _directory: None),
     ):
         return client_config.read_client_config(Path("client"))
 
@@ -197,7 +209,13 @@ def _clients(name: str, federation: Federation) -> Iterator[Target]:
 def _phases(federation: Federation, victim: int) -> Iterator[tuple[object, bytes, tuple[object, ...]]]:
     """Yield each phase of a server with all answers but the victim's, and that answer."""
     phase: object = advertising_of(federation)
-    for name, arguments in (("advertise", ()), ("share", (TASK, MODEL)), ("mask", ()), ("confirm", ()), ("unmask", ())):
+    for name, arguments in (
+        ("advertise", ()),
+        ("share", (TASK, MODEL)),
+        ("mask", ()),
+        ("confirm", ()),
+        ("unmask", ()),
+    ):
         answers = dict(federation.exchange(name, keep_all)(phase.outbox()))  # type: ignore[attr-defined]
         own = answers.pop(victim, None)
         for client, answer in answers.items():
