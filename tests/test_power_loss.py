@@ -1,5 +1,6 @@
 """What a run directory has said is kept survives a power cut; each sync that it makes is one that it needs."""
 
+import errno
 import os
 from dataclasses import dataclass
 
@@ -114,6 +115,23 @@ def test_every_sync_is_needed(tmp_path, monkeypatch, step):
         kept, _ = survives(step, place, monkeypatch, frozenset({number}))
         last = step == "metrics" and number == 0  # the second line's sync covers the first line too
         assert kept == last, f"sync {number} of {step} can be left out"
+
+
+@pytest.mark.parametrize("step", [name for name in STEPS if name != "open"])
+def test_a_sync_that_fails_is_an_error_that_names_the_file(tmp_path, monkeypatch, step):
+    run = Run(Disk(tmp_path, monkeypatch))
+    for name, (do, _) in STEPS.items():
+        if name == step:
+            break
+        do(run)
+
+    def fail(_descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(D2PFedError, match="Input/output error"):
+        STEPS[step][0](run)
+    run.opened.close()
 
 
 def test_a_cut_takes_what_was_never_synced(tmp_path, monkeypatch):

@@ -132,7 +132,8 @@ class RunDirectory:
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file so that a crash leaves the old one or the new one, never a part."""
-        replace_file(self.path / name, content, mode=0o666)
+        with _explained(self.path / name):
+            replace_file(self.path / name, content, mode=0o666)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep the state after a round."""
@@ -183,12 +184,13 @@ class RunDirectory:
         """Add the line of a round, on the disk when this returns."""
         file = self.path / "metrics.jsonl"
         is_new = not file.exists()
-        with file.open("a") as opened:
-            opened.write(record + "\n")
-            opened.flush()
-            os.fsync(opened.fileno())
-        if is_new:
-            sync_directory(self.path)
+        with _explained(file):
+            with file.open("a") as opened:
+                opened.write(record + "\n")
+                opened.flush()
+                os.fsync(opened.fileno())
+            if is_new:
+                sync_directory(self.path)
 
     def keep_metrics(self, rounds: int) -> None:
         """Forget the metrics of later rounds, whose state was not kept, and lines that a crash or a hand has torn."""

@@ -1,0 +1,186 @@
+"""Servers, clients and resumed runs that are killed, and disks on which each write in turn fails.
+
+`kills 10000` kills children at random moments between and within durable operations. `writes 1` lets every call that changes
+a file fail (no space, an error of the device, not synced) or kill, once each, and `writes 5` every fifth. After each,
+what has left is compared with what is recorded, and the work must come to its end.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from d2pfed.errors import D2PFedError
+from d2pfed.numerics.randomness import Entropy, Stream
+from support.storage import SCENARIOS, OutsideError, Scenario
+
+SHARES = {"server": 5, "resume": 3, "client": 2}  # of ten kills
+LIVES = 10  # that one directory is killed in
+CALLS = (
+    "write",
+    "pwrite64",
+    "fdatasync",
+    "fsync",
+    "ftruncate",
+    "rename",
+    "renameat",
+    "unlink",
+    "unlinkat",
+    "mkdir",
+)
+SYNCS = ("fdatasync", "fsync")
+FAULTS = {
+    "no space": ("error=ENOSPC", [call for call in CALLS if call not in SYNCS]),
+    "device": ("error=EIO", [call for call in CALLS if call not in SYNCS]),
+    "not synced": ("error=EIO", list(SYNCS)),
+    "killed": ("signal=KILL", list(CALLS)),
+}
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Start a process that does the work; it ends with 0, with 1 by an error of ours, and with 2 by any other."""
+    child = os.fork()
+    if child == 0:
+        status = 0
+        try:
+            work()
+        except (D2PFedError, OutsideError):
+            status = 1
+        except BaseException as error:  # noqa: BLE001 - a fork must never return into its parent's code
+            os.write(2, f"{error!r}\n".encode())
+            status = 2
+        os._exit(status)
+    return child
+
+
+def killed(scenario: Scenario, directory: Path, stream: Stream) -> bool:
+    """Kill a life some events after its start and a part of the next one; return False if it was done before."""
+    events, end = os.pipe()
+    child = forked(lambda: scenario.live(directory, end))
+    os.close(end)
+    gap, last = 0.004, time.monotonic()
+    for _ in range(stream.below(6)):
+        if not os.read(events, 1):
+            break
+        gap, last = time.monotonic() - last, time.monotonic()
+    time.sleep(2 * gap * stream.below(1000) / 1000)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os.close(events)
+    if status not in (0, signal.SIGKILL):
+        raise AssertionError(f"a life in {directory} failed by itself")
+    return status == signal.SIGKILL
+
+
+def kills(count: int, directory: Path, seed: str) -> dict[str, object]:
+    """Kill so many lives of servers, resumed runs and clients."""
+    stream = Entropy.replay(seed.encode()).stream()
+    done, wrong, finished = Counter[str](), 0, 0
+    for name, share in SHARES.items():
+        scenario, wanted, place = SCENARIOS[name], count * share // 10, directory / name
+        while done[name] < wanted:
+            place.mkdir()
+            scenario.prepare(place)
+            for _ in range(LIVES):
+                done[name] += killed(scenario, place, stream)
+                if done[name] >= wanted:
+                    break
+            wrong += scenario.wrong(place)
+            scenario.live(place, None)  # it still comes to its end
+            wrong += scenario.wrong(place)
+            finished += 1
+            shutil.rmtree(place)
+    counts = ", ".join(f"{number} of {'a ' if name != 'resume' else ''}{name}" for name, number in done.items())
+    return {
+        "campaign": "kills at durable operations",
+        "command": f"scripts/campaign storage-kills {count} --seed {seed}",
+        "result": f"{sum(done.values()):,} kills ({counts}), {finished:,} directories brought to their end afterwards: "
+        f"{wrong} releases or vectors lost, opened twice or under-reported",
+        "failed": wrong,
+    }
+
+
+def traced(scenario: Scenario, directory: Path, *options: str) -> int:
+    """Live once under strace, attached before anything is done; return the exit status."""
+
+    def wait_then_live() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        scenario.live(directory, None)
+
+    child = forked(wait_then_live)
+    os.waitpid(child, os.WUNTRACED)
+    command = ["strace", "-p", str(child), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as tracer:
+        assert tracer.stderr is not None
+        tracer.stderr.readline()  # it says when it is attached
+        os.kill(child, signal.SIGCONT)
+        _, status = os.waitpid(child, 0)
+        tracer.stderr.read()
+    return status
+
+
+def calls_of(scenario: Scenario, directory: Path) -> list[tuple[str, int]]:
+    """Return the calls that an undisturbed life makes, each with its number among those of its name."""
+    directory.mkdir()
+    scenario.prepare(directory)
+    log = directory.with_suffix(".trace")
+    traced(scenario, directory, "-o", str(log), "-e", f"trace={','.join(CALLS)}")
+    seen, calls = Counter[str](), []
+    for name in re.findall(r"^(\w+)\(", log.read_text(), re.MULTILINE):
+        seen[name] += 1
+        calls.append((name, seen[name]))
+    shutil.rmtree(directory)
+    return calls
+
+
+def writes(step: int, directory: Path, seed: str) -> dict[str, object]:
+    """Let each step-th call of each scenario fail in each way."""
+    points, refused, wrong, unexplained = Counter[str](), 0, 0, 0
+    for name, scenario in SCENARIOS.items():
+        calls = calls_of(scenario, directory / f"{name}-calls")
+        for fault, (injection, among) in FAULTS.items():
+            for call, number in [each for each in calls if each[0] in among][::step]:
+                place = directory / name
+                place.mkdir()
+                scenario.prepare(place)
+                inject = f"inject={call}:{injection}:when={number}"
+                status = traced(scenario, place, "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
+                points[fault] += 1
+                refused += os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1
+                if os.WIFEXITED(status) and os.WEXITSTATUS(status) > 1:
+                    unexplained += 1
+                    sys.stderr.write(f"{name} {fault} {call} {number}: an error that is not ours\n")
+                lost = scenario.wrong(place)
+                scenario.live(place, None)
+                lost += scenario.wrong(place)
+                if lost:
+                    sys.stderr.write(f"{name} {fault} {call} {number}: {lost} lost\n")
+                wrong += lost
+                shutil.rmtree(place)
+    counts = ", ".join(f"{number} {fault}" for fault, number in points.items())
+    return {
+        "campaign": "every write fails",
+        "command": f"scripts/campaign storage-writes {step}",
+        "result": f"{sum(points.values()):,} lives of a server, a resumed run and clients, in each of which one call "
+        f"that changes a file failed or killed ({counts}; {refused} ended by an error of ours): {wrong} lost or "
+        f"under-reported, {unexplained} other errors",
+        "failed": wrong + unexplained,
+    }
+
+
+def main(name: str, size: int, directory: Path, seed: str) -> int:
+    """Run a campaign by its name and print what was found."""
+    found = {"kills": kills, "writes": writes}[name](size, directory, seed)
+    print(json.dumps(found))
+    return int(found["failed"] != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]))

@@ -1,0 +1,220 @@
+"""Tests run against a changed package in forks of one warm process, the quickest first, up to the first that fails.
+
+The process has imported the large libraries and nothing of the package, so that a fork has the changed package alone.
+Each test may use ten times the processor time that it took before, and ten seconds at least.
+"""
+
+import compileall
+import contextlib
+import gc
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from bisect import bisect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "d2pfed"
+WARM = (
+    "numpy numpy.testing numpy.random scipy.stats scipy.special scipy.fft scipy.optimize scipy.signal numba "
+    "numba.core.caching cryptography.hazmat.primitives.ciphers.aead dp_accounting dp_accounting.rdp dp_accounting.pld "
+    "torch mpmath hypothesis.strategies hypothesis.stateful safetensors.numpy sqlite3 typer rich.console "
+    "opendp.prelude _hypothesis_pytestplugin pytest_cov.plugin anyio.pytest_plugin _pytest.junitxml pdb"
+)
+LEAST_SECONDS, FACTOR = 10.0, 10.0  # of processor time that one test may use
+UNKNOWN_SECONDS = 120.0  # the same for one that was never run before
+QUICK_SECONDS = (0.1, 0.5, 2.0)  # tests are run in the order of these limits
+ENOUGH_SECONDS = 20.0  # a mutant that has lived through tests for so long has survived, whatever is left
+COLLECTION = 60.0  # that importing all tests may use
+PATIENCE = 900.0  # seconds of the clock for all tests of a mutant: longer is a deadlock
+STATUS = {0: "survived", 1: "killed", 2: "killed"}  # pytest's exit status; 2 if a module cannot be imported
+
+
+def warm() -> None:
+    """Import what tests need; what is not installed is left to the tests that skip without it."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    sys.dont_write_bytecode = False  # or each fork compiles all of the package
+    for name in WARM.split():
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    strategies.text().validate()
+    strategies.characters(codec="utf-8").validate()
+    if any(name.partition(".")[0] == "d2pfed" for name in sys.modules):
+        raise RuntimeError("the package must not be imported before it is changed")
+    gc.freeze()  # collections in a fork look at its own objects only
+
+
+@dataclass
+class Found:
+    """What came of tests: pytest's exit status, the test that ended them, and processor seconds by test."""
+
+    status: int
+    killer: str = ""
+    times: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Watch:
+    """A plugin of pytest: sorts tests by their known times, notes the first failure, and stops those that hang."""
+
+    known: Mapping[str, float]
+    only: Collection[str]
+    report: Callable[[Found], None]
+    found: Found = field(default_factory=lambda: Found(1))
+    begun: float = field(default_factory=time.process_time)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what was not asked for; the quick tests of all modules come first."""
+        if self.only:
+            items[:] = [item for item in items if item.nodeid in self.only]
+        items.sort(key=lambda item: bisect(QUICK_SECONDS, self.known.get(item.nodeid, 0.0)))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Time a test; a signal that nobody handles ends the process if it takes far too long."""
+        if not self.only and time.process_time() - self.begun > ENOUGH_SECONDS:
+            self.found.status = 0
+            self.report(self.found)
+            os._exit(0)
+        known = self.known.get(item.nodeid)
+        limit = UNKNOWN_SECONDS if known is None else max(LEAST_SECONDS, FACTOR * known)
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        self.found.killer, before = item.nodeid, time.process_time()
+        self.report(Found(1, item.nodeid))
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            self.found.times[item.nodeid] = time.process_time() - before
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """At the first failure there is nothing left to do."""
+        if report.failed:
+            self.found.killer = report.nodeid
+            self.report(self.found)
+            os._exit(0)
+
+
+def run_forked(
+    package: Path, tests: Sequence[str], known: Mapping[str, float], only: Collection[str] = ()
+) -> Found:
+    """Run tests on the package in a directory, all or only those of these names."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        os.setsid()
+        try:
+            _child(package, tests, Watch(known, only, lambda found: _send(writing, found)))
+        finally:
+            os._exit(99)
+    os.close(writing)
+    return _result(child, reading)
+
+
+def _send(writing: int, found: Found) -> None:
+    """Say what is known by now; the last line counts, and a child that is ended has sent one before."""
+    raw = json.dumps([found.status, found.killer, found.times]).encode() + b"\n"
+    while raw:
+        raw = raw[os.write(writing, raw) :]
+
+
+def _child(package: Path, tests: Sequence[str], watch: Watch) -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, COLLECTION)
+    places = [str(package), str(ROOT), str(ROOT / "tests")]
+    os.environ |= {
+        "PYTHONPATH": os.pathsep.join(places),
+        "HYPOTHESIS_STORAGE_DIRECTORY": str(package / ".hypothesis"),
+    }
+    sys.path[:] = places + [each for each in sys.path if not each.startswith(str(ROOT))]
+    importlib.invalidate_caches()
+    os.chdir(ROOT)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    options = ["-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    status = pytest.main([*options, *(str(ROOT / "tests" / test) for test in tests)], plugins=[watch])
+    watch.found.status = int(status)
+    watch.report(watch.found)
+    os._exit(0)
+
+
+def _result(child: int, reading: int) -> Found:
+    end, raw = time.monotonic() + PATIENCE, b""
+    os.set_blocking(reading, False)
+    while True:
+        try:
+            part = os.read(reading, 1 << 16)
+        except BlockingIOError:
+            part = None
+        if part == b"":
+            break
+        raw += part or b""
+        if time.monotonic() > end:
+            break
+        if part is None:
+            time.sleep(0.02)
+    os.close(reading)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # and whatever the tests have left behind
+    os.waitpid(child, 0)
+    lines = raw.split(b"\n")[:-1]
+    return Found(*json.loads(lines[-1])) if lines else Found(2, "an import that does not end")
+
+
+class Packages:
+    """Changed copies of the package that share all other files, kernels included, with one warm copy."""
+
+    def __init__(self, directory: Path) -> None:
+        self._warm, self._changed = directory / "warm", directory / "changed"
+        shutil.copytree(PACKAGE, self._warm / "d2pfed", symlinks=True)
+        compileall.compile_dir(self._warm, quiet=1)
+        self._kernels = {
+            path: path.read_text()
+            for path in (self._warm / "d2pfed").rglob("*.py")
+            if "@compiled" in path.read_text()
+        }
+
+    def compile_kernels(self, tests: Sequence[str]) -> None:
+        """Run tests that call all kernels, so that later ones find the code."""
+        if run_forked(self._warm, tests, {}).status != 0:
+            raise RuntimeError(f"{', '.join(tests)} must pass without a mutant")
+
+    @property
+    def unchanged(self) -> Path:
+        """The warm copy, where baselines are run."""
+        return self._warm
+
+    def changed(self, file: str, text: str) -> Path:
+        """Return a copy in which a file has another text; it lasts until the next one is made."""
+        shutil.rmtree(self._changed, ignore_errors=True)
+        shutil.copytree(self._warm / "d2pfed", self._changed / "d2pfed", copy_function=os.link)
+        place = self._changed / "d2pfed" / file
+        place.unlink()
+        place.write_text(text)
+        self._forget_kernels(file)
+        return self._changed
+
+    def _forget_kernels(self, file: str) -> None:
+        """Drop compiled code of the file and of those that may have compiled its kernels into their own."""
+        own = self._warm / "d2pfed" / file
+        names = re.findall(r"@compiled\ndef (\w+)", self._kernels.get(own, ""))
+        for path, text in self._kernels.items():
+            if path == own or any(re.search(rf"\b{name}\b", text) for name in names if not name.startswith("_")):
+                stale = self._changed / path.parent.relative_to(self._warm) / "__pycache__"
+                for cached in stale.glob(f"{path.stem}.*.nb*"):
+                    cached.unlink()
