@@ -15,6 +15,7 @@ from d2pfed.errors import ConfigError
 if TYPE_CHECKING:
     from reproduction.result import Result
 
+_REPEATS, _QUICK_REPEATS = 3, 1
 _RESULTS, _PUBLISHED = Path("reproduced"), Path("reproduction/results")
 
 
@@ -29,6 +30,9 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds and points; the plots say so.")] = False,
     only: Annotated[
         str | None, typer.Option(help="Of figure 1 one task alone: infimnist or cifar10. [default: both]")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Seeds that every training run is made from. [default: 3, with --quick 1]")
     ] = None,
     data: options.DataDirectory = None,
     folder: Annotated[
@@ -60,8 +64,11 @@ def reproduce(
                     raise SystemExit(watcher.exit_status)
 
             size = Size.QUICK if quick else Size.FULL
-            result = entry.make(Context(folder=results, data=data, size=size, only=only, report=report))
-            command = f"scripts/reproduce {each}{' --quick' * quick}{f' --only {only}' if only else ''}"
+            count = repeats if repeats is not None else _QUICK_REPEATS if quick else _REPEATS
+            context = Context(folder=results, data=data, size=size, only=only, repeats=count, report=report)
+            result = entry.make(context)
+            chosen = f"{f' --only {only}' if only else ''}{f' --repeats {repeats}' if repeats else ''}"
+            command = f"scripts/reproduce {each}{' --quick' * quick}{chosen}"
             write(result, results, command, datetime.now(UTC).date().isoformat())
             made.append(result)
             before += entry.weight

@@ -9,12 +9,14 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from d2pfed.runs.report.plots import Ink
 
 _GREY = "#777777"
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-3, 1e3  # what the axis shows at most; the table has the rest
+_SHADE = 0.18  # of a band
 _PAPER_SIZE, _TEST_SIZE, _SERVER_SIZE = 12.0, 7.0, 5.5  # points
 
 
@@ -26,6 +28,7 @@ class Hue(StrEnum):
     CPSGD = Ink.LIMIT
     OURS = Ink.THIRD
     PLAIN = Ink.TEXT
+    CODE = "#b08bbb"
     FIFTH = "#9a4f8e"
     SIXTH = "#8a7a00"
 
@@ -50,8 +53,9 @@ class Line:
     hue: Hue
     xs: Sequence[float]
     ys: Sequence[float]
+    band: Sequence[tuple[float, float]] = ()  # the lowest and the highest of the seeds, beside ys
     dash: Dash = "-"
-    test: float | None = None  # accuracy on the test data at the last point
+    tests: tuple[float, ...] = ()  # accuracy on the test data at the last point, by seed
     server: float | None = None  # epsilon against the server at the end, on an axis of epsilons
 
 
@@ -85,14 +89,17 @@ def draw_panels(figure: Figure, panels: Sequence[Panel]) -> None:
 
 def legend(figure: Figure, panels: Sequence[Panel]) -> None:
     """Name every kind of line once, above the panels."""
-    entries: dict[str, Line2D] = {}
+    entries: dict[str, Line2D | Patch] = {}
     lines = [line for panel in panels for line in panel.lines]
     for line in lines:
         entries.setdefault(line.label, Line2D([], [], color=line.hue, linestyle=line.dash, linewidth=1.8))
     if any(panel.marks for panel in panels):
         entries["the paper's end point"] = _sign("*", _PAPER_SIZE)
-    if any(line.test is not None for line in lines):
+    if any(line.tests for line in lines):
         entries["test accuracy at the end"] = _sign("o", _TEST_SIZE)
+    if any(len(line.tests) > 1 for line in lines):
+        shade = Patch(facecolor=_GREY, alpha=_SHADE, label="lowest to highest of the seeds")
+        entries["lowest to highest of the seeds"] = shade
     if any(line.server is not None for line in lines):
         entries["the same, against the server"] = _sign("D", _SERVER_SIZE)
     figure.legend(
@@ -140,13 +147,29 @@ def style_axes(axes: Axes) -> None:
 def _draw_line(axes: Axes, line: Line, least: float) -> None:
     if not line.xs:
         axes.axhline(line.ys[-1], color=line.hue, linestyle=line.dash, linewidth=1.4)
+        if line.band:
+            axes.axhspan(*line.band[-1], color=line.hue, alpha=_SHADE, linewidth=0)
         return
-    kept = [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if x >= least] or [(least, line.ys[-1])]
-    xs, ys = zip(*kept, strict=True)
+    band = line.band or [(y, y) for y in line.ys]
+    kept = [each for each in zip(line.xs, line.ys, band, strict=True) if each[0] >= least]
+    xs, ys, pairs = zip(*(kept or [(least, line.ys[-1], band[-1])]), strict=True)
     axes.plot(xs, ys, color=line.hue, linestyle=line.dash, linewidth=1.6)
-    height = line.ys[-1] if line.test is None else line.test
-    if line.test is not None:
-        axes.plot(xs[-1], height, "o", color=line.hue, markersize=_TEST_SIZE, markeredgecolor="white", zorder=4)
+    low, high = zip(*pairs, strict=True)
+    axes.fill_between(xs, low, high, color=line.hue, alpha=_SHADE, linewidth=0)
+    height = sum(line.tests) / len(line.tests) if line.tests else line.ys[-1]
+    if line.tests:
+        ends = [[height - min(line.tests)], [max(line.tests) - height]]
+        axes.errorbar(
+            [xs[-1]],
+            [height],
+            yerr=ends,
+            fmt="o",
+            color=line.hue,
+            markersize=_TEST_SIZE,
+            markeredgecolor="white",
+            capsize=3,
+            zorder=4,
+        )
     if line.server is not None:
         axes.plot(
             line.server, height, "D", color=line.hue, markersize=_SERVER_SIZE, markerfacecolor="white", zorder=4

@@ -61,3 +61,6 @@ def server_optimizer(
 ) -> ServerOptimizer:
     """Return how the server moves the model; without arguments, plain federated averaging."""
     return ServerOptimizer(lr=lr, momentum=momentum, second_moment=0.0, lr_decay=lr_decay, averaging=averaging)
+
+
+PAPER_LOCAL = local_training(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)  # the paper's clients

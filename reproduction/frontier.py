@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from d2pfed.plan import MechanismName, Plan
 from d2pfed.runs.report.plots import Ink
 from reproduction.curves import Hue, Line, Panel, XScale, draw_axes, legend, style_axes
-from reproduction.presentation import records, significant
+from reproduction.presentation import accuracy_cells, records, seeds_of, significant
 from reproduction.published import INFIMNIST, MARGIN
 from reproduction.result import Cell, Context, Result, Size, Table
 from reproduction.runs import RunHistory, run_systems
@@ -116,6 +116,9 @@ def _table(points: Sequence[Point]) -> Table:
         "bits run",
         "MB sent",
         "accuracy",
+        "lowest",
+        "highest",
+        "seeds",
         "points above cpSGD",
         "error over a trusted server's",
         "fewest bits for its error within 2 %",
@@ -130,7 +133,7 @@ def _row(point: Point, cpsgd: Mapping[float, Point]) -> tuple[Cell, ...]:
         significant(curve.released[-1], 4),
         curve.system.bits,
         significant(curve.megabytes[-1], 4),
-        round(curve.test, 2),
+        *accuracy_cells(curve),
         round(curve.test - cpsgd[point.epsilon].curve.test, 2),
         round(point.error, 3),
         point.least_bits,
@@ -149,7 +152,7 @@ def _words(points: Sequence[Point]) -> tuple[str, str]:
     first = (
         f"At equal true epsilons of {_listed(cpsgd)}, with two bytes a coordinate for cpSGD and D2P-Fed's shared noise "
         f"and one for ours, ours is {_listed(ours)} points above cpSGD and shared noise {_listed(theirs)}, where the "
-        f"paper has {MARGIN} at epsilons that are not equal{shrinks}."
+        f"paper has {MARGIN} at epsilons that are not equal{shrinks}. {seeds_of([point.curve for point in points])}"
     )
     rounding = [point.least_bits for point in points if point.kind in _ROUNDING]
     second = (
@@ -181,6 +184,7 @@ def _draw(figure: Figure, points: Sequence[Point]) -> None:
             hue=_hue(kind),
             xs=[point.epsilon for point in points if point.kind == kind],
             ys=[point.curve.test for point in points if point.kind == kind],
+            band=[point.curve.spread for point in points if point.kind == kind],
         )
         for kind in kinds
     )

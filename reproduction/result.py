@@ -19,6 +19,7 @@ Draw = Callable[[Figure], None]
 Report = Callable[[str, float], None]  # what is being done, and which fraction of the result is done
 
 _SIZE = (7.2, 4.2)  # inches
+_MOST_REPEATS = 100
 _LETTERS = 110  # of small print that fit in a line
 
 
@@ -70,7 +71,12 @@ class Context:
     data: Path | None
     size: Size
     only: str | None = None  # the one task that is wanted of a figure over several
+    repeats: int = 1  # seeds that every system is run from
     report: Report = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.repeats <= _MOST_REPEATS:
+            raise ConfigError(f"repeats must be in [1, {_MOST_REPEATS}], got {self.repeats}")
 
 
 Make = Callable[[Context], Result]

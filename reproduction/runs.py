@@ -1,6 +1,7 @@
 """Running systems, each once: a run is kept in its folder, resumed when stopped, and read when finished."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,30 +27,72 @@ from d2pfed.runs import RoundRecord, RunSummary
 from d2pfed.runs.plain import from_json, read_text
 from d2pfed.runs.report import read_report
 from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, InProcess
+from reproduction.as_coded import CodeRun, Cohort, Trained, run_code
 from reproduction.result import Context
 from reproduction.systems import System
 from reproduction.trusted import gaussian_mean
 
-SEED = 1  # of every run: the figures repeat, and all systems of one meet the same cohorts
+FIRST_SEED = 1  # seeds count up from it: the figures repeat, and all systems of one meet the same cohorts
 
 Tell = Callable[[int], None]  # is told how many rounds are done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """One run of a system, from one seed; accuracies in percent."""
+
+    seed: int
+    validation: tuple[float, ...]  # after each round
+    test: float  # of the last model; the test data was opened for it once
+    charged: tuple[int, ...]  # attempts up to each round that may have been opened
+    server: float | None  # true epsilon against the server; None: not private
+    seconds: float  # that its rounds took, on a machine that may have had other work
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunHistory:
-    """What a run came to, round by round and at its end; accuracies in percent."""
+    """What a system came to over its seeds, round by round and at the end; accuracies in percent."""
 
     system: System
-    validation: tuple[float, ...]  # after each round
-    released: tuple[float, ...]  # true epsilon of the released models after each round; empty if not private
-    test: float  # of the last model; the test data was opened for it once
-    server: float | None  # true epsilon against the server; None: not private
-    folder: str
+    repeats: tuple[Repeat, ...]
+    released: tuple[float, ...]  # true epsilon of the released models after each round; empty if there is none
+
+    @property
+    def validation(self) -> tuple[float, ...]:
+        """The mean over the seeds after each round."""
+        return tuple(sum(values) / len(values) for values in self._by_round)
+
+    @property
+    def band(self) -> tuple[tuple[float, float], ...]:
+        """The lowest and the highest of the seeds after each round."""
+        return tuple((min(values), max(values)) for values in self._by_round)
+
+    @property
+    def tests(self) -> tuple[float, ...]:
+        """Test accuracy at the end, by seed."""
+        return tuple(each.test for each in self.repeats)
+
+    @property
+    def test(self) -> float:
+        """The mean test accuracy at the end."""
+        return sum(self.tests) / len(self.tests)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest test accuracy at the end."""
+        return min(self.tests), max(self.tests)
+
+    @property
+    def server(self) -> float | None:
+        """The true epsilon against the server, the largest of the seeds; None: not private."""
+        known = [each.server for each in self.repeats if each.server is not None]
+        return max(known) if known else None
 
     @property
     def rounds(self) -> range:
         """The numbers of the rounds."""
-        return range(1, len(self.validation) + 1)
+        return range(1, len(self.repeats[0].validation) + 1)
 
     @property
     def megabytes(self) -> tuple[float, ...]:
@@ -67,49 +110,90 @@ class RunHistory:
         """What was run, for the result's JSON."""
         system, experiment = self.system, self.system.workload.experiment
         return {
-            "run": self.folder,
-            "seed": SEED,
+            "runs": [each.folder for each in self.repeats],
+            "seeds": [each.seed for each in self.repeats],
+            "seconds": [round(each.seconds, 1) for each in self.repeats],
             "data": system.workload.task.description,
             "partition": system.workload.partition,
             "model": experiment.model,
-            "rounds": len(self.validation),
-            "plan": json.loads(canonical.encode(system.work)) if isinstance(system.work, Plan) else None,
+            "rounds": len(self.rounds),
+            "work": json.loads(canonical.encode(system.work)) if system.work is not None else None,
             "local": asdict(system.local),
             "server": asdict(system.step),
         }
 
+    @property
+    def _by_round(self) -> Sequence[tuple[float, ...]]:
+        return list(zip(*(each.validation for each in self.repeats), strict=True))
+
 
 def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]:
-    """Run the systems one after the other, reporting how far they are, and return their curves."""
-    total = sum(system.workload.experiment.rounds for system in systems)
-    curves: list[RunHistory] = []
+    """Run the systems from every seed, the first seed of all first, and return what they came to."""
+    seeds = range(FIRST_SEED, FIRST_SEED + context.repeats)
+    total = len(seeds) * sum(system.workload.experiment.rounds for system in systems)
+    found: list[list[Repeat]] = [[] for _ in systems]
     before = 0
-    for system in systems:
+    for seed in seeds:
+        for system, repeats in zip(systems, found, strict=True):
 
-        def tell(done: int, label: str = system.label, before: int = before) -> None:
-            context.report(f"{label}: round {done}", (before + done) / total)
+            def tell(done: int, label: str = f"{system.label}, seed {seed}", before: int = before) -> None:
+                context.report(f"{label}: round {done}", (before + done) / total)
 
-        curves.append(_run_system(system, context.folder / "runs", tell))
-        before += system.workload.experiment.rounds
-        context.report(system.label, before / total)
-    return curves
+            repeats.append(_run_system(system, seed, context.folder / "runs", tell))
+            before += system.workload.experiment.rounds
+            context.report(system.label, before / total)
+    return [
+        RunHistory(system=system, repeats=tuple(repeats), released=_epsilons(system, repeats[0].charged))
+        for system, repeats in zip(systems, found, strict=True)
+    ]
 
 
-def _run_system(system: System, folder: Path, tell: Tell) -> RunHistory:
-    settings = _settings(system)
+def _run_system(system: System, seed: int, folder: Path, tell: Tell) -> Repeat:
+    settings = _settings(system, seed)
     path = folder / _folder_name(system, settings)
+    if isinstance(system.work, CodeRun):
+        return _as_the_code_ran(system, system.work, seed, path, tell)
     if not _is_finished(path):
         plan = system.work if isinstance(system.work, Plan) else None
-        job = Job(settings, system.workload.task, system.workload.model, plan)
+        model = system.workload.initial(seed - FIRST_SEED)
+        job = Job(settings, system.workload.task, model, plan)
         listener = _Telling(tell)
         if isinstance(system.work, ContinuousGaussian):
             with job.open(path, None) as run:
                 clear = job.clear_federation(run, InProcess(job.trainer()))
-                trusted = _TrustedServer(clear, system.work, Entropy.replay(str(SEED).encode()))
+                trusted = _TrustedServer(clear, system.work, Entropy.replay(str(seed).encode()))
                 run.train_in_the_clear(trusted, TaskEvaluator(job.model, job.task), listener)
         else:
             job.execute(path, None, listener)
-    return _read(system, path)
+    return _read(path, seed)
+
+
+def _as_the_code_ran(system: System, work: CodeRun, seed: int, path: Path, tell: Tell) -> Repeat:
+    """Run the authors' loop, or read what it came to: it is written once, at the end."""
+    workload, file = system.workload, path.with_suffix(".json")
+    if not file.exists():
+        start = time.perf_counter()
+        experiment = workload.experiment
+        trained = Trained(
+            model=workload.initial(seed - FIRST_SEED),
+            task=workload.task,
+            local=system.local,
+            cohort=Cohort(experiment.population, experiment.cohort_size, experiment.rounds),
+        )
+        course = run_code(work, trained, seed, tell)
+        content = {"validation": course.validation, "test": course.test, "seconds": time.perf_counter() - start}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content) + "\n")
+    found = json.loads(file.read_text())
+    return Repeat(
+        seed=seed,
+        validation=tuple(100 * value for value in found["validation"]),
+        test=100 * found["test"],
+        charged=(),
+        server=None,
+        seconds=found["seconds"],
+        folder=f"runs/{file.name}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +223,7 @@ class _TrustedServer:
         return Outcome(gaussian_mean(updates, len(cohort), self.noise, stream), 0, len(cohort))
 
 
-def _settings(system: System) -> Settings:
+def _settings(system: System, seed: int) -> Settings:
     workload = system.workload
     return Settings(
         task=workload.experiment.task,
@@ -150,7 +234,7 @@ def _settings(system: System) -> Settings:
         server=system.step,
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
-        seed=SEED,
+        seed=seed,
         stop_is_blind=False,
     )
 
@@ -165,7 +249,7 @@ def _folder_name(system: System, settings: Settings) -> str:
 def _epsilons(system: System, charged: Sequence[int]) -> tuple[float, ...]:
     """Return the epsilon of so many attempts, as of runs that were planned to end there; none without noise."""
     target, work = system.target, system.work
-    if work is None:
+    if work is None or isinstance(work, CodeRun):
         return ()
     release = (
         _release(system, work) if isinstance(work, ContinuousGaussian) else work.release("", 0, 0, (), work.quorum)
@@ -205,15 +289,16 @@ def _summary(path: Path) -> RunSummary:
     return from_json(RunSummary, read_text(path / "summary.json"), str(path))
 
 
-def _read(system: System, path: Path) -> RunHistory:
+def _read(path: Path, seed: int) -> Repeat:
     report = read_report(path)
     test = report.summary.test_metrics or {}
     server = [item.epsilon for item in report.summary.guarantees if item.observer == SERVER]
-    return RunHistory(
-        system=system,
+    return Repeat(
+        seed=seed,
         validation=tuple(100 * record.metrics["accuracy"] for record in report.rounds),
-        released=_epsilons(system, [record.charged for record in report.rounds]),
         test=100 * test["accuracy"],
+        charged=tuple(record.charged for record in report.rounds),
         server=server[0] if server else None,
+        seconds=sum(record.seconds or 0.0 for record in report.rounds),
         folder=f"runs/{path.name}",
     )

@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 
 from d2pfed.accounting import RELEASED, Adjacency, ContinuousGaussian, Unit, account
-from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task, parse_partition
+from d2pfed.learning import LocalTraining, Model, Task, build_model, load_task, parse_partition
+from d2pfed.learning.dense import widths_of
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import BinomialNoise, Mechanism, Shared
 from d2pfed.numerics.ring import Ring
@@ -14,13 +16,13 @@ from d2pfed.numerics.rotation import Hadamard
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate, describe, ideal_multiplier
 from d2pfed.secagg.graph import Consistency, Risk, complete
 from d2pfed.training import ServerOptimizer
-from reproduction.explicit import local_training, privacy_target, server_optimizer
+from reproduction.as_coded import CodeNoise, CodeRun, Pixels
+from reproduction.explicit import PAPER_LOCAL, local_training, privacy_target, server_optimizer
 from reproduction.published import Experiment, binomial_epsilon, d2pfed_epsilon
 from reproduction.raw_pixels import on_raw_pixels
 from reproduction.result import Context, Size
 from reproduction.setting import DELTA
 
-PAPER_LOCAL = local_training(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)
 OUR_LOCAL = local_training(lr=0.2, epochs=3, batch_size=10)  # these two: what `d2pfed train` takes by default
 OUR_STEP = server_optimizer(lr=0.8, momentum=0.5, averaging=0.8)
 PAPER_STEP = server_optimizer()
@@ -41,6 +43,7 @@ class Workload:
     model: Model = field(repr=False)
     partition: str
     local: LocalTraining  # of the paper's systems
+    initial: Callable[[int], Model] = field(repr=False)  # from a number to the model in that initial state
 
     @staticmethod
     def load(experiment: Experiment, context: Context, partition: str = "iid") -> "Workload":
@@ -56,13 +59,24 @@ class Workload:
             partition=parse_partition(partition),
             data_dir=context.data,
         )
-        model = build_model(experiment.model, task, seed=0)
-        return Workload(replace(experiment, dimension=model.dimension), task, model, partition, local)
+        initial = partial(build_model, experiment.model, task)
+        model = initial(0)
+        return Workload(replace(experiment, dimension=model.dimension), task, model, partition, local, initial)
+
+    @property
+    def is_mlp(self) -> bool:
+        """Whether the authors' loop can be run for the model."""
+        return widths_of(self.model) is not None
 
     def with_raw_pixels(self) -> "Workload":
         """Return the same with pixels as the authors' code takes them."""
         name = f"{self.experiment.model} on raw pixels"
-        return replace(self, experiment=replace(self.experiment, model=name), model=on_raw_pixels(self.model))
+        return replace(
+            self,
+            experiment=replace(self.experiment, model=name),
+            model=on_raw_pixels(self.model),
+            initial=lambda number: on_raw_pixels(self.initial(number)),
+        )
 
 
 def reductions(context: Context, *experiments: Experiment) -> str:
@@ -81,12 +95,13 @@ def reductions(context: Context, *experiments: Experiment) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """Something to run: `work` is a plan for secure aggregation, a trusted server's noise, or None for FedAvg."""
+    """Something to run: `work` is a plan for secure aggregation, a trusted server's noise, the authors' own loop, or
+    None for FedAvg."""
 
     name: str  # of its run's folder
     label: str  # in plots and tables
     workload: Workload
-    work: Plan | ContinuousGaussian | None
+    work: Plan | ContinuousGaussian | CodeRun | None
     target: PrivacyTarget
     local: LocalTraining
     step: ServerOptimizer
@@ -100,15 +115,22 @@ class System:
         return self.work.epsilon if isinstance(self.work, Plan) else self.target.epsilon
 
     @property
+    def as_coded(self) -> bool:
+        """Whether this is the authors' loop as it ran, for which no bound holds."""
+        return isinstance(self.work, CodeRun)
+
+    @property
     def upload_bytes(self) -> int:
         """What a client sends in a round: the vector alone, padding included, keys and shares not."""
         if isinstance(self.work, Plan):
             return self.work.ring.packed_bytes(self.work.codec.length)
-        return 4 * self.workload.model.dimension
+        return self.bits // 8 * self.workload.model.dimension
 
     @property
     def bits(self) -> int:
-        """How many bits a coordinate takes on the wire."""
+        """How many bits a coordinate takes on the wire; of the authors' loop, what the paper says of it."""
+        if isinstance(self.work, CodeRun):
+            return {CodeNoise.NONE: 32, CodeNoise.GAUSS: 16, CodeNoise.COINS: 24}[self.work.noise]
         return self.work.ring.bits if isinstance(self.work, Plan) else 32
 
 
@@ -167,6 +189,45 @@ def fedavg(workload: Workload) -> System:
         target=_target(workload),
         local=workload.local,
         step=PAPER_STEP,
+    )
+
+
+def as_coded(workload: Workload, noise: CodeNoise, *, sigma: float | None = None) -> System:
+    """Return what the authors' code did in the paper's place: no bound on what a client shows holds for it."""
+    experiment = workload.experiment
+    coins = noise is CodeNoise.COINS
+    levels = experiment.cpsgd_levels if coins else experiment.levels
+    step = 2 * experiment.clip / (levels - 1)
+    deviations = {
+        CodeNoise.NONE: 0.0,
+        CodeNoise.GAUSS: sigma or experiment.sigma,
+        CodeNoise.COINS: step * math.sqrt(experiment.cpsgd_trials) / 2,
+    }
+    names = {
+        CodeNoise.NONE: "not private",
+        CodeNoise.GAUSS: f"D2P-Fed, sigma {deviations[CodeNoise.GAUSS]:g}",
+        CodeNoise.COINS: "cpSGD",
+    }
+    published: dict[CodeNoise, Callable[[int], float] | None] = {
+        CodeNoise.NONE: None,
+        CodeNoise.GAUSS: lambda rounds: d2pfed_epsilon(experiment, deviations[CodeNoise.GAUSS], rounds),
+        CodeNoise.COINS: lambda rounds: binomial_epsilon(experiment, rounds),
+    }
+    return System(
+        name=f"as-coded-{noise}",
+        label=f"{names[noise]}, as the code ran",
+        workload=workload,
+        work=CodeRun(
+            noise=noise,
+            deviation=deviations[noise],
+            clip=experiment.clip,
+            levels=levels,
+            pixels=Pixels.BARE if workload.partition == "shards" else Pixels.STANDARDISED,
+        ),
+        target=_target(workload),
+        local=workload.local,
+        step=PAPER_STEP,
+        published=published[noise],
     )
 
 

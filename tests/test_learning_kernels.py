@@ -12,6 +12,7 @@ from torch import nn
 from d2pfed.learning import Examples, LocalTraining, Model, Optimizer, SequentialTrainer, StoredClients
 from d2pfed.learning.convolution import ConvolutionalNetwork
 from d2pfed.learning.dense import is_narrow, train_dense, widths_of
+from d2pfed.learning.dense_adam import Moments, train_dense_adam
 from d2pfed.learning.edges import OrientedEdges, image_gradients
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
@@ -91,6 +92,20 @@ def test_compiled_sgd_is_the_loop_at_full_size(widths):
     update = train_dense(model.initial(), widths_of(model), examples, schedule, local.lr)
     loop = SequentialTrainer(model, StoredClients(examples, (np.arange(80),)), local)
     np.testing.assert_allclose(update, next(loop(model.initial(), [0], 3)), atol=1e-6)
+
+
+@pytest.mark.parametrize("widths", [[3, 5], [392, 48, 10], [784, 60, 60, 10]])
+def test_compiled_adam_is_the_loop(widths):
+    local = LocalTraining(optimizer=Optimizer.ADAM, lr=1e-3, epochs=3, batch_size=10)
+    model, examples, _ = dense_case(widths, 37, local, 1)
+    schedule = local.schedule(37, np.random.default_rng([3, 0]))
+    fresh = Moments.fresh(model.dimension)
+    update = train_dense_adam(model.initial(), widths_of(model), examples, schedule, local.lr, fresh)
+    loop = SequentialTrainer(model, StoredClients(examples, (np.arange(37),)), local)
+    wanted = next(loop(model.initial(), [0], 3))
+    np.testing.assert_allclose(update, wanted, atol=1e-5)
+    again = train_dense_adam(model.initial(), widths_of(model), examples, schedule, local.lr, fresh)
+    assert np.abs(again - wanted).max() > 1e-4  # moments that are carried change the next update
 
 
 def test_wide_layers_in_large_batches_are_left_to_torch():

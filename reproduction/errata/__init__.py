@@ -1,4 +1,4 @@
-"""Errata of the paper, each computed: what is claimed, where, what is true, and how that is known."""
+"""Errata of the paper, each computed: what is claimed, where, what is true, how that is shown, and what to do."""
 
 import math
 from fractions import Fraction
@@ -9,7 +9,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard
 from d2pfed.runs.report.plots import Ink
 from reproduction.communication import centered_bits, integer_bits, literal_bits
-from reproduction.errata import identities, observers, practice, sensitivity, shares
+from reproduction.errata import identities, moments, observers, practice, sensitivity, shares
 from reproduction.errata.finding import COLUMNS, Finding
 from reproduction.error import Case, corrected_bound, published_bound, shared_noise, simulate
 from reproduction.result import Context, Result, Table
@@ -40,6 +40,7 @@ def make(context: Context) -> Result:
         *identities.findings(),
         *observers.findings(entropy.child("observers")),
         *practice.findings(),
+        moments.finding(),
     )
     return Result(
         name="errata",
@@ -79,6 +80,7 @@ def _error(case: Case, entropy: Entropy) -> Finding:
         how=f"Algorithm 1 simulated {case.rounds} times: d = {case.dimension}, N = {case.cohort_size}, "
         f"k = {case.levels}, sigma = {float(case.sigma)}, D = 1; the "
         f"shares are of one draw, so it does not average out over clients",
+        remedy="the corrected bound d s^2 / (4 N) + d sigma^2 / N^2",
     )
 
 
@@ -92,6 +94,7 @@ def _bits(levels: int) -> Finding:
         truth=f"{math.ceil(literal)} bits ({literal:.1f}) with shares nu / N; {math.ceil(whole)} ({whole:.1f}) with "
         f"integer shares, for which two bytes are enough; {ours} with independent noise of the same size on the sum",
         how="range of the sum of N = 100 clients and the noise, overflow at most 1e-3 a round",
+        remedy="integer shares, or noise around the vector itself",
     )
 
 

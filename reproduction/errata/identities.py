@@ -65,6 +65,7 @@ def _theta() -> Finding:
         f"{mpmath.nstr(poisson_mass(SIGMA, SHIFT), 5)}. The theorem holds: divergence less the Gaussian's {excess}",
         how=f"summed term by term in {DIGITS} digits (the divergence at sigma = 0.5, shift 1); printed is the case "
         "2 sigma^2 = 1",
+        remedy="the corrected identity; nothing that is built on the theorem changes",
     )
 
 
@@ -84,4 +85,5 @@ def _sum_of_wrapped() -> Finding:
         truth=f"q = 3: phi(1) + phi(1) = {wrap(1, 3) + wrap(1, 3)}, but phi(1 + 1) = {wrap(2, 3)}; true is "
         "phi(sum of phi(x)) = phi(sum of x), so the server must wrap once more; with that the theorem holds",
         how=f"counterexample; the corrected identity checked for {checked} pairs modulo 3 to 9, more by induction",
+        remedy="the server wraps the sum once more",
     )

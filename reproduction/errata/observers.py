@@ -73,6 +73,8 @@ def _clients(entropy: Entropy) -> Finding:
         f"another seed {stranger:.1%}), for itself or for the server: no privacy towards clients. Secure aggregation's "
         "own seeds belong to pairs or to one client; it has no secret of the whole cohort",
         how=f"simulated with integer shares, {CLIENTS} clients, {DIMENSION} coordinates, sigma of {SIGMA} steps",
+        remedy="each client draws its own noise; or one client, named by the cohort, draws all of it, so that one "
+        "knows it instead of all",
     )
 
 
@@ -90,4 +92,6 @@ def _server() -> Finding:
         f"cost {server_epsilon(claimed, 3):.2f} (with the sensitivity 2 D of unrounded vectors "
         f"{server_epsilon(honest, 1):.2f} and {server_epsilon(honest, 3):.2f})",
         how="the paper's accountant and sensitivity 4 D; loss distributions; exact Gaussian curve; all at delta = 1e-5",
+        remedy="one epsilon for each observer; against the server a cap on participations that clients enforce, best "
+        "of all one round per client",
     )

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from d2pfed.accounting import Accountant, cpsgd_epsilon
+from d2pfed.numerics.rotation import Hadamard
 from reproduction.errata.finding import Finding
 from reproduction.errata.observers import released_epsilon, server_epsilon
 from reproduction.setting import CIFAR10, DELTA, INFIMNIST, Setting
@@ -14,7 +15,7 @@ READ = "read in the authors' public code (github.com/wanglun1996/discrete-dp)"
 
 def findings() -> tuple[Finding, ...]:
     """Return the differences; each keeps what was read apart from what follows."""
-    return _clip(), _replacement(), _separate_noise(), _truncated(), _group(), _coins()
+    return _clip(), _replacement(), _separate_noise(), _truncated(), _group(), _rounded_down(), _coins()
 
 
 def repeat_chance(population: int, draws: int) -> float:
@@ -42,6 +43,7 @@ def _clip() -> Finding:
         f"{server_epsilon(infimnist, 1):.3g} for the server after one participation, and CIFAR10 (sigma = 0.03) "
         f"{server_epsilon(cifar, 1):.3g} after one",
         how="loss distributions and exact Gaussian curve for two vectors of norm 1, rounding left aside; delta = 1e-5",
+        remedy="scale to norm D, and check the norm of the rounded vector in exact integers",
     )
 
 
@@ -57,6 +59,7 @@ def _replacement() -> Finding:
         truth=f"drawn with replacement; the chance that a round counts some client twice, which doubles its "
         f"sensitivity: {chances}",
         how="the birthday problem, exactly",
+        remedy="cohorts without replacement",
     )
 
 
@@ -69,6 +72,7 @@ def _separate_noise() -> Finding:
         truth=f"each client adds a draw of its own of variance sigma^2 / N ({width:.3g} steps wide on INFIMNIST): the "
         "distributed discrete Gaussian, sound with an accounting of its own, and safer than a common draw",
         how="read; width computed",
+        remedy="none needed, but the accounting of a sum of discrete Gaussians",
     )
 
 
@@ -82,6 +86,7 @@ def _truncated() -> Finding:
         truth=f"a client's is cut at 100 times its variance in real units, which leaves {infimnist:.4f} of the wanted "
         f"standard deviation on INFIMNIST, and {cifar:.3f} on CIFAR10, where the cut lies at {cut:.2f} deviations",
         how="variance of the truncated law, summed over the lattice",
+        remedy="an exact sampler",
     )
 
 
@@ -95,7 +100,27 @@ def _group() -> Finding:
         where=READ + ": src/simulate.py, CYLIC_BOUND and CYLIC_LEVEL",
         truth=f"2^16 is the group's extent in real units; in lattice steps a coordinate has so many bits: {bits}",
         how="log2 of 2^16 over the step",
+        remedy="a modulus counted in lattice steps",
     )
+
+
+def _rounded_down() -> Finding:
+    step, length = float(INFIMNIST.step(INFIMNIST.levels)), Hadamard(INFIMNIST.dimension).padded
+    return Finding(
+        topic="code: rounding into the group",
+        claim="a value on the lattice enters the group as it is",
+        where=READ + ": src/comm.py, cylicRound; src/simulate.py, CYLIC_LEVEL",
+        truth=f"the group's step is two lattice steps, and a value is rounded down to it: {group_bias(step):.4g} less "
+        f"on average in each of {length} rotated coordinates, which the inverse rotation gathers in one weight: "
+        f"{math.sqrt(length) * group_bias(step):.3g} a round on INFIMNIST",
+        how="2^16 over 2^16 / step levels from -2^16 to 2^16; mean over odd and even multiples",
+        remedy="integers from the quantiser to the sum, and no second lattice",
+    )
+
+
+def group_bias(step: float) -> float:
+    """Return by how much rounding down to multiples of two steps lowers a multiple of one, on average."""
+    return sum((multiple % 2) * step for multiple in range(2)) / 2
 
 
 def _coins() -> Finding:
@@ -109,6 +134,7 @@ def _coins() -> Finding:
         truth=f"it tosses 2^24 / ln N - k = {INFIMNIST.binomial_trials} coins; three bytes have room for {room}: by "
         f"cpSGD's own theorem epsilon {possible:.3f} instead of {used:.3f} after {INFIMNIST.rounds} rounds",
         how="cpSGD's theorem, amplification and advanced composition as the paper uses them, INFIMNIST, k = 601",
+        remedy="calibrate every mechanism to the same epsilon before comparing accuracies",
     )
 
 

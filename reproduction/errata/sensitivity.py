@@ -62,6 +62,8 @@ def _radius(root: int) -> Finding:
         truth=f"{attained:.4f} D is attained at d = {dimension}; over all d the norm comes as near as one likes to "
         f"{name} = {limit:.4f} D, and the sensitivity to {2 * limit:.4f} D",
         how="exact dynamic programming over all roundings; rounding moves by up to a step, the proof counts half",
+        remedy="count the whole step: rounding within a bound on the norm, or noise drawn around the vector itself, "
+        "whose sensitivity is 2 D",
     )
 
 
@@ -75,9 +77,9 @@ def _authors_radius() -> Finding:
         claim="the sensitivity 4 D also enters the accounting of the experiments",
         where="Evaluation; k = 21 is in the authors' public code",
         truth=f"with k = 21 and {padded} coordinates the theorem does not apply: the worst case is {worst:.1f} D, the "
-        f"next row's bound {math.sqrt(coupled):.1f} D at order 16; so coarse a step needs rounding within a bound, "
-        "or noise drawn around the vector itself",
+        f"bound of the next erratum {math.sqrt(coupled):.1f} D at order 16",
         how="the same dynamic programme; the same duality at sigma = 2.4 D",
+        remedy="so coarse a step needs rounding within a bound, or noise drawn around the vector itself",
     )
 
 
@@ -95,4 +97,5 @@ def _corollary() -> Finding:
         where="Corollary on the privacy of the protocol",
         truth=f"true at these orders, and loose: the factor 8 may be {said}",
         how="both neighbours rounded with one dither, worst shift by duality; d = 65536, k = 257, sigma = 2.4 D",
+        remedy="none needed; the smaller factor allows less noise",
     )

@@ -152,6 +152,8 @@ def _literal(curves: dict[str, Fractions]) -> Finding:
         where=ALGORITHM,
         truth=f"the server reads the noise itself from the sum, on so many coordinates: {said}",
         how="simulated at INFIMNIST's size, in the ring; modulo N the vectors m vanish from N sum(m) + survivors nu",
+        remedy="a round with a missing share is void, or every client draws noise of its own, with what dropouts take "
+        "away planned for",
     )
 
 
@@ -166,6 +168,7 @@ def _integer(levels: int) -> Finding:
         truth=f"each coordinate moved by a step shows {broken:.2g} nats instead of {intact:.2g}; the {moved} "
         f"that one client can move, {moved * broken:.3g} instead of {moved * intact:.2g}",
         how=f"law of the noise without one share, k = {levels}: every {cohort - 1}th value is twice as likely",
+        remedy="the same",
     )
 
 
@@ -181,4 +184,5 @@ def _rounded(cohorts: dict[str, tuple[Cohort, int]]) -> Finding:
         truth="it is no multiple of the step; if each share is rounded to one, a full cohort's total shows sum(m) "
         f"modulo N, and sum(m) itself on so many coordinates: {said}",
         how="simulated as above, nobody missing: N equal integer shares add up to a multiple of N",
+        remedy="integer shares floor((nu + rank) / N), which sum to nu exactly",
     )

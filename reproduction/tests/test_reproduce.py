@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def workload() -> Workload:
     small = replace(
         INFIMNIST, task="digits", model="logistic", dimension=650, population=600, cohort_size=6, rounds=2
     )
-    return Workload(small, task, model, "iid", replace(PAPER_LOCAL, epochs=1))
+    initial = partial(build_model, "logistic", task)
+    return Workload(small, task, model, "iid", replace(PAPER_LOCAL, epochs=1), initial)
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +211,8 @@ def test_a_result_is_a_picture_a_table_words_and_a_record(results, context, name
     assert "rounds" in record["reduced"]
     assert len(record["words"]) >= (1 if name == "fig1b" else 2)
     for made in record["ran"].values():
-        assert made["seed"] == 1
-        assert len(made["validation_accuracy"]) == made["rounds"] == 2
+        assert made["seeds"] == [1]
+        assert [len(course) for course in made["validation_accuracy"]] == [made["rounds"]] == [2]
 
 
 def test_figures_share_their_runs(results, context):

@@ -16,7 +16,7 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard
 from d2pfed.secagg import upload_bytes
 from reproduction import ball, communication, errata, error
-from reproduction.errata import identities, observers, practice, sensitivity, shares
+from reproduction.errata import identities, moments, observers, practice, sensitivity, shares
 from reproduction.result import Context, Result, Size, write
 from reproduction.setting import CIFAR10, INFIMNIST
 
@@ -313,13 +313,31 @@ def test_the_birthday_problem_and_the_truncated_noise():
     assert practice.truncated_deviation(CIFAR10) < 0.55
 
 
+# Carried moments
+
+
+def test_one_clients_data_moves_the_others_updates_beyond_any_clip_if_moments_are_carried():
+    few, many = (moments.others_shift(clients, moments.Memory.CARRIED) for clients in moments.COHORTS)
+    assert many > 1  # more than the client's own update ever could
+    assert many > 1.5 * few  # and the more, the more clients follow
+
+
+def test_a_fresh_optimizer_keeps_one_clients_data_out_of_the_others_updates():
+    assert moments.others_shift(10, moments.Memory.FRESH) == 0
+
+
+def test_rounding_down_to_two_steps_lowers_a_value_by_half_a_step():
+    steps = np.arange(-1000, 1000)
+    assert np.mean(steps - 2 * np.floor(steps / 2)) == practice.group_bias(1.0)
+
+
 # The results
 
 
 def test_the_errata_say_claim_place_truth_and_means_of_each(made):
     result, kinds = made["errata"]
     assert kinds == {".csv", ".json", ".png", ".svg"}
-    assert result.table.columns == ("topic", "claim", "where", "truth", "how")
+    assert result.table.columns == ("topic", "claim", "where", "truth", "demonstration", "remedy")
     assert all(isinstance(cell, str) and cell for row in result.table.rows for cell in row)
     topics = [row[0] for row in result.table.rows]
     for part in (
@@ -337,7 +355,7 @@ def test_the_errata_say_claim_place_truth_and_means_of_each(made):
     ):
         assert any(part in topic for topic in topics), part
     read = [row for row in result.table.rows if row[0].startswith("code")]
-    assert len(read) == 6
+    assert len(read) == 8
     assert all("read in the authors' public code" in row[2] for row in read)
 
 

@@ -66,14 +66,22 @@ def can_train(examples: Examples, widths: Ints) -> bool:
 def train_dense(params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float) -> Params:
     """Return the update of one client by plain SGD on the mean cross entropy of each batch of the schedule."""
     trained = params.copy()
-    inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
-    blocks, rows = (
-        np.zeros((2, schedule.shape[1] * widths.sum()), np.float32),
-        np.zeros(schedule.shape[1], np.int64),
-    )
-    _train(trained, widths, inputs, examples.labels.contiguous().numpy(), schedule, np.float32(lr), blocks, rows)
+    inputs, labels = arrays_of(examples, widths)
+    _train(trained, widths, inputs, labels, schedule, np.float32(lr), *working_room(widths, schedule))
     trained -= params
     return trained
+
+
+def arrays_of(examples: Examples, widths: Ints) -> tuple[Floats, Ints]:
+    """Return examples as the compiled loop reads them."""
+    inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
+    return inputs, examples.labels.contiguous().numpy()
+
+
+def working_room(widths: Ints, schedule: Ints) -> tuple[Floats, Ints]:
+    """Return the room that a step of the compiled loop works in."""
+    batch = schedule.shape[1]
+    return np.zeros((2, batch * widths.sum()), np.float32), np.zeros(batch, np.int64)
 
 
 def gradients(
@@ -186,11 +194,12 @@ def _forward(values: Floats, widths: Ints, entering: Floats, count: np.int64, ba
 
 @compiled
 def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
-    values: Floats, widths: Ints, entering: Floats, slopes: Floats, count: np.int64, batch: int
+    values: Floats, target: Floats, widths: Ints, entering: Floats, slopes: Floats, count: np.int64, batch: int
 ) -> None:
-    """Add the slopes of the logits, times what led to them, to weights and biases, from the last layer to the first.
+    """Add the slopes of the logits, times what led to them, to the target, from the last layer to the first.
 
-    The slopes have the blocks of `entering`; those of the logits are filled in, and carry the step's length.
+    The slopes have the blocks of `entering`; those of the logits are filled in, and carry the step's length. The
+    target has the values' layout, and may be the values: a layer is read before it is changed.
     """
     at, start = len(values), len(entering)
     start -= batch * widths[-1]
@@ -198,7 +207,7 @@ def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
         inputs, outputs = widths[layer], widths[layer + 1]
         at -= (inputs + 1) * outputs
         weight = values[at : at + inputs * outputs].reshape(outputs, inputs)
-        bias = values[at + inputs * outputs : at + (inputs + 1) * outputs]
+        bias = target[at + inputs * outputs : at + (inputs + 1) * outputs]
         slope = slopes[start : start + count * outputs].reshape(count, outputs)
         start -= batch * inputs
         into = entering[start : start + count * inputs].reshape(count, inputs)
@@ -212,10 +221,44 @@ def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
                         before[r, i] += slope[r, j] * weight[j, i]
                 for i in range(inputs):
                     before[r, i] = before[r, i] if into[r, i] > 0 else np.float32(0)
-        _add_product(slope, into, weight)
+        _add_product(slope, into, target[at : at + inputs * outputs].reshape(outputs, inputs))
         for r in range(count):
             for j in range(outputs):
                 bias[j] += slope[r, j]
+
+
+@compiled
+def add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
+    values: Floats,
+    target: Floats,
+    widths: Ints,
+    inputs: Floats,
+    labels: Ints,
+    line: Ints,
+    factor: np.float32,
+    blocks: Floats,
+    rows: Ints,
+) -> None:
+    """Add a factor times the gradient of a batch's mean loss to the target; `blocks` and `rows` are room to work in.
+
+    Slices are not assigned, nor arrays made: to compile the checks and errors of either takes seconds.
+    """
+    batch, width, classes = len(line), widths[0], widths[-1]
+    entering, slopes = blocks[0], blocks[1]
+    last = len(entering) - batch * classes
+    count = np.int64(0)  # a plain 0 would be a type of its own, for which all is compiled again
+    for row in line:
+        if row >= 0:
+            rows[count] = row
+            for i in range(width):
+                entering[count * width + i] = inputs[row, i]
+            count += 1
+    _forward(values, widths, entering, count, batch)
+    for i in range(last, last + count * classes):
+        slopes[i] = entering[i]
+    logits = slopes[last : last + count * classes].reshape(count, classes)
+    _softmax_slopes(logits, labels, rows, factor / np.float32(count))
+    _backward(values, target, widths, entering, slopes, count, batch)
 
 
 @compiled
@@ -229,24 +272,6 @@ def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
     blocks: Floats,
     rows: Ints,
 ) -> None:
-    """Train in place; `blocks` and `rows` are room to work in.
-
-    Slices are not assigned, nor arrays made: to compile the checks and errors of either takes seconds.
-    """
-    batch, width, classes = schedule.shape[1], widths[0], widths[-1]
-    entering, slopes = blocks[0], blocks[1]
-    last = len(entering) - batch * classes
+    """Train in place."""
     for step in range(len(schedule)):
-        count = np.int64(0)  # a plain 0 would be a type of its own, for which all is compiled again
-        for row in schedule[step]:
-            if row >= 0:
-                rows[count] = row
-                for i in range(width):
-                    entering[count * width + i] = inputs[row, i]
-                count += 1
-        _forward(values, widths, entering, count, batch)
-        for i in range(last, last + count * classes):
-            slopes[i] = entering[i]
-        logits = slopes[last : last + count * classes].reshape(count, classes)
-        _softmax_slopes(logits, labels, rows, -lr / np.float32(count))
-        _backward(values, widths, entering, slopes, count, batch)
+        add_gradient(values, values, widths, inputs, labels, schedule[step], -lr, blocks, rows)

@@ -14,9 +14,9 @@ from d2pfed.fields import TRAINING, about, check_types, documented
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
 MOST_EPOCHS, MOST_BATCH = 10_000, 100_000
 
-_ADAM_DECAYS = (0.9, 0.999)
+ADAM_DECAYS = (0.9, 0.999)
 _RMSPROP_DECAY = 0.99
-_EPSILON = 1e-8  # in both, as in torch.optim
+ADAM_EPSILON = 1e-8  # RMSprop's too, as in torch.optim
 
 
 class Optimizer(StrEnum):
@@ -83,12 +83,12 @@ class Steps:
         if self._local.optimizer is Optimizer.SGD:
             return memory[0].mul_(self._local.momentum).add_(gradient) if memory else gradient
         memory[0].mul_(_RMSPROP_DECAY).addcmul_(gradient, gradient, value=1 - _RMSPROP_DECAY)
-        return gradient / memory[0].sqrt().add_(_EPSILON)
+        return gradient / memory[0].sqrt().add_(ADAM_EPSILON)
 
     def _adam(self, value: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> None:
         """Take Adam's step with as few passes over memory as there are."""
-        first, second = _ADAM_DECAYS
+        first, second = ADAM_DECAYS
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        scale = square.sqrt().div_(math.sqrt(1 - second**self._taken)).add_(_EPSILON)
+        scale = square.sqrt().div_(math.sqrt(1 - second**self._taken)).add_(ADAM_EPSILON)
         value.addcdiv_(mean, scale, value=-self._local.lr / (1 - first**self._taken))

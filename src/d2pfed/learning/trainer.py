@@ -13,6 +13,7 @@ import torch
 from d2pfed.errors import ConfigError
 from d2pfed.learning.convolution import ConvolutionalNetwork
 from d2pfed.learning.dense import can_train, is_narrow, train_dense, widths_of
+from d2pfed.learning.dense_adam import Moments, train_dense_adam
 from d2pfed.learning.local import LocalTraining, Optimizer
 from d2pfed.learning.model import Model, Params
 from d2pfed.learning.sequential import SequentialTrainer, client_generator, loop_gradients
@@ -36,7 +37,7 @@ _TRIAL_REPEATS = 3
 class TrainingMethod(StrEnum):
     """How a cohort is trained."""
 
-    COMPILED = "compiled"  # multilayer perceptrons by plain SGD: one compiled call per client
+    COMPILED = "compiled"  # multilayer perceptrons by plain SGD or Adam: one compiled call per client
     BATCHED = "batched"  # multilayer perceptrons by other optimizers: gradients of many clients by hand
     CONVOLUTION = "convolution"  # plain convolutional networks by hand, client after client
     VMAP = "vmap"  # many clients at once by torch.func.vmap
@@ -106,7 +107,8 @@ class LocalTrainer:
     def _known_method(self) -> TrainingMethod | None:
         """The method for a model of a known kind: measured once and for all, not on each machine."""
         if self._widths is not None:
-            plain = self.local.optimizer is Optimizer.SGD and not self.local.momentum
+            sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
+            plain = sgd or self.local.optimizer is Optimizer.ADAM
             narrow = is_narrow(self._widths, self.local.batch_size)
             return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.BATCHED
         if self._network is not None:
@@ -129,6 +131,9 @@ class LocalTrainer:
         examples, generator = self.clients.examples(client), client_generator(round_seed, client)
         if self._widths is not None and can_train(examples, self._widths):
             schedule = self.local.schedule(len(examples), generator)
+            if self.local.optimizer is Optimizer.ADAM:
+                fresh = Moments.fresh(len(params))
+                return train_dense_adam(params, self._widths, examples, schedule, self.local.lr, fresh)
             return train_dense(params, self._widths, examples, schedule, self.local.lr)
         if self._network is not None and self._network.can_train(examples):
             schedule = self.local.schedule(len(examples), generator)
