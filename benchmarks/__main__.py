@@ -1,12 +1,11 @@
 """`scripts/bench`: speed beside peers and the machine's limits, measured in one run."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.table import Table
 
 from benchmarks import record, tables
 from benchmarks.arithmetic import DIMENSIONS, THREADS, SpeedRow, arithmetic
@@ -15,8 +14,9 @@ from benchmarks.deployment import DeploymentRow, Way, bench_deployment, cases
 from benchmarks.deployment import goals as deployment_goals
 from benchmarks.encode import encode_memory, prepare_encode
 from benchmarks.goals import GoalRow, bench_goals
-from benchmarks.growth import GrowthRow, measure_growth, plot_growth, plot_rows
+from benchmarks.growth import plot_growth
 from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
+from benchmarks.parts import PARTS, Measured, run_part
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST, SILOS
 from benchmarks.secagg import SecAggRow, bench_secagg
 from benchmarks.standing import bench_standing
@@ -38,11 +38,7 @@ PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost gr
 Busy = Annotated[
     bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
 ]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, GrowthRow, StatisticsRow)
-
-_MODEST_DIMENSIONS = DIMENSIONS[:2]
-_MODEST_CLIENTS = 200
-_MODEST_REPEATS = 5
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, StatisticsRow, DeploymentRow)
 
 
 class Sizes(StrEnum):
@@ -61,34 +57,67 @@ _SCALES = {Sizes.COMPARED: BESIDE_FLOWER, Sizes.LARGE: ALONE, Sizes.GROWTH: GROW
 @bench.command("all")
 def all_command(
     path: Annotated[
-        Path,
-        typer.Option("--out", show_default=False, help="The JSON file that is written. [default: bench.json]"),
-    ] = Path("bench.json"),
+        Path | None,
+        typer.Option(
+            "--out",
+            show_default=False,
+            help="The JSON file that is written. [default: benchmarks/results/idle.json, or busy.json]",
+        ),
+    ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="Only these parts. [default: all]")
+    ] = None,
     busy: Busy = False,
     json: AsJson = False,
 ) -> None:
     """Run every benchmark at a modest size.
 
-    Writes one JSON file with date, machine, versions and rows, plots of how cost grows beside it, and prints the
-    tables.
+    Writes one JSON file with date, machine, versions and rows, from which `page` makes the tables of the documents. A
+    part that fails is recorded with its reason, the others go on, and the status is 1 at the end.
     """
-    about, measured = record.surroundings() | {"busy_loops": 2 * busy}, dict[str, object]()
-    shown, plots = list[Table](), list[Path]()
+    chosen = {name: PARTS[name] for name in _known(part)} if part else PARTS
+    path = path or record.RESULTS / ("busy.json" if busy else "idle.json")
+    about, measured = record.surroundings() | {"busy_loops": 2 * busy}, dict[str, Measured]()
     with busy_loops(2 * busy):
-        for name, measure in _MODEST_RUNS.items():
+        for name, measure in chosen.items():
             err().print(f"{name} ...")
-            rows, table = measure()
-            measured[name] = {"rows": rows}
-            record.write(path, about, measured)
-            shown.append(table)
-            plots = plot_rows(rows, path) if name == _GROWTH else []
+            found = run_part(measure, lambda row: err().print(tables.progress(row), soft_wrap=True, markup=False))
+            failure = f", failed: {found.error}" if found.error else ""
+            err().print(f"{name}: {found.seconds:.0f} s{failure}", soft_wrap=True, markup=False)
+            measured[name] = found
+            record.write(path, about, {each: _as_dict(part) for each, part in measured.items()})
+    failed = {name: found.error for name, found in measured.items() if found.error}
     if json:
-        print_json(about | {"benchmarks": measured})
-        return
-    for table in shown:
-        out().print(table)
-    out().print(record.line(about), soft_wrap=True, markup=False)
-    out().print(f"Wrote {', '.join(map(str, (path, *plots)))}.", soft_wrap=True)
+        print_json(about | {"benchmarks": {name: _as_dict(found) for name, found in measured.items()}})
+    else:
+        for found in measured.values():
+            for table in tables.tables_of(found.rows):
+                out().print(table)
+        for name, found in measured.items():
+            out().print(f"{name}: {found.seconds:.0f} s", markup=False)
+        out().print(record.line(about), soft_wrap=True, markup=False)
+        out().print(f"Wrote {path}. `scripts/bench page` makes docs/performance.md of it.", soft_wrap=True)
+    if failed:
+        raise ConfigError("; ".join(f"{name} failed: {why}" for name, why in failed.items()))
+
+
+@bench.command("page")
+def page_command(
+    results: Annotated[
+        Path, typer.Option(show_default=False, help="Where results are. [default: benchmarks/results]")
+    ] = record.RESULTS,
+    docs: Annotated[
+        Path, typer.Option(show_default=False, help="Where the documents are. [default: docs]")
+    ] = record.DOCS,
+) -> None:
+    """Make docs/performance.md and its plot.
+
+    From the results of `all` and of `all --busy`.
+    """
+    from benchmarks import page  # noqa: PLC0415 - what it draws with takes a second to load
+
+    for written in page.write(results, docs):
+        out().print(f"Wrote {written}.", soft_wrap=True)
 
 
 @bench.command("arithmetic")
@@ -127,7 +156,7 @@ def secagg_command(
     The clients run in another process; Flower's rounds are run beside ours.
     """
     found = bench_standing(SILOS) if sizes is Sizes.SILOS else bench_secagg(_SCALES[sizes])
-    rows = _watched(found, _secagg_progress)
+    rows = _watched(found)
     if plot is not None:
         known = [row for row in rows if row.round_seconds is not None]
         by_clients = [(row.clients, row.round_seconds or 0.0) for row in known if row.dimension == 10_000]
@@ -149,7 +178,7 @@ def ledger_command(
 
     Opening it, verifying it, and recording the next attempt.
     """
-    rows = _watched(bench_ledger(tuple(releases or RELEASES)), _ledger_progress)
+    rows = _watched(bench_ledger(tuple(releases or RELEASES)))
     if json:
         print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
@@ -165,7 +194,7 @@ def statistics_command(
 
     Beside that of a trusted server, for as many honest clients as are planned for.
     """
-    rows = _watched(bench_statistics(tuple(clients or CLIENTS)), _statistics_progress)
+    rows = _watched(bench_statistics(tuple(clients or CLIENTS)))
     if json:
         print_json({"rows": [tables.as_dict(row) for row in rows]})
         return
@@ -184,7 +213,7 @@ def goals_command(
     """Hold what is measured against the goals."""
     about = record.surroundings() | {"busy_loops": 2 * busy}
     with busy_loops(2 * busy):
-        rows = _watched(bench_goals(large=large), _goal_progress)
+        rows = _watched(bench_goals(large=large))
     if json:
         print_json(about | {"rows": [tables.as_dict(row) for row in rows]})
         return
@@ -229,7 +258,7 @@ def training_command(
     # Torch takes seconds to load, and the other benchmarks do without it.
     from benchmarks.training import bench_training, measure_growth  # noqa: PLC0415
 
-    rows = _watched(bench_training(repeats), _training_progress)
+    rows = _watched(bench_training(repeats))
     if plot is not None:
         grown = list(measure_growth(repeats, (25, 50, 100, 200, 400), (16, 64, 256, 1024)))
         by_clients = [(row.clients, row.seconds) for row in grown if row.what == "growth in clients"]
@@ -299,7 +328,7 @@ def deployment_command(  # noqa: PLR0917 - options of a command
 
     for row in bench_deployment(chosen):
         rows.append(row)
-        err().print(_deployment_progress(row), soft_wrap=True, markup=False)
+        err().print(tables.progress(row), soft_wrap=True, markup=False)
         if path is not None:
             record.write(path, about, {"deployment": found()})
     if json:
@@ -338,96 +367,24 @@ def consortium_command(
     print(table.markdown(summed))
 
 
-def _all_arithmetic() -> tuple[list[dict[str, object]], Table]:
-    rows = arithmetic(_MODEST_DIMENSIONS, THREADS, prepare_encode)
-    return [tables.as_dict(row) for row in rows], tables.speed_table(rows)
+def _known(names: Iterable[str]) -> list[str]:
+    if unknown := set(names) - set(PARTS):
+        raise ConfigError(f"part must be one of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+    return list(names)
 
 
-def _all_secagg() -> tuple[list[dict[str, object]], Table]:
-    rows = _watched(bench_secagg(MODEST), _secagg_progress)
-    return [tables.as_dict(row) for row in rows], tables.secagg_table(rows)
+def _as_dict(found: Measured) -> dict[str, object]:
+    rows = [tables.as_dict(row) for row in found.rows]
+    return {"seconds": found.seconds, "error": found.error, "rows": rows}
 
 
-def _all_engines() -> tuple[list[dict[str, object]], Table]:
-    from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
-
-    rows = list(bench_engines(_MODEST_CLIENTS, 2, None))
-    return [tables.as_dict(row) for row in rows], tables.engine_table(rows)
-
-
-def _all_training() -> tuple[list[dict[str, object]], Table]:
-    from benchmarks.training import bench_training  # noqa: PLC0415 - torch takes seconds to load
-
-    rows = _watched(bench_training(_MODEST_REPEATS), _training_progress)
-    return [tables.as_dict(row) for row in rows], tables.training_table(rows)
-
-
-def _all_ledger() -> tuple[list[dict[str, object]], Table]:
-    rows = _watched(bench_ledger(RELEASES[:1]), _ledger_progress)
-    return [tables.as_dict(row) for row in rows], tables.ledger_table(rows)
-
-
-def _all_goals() -> tuple[list[dict[str, object]], Table]:
-    rows = _watched(bench_goals(), _goal_progress)
-    return [tables.as_dict(row) for row in rows], tables.goal_table(rows)
-
-
-def _all_growth() -> tuple[list[dict[str, object]], Table]:
-    rows = _watched(measure_growth(), _growth_progress)
-    return [tables.as_dict(row) for row in rows], tables.growth_table(rows)
-
-
-_GROWTH = "growth"
-_MODEST_RUNS = {
-    "goals": _all_goals,  # first: its workers are forked before this process has trained anything
-    "arithmetic": _all_arithmetic,
-    "secagg": _all_secagg,
-    "ledger": _all_ledger,
-    "engines": _all_engines,
-    "training": _all_training,
-    _GROWTH: _all_growth,  # last, since its plots are shown at the end
-}
-
-
-def _watched(rows: Iterable[Row], progress: Callable[[Row], str]) -> list[Row]:
+def _watched(rows: Iterable[Row]) -> list[Row]:
     """Return all rows, with a line about each on standard error as soon as it is measured."""
     seen: list[Row] = []
     for row in rows:
         seen.append(row)
-        err().print(progress(row), soft_wrap=True, markup=False)
+        err().print(tables.progress(row), soft_wrap=True, markup=False)
     return seen
-
-
-def _secagg_progress(row: SecAggRow) -> str:
-    result = row.error if row.round_seconds is None else f"{row.round_seconds:.1f} s"
-    return f"{row.implementation}: {row.clients} clients, {row.dimension:,} coordinates, {result}"
-
-
-def _ledger_progress(row: LedgerRow) -> str:
-    return f"{row.what}, {row.releases:,} releases: {row.seconds:.3g} s"
-
-
-def _statistics_progress(row: StatisticsRow) -> str:
-    return f"{row.clients:,} clients, {row.dimension:,} coordinates: {row.measured:.4g} times a trusted server's error"
-
-
-def _goal_progress(row: GoalRow) -> str:
-    return f"{row.what}: {row.error if row.seconds is None else f'{row.seconds:.3g} s'}, goal {row.goal:g} s"
-
-
-def _growth_progress(row: GrowthRow) -> str:
-    return f"{row.what}, {row.size:,} {row.across}: {row.seconds:.3g} s"
-
-
-def _deployment_progress(row: DeploymentRow) -> str:
-    result = row.error if row.seconds is None else f"{row.seconds:.1f} s a round"
-    stages = "".join(f", {name} {seconds:.1f}" for name, seconds in row.stages.items())
-    return f"{row.what}, {row.executor}, {row.clients} clients: {result}{stages}"
-
-
-def _training_progress(row: TrainingRow) -> str:
-    peer = row.peer_error if row.peer_seconds is None else f"{row.peer_seconds:.3f} s"
-    return f"{row.what}: {row.seconds:.3f} s a round; {row.peer}: {peer}"
 
 
 def _plot_arithmetic(rows: Sequence[SpeedRow], path: Path) -> None:

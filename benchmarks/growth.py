@@ -3,12 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.ledger import bench_ledger
 from benchmarks.scales import Scale
 from benchmarks.secagg import measure
 from d2pfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]
 
@@ -55,30 +59,41 @@ def _round(what: str, across: str, size: int, scale: Scale) -> GrowthRow:
     return GrowthRow(what=what, across=across, size=size, seconds=seconds or 0.0)
 
 
-def plot_rows(rows: Sequence[Mapping[str, Any]], beside: Path) -> list[Path]:
-    """Write one plot for each quantity that grows, beside a file of results; return where they are."""
-    written = []
-    for across in dict.fromkeys(row["across"] for row in rows):
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in rows:
-            if row["across"] == across:
-                series.setdefault(row["what"], []).append((row["size"], row["seconds"]))
-        path = beside.with_name(f"{beside.stem}-{across}.png")
-        plot_growth(series, across, "seconds", path)
-        written.append(path)
-    return written
+def plot_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write one plot with a panel for each quantity that grows."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        series = panels.setdefault(row["across"], {})
+        series.setdefault(row["what"], []).append((row["size"], row["seconds"]))
+    figure = _figure(path, max(1, len(panels)))
+    for axes, (across, series) in zip(figure.axes, panels.items(), strict=False):
+        _draw(axes, series, across, "seconds")
+        axes.legend(frameon=False, fontsize=7)
+    figure.savefig(path)
 
 
 def plot_growth(series: Mapping[str, Points], across: str, up: str, path: Path) -> None:
     """Write one line a series; a dotted line beside the first shows linear growth."""
+    figure = _figure(path, 1)
+    _draw(figure.axes[0], series, across, up)
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path)
+
+
+def _figure(path: Path, panels: int) -> "Figure":
     # Benchmarks run without it where no plot is wished.
-    from matplotlib import colormaps  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     if path.suffix not in (".png", ".svg"):
         raise ConfigError(f"a plot's name must end in .png or .svg, got {path}")
-    figure = Figure(figsize=(8.4, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(8.4 if panels == 1 else 4.2 * panels, 4.2), layout="constrained")
+    figure.subplots(1, panels)
+    return figure
+
+
+def _draw(axes: "Axes", series: Mapping[str, Points], across: str, up: str) -> None:
+    from matplotlib import colormaps  # noqa: PLC0415
+
     axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
     for name, points in sorted(
         series.items(), key=lambda item: -max(item[1])[1]
@@ -90,5 +105,3 @@ def plot_growth(series: Mapping[str, Points], across: str, up: str, path: Path) 
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.grid(visible=True, color="0.9")
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path)

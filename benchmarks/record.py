@@ -10,6 +10,9 @@ from pathlib import Path
 
 from d2pfed.cli.show import plain
 
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
 PACKAGES = ("d2pfed", "numpy", "scipy", "numba", "cryptography", "torch", "flwr", "ray", "pfl", "opendp")
 
 

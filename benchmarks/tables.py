@@ -1,6 +1,6 @@
 """The benchmarks' rows as tables for people and as dictionaries for JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
@@ -16,11 +16,8 @@ from benchmarks.silos_row import SiloRow
 from benchmarks.statistics import StatisticsRow
 from benchmarks.training_row import TrainingRow
 
-_TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are not numbers
-
-
-def as_dict(
-    row: SpeedRow
+Row = (
+    SpeedRow
     | EngineRow
     | SecAggRow
     | TrainingRow
@@ -30,8 +27,13 @@ def as_dict(
     | StatisticsRow
     | DeploymentRow
     | DeploymentGoal
-    | SiloRow,
-) -> dict[str, object]:
+    | SiloRow
+)
+
+_TEXT = {"what", "peer", "note", "implementation", "engine"}  # columns that are not numbers
+
+
+def as_dict(row: Row) -> dict[str, object]:
     """Return a row with what is computed from it."""
     match row:
         case SpeedRow() | TrainingRow():
@@ -192,6 +194,59 @@ def goal_table(rows: Sequence[GoalRow]) -> Table:
         numbers = (_number(value) for value in (row.seconds, row.processor_seconds, row.goal))
         table.add_row(row.what, *numbers, _met(row.met), row.error or row.note)
     return table
+
+
+def progress(row: Row) -> str:  # noqa: C901 - a case for each kind of row
+    """Return a line about a row, for who waits."""
+    match row:
+        case SpeedRow():
+            return f"{row.what}, {row.dimension:,} coordinates, {row.threads} threads: {row.rate / 1e6:.4g} M/s"
+        case SecAggRow():
+            result = row.error if row.round_seconds is None else f"{row.round_seconds:.3g} s"
+            return f"{row.implementation}: {row.clients} clients, {row.dimension:,} coordinates, {result}"
+        case EngineRow():
+            return f"{row.engine}: {row.error if row.round_seconds is None else f'{row.round_seconds:.3g} s'}"
+        case TrainingRow():
+            peer = row.peer_error if row.peer_seconds is None else f"{row.peer_seconds:.3f} s"
+            return f"{row.what}: {row.seconds:.3f} s a round; {row.peer}: {peer}"
+        case LedgerRow():
+            return f"{row.what}, {row.releases:,} releases: {row.seconds:.3g} s"
+        case GoalRow():
+            return f"{row.what}: {row.error if row.seconds is None else f'{row.seconds:.3g}'}, goal {row.goal:g}"
+        case GrowthRow():
+            return f"{row.what}, {row.size:,} {row.across}: {row.seconds:.3g} s"
+        case StatisticsRow():
+            sizes = f"{row.clients:,} clients, {row.dimension:,} coordinates"
+            return f"{sizes}: {row.measured:.4g} times a trusted server's error"
+        case DeploymentRow():
+            result = row.error if row.seconds is None else f"{row.seconds:.1f} s a round"
+            stages = "".join(f", {name} {seconds:.1f}" for name, seconds in row.stages.items())
+            return f"{row.what}, {row.executor}, {row.clients} clients: {result}{stages}"
+        case DeploymentGoal():
+            return f"{row.what}: {row.value}, at most {row.limit:g}"
+        case SiloRow():
+            return f"{row.what}, {row.dimension:,} parameters: {1e3 * row.seconds:.3g} ms"
+
+
+def tables_of(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yield the table of each kind of row."""
+    for kind, table in _TABLES.items():
+        if own := [row for row in rows if isinstance(row, kind)]:
+            yield table(own)
+
+
+_TABLES: dict[type, Callable[..., Table]] = {
+    GoalRow: goal_table,
+    SpeedRow: speed_table,
+    SecAggRow: secagg_table,
+    EngineRow: engine_table,
+    TrainingRow: training_table,
+    LedgerRow: ledger_table,
+    SiloRow: silo_table,
+    DeploymentRow: deployment_table,
+    StatisticsRow: statistics_table,
+    GrowthRow: growth_table,
+}
 
 
 def _table(title: str, *columns: tuple[str, ...]) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 
 from benchmarks.explicit import local_training, privacy_target
 from benchmarks.peers import attempt
@@ -22,7 +23,7 @@ from benchmarks.training_peers import (
     train_in_a_loop,
 )
 from benchmarks.training_row import TrainingRow
-from d2pfed.learning import LocalTrainer, build_model, fitting, load_task
+from d2pfed.learning import Examples, LocalTrainer, StoredClients, build_model, fitting, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -127,18 +128,20 @@ def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iter
     task = load_task("infimnist")
     model, clients = build_model("mlp", task, seed=0), stored_clients(task, cohort)
     work = TrainingWork(model.module, tuple(map(clients.examples, range(cohort))), _ONE_EPOCH, repeats)
+    loops = {"torch loop, one thread": 1, "torch loop, its default threads": torch.get_num_threads()}
     with Federation.open(LocalTrainer(model, clients, _ONE_EPOCH), cohort, _EPSILON_OF_ALL) as federation:
         costs = measure(
             {
                 "without privacy": federation.plain,
                 "private, sum": lambda number: federation.private(number, Fidelity.SUM),
-                "loop": lambda _: train_in_a_loop(work),
+                **{name: partial(_loop, work, threads) for name, threads in loops.items()},
             },
             repeats,
         )
-        loop = costs.pop("loop")
-        for what, cost in costs.items():
-            yield _row(what, federation, cost, ("a plain torch loop", loop, None))
+        found = {name: costs.pop(name) for name in loops}
+        for name, loop in found.items():
+            for what, cost in costs.items():
+                yield _row(what, federation, cost, (name, loop, None))
         for peer in peers:
             theirs, error = attempt(peer.needs, partial(peer.measure, work))
             for what, cost in costs.items():  # peers are not private, so the goal is like against like
@@ -163,6 +166,21 @@ def default_learner() -> LocalTrainer:
     return LocalTrainer(build_model(fitting(task), task, seed=0), task.clients, _LOCAL)
 
 
+def convolutional_learner(name: str) -> LocalTrainer:
+    """Return a learner of a convolutional network, 80 images a client: small-cnn on digits, cnn on colour images."""
+    task = load_task("infimnist")
+    if name == "cnn":
+        images = torch.rand(800, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+        table = Examples(images, torch.arange(800) % task.classes)
+        task = replace(
+            task,
+            clients=StoredClients(table, tuple(np.arange(800).reshape(10, 80))),
+            input_shape=tuple(images.shape[1:]),
+        )
+    local = local_training(lr=0.1, epochs=1, batch_size=10)
+    return LocalTrainer(build_model(name, task, seed=0), task.clients, local)
+
+
 def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[str, Cost]:
     """Return the least cost of each work over several turns, the first one apart: it may compile or load."""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
@@ -172,6 +190,16 @@ def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[
             work(number)
             seen[name].append((time.perf_counter() - start, time.process_time() - begun))
     return {name: Cost(*(min(column) for column in zip(*costs[1:], strict=True))) for name, costs in seen.items()}
+
+
+def _loop(work: TrainingWork, threads: int, _number: int) -> None:
+    """Train client after client with so many of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        train_in_a_loop(work)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _alone(what: str, learner: LocalTrainer, cohort: int, repeats: int) -> TrainingRow:

@@ -1,16 +1,19 @@
 import json
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 
 from benchmarks import __main__ as command
-from benchmarks import tables
+from benchmarks import page, record, tables
+from benchmarks.arithmetic import SpeedRow
 from benchmarks.engines_row import EngineRow
+from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
+from benchmarks.parts import Measured
 from benchmarks.secagg import SecAggRow
 from benchmarks.silos_row import SiloRow
 from benchmarks.training_row import TrainingRow
@@ -30,36 +33,56 @@ def bench(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
     return status, output.out, output.err
 
 
-def measured() -> tuple[list[dict[str, object]], Table]:
-    return [tables.as_dict(ROW)], tables.engine_table([ROW])
+def measured():
+    yield ROW
+    yield ROW
+
+
+def failing():
+    yield ROW
+    raise ArithmeticError("wrong")
+
+
+def crashing():
+    yield ROW
+    time.sleep(0.2)  # until the row has been sent
+    os._exit(3)
 
 
 def test_all_writes_machine_versions_date_and_rows(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(command, "_MODEST_RUNS", {"first": measured, "second": measured})
-    status, out, _ = bench(monkeypatch, capsys, "all", "--out", str(tmp_path / "bench.json"))
+    monkeypatch.setattr(command, "PARTS", {"first": measured})
+    status, out, err = bench(monkeypatch, capsys, "all", "--out", str(tmp_path / "bench.json"))
     found = json.loads((tmp_path / "bench.json").read_text())
     assert status == 0
-    assert out.count("One simulated round") == 2
+    assert out.count("One simulated round") == 1
+    assert "first: " in err
     assert set(found) == {"date", "machine", "versions", "busy_loops", "benchmarks"}
     assert found["versions"]["numpy"]
-    assert found["benchmarks"]["second"]["rows"][0]["round_seconds"] == 0.5
+    part = found["benchmarks"]["first"]
+    assert [row["round_seconds"] for row in part["rows"]] == [0.5, 0.5]
+    assert part["seconds"] > 0
+    assert part["error"] == ""
 
 
-def grown() -> tuple[list[dict[str, object]], Table]:
-    rows = [
-        GrowthRow(what="a", across=across, size=size, seconds=size / 7)
-        for across in ("clients", "releases")
-        for size in (10, 20)
-    ]
-    return [tables.as_dict(row) for row in rows], tables.growth_table(rows)
+def test_a_part_that_fails_or_crashes_keeps_its_rows_and_stops_no_other(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(command, "PARTS", {"a": failing, "b": crashing, "c": measured})
+    status, out, err = bench(monkeypatch, capsys, "all", "--out", str(tmp_path / "bench.json"))
+    found = json.loads((tmp_path / "bench.json").read_text())["benchmarks"]
+    assert status != 0
+    assert [len(part["rows"]) for part in found.values()] == [1, 1, 2]
+    assert found["a"]["error"] == "ArithmeticError: wrong"
+    assert "exit code 3" in found["b"]["error"]
+    assert "a failed: ArithmeticError: wrong; b failed: " in err
+    assert out.count("One simulated round") == 3
 
 
-def test_all_writes_a_plot_of_each_growth_beside_the_rows_and_may_be_busy(monkeypatch, capsys, tmp_path):
+def test_only_known_parts_are_run(monkeypatch, capsys, tmp_path):
+    status, _, err = bench(monkeypatch, capsys, "all", "--part", "nothing", "--out", str(tmp_path / "bench.json"))
+    assert (status != 0, "part must be one of goals" in err) == (True, True)
+
+
+def test_busy_loops_run_beside_the_parts_and_end(monkeypatch, capsys, tmp_path):
     seen = []
-
-    def growth():
-        seen.append(len(list(children())))
-        return grown()
 
     def children():
         for place in Path("/proc").glob("[0-9]*/stat"):
@@ -67,33 +90,70 @@ def test_all_writes_a_plot_of_each_growth_beside_the_rows_and_may_be_busy(monkey
                 if f") R {os.getpid()} " in place.read_text() or f") S {os.getpid()} " in place.read_text():
                     yield place
 
+    def run_part(_measure, _tell):
+        seen.append(len(list(children())))
+        return Measured(rows=[ROW], seconds=1.0)
+
     before = len(list(children()))
-    monkeypatch.setattr(command, "_MODEST_RUNS", {"growth": growth})
-    status, out, _ = bench(monkeypatch, capsys, "all", "--busy", "--out", str(tmp_path / "found.json"))
+    monkeypatch.setattr(command, "PARTS", {"first": measured})
+    monkeypatch.setattr(command, "run_part", run_part)
+    status, _, _ = bench(monkeypatch, capsys, "all", "--busy", "--out", str(tmp_path / "found.json"))
     assert status == 0
     assert seen == [before + 2]
     assert len(list(children())) == before
     assert json.loads((tmp_path / "found.json").read_text())["busy_loops"] == 2
-    for across in ("clients", "releases"):
-        assert (tmp_path / f"found-{across}.png").read_bytes().startswith(b"\x89PNG")
-        assert f"found-{across}.png" in out
 
 
-def test_a_failing_benchmark_loses_nothing_of_those_before_it(monkeypatch, capsys, tmp_path):
-    def fail() -> tuple[list[dict[str, object]], Table]:
-        raise ArithmeticError("wrong")
+def results(directory: Path, name: str, seconds: float, error: str = "") -> None:
+    growth = [
+        GrowthRow(what="a", across=across, size=size, seconds=seconds * size**2)
+        for across in ("clients", "releases")
+        for size in (10, 20)
+    ]
+    goal = GoalRow(what="a round", seconds=seconds, processor_seconds=None, goal=0.5, limit=0.25)
+    speed = SpeedRow(
+        what="pack",
+        dimension=9,
+        threads=1,
+        rate=2e6,
+        first_call_seconds=1.0,
+        peer="numpy",
+        peer_rate=1e6,
+        goal=1.5,
+    )
+    rows = {"goals": [goal], "arithmetic": [speed], "engines": [ROW], "growth": growth}
+    parts = {
+        part: {"seconds": 1.0, "error": error if part == "engines" else "", "rows": list(map(tables.as_dict, own))}
+        for part, own in rows.items()
+    }
+    record.write(directory / f"{name}.json", record.surroundings(), parts)
 
-    monkeypatch.setattr(command, "_MODEST_RUNS", {"first": measured, "second": fail})
-    with pytest.raises(ArithmeticError):
-        bench(monkeypatch, capsys, "all", "--out", str(tmp_path / "bench.json"))
-    assert list(json.loads((tmp_path / "bench.json").read_text())["benchmarks"]) == ["first"]
+
+def test_the_page_is_made_of_both_results(monkeypatch, capsys, tmp_path):
+    results(tmp_path, "idle", 0.4, "lost")
+    results(tmp_path, "busy", 0.6)
+    (tmp_path / "docs" / "img").mkdir(parents=True)
+    words = ("page", "--results", str(tmp_path), "--docs", str(tmp_path / "docs"))
+    assert bench(monkeypatch, capsys, *words)[0] == 0
+    page = (tmp_path / "docs" / "performance.md").read_text()
+    assert "| a round | 0.4 | 0.5 | yes | 0.25 | 0.6 |  |" in page
+    assert "| pack | 9 | 1 | 2 | numpy | 2 | 2 | yes |" in page
+    assert "This part failed: lost" in page
+    assert "| a | 10 to 20 clients | 40 | 160 | 240 | 2.00 |" in page
+    assert "## Deployment" not in page
+    assert (tmp_path / "docs" / "img" / "growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(not (record.RESULTS / "idle.json").exists(), reason="nothing is kept yet")
+def test_the_documents_show_the_results_that_are_kept():
+    assert page.markdown(*page.read(record.RESULTS)) == (record.DOCS / page.PAGE).read_text(), "scripts/bench page"
 
 
 @pytest.mark.parametrize(
     "words",
     [
         *((), ("all",), ("arithmetic",), ("secagg",), ("ledger",), ("statistics",), ("goals",), ("engines",)),
-        ("training",),
+        *(("training",), ("page",)),
     ],
 )
 def test_help_is_plain_text(monkeypatch, capsys, words):

@@ -1,0 +1,244 @@
+"""docs/performance.md, made of the results of `scripts/bench all`: no figure in it is typed by hand."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any  # rows as JSON has them
+
+from benchmarks import deployment, record
+from benchmarks.growth import plot_rows
+
+PAGE, PLOT = Path("performance.md"), Path("img") / "growth.png"
+Row = Mapping[str, Any]
+
+_HEAD = """# Performance
+
+<!-- Made by `scripts/bench page` of benchmarks/results; edits are lost. -->
+
+`scripts/bench all` measures everything on this page in one run: our code, the peers and the limits of the machine, so
+that ratios mean something. `scripts/bench all --busy` does the same beside two processes that keep two cores busy: the
+columns named *busy*. Absolute seconds are those of one machine; compare ratios.
+"""
+
+
+def write(results: Path, docs: Path) -> list[Path]:
+    """Write the page and its plot, and return where they are."""
+    idle, busy = read(results)
+    plot_rows(_rows(idle, "growth"), docs / PLOT)
+    (docs / PAGE).write_text(markdown(idle, busy))
+    return [docs / PAGE, docs / PLOT]
+
+
+def read(results: Path) -> tuple[Row, Row]:
+    """Return what was measured on idle cores and on busy ones; a file that is not there is empty."""
+    idle, busy = (_read(results / f"{name}.json") for name in ("idle", "busy"))
+    return idle, busy
+
+
+def markdown(idle: Row, busy: Row) -> str:
+    """Return the page."""
+    parts = (_HEAD, _machines(idle, busy), *(part(idle, busy) for part in _SECTIONS), _durations(idle, busy))
+    return "\n".join(part for part in parts if part)
+
+
+def _machines(idle: Row, busy: Row) -> str:
+    lines = [f"Idle: {record.line(idle)}.\n"]
+    if busy:
+        lines.append(f"Busy: {record.line(busy)}.\n")
+    return "\n".join(lines)
+
+
+def _goals(idle: Row, busy: Row) -> str:
+    others = {row["what"]: row for row in _rows(busy, "goals")}
+    body = []
+    for row in _rows(idle, "goals"):
+        other = others.get(row["what"], {})
+        numbers = (row["seconds"], row["goal"])
+        cells = (*map(_number, numbers), _met(row), _number(row.get("limit")), _number(other.get("seconds")))
+        body.append((row["what"], *cells, row["error"] or row["note"]))
+    head = ("what", "seconds", "goal", "met", "limit", "busy", "note")
+    about = (
+        "Wall-clock seconds where nothing else is said. The limit is what the machine needs at least, measured in the "
+        "same run: of training, the floating-point operations of the trained layers at the best rate of all cores; of "
+        "the protocol, X25519 alone."
+    )
+    return _section("Goals", about, head, body, _failure(idle, "goals"))
+
+
+def _arithmetic(idle: Row, busy: Row) -> str:
+    def key(row: Row) -> tuple[object, ...]:
+        return row["what"], row["dimension"], row["threads"], row["peer"]
+
+    others = {key(row): row for row in _rows(busy, "arithmetic")}
+    body = [
+        (
+            *(row["what"], f"{row['dimension']:,}", str(row["threads"]), _number(row["rate"] / 1e6)),
+            *(row["peer"], _number(row["ratio"]), _number(others.get(key(row), {}).get("ratio"))),
+            row["peer_error"] or _met(row),
+        )
+        for row in _rows(idle, "arithmetic")
+    ]
+    head = ("what", "coordinates", "threads", "M/s", "beside", "ratio", "ratio, busy", "goal met")
+    about = "Millions of coordinates per second; the ratio is ours over the peer's or the limit's."
+    return _section("Arithmetic", about, head, body, _failure(idle, "arithmetic"))
+
+
+def _secagg(idle: Row, busy: Row) -> str:
+    others = iter(_rows(busy, "secagg"))
+    body = []
+    for row in _rows(idle, "secagg"):
+        other: Row = next(others, {})
+        sizes = (f"{row[name]:,}" for name in ("clients", "dimension", "dropouts"))
+        costs = (_number(row[name]) for name in ("client_seconds", "server_seconds", "round_seconds"))
+        sent = "" if row["upload_bytes"] is None else f"{row['upload_bytes']:,}"
+        body.append(
+            (row["implementation"], *sizes, *costs, _number(other.get("round_seconds")), sent, row["error"])
+        )
+    head = (
+        *("implementation", "clients", "coordinates", "lost", "client", "server", "round", "round, busy"),
+        *("bytes sent", "note"),
+    )
+    about = "Processor seconds of one client and of the server, wall-clock seconds of a whole round."
+    return _section("Secure aggregation", about, head, body, _failure(idle, "secagg"))
+
+
+def _training(idle: Row, busy: Row) -> str:
+    def key(row: Row) -> tuple[object, ...]:
+        return row["what"], row["dimension"], row["peer"]
+
+    others = {key(row): row for row in _rows(busy, "training")}
+    body = [
+        (
+            *(row["what"], f"{row['clients']:,}", f"{row['dimension']:,}", _number(row["seconds"]), row["peer"]),
+            *(_number(row["peer_seconds"]), _number(row["ratio"])),
+            *(_number(others.get(key(row), {}).get("ratio")), row["peer_error"] or _met(row)),
+        )
+        for row in _rows(idle, "training")
+    ]
+    head = ("what", "clients", "parameters", "seconds", "beside", "its", "ratio", "ratio, busy", "goal met")
+    about = (
+        "Wall-clock seconds of a round in one process; the ratio is the peer's seconds over ours. The first rows are "
+        "3 epochs of 80 digits, the others one epoch of 100, in steps of 10."
+    )
+    return _section("Training", about, head, body, _failure(idle, "training"))
+
+
+def _engines(idle: Row, busy: Row) -> str:
+    others = {row["engine"]: row for row in _rows(busy, "engines")}
+    body = [
+        (
+            *(row["engine"], f"{row['clients']:,}", _number(row["start_seconds"]), _number(row["round_seconds"])),
+            *(_number(others.get(row["engine"], {}).get("round_seconds")), row["error"]),
+        )
+        for row in _rows(idle, "engines")
+    ]
+    head = ("backend", "clients", "start and first round", "round", "round, busy", "note")
+    about = "A private round of `mlp`, 51,370 parameters, 3 epochs of 80 digits, in wall-clock seconds."
+    return _section("Backends of the simulation", about, head, body, _failure(idle, "engines"))
+
+
+def _silos(idle: Row, busy: Row) -> str:
+    others = {(row["what"], row["dimension"]): row for row in _rows(busy, "silos")}
+    body = [
+        (
+            *(row["what"], f"{row['dimension']:,}", _number(1e3 * row["seconds"]), _number(row["ratio"])),
+            *(_number(others.get((row["what"], row["dimension"]), {}).get("ratio")), _met(row)),
+        )
+        for row in _rows(idle, "silos")
+    ]
+    head = ("what", "parameters", "milliseconds", "over DP-SGD", "over DP-SGD, busy", "goal met")
+    about = "A round with privacy of a record over 20 silos, beside Opacus on the pooled records."
+    return _section("Silos", about, head, body, _failure(idle, "silos"))
+
+
+def _deployment(idle: Row, busy: Row) -> str:
+    def key(row: Row) -> tuple[object, ...]:
+        return row["what"], row["executor"], row["clients"]
+
+    rows, others = _rows(idle, "deployment"), {key(row): row for row in _rows(busy, "deployment")}
+    body = [
+        (
+            *(row["what"], row["executor"], str(row["clients"]), str(row["rounds"]), _number(row["seconds"])),
+            _number(others.get(key(row), {}).get("seconds")),
+            row["error"] or ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["stages"].items()),
+        )
+        for row in rows
+    ]
+    head = ("what", "executor", "clients", "rounds", "seconds", "seconds, busy", "of which")
+    about = "Median wall-clock seconds of a round over Flower with TLS, all nodes on this machine."
+    found = deployment.goals([deployment.DeploymentRow(**row) for row in rows])
+    met = [(goal.what, _number(goal.value), _number(goal.limit), _met({"met": goal.met})) for goal in found]
+    goals = "\n".join(("", *_lines(("goal", "measured", "at most", "met"), met), ""))
+    return _section("Deployment", about, head, body, _failure(idle, "deployment")) + (goals if rows else "")
+
+
+def _growth(idle: Row, busy: Row) -> str:
+    others = {(row["what"], row["size"]): row["seconds"] for row in _rows(busy, "growth")}
+    body = []
+    for (what, across), rows in _series(_rows(idle, "growth")).items():
+        first, last = rows[0], rows[-1]
+        slope = math.log(last["seconds"] / first["seconds"]) / math.log(last["size"] / first["size"])
+        sizes = f"{first['size']:,} to {last['size']:,} {across}"
+        seconds = (_number(first["seconds"]), _number(last["seconds"]))
+        body.append((what, sizes, *seconds, _number(others.get((what, last["size"]))), f"{slope:.2f}"))
+    head = ("what", "from, to", "seconds at first", "at last", "at last, busy", "exponent")
+    about = f"The exponent is the slope on logarithmic axes: 1 is linear.\n\n![How cost grows]({PLOT.as_posix()})"
+    return _section("Growth", about, head, body, _failure(idle, "growth"))
+
+
+def _durations(idle: Row, busy: Row) -> str:
+    parts = ((name, found) for name, found in idle["benchmarks"].items())
+    others = busy["benchmarks"] if busy else {}
+    body = [
+        (name, f"{found['seconds']:.0f}", f"{others[name]['seconds']:.0f}" if name in others else "")
+        for name, found in parts
+    ]
+    return _section("How long the parts take", "", ("part", "seconds", "seconds, busy"), body)
+
+
+_SECTIONS = (_goals, _arithmetic, _secagg, _training, _engines, _silos, _deployment, _growth)
+
+
+def _failure(results: Row, part: str) -> str:
+    return str(results["benchmarks"].get(part, {}).get("error", ""))
+
+
+def _section(title: str, about: str, head: Sequence[str], body: Iterable[Sequence[str]], failed: str = "") -> str:
+    lines = list(_lines(head, body))
+    if len(lines) == 2 and not failed:
+        return ""
+    why = f"This part failed: {failed}\n\n" if failed else ""
+    about = f"{about}\n\n" if about else ""
+    return f"## {title}\n\n{about}{why}" + "\n".join(lines) + "\n"
+
+
+def _lines(head: Sequence[str], body: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for cells in body:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _series(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["what"], row["across"]), []).append(row)
+    return found
+
+
+def _rows(results: Row, part: str) -> list[Row]:
+    return list(results["benchmarks"].get(part, {}).get("rows", ())) if results else []
+
+
+def _read(path: Path) -> Row:
+    found: Row = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _met(row: Row) -> str:
+    return {None: "", True: "yes", False: "no"}[row["met"]]
