@@ -1,6 +1,7 @@
 """Where `fit` trains clients: worker processes only where they are safe and worth it."""
 
 import sys
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,6 +105,19 @@ def test_what_cannot_be_sent_or_is_too_much_keeps_clients_here(workers, monkeypa
     assert "cannot be sent to another process" in line
     monkeypatch.setattr(backends, "MOST_SENT_BYTES", 100)
     assert "a function of a client's number would load its own" in start(trainer())[1]
+
+
+def test_the_tensors_of_many_clients_are_sent_without_a_file_for_each():
+    """Torch would send an open file per tensor, and a process may send 256 of them."""
+    rows = torch.arange(1200.0).reshape(400, 1, 3)
+    clients = OwnClients.of([(each, torch.zeros(1).long()) for each in rows], None, torch.device("cpu"))
+    made = trainer_for(own_model(nn.Linear(3, 2)), clients, LocalTraining())
+    sent = bytes(ForkingPickler.dumps(backends._Naming(made)))
+    assert 1200 * 4 < len(sent) < 400 * 1200 * 4 / 10  # each storage once, not once for every view of it
+    assert b"rebuild_storage" in bytes(ForkingPickler.dumps(made)), "what torch itself would do"
+    assert b"rebuild_storage" not in sent
+    again = ForkingPickler.loads(sent)
+    assert torch.equal(again.trainer.clients.examples(399).inputs, rows[399])
 
 
 def test_other_devices_keep_clients_here(workers):

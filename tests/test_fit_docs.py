@@ -59,7 +59,7 @@ def test_each_example_is_at_most_ten_lines_beside_the_module():
 
 def test_the_example_trains_and_shows_a_baseline(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "fit_digits.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_model.py"), run_name="__main__")
     shown = capsys.readouterr().out
     assert shown.count("FitResult after 8 rounds, complete") == 2
     pages = [page.read_text() for page in tmp_path.glob("runs/*/report.html")]

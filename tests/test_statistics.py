@@ -479,7 +479,7 @@ def test_a_ledger_has_one_unit(tmp_path):
 
 
 def test_the_example_prints_its_statistics(capsys):
-    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "statistics.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "survey.py"), run_name="__main__")
     shown = capsys.readouterr().out
     assert shown.count("over 2,000 clients") == 4
     assert shown.count("(record, add-remove") == 2

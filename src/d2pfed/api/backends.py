@@ -5,14 +5,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTrainer, Model, RecordTrainer, SequentialTrainer, use_one_thread
+from d2pfed.learning import LocalTrainer, Model, RecordTrainer, SequentialTrainer, packed, unpacked, use_one_thread
 from d2pfed.noise.codec import FloatVector
 from d2pfed.simulation import Backend, InProcess, Silos
 from d2pfed.simulation.process_backend import ProcessBackend
@@ -96,6 +95,13 @@ class _Naming:
                     raise mistake(f"client {client} cannot be trained", own) from own
             raise mistake("a cohort cannot be trained", error) from error
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _named, (packed(self.trainer),)
+
+
+def _named(data: bytes) -> _Naming:
+    return _Naming(unpacked(data))
+
 
 def start_backend(
     name: BackendName,
@@ -162,7 +168,7 @@ def _unsafe(trainer: OwnTrainer) -> str:
     if trainer.model.device.type != "cpu":
         return f"device {trainer.model.device} is not shared"
     try:
-        sent = bytes(ForkingPickler.dumps(trainer))
+        sent = packed(trainer)
     except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
         return f"model, loss or clients cannot be sent to another process ({_line(error)})"
     if len(sent) > MOST_SENT_BYTES:

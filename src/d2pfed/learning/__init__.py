@@ -6,6 +6,7 @@ from d2pfed.learning.local import LocalTraining, Optimizer
 from d2pfed.learning.model import Forward, Losses, Model, Params, Step, cross_entropy
 from d2pfed.learning.own_clients import LabelledClients, OwnClients
 from d2pfed.learning.own_model import Module, fixed_content, one_thread, own_model, trainer_for
+from d2pfed.learning.packing import packed, unpacked
 from d2pfed.learning.partition import ByOwner, Dirichlet, Iid, Partition, Shards, parse_partition
 from d2pfed.learning.records import Groups, RecordTrainer
 from d2pfed.learning.rows import Rows, batches_of, rows_of
@@ -65,4 +66,6 @@ __all__ = [
     "Losses",
     "cross_entropy",
     "use_one_thread",
+    "packed",
+    "unpacked",
 ]

@@ -1,4 +1,4 @@
-"""Private statistics of a survey over 2,000 phones, and of the patients of 20 hospitals: python statistics.py."""
+"""Private statistics of 2,000 phones, and of the patients of 20 hospitals: `python examples/survey.py`."""
 
 import math
 

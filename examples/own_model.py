@@ -1,4 +1,4 @@
-"""Train a small network on handwritten digits, 8 x 8, that 300 clients hold: `python examples/fit_digits.py`."""
+"""Train a small network on handwritten digits, 8 x 8, that 300 clients hold: `python examples/own_model.py`."""
 
 from sklearn.datasets import load_digits
 from torch import nn
