@@ -37,7 +37,7 @@ def test_the_servers_step_is_the_optimizers(tmp_path, settings, expected):
 
 
 def proximal(mu):
-    """Clients that want another model than they are sent, and stay near the one they were sent by mu / 2 times their distance."""
+    """Clients that want another model than they are sent, and stay near that one by mu / 2 times their distance."""
 
     def of(_client):
         wanted = torch.full((DIMENSION,), 0.2)
