@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow  # real processes over TLS take minutes: the night
 ROOT = Path(__file__).resolve().parent.parent
 LIGHT = ROOT / "tests" / "flower_light"
 NODE, FORK, PARENT, BLOCKING = 2, 3, 4, 0
+ROUNDS = 5
 HOUR = "3600"
 
 
@@ -69,7 +70,7 @@ def apps_of(federation: Federation) -> list[int]:
 
 @pytest.fixture
 def started(tmp_path):
-    """Five warm nodes and a run of four rounds under way: federation, its run's directory, where apps are steered."""
+    """Five warm nodes and a directory for a run: federation, its run's directory, where apps are steered."""
     signals, run, place = tmp_path / "signals", tmp_path / "run", tmp_path / "federation"
     signals.mkdir()
     (signals / "planted").write_text("planted")
@@ -89,7 +90,7 @@ def started(tmp_path):
 
 
 def submit(federation: Federation, run: Path, signals: Path) -> None:
-    config = {"cohort": 5, "rounds": 4, "dropouts": 0.2, "colluders": 0.1, "signals": str(signals)}
+    config = {"cohort": 5, "rounds": ROUNDS, "dropouts": 0.2, "colluders": 0.1, "signals": str(signals)}
     config |= {"joining-seconds": 300.0, "keys-seconds": 300.0, "training-seconds": 600.0}
     config |= {"roster": str(federation.roster), "authority": federation.authority, "draws": str(federation.draws)}
     federation.run(LIGHT, config | {"directory": str(run)})
@@ -120,13 +121,14 @@ def test_a_run_outlives_the_kill_of_each_process_of_a_client(started):
     (fork,) = forks_of(federation.nodes[FORK].pid)
     os.kill(fork, signal.SIGKILL)
     (signals / f"delay-{BLOCKING}-4").write_text("100")
-    (signals / f"delay-{PARENT}-4").write_text(HOUR)
+    (signals / f"delay-{PARENT}-5").write_text(HOUR)
     wait_until(lambda: len(survivors(run)) == 3, federation)
     assert survivors(run)[2] == 4
     assert federation.nodes[FORK].poll() is None
 
     # The node alone, while its fork trains: fork and SuperNode end with it, and it is not refused when it comes back.
-    wait_until((signals / f"training-{PARENT}-4").exists, federation)
+    wait_until((signals / f"training-{PARENT}-5").exists, federation)
+    wait_until((signals / f"training-{FORK}-5").exists, federation)
     node = federation.nodes[PARENT]
     os.kill(node.pid, signal.SIGKILL)
     node.wait()
@@ -140,7 +142,7 @@ def test_a_run_outlives_the_kill_of_each_process_of_a_client(started):
     os.kill(supernode, signal.SIGKILL)
     assert back.wait(30) != 0
     wait_until((run / "models.json").exists, federation)
-    assert survivors(run)[3] == 4
+    assert survivors(run)[4] == 4
 
 
 def test_a_run_outlives_the_kill_of_each_process_of_the_server(started):
@@ -164,4 +166,4 @@ def test_a_run_outlives_the_kill_of_each_process_of_the_server(started):
     wait_until(lambda: not apps_of(federation), federation)
     submit(federation, run, signals)
     wait_until((run / "models.json").exists, federation)
-    assert len(survivors(run)) == 4
+    assert len(survivors(run)) == ROUNDS

@@ -81,6 +81,18 @@ def test_two_moments_equal_adam_of_torch(first, rounds):
     assert first == 0 or not close(uncorrected, params.detach().numpy())
 
 
+def test_yogi_follows_the_squares_by_their_sign():
+    beta, given_means, second = 0.9, means(30), np.zeros(50)
+    params, first = np.linspace(-1, 1, 50), np.zeros(50)
+    for number, mean in enumerate((each.astype(np.float64) for each in given_means), 1):
+        first = 0.5 * first + 0.5 * mean
+        second = np.where(second > mean**2, second - (1 - beta) * mean**2, second + (1 - beta) * mean**2)
+        params = params + 0.1 * first / (1 - 0.5**number) / (np.sqrt(second / (1 - beta**number)) + 1e-8)
+    step = ServerOptimizer(lr=0.1, momentum=0.5, second_moment=beta, second_rule="yogi")
+    assert close(states(step, given_means)[-1].params, params)
+    assert not close(states(replace(step, second_rule="adam"), given_means)[-1].params, params)
+
+
 def test_decay_shrinks_the_rate_by_the_round():
     step, given_means = ServerOptimizer(lr=2.0, lr_decay=0.5), means(6)
     expected = np.linspace(-1, 1, 50) + sum(2.0 * 0.5**t * mean for t, mean in enumerate(given_means))

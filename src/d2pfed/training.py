@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -56,15 +57,26 @@ def shuffle_seed(run: str, number: int) -> int:
     return int.from_bytes(digest("shuffle", run, number)[:7], "little")
 
 
+class SecondMoment(StrEnum):
+    """How the second moment follows the squares of the means."""
+
+    ADAM = "adam"  # their running average
+    YOGI = "yogi"  # a step towards each square, by its size: it falls slowly after large ones
+
+
 @documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptimizer:
-    """How the server moves the model by a round's mean: FedAvg with momentum or Adam, decay and averaging."""
+    """How the server moves the model by a round's mean: FedAvg with momentum, Adam or Yogi, decay and averaging."""
 
     lr: float = field(default=1.0, metadata=about("The server's learning rate.", TRAINING))
     momentum: float = field(default=0.0, metadata=about("The server's momentum.", TRAINING))
     second_moment: float = field(
         default=0.0, metadata=about("Decay of Adam's second moment at the server; 0: no Adam.", TRAINING)
+    )
+    second_rule: SecondMoment = field(
+        default=SecondMoment.ADAM,
+        metadata=about("How the server's second moment follows the squares: adam or yogi.", TRAINING),
     )
     lr_decay: float = field(
         default=1.0, metadata=about("Factor by which the server's learning rate shrinks in each round.", TRAINING)
@@ -94,7 +106,7 @@ class ServerOptimizer:
         velocity = self.momentum * state.velocity + mean
         move, second = velocity, state.second
         if self.second_moment:
-            second = self.second_moment * second + (1 - self.second_moment) * mean**2
+            second = self._second(second, mean**2)
             first = velocity * ((1 - self.momentum) / (1 - self.momentum**done))
             move = first / (np.sqrt(second / (1 - self.second_moment**done)) + 1e-8)
         params = state.params + np.float32(self.lr * self.lr_decay**state.rounds) * move
@@ -102,6 +114,12 @@ class ServerOptimizer:
         weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0
         average = state.average + np.float32(weight) * (params - state.average)
         return ServerState(done, params, velocity, second, average, state.clip)
+
+    def _second(self, second: FloatVector, squares: FloatVector) -> FloatVector:
+        gain = np.float32(1 - self.second_moment)
+        if self.second_rule is SecondMoment.YOGI:
+            return np.asarray(second - gain * squares * np.sign(second - squares))
+        return np.float32(self.second_moment) * second + gain * squares
 
 
 @dataclass(frozen=True, slots=True)

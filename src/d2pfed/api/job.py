@@ -15,7 +15,7 @@ from d2pfed.plan.plan import TYPES
 from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary
 from d2pfed.runs.plain import read_text
 from d2pfed.simulation import Backend, ClearFederation, Dropouts, Fidelity, InProcess, SimulatedFederation
-from d2pfed.training import ServerOptimizer
+from d2pfed.training import SecondMoment, ServerOptimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Job:
 _TYPES = TYPES | {
     kind.__name__: kind
     for kind in (
-        *(RunSettings, PrivacyTarget, MechanismName, RotationName, ServerOptimizer, ArrayShape),
+        *(RunSettings, PrivacyTarget, MechanismName, RotationName, ServerOptimizer, SecondMoment, ArrayShape),
         *(_Simulated, LocalTraining, Optimizer, Dropouts, Fidelity),
     )
 }

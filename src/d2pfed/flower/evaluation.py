@@ -36,7 +36,7 @@ class ServerEvaluation:
         """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
         is_new = rounds not in self._found and self._evaluate is not None
         if is_new and self._evaluate is not None:
-            self._found[rounds] = self._evaluate(rounds, self._record(params))
+            self._found[rounds] = self._evaluate(rounds, self.record(params))
         found = self._found.get(rounds) or MetricRecord()
         metrics = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
         if is_new and rounds and self._best in metrics and metrics[self._best] > self._greatest:
@@ -51,11 +51,11 @@ class ServerEvaluation:
     def result(self, params: FloatVector) -> Result:
         """Return what Flower's strategies return."""
         result = Result()
-        result.arrays = self._record(params)
+        result.arrays = self.record(params)
         found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
         result.evaluate_metrics_serverapp.update(found)
         return result
 
-    def _record(self, params: FloatVector) -> ArrayRecord:
-        """Return the whole model: what stays local is as before the first round."""
+    def record(self, params: FloatVector) -> ArrayRecord:
+        """Return the whole model of these parameters: what stays local is as before the first round."""
         return to_array_record(self._layout.unflatten(params) | self._layout.initial_local())

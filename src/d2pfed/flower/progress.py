@@ -3,9 +3,11 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord
 
 from d2pfed.accounting import SERVER
 from d2pfed.plan import Plan, guarantees
@@ -15,6 +17,9 @@ from d2pfed.runs import RoundRecord
 EVERY_SECONDS = 15.0  # while nothing changes, who is missing is said so often
 
 _log = logging.getLogger("d2pfed.flower")
+
+# Called with each round's record and a function that returns the model as it is after the round.
+Callback = Callable[[RoundRecord, Callable[[], ArrayRecord]], object]
 
 
 @contextmanager
@@ -53,14 +58,28 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True)
+class Callbacks:
+    """The app's own functions, called after each round."""
+
+    functions: Sequence[Callback]
+    model: Callable[[], ArrayRecord]
+
+    def __call__(self, record: RoundRecord) -> bool:
+        """Call each; say whether the run goes on."""
+        answers = [function(record, self.model) for function in self.functions]
+        return all(answer is not False for answer in answers)
+
+
+@dataclass(frozen=True, slots=True)
 class RoundLog:
     """Writes a line per round and one per exchange to the log, and tells whoever else wants to know."""
 
     plan: Plan
     tell: Callable[[RoundRecord], None]
+    callbacks: Callbacks
 
     def __call__(self, record: RoundRecord, /) -> bool:
-        """Write the lines of a round; the run goes on."""
+        """Write the lines of a round; say whether the run goes on."""
         seconds = "" if record.seconds is None else f", {record.seconds:.1f} s"
         metrics = "".join(f", {name} {value:.4g}" for name, value in record.metrics.items())
         _log.info(
@@ -71,7 +90,7 @@ class RoundLog:
         for each in record.exchanges:
             _log.info("  %-18s %d of %d in %.1f s", each.name, each.answered, each.asked, each.seconds)
         self.tell(record)
-        return True
+        return self.callbacks(record)
 
 
 def charged_epsilon(plan: Plan, attempts: int) -> float:

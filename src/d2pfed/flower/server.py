@@ -1,7 +1,7 @@
 """The server's half in a ServerApp: an object that is started as Flower's strategies are, and trains privately."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +32,7 @@ from d2pfed.flower.grid import (
 from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.monitoring import Monitor
 from d2pfed.flower.positions import Positions
-from d2pfed.flower.progress import RoundLog, shown_progress, tell_plan
+from d2pfed.flower.progress import Callback, Callbacks, RoundLog, shown_progress, tell_plan
 from d2pfed.flower.records import to_named_arrays
 from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
@@ -186,12 +186,15 @@ class PrivateFedAvg:
         run_config: Mapping[str, object] | None = None,
         evaluate_fn: Evaluate | None = None,
         best: str | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Result:
         """Train until `num_rounds` are done (None: all that are planned) and return the model.
 
         `timeout` is for how many seconds the server waits for the trained vectors of a round. `evaluate_fn` is
         called before the first round and after each, on the server. Clients report nothing but their vectors.
         `best` names one of its metrics: the model for which it is the greatest is kept as `best.safetensors`.
+        `callbacks` are called after each round with its record and a function that returns the model; one that returns
+        False ends the run, which goes on when it is started again.
         `run_config` is the app's `context.run_config`, if it has one: clients train only by the same.
         """
         rounds = self.plan.rounds if num_rounds is None else num_rounds
@@ -220,7 +223,9 @@ class PrivateFedAvg:
             )
             evaluator.validate(run.state.rounds, run.state.average)
             monitor = Monitor(self.directory, self.plan, transport.refusals)
-            listen = RoundLog(self.plan, monitor.round)
+            listen = RoundLog(
+                self.plan, monitor.round, Callbacks(callbacks, lambda: evaluator.record(run.last_model()))
+            )
             if strategy.has_standing_keys:
                 summary = run.train(_silos(strategy, transport, run, layout, configs), evaluator, listen, rounds)
             else:
