@@ -135,7 +135,8 @@ def sessions(count: int, first: int = 0) -> str:
     counts = "; ".join(
         f"{name} protocol: {found['sum']:,} exact sums, {found['void']:,} void" for name, found in outcomes.items()
     )
-    return f"{sum(found.total() for found in outcomes.values()):,} random sessions against the true sum ({counts}): 0 wrong"
+    total = sum(found.total() for found in outcomes.values())
+    return f"{total:,} random sessions against the true sum ({counts}): 0 wrong"
 
 
 def main(name: str, size: int, seed: str) -> None:

@@ -133,8 +133,8 @@ def targets(count: int, seed: str, plan_of: Callable[[PrivacyTarget], Plan] = ca
     return {
         "campaign": "random privacy targets",
         "command": f"scripts/campaign targets-random {count} --seed {seed}",
-        "result": f"{count:,} targets: {fates['refused']:,} refused, {fates['planned']:,} planned and compared with the "
-        f"verifier and with dp-accounting: {wrong} below an oracle or uncaught",
+        "result": f"{count:,} targets: {fates['refused']:,} refused, {fates['planned']:,} planned and compared with "
+        f"the verifier and with dp-accounting: {wrong} below an oracle or uncaught",
         "failed": wrong,
     }
 

@@ -51,8 +51,8 @@ def sampler(count: int, seed: str) -> dict[str, object]:
     return {
         "campaign": "time of a draw against its noise",
         "command": f"scripts/campaign timing-sampler {count} --seed {seed}",
-        "result": f"Spearman's correlation over {count:,} vectors of {LENGTH:,} draws: {rows}; of a rejection sampler, one "
-        f"draw at a time, {control:+.4f}",
+        "result": f"Spearman's correlation over {count:,} vectors of {LENGTH:,} draws: {rows}; of a rejection sampler, "
+        f"one draw at a time, {control:+.4f}",
         "failed": failed,
     }
 
