@@ -2,12 +2,12 @@
 
 from unittest.mock import patch
 
-import campaign_storage
-import campaign_targets
-import campaign_timing
 import numpy as np
 import pytest
 
+import campaign_storage
+import campaign_targets
+import campaign_timing
 from d2pfed.errors import PeerError
 from d2pfed.ledger import Ledger
 from d2pfed.ledger.client_log import ClientLog
