@@ -1,7 +1,7 @@
 """A coverage-guided fuzzer (atheris, the extra `fuzz`) against every reader and both protocols' machines.
 
 `campaign_fuzz.py messages 20000000 DIRECTORY` runs so many messages in all and fails if anything but an error of ours
-came out, or if one message took longer than twenty seconds. A finding is printed with its bytes and does not stop the rest.
+came out, or if one message took longer than twenty seconds. A finding is printed with its bytes; the rest goes on.
 """
 
 import json
@@ -20,7 +20,7 @@ KERNELS = [
     if "@compiled" in path.read_text()  # machine code cannot be instrumented
 ]
 with atheris.instrument_imports(include=["d2pfed"], exclude=KERNELS):
-    from support.fuzzing import GROUPS, Target, few, is_framed, reframed
+    from support.fuzzing import GROUPS, HEADER_BYTES, Target, few, is_framed, reframed
 
 # Of all messages: most to the quick ones. A certificate is recomputed, which takes a hundred times as long.
 PARTS = {"texts": 0.55, "wires": 0.4295, "machines": 0.02, "certificates": 0.0005}
@@ -69,7 +69,7 @@ class Group:
         body = data[1:] or self.targets[number].samples[0]
         original = self.targets[number].samples[0]
         if seed % 4 and is_framed(original):
-            inner = body[len(original) - len(original[72:]) :] if len(body) > 72 else original[72:]
+            inner = body[HEADER_BYTES:] if len(body) > HEADER_BYTES else original[HEADER_BYTES:]
             return bytes([number]) + reframed(original, atheris.Mutate(inner, max(1, most - 80)))
         return bytes([number]) + atheris.Mutate(body, max(1, most - 1))
 

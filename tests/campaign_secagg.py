@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -12,7 +13,7 @@ from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Consistency, Delivery, Session
 from support.federation import PHASES, Federation, Loss, expected_sum, make_session, run_round
-from support.sessions import run_session
+from support.sessions import run_session, run_standing
 from test_secagg_damage import damage
 
 AMOUNTS = ("none", "one", "10 %", "20 %", "30 %", "to the limit", "one below the limit")
@@ -121,11 +122,21 @@ def dropouts(size: int, seeds: int) -> str:
 
 
 def sessions(count: int, first: int = 0) -> str:
-    """Run so many random sessions and say what was counted."""
+    """Run so many random sessions of both protocols, an eighth of them larger ones, and say what was counted."""
+    outcomes: dict[str, Counter[str]] = {"main": Counter(), "standing": Counter()}
     with patch("d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 8):  # so that small signed ones may be sparse
-        outcomes = [run_session(seed) for seed in range(first, first + count)]
-    sums, voids = outcomes.count("sum"), outcomes.count("void")
-    return f"{count} random sessions: {sums} exact sums, {voids} void attempts, 0 wrong"
+        seed = first
+        while sum(found.total() for found in outcomes.values()) < count:
+            seed += 1
+            if seed % 4:
+                outcomes["main"][run_session(seed, 20 if seed % 8 == 1 else 7)] += 1
+            else:
+                outcomes["standing"].update(run_standing(seed))
+    counts = "; ".join(
+        f"{name} protocol: {found['sum']:,} exact sums, {found['void']:,} void" for name, found in outcomes.items()
+    )
+    total = sum(found.total() for found in outcomes.values())
+    return f"{total:,} random sessions against the true sum ({counts}): 0 wrong"
 
 
 def main(name: str, size: int, seed: str) -> None:
@@ -133,7 +144,9 @@ def main(name: str, size: int, seed: str) -> None:
     first = Stream(digest("sessions", seed)).below(1 << 62)
     campaigns = {"dropouts": lambda: dropouts(size, 1), "damage": lambda: damage(size)}
     counted = (campaigns | {"sessions": lambda: sessions(size, first)})[name]()
-    print(json.dumps({"campaign": name, "seed": seed, "counted": counted}))
+    title = {"dropouts": "dropout matrix", "damage": "damaged messages", "sessions": "random sessions"}[name]
+    command = f"scripts/campaign secagg-{name} {size} --seed {seed}"
+    print(json.dumps({"campaign": title, "command": command, "result": counted, "failed": 0}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Servers, clients and resumed runs that are killed, and disks on which each write in turn fails.
 
-`kills 10000` kills children at random moments between and within durable operations. `writes 1` lets every call that changes
-a file fail (no space, an error of the device, not synced) or kill, once each, and `writes 5` every fifth. After each,
-what has left is compared with what is recorded, and the work must come to its end.
+`kills 10000` kills children at random moments between and within durable operations. `writes 1` lets every call that
+changes a file fail (no space, an error of the device, not synced) or kill, once each, and `writes 5` every fifth. After
+each, what has left is compared with what is recorded, and the work must come to its end.
 """
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -97,7 +98,8 @@ def kills(count: int, directory: Path, seed: str) -> dict[str, object]:
             wrong += scenario.wrong(place)
             finished += 1
             shutil.rmtree(place)
-    counts = ", ".join(f"{number} of {'a ' if name != 'resume' else ''}{name}" for name, number in done.items())
+    titles = {"server": "a server", "resume": "resumed runs", "client": "clients"}
+    counts = ", ".join(f"{number:,} of {titles[name]}" for name, number in done.items())
     return {
         "campaign": "kills at durable operations",
         "command": f"scripts/campaign storage-kills {count} --seed {seed}",
@@ -177,6 +179,7 @@ def writes(step: int, directory: Path, seed: str) -> dict[str, object]:
 
 def main(name: str, size: int, directory: Path, seed: str) -> int:
     """Run a campaign by its name and print what was found."""
+    logging.disable()  # clients say at length that their disk has failed
     found = {"kills": kills, "writes": writes}[name](size, directory, seed)
     print(json.dumps(found))
     return int(found["failed"] != 0)

@@ -14,9 +14,13 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 import d2pfed.certificate_verifier as verifier
 from d2pfed.accounting import DiscreteGaussianSum, SkellamSum
 from d2pfed.api.certify import certify, check_ledger
+from d2pfed.api.statement import event as stated_event
 from d2pfed.cli import main
+from d2pfed.ledger import Head
+from d2pfed.ledger.budget import ChargedRun
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.plan.plan import guarantees
+from d2pfed.round import run_plan
 from support.certificates import OTHER, PUBLIC, SILO_KINDS, certified, forged, key_in, statistics
 
 
@@ -404,3 +408,25 @@ def test_what_is_signed_and_makes_no_sense_is_wrong_and_raises_nothing(certifica
                 found = verifier.verify(file, [PUBLIC])
                 allowed = (0, 1, 3) if name in UNREAD or value is None or value == 1e300 else (1, 3)
                 assert found.status in allowed, (name, value)
+
+
+def test_an_epsilon_behind_secret_coins_that_no_grid_holds_is_not_checked_and_not_called_wrong():
+    plan = calibrate(
+        PrivacyTarget(
+            unit="record",
+            records=10**6,
+            population=50,
+            dimension=1,
+            rounds=1,
+            spare=3,
+            epsilon=20.0,
+            clip=0.01,
+            colluders=0.05,
+        )
+    )
+    charged = ChargedRun("run", "owner", run_plan(plan))
+    events = [verifier.event_of(stated_event(Head(1, bytes(32)), charged))]
+    alone = next(item for item in guarantees(plan) if str(item.observer) == "alone")
+    assert alone.epsilon > 1000
+    with pytest.raises(verifier.Unchecked, match="too wide for a grid"):
+        verifier.own_bound(events, "alone", alone.delta, alone.epsilon)

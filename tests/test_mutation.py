@@ -44,6 +44,18 @@ def test_a_mutant_differs_from_its_text_in_one_place():
         assert len(changed) - len(SOURCE) == len(mutant.new) - len(mutant.old)
 
 
+def test_every_file_that_privacy_rests_on_is_mapped():
+    source = ROOT / "src" / "d2pfed"
+    listed = {file for files in MAPPED.values() for file in files}
+    found = {
+        str(path.relative_to(source))
+        for part in MAPPED
+        for path in (source / part).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert found == listed
+
+
 def test_the_map_names_files_and_tests_that_are_there():
     for files in MAPPED.values():
         for file, tests in files.items():

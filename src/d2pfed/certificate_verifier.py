@@ -376,7 +376,7 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa
     top = step
     while profile(np.array([top]))[0] > delta * 1e-6 and top < 600:
         top *= 1.25
-    if top / step > 1 << 20:
+    if top / step > 1 << 20 or top >= 600:
         raise Unchecked("losses behind sampled cohorts that are too wide for a grid")
     points = np.arange(-math.ceil(top / step), math.ceil(top / step) + 1)
     grid, ratio = points * step, np.exp(points * step)

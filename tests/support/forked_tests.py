@@ -32,9 +32,9 @@ WARM = (
     "opendp.prelude _hypothesis_pytestplugin pytest_cov.plugin anyio.pytest_plugin _pytest.junitxml pdb"
 )
 LEAST_SECONDS, FACTOR = 10.0, 10.0  # of processor time that one test may use
-UNKNOWN_SECONDS = 120.0  # the same for one that was never run before
+UNKNOWN_SECONDS = 3.0  # the same for one that was never run to its end: it is then known as a slow one
+LARGEST = 1e6
 QUICK_SECONDS = (0.1, 0.5, 2.0)  # tests are run in the order of these limits
-ENOUGH_SECONDS = 20.0  # a mutant that has lived through tests for so long has survived, whatever is left
 COLLECTION = 60.0  # that importing all tests may use
 PATIENCE = 900.0  # seconds of the clock for all tests of a mutant: longer is a deadlock
 STATUS = {0: "survived", 1: "killed", 2: "killed"}  # pytest's exit status; 2 if a module cannot be imported
@@ -63,6 +63,7 @@ class Found:
     status: int
     killer: str = ""
     times: dict[str, float] = field(default_factory=dict)
+    is_slow: bool = False  # the test was stopped for its time
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Watch:
 
     known: Mapping[str, float]
     only: Collection[str]
+    most: float  # processor seconds for all tests
     report: Callable[[Found], None]
     found: Found = field(default_factory=lambda: Found(1))
     begun: float = field(default_factory=time.process_time)
@@ -84,12 +86,14 @@ class Watch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Time a test; a signal that nobody handles ends the process if it takes far too long."""
-        if not self.only and time.process_time() - self.begun > ENOUGH_SECONDS:
-            self.found.status = 0
+        known = self.known.get(item.nodeid)
+        if time.process_time() - self.begun + (known or 0.0) > self.most:
+            self.found.status = 0  # all that follow take as long
             self.report(self.found)
             os._exit(0)
-        known = self.known.get(item.nodeid)
-        limit = UNKNOWN_SECONDS if known is None else max(LEAST_SECONDS, FACTOR * known)
+        limit = (
+            max(LEAST_SECONDS, FACTOR * known) if known is not None else LARGEST if self.only else UNKNOWN_SECONDS
+        )
         signal.setitimer(signal.ITIMER_PROF, limit)
         self.found.killer, before = item.nodeid, time.process_time()
         self.report(Found(1, item.nodeid))
@@ -108,16 +112,24 @@ class Watch:
 
 
 def run_forked(
-    package: Path, tests: Sequence[str], known: Mapping[str, float], only: Collection[str] = ()
+    package: Path,
+    tests: Sequence[str],
+    known: Mapping[str, float],
+    *,
+    only: Collection[str] = (),
+    most: float = LARGEST,
 ) -> Found:
-    """Run tests on the package in a directory, all or only those of these names."""
+    """Run tests on the package in a directory, all or only those of these names, for at most so many seconds.
+
+    A mutant that has lived through the quickest tests for so long has survived, whatever is left.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         os.setsid()
         try:
-            _child(package, tests, Watch(known, only, lambda found: _send(writing, found)))
+            _child(package, tests, Watch(known, only, most, lambda found: _send(writing, found)))
         finally:
             os._exit(99)
     os.close(writing)
@@ -171,9 +183,11 @@ def _result(child: int, reading: int) -> Found:
     os.close(reading)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # and whatever the tests have left behind
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     lines = raw.split(b"\n")[:-1]
-    return Found(*json.loads(lines[-1])) if lines else Found(2, "an import that does not end")
+    found = Found(*json.loads(lines[-1])) if lines else Found(2, "an import that does not end")
+    found.is_slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+    return found
 
 
 class Packages:
@@ -183,16 +197,12 @@ class Packages:
         self._warm, self._changed = directory / "warm", directory / "changed"
         shutil.copytree(PACKAGE, self._warm / "d2pfed", symlinks=True)
         compileall.compile_dir(self._warm, quiet=1)
+        self._forgotten: set[tuple[Path, str]] = set()
         self._kernels = {
             path: path.read_text()
             for path in (self._warm / "d2pfed").rglob("*.py")
             if "@compiled" in path.read_text()
         }
-
-    def compile_kernels(self, tests: Sequence[str]) -> None:
-        """Run tests that call all kernels, so that later ones find the code."""
-        if run_forked(self._warm, tests, {}).status != 0:
-            raise RuntimeError(f"{', '.join(tests)} must pass without a mutant")
 
     @property
     def unchanged(self) -> Path:
@@ -206,15 +216,28 @@ class Packages:
         place = self._changed / "d2pfed" / file
         place.unlink()
         place.write_text(text)
-        self._forget_kernels(file)
+        self._forgotten = self._forget_kernels(file)
         return self._changed
 
-    def _forget_kernels(self, file: str) -> None:
+    def keep_kernels(self) -> None:
+        """Take over what was compiled of files that the change does not concern, so that it is compiled once."""
+        for cached in self._changed.rglob("*.nb*"):
+            kept = self._warm / cached.relative_to(self._changed)
+            if (cached.parent, cached.name.partition(".")[0]) not in self._forgotten and not (
+                kept.exists() and kept.samefile(cached)
+            ):
+                kept.unlink(missing_ok=True)
+                kept.parent.mkdir(exist_ok=True)
+                os.link(cached, kept)
+
+    def _forget_kernels(self, file: str) -> set[tuple[Path, str]]:
         """Drop compiled code of the file and of those that may have compiled its kernels into their own."""
-        own = self._warm / "d2pfed" / file
+        own, forgotten = self._warm / "d2pfed" / file, set()
         names = re.findall(r"@compiled\ndef (\w+)", self._kernels.get(own, ""))
         for path, text in self._kernels.items():
             if path == own or any(re.search(rf"\b{name}\b", text) for name in names if not name.startswith("_")):
                 stale = self._changed / path.parent.relative_to(self._warm) / "__pycache__"
+                forgotten.add((stale, path.stem))
                 for cached in stale.glob(f"{path.stem}.*.nb*"):
                     cached.unlink()
+        return forgotten

@@ -151,7 +151,7 @@ def options_of(data: bytes) -> object:
     """Read a file of options as a command does."""
     params = [SimpleNamespace(name=name) for name in ("epsilon", "clip", "rounds")]
     context = SimpleNamespace(command=SimpleNamespace(params=params), default_map=None)
-    file = SimpleNamespace(read_text=lambda encoding: data.decode(encoding))
+    file = SimpleNamespace(read_text=data.decode)
     return read_config(context, file)  # type: ignore[arg-type]
 
 

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from d2pfed.errors import TooFewClients
+from d2pfed.errors import TooFewClients, VoidStep
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Client, Consistency, Delivery, Session, messages
 from d2pfed.secagg.messages import EncryptedShares, MessageKind
 from d2pfed.secagg.shamir import PRIME
 from d2pfed.secagg.wire import kind_of
 from support.federation import Federation, expected_sum, make_session, run_round
+from support.standing import Silos, make_epoch
 
 
 @dataclass
@@ -27,9 +28,9 @@ class Fate:
         return self.spoils_ciphertexts | self.lies_about_shares
 
 
-def draw_session(stream: Stream) -> Session:
-    """A session of any kind that its rules allow."""
-    size = 3 + stream.below(18)
+def draw_session(stream: Stream, most: int = 20) -> Session:
+    """A session of any kind that its rules allow, of at most so many clients."""
+    size = 3 + stream.below(most - 2)
     consistency = Consistency.SIGNED if stream.below(2) else Consistency.ASSUMED
     delivery = list(Delivery)[stream.below(3)]
     degree, threshold = size - 1, size // 2 + 1
@@ -94,10 +95,10 @@ class Cheat:
         return messages.encode_encrypted_shares(joined, self._rank, EncryptedShares(ciphertexts, sent.claims))
 
 
-def run_session(seed: int) -> str:
+def run_session(seed: int, most: int = 20) -> str:
     """Run one session and return 'sum' or 'void'; a wrong sum, or an honest client blamed for one, fails."""
     stream = Stream(digest("a random session", seed))
-    session = draw_session(stream)
+    session = draw_session(stream, most)
     fate = draw_fate(session, stream)
     vectors = {
         client: session.ring.uniform(Stream(digest("update", seed, client)), session.dimension)
@@ -120,3 +121,41 @@ def run_session(seed: int) -> str:
     assert np.array_equal(total.vector, expected_sum(session, survivors, vectors)), f"session {seed}: a wrong sum"
     assert set(total.blamed) <= fate.cheats, f"session {seed}: an honest client is blamed"
     return "sum"
+
+
+def run_standing(seed: int, steps: int = 4) -> list[str]:
+    """Run an epoch of standing keys and return 'sum' or 'void' for each step, or 'void' if it never began."""
+    stream = Stream(digest("a random epoch", seed))
+    size = 3 + stream.below(5)
+    cohort = tuple(2 + 3 * rank for rank in range(size))
+    quorum = 3 + stream.below(size - 2)
+    bits, dimension = 1 + stream.below(32), 1 + stream.below(20)
+    silos = Silos(make_epoch(cohort, quorum=quorum, bits=bits, dimension=dimension))
+
+    def some() -> set[int]:
+        count = stream.below(2 + size // 3) if stream.below(4) == 0 else 0
+        return {cohort[rank] for rank in stream.subset(size, count)}
+
+    lost_first, lost_second = some(), some()
+    try:
+        silos.set_up(lost_first, lost_second)
+    except TooFewClients:
+        assert lost_first or lost_second, f"epoch {seed}: void without a reason"
+        return ["void"]
+    outcomes, members = [], silos.current.members
+    for number in range(steps):
+        lost = some() & set(members)
+        try:
+            total = silos.step(number, 0, members, lost)
+        except VoidStep as void:
+            assert lost, f"epoch {seed}, step {number}: void without a reason"
+            outcomes.append("void")
+            if len(void.left) < quorum:
+                break
+            continue
+        assert not lost, f"epoch {seed}, step {number}: a sum without all of its members"
+        assert np.array_equal(total, silos.expected(number, 0, members)), (
+            f"epoch {seed}, step {number}: a wrong sum"
+        )
+        outcomes.append("sum")
+    return outcomes

@@ -1,7 +1,7 @@
 """A server that trains, its clients, and what the world outside has seen of them: for kills and failing disks.
 
 Nothing here imports torch, so a fork of one warm process is ready at once. Each scenario has a `live` that works in a
-directory until it is done, going on with whatever an earlier life has left, and a `wrong` that counts what must never be.
+directory until it is done, going on with what an earlier life has left, and a `wrong` that counts what must never be.
 """
 
 import os
@@ -136,10 +136,13 @@ class Nothing:
 def serve(directory: Path, watcher: int | None = None) -> None:
     """Train a run to its end, or go on with it."""
     outside = Outside(directory, watcher)
-    with patch("d2pfed.runs.report.write_report"), patch("d2pfed.runs.report.read_report"):
-        with open_run(directory / "run", SETTINGS, PLAN, np.zeros(4, np.float32)) as run:
-            outside.tell("opened")
-            run.train(Crowd(PLAN, outside), Nothing(), lambda _: True)
+    with (
+        patch("d2pfed.runs.report.write_report"),
+        patch("d2pfed.runs.report.read_report"),
+        open_run(directory / "run", SETTINGS, PLAN, np.zeros(4, np.float32)) as run,
+    ):
+        outside.tell("opened")
+        run.train(Crowd(PLAN, outside), Nothing(), lambda _: True)
 
 
 def wrong_server(directory: Path) -> int:
