@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 _REPEATS, _QUICK_REPEATS = 3, 1
 _RESULTS, _PUBLISHED = Path("reproduced"), Path("reproduction/results")
+_BENCHMARKS = Path("docs/benchmarks.md")
 
 
 def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="A figure or table (fig1a, fig3, ...), all, or page: reproduction/README.md from its records."
+            help="A figure, table or benchmark (fig1a, writers, ...), all, or page: both pages from their records."
         ),
     ],
     *,
@@ -81,11 +82,17 @@ def reproduce(
 
 
 def _write_page(folder: Path) -> None:
-    from reproduction.page import page  # noqa: PLC0415 - matplotlib, as above
+    from reproduction.page import benchmarks, page  # noqa: PLC0415 - matplotlib, as above
 
-    target = folder.parent / "README.md"
-    target.write_text(page(folder, folder.name))
-    out().print(f"Wrote {target}.", soft_wrap=True)
+    beside = folder.parent / "benchmarks.md"
+    texts = {
+        folder.parent / "README.md": page(folder, folder.name),
+        _BENCHMARKS if folder == _PUBLISHED else beside: benchmarks(folder),
+    }
+    for target, text in texts.items():
+        if text is not None:
+            target.write_text(text)
+            out().print(f"Wrote {target}.", soft_wrap=True)
 
 
 def _print(result: "Result") -> None:

@@ -149,7 +149,7 @@ def _sent(run: CodeRun, rotated: NDArray[np.float64], draws: int, entropy: Entro
     if run.noise is CodeNoise.GAUSS:
         width = Fraction(run.deviation / run.step / draws**0.5).limit_denominator(1 << 20)
         whole += DiscreteGaussian(width).draw(len(whole), entropy.child("noise").stream())
-        whole -= whole % _GROUP_STEPS
+        np.subtract(whole, whole % _GROUP_STEPS, out=whole)
     elif run.noise is CodeNoise.COINS:  # tens of thousands of coins a client: a rounded Gaussian by now
         width = run.deviation / run.step / draws**0.5
         whole += np.rint(width * normals(entropy.child("noise").stream(), len(whole)))
@@ -166,5 +166,5 @@ def _drawn(task: Task, cohort: Cohort, run: CodeRun, stream: Stream) -> Iterator
 
 
 def _uniforms(stream: Stream, count: int) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = (stream.words(count) >> np.uint64(11)) * 2.0**-53
+    found: NDArray[np.float64] = (stream.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return found

@@ -34,6 +34,10 @@ CATALOGUE: dict[str, Entry] = {
     "frontier": Entry("frontier", "make", 8),
     "at-server": Entry("at_server", "make", 4),
     "cifar10-honest": Entry("honest", "make", 4),
+    "writers": Entry("comparisons", "make_writers", 1),
+    "speakers": Entry("comparisons", "make_speakers", 1),
+    "cifar10-server": Entry("comparisons", "make_cifar", 4),
+    "idx28": Entry("comparisons", "make_idx", 1),
 }
 
 

@@ -67,7 +67,7 @@ def _digits(options: _Options) -> Task:
     data = load_digits()
     inputs = torch.from_numpy(data.images.astype(np.float32)[:, None] / 16)
     table = Examples(inputs, torch.from_numpy(data.target.astype(np.int64)))
-    validation, test, train = np.split(_shuffled(len(table)), [180, 540])
+    validation, test, train = np.split(held_out_order(len(table)), [180, 540])
     return Task(
         name="digits",
         clients=_deal(table.take(train), options, default=100),
@@ -123,7 +123,7 @@ def _cifar10(options: _Options) -> Task:
     places = sources.locate("cifar10", options.data_dir)
     batches = [_crops(sources.read(source, places)) for source in sources.CIFAR_TRAIN]
     table = Examples(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches]))
-    validation, train = np.split(_shuffled(len(table)), [5_000])
+    validation, train = np.split(held_out_order(len(table)), [5_000])
     held_out = table.take(validation)
 
     def test() -> Examples:
@@ -189,7 +189,7 @@ def _mnist(data_dir: Path | None) -> _Mnist:
         return pixels.astype(np.uint8), classes.astype(np.int64)
 
     pixels, labels = load(sources.MNIST_TRAIN_IMAGES, sources.MNIST_TRAIN_LABELS)
-    validation, train = np.split(_shuffled(len(labels)), [5_000])
+    validation, train = np.split(held_out_order(len(labels)), [5_000])
     return _Mnist(
         pixels[train],
         labels[train],
@@ -205,7 +205,7 @@ def _embedded_digits() -> _Mnist:
 
     values, classes = mnist_data()
     pixels, labels = values.astype(np.uint8).reshape(-1, 28, 28), classes.astype(np.int64)
-    validation, test, train = np.split(_shuffled(len(labels)), [500, 1500])
+    validation, test, train = np.split(held_out_order(len(labels)), [500, 1500])
     return _Mnist(
         pixels[train],
         labels[train],
@@ -240,7 +240,13 @@ def _deal(
     return StoredClients(table, rows, prepare)
 
 
-def _shuffled(count: int) -> IntVector:
+def deal(table: Examples, population: int) -> StoredClients:
+    """Return clients with a fair share of a table each, always the same."""
+    return StoredClients(table, Iid().split(table.labels.numpy(), population, np.random.default_rng(0)))
+
+
+def held_out_order(count: int) -> IntVector:
+    """Return all rows in the order in which they are held out: the first ones for validation."""
     return np.random.default_rng(_HOLD_OUT_SEED).permutation(count)
 
 

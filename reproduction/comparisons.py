@@ -1,0 +1,230 @@
+"""Benchmarks that others use, each with a guarantee against the server and the same training without privacy."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+from matplotlib.figure import Figure
+
+from d2pfed.accounting import SERVER, Sampling
+from d2pfed.learning import LocalTraining, Model, Task
+from d2pfed.plan import Plan, RotationName, calibrate, describe
+from d2pfed.runs.report.plots import Ink
+from d2pfed.training import ServerOptimizer
+from reproduction.benchmarks_page import COLUMNS
+from reproduction.comparison_tasks import (
+    edge_network,
+    idx_files,
+    last_characters,
+    linear_on_edges,
+    linear_on_features,
+    speakers,
+    writers,
+)
+from reproduction.curves import Hue, style_axes
+from reproduction.explicit import local_training, privacy_target, server_optimizer
+from reproduction.presentation import accuracy_cells, records, seeds_of, spoken
+from reproduction.published import INFIMNIST
+from reproduction.result import Cell, Context, Result, Table
+from reproduction.runs import RunHistory, run_systems
+from reproduction.systems import System, Workload
+from reproduction.whole_cifar import whole_cifar
+
+_CLIP = 1.0
+_FILTERS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One task with all settings; a cohort of None is everyone in every round."""
+
+    name: str
+    title: str
+    load: Callable[[Context], Task]
+    model: Callable[[Task, int], Model]
+    model_name: str
+    epsilon: float
+    cohort_size: int | None
+    rounds: int
+    local: LocalTraining
+    step: ServerOptimizer
+    clear_step: ServerOptimizer
+
+
+WRITERS = Benchmark(
+    name="writers",
+    title="MNIST by its real writers, every writer a client",
+    load=writers,
+    model=linear_on_edges,
+    model_name="linear on edges",
+    epsilon=8.0,
+    cohort_size=None,
+    rounds=20,
+    local=local_training(lr=0.5, epochs=2, batch_size=10),
+    step=server_optimizer(lr=1.0, momentum=0.5, averaging=0.5),
+    clear_step=server_optimizer(),
+)
+SPEAKERS = Benchmark(
+    name="speakers",
+    title="Shakespeare by speaker, the next character, tested on speakers that were not trained on",
+    load=speakers,
+    model=last_characters,
+    model_name="linear on the last character",
+    epsilon=8.0,
+    cohort_size=None,
+    rounds=20,
+    local=local_training(lr=1.0, epochs=1, batch_size=50),
+    step=server_optimizer(lr=3.0, momentum=0.5, averaging=0.8),
+    clear_step=server_optimizer(),
+)
+WHOLE_CIFAR = Benchmark(
+    name="cifar10-server",
+    title="CIFAR-10, whole images, against the server",
+    load=lambda context: whole_cifar(context.folder / "features", context.data, _FILTERS),
+    model=linear_on_features,
+    model_name=f"linear on {_FILTERS} filters",
+    epsilon=8.0,
+    cohort_size=None,
+    rounds=30,
+    local=local_training(lr=1.0, batch_size=25),
+    step=server_optimizer(lr=0.5, momentum=0.5, lr_decay=0.97),
+    clear_step=server_optimizer(lr=0.5, momentum=0.5, lr_decay=0.97),
+)
+IDX = Benchmark(
+    name="idx28",
+    title="28 x 28 images from files in the IDX format",
+    load=idx_files,
+    model=edge_network,
+    model_name="edges",
+    epsilon=4.0,
+    cohort_size=550,
+    rounds=20,
+    local=local_training(lr=0.2, epochs=5, batch_size=5),
+    step=server_optimizer(lr=1.0, momentum=0.8, averaging=0.8),
+    clear_step=server_optimizer(lr=1.0, momentum=0.8, averaging=0.8),
+)
+
+
+def make_writers(context: Context) -> Result:
+    """Return accuracy over the writers of MNIST."""
+    return compare(WRITERS, context)
+
+
+def make_speakers(context: Context) -> Result:
+    """Return accuracy over the speakers of Shakespeare."""
+    return compare(SPEAKERS, context)
+
+
+def make_cifar(context: Context) -> Result:
+    """Return accuracy on whole images of CIFAR-10."""
+    return compare(WHOLE_CIFAR, context)
+
+
+def make_idx(context: Context) -> Result:
+    """Return accuracy on images from IDX files."""
+    return compare(IDX, context)
+
+
+def compare(benchmark: Benchmark, context: Context) -> Result:
+    """Run a benchmark with its guarantee, and without."""
+    task = benchmark.load(context)
+    system = _system(benchmark, task)
+    clear = replace(system, name="clear", label="not private", work=None, step=benchmark.clear_step)
+    private, plain = run_systems([system, clear], context)
+    return Result(
+        name=benchmark.name,
+        title=benchmark.title,
+        table=Table(COLUMNS, (_row(benchmark, private, plain),)),
+        words=_words(benchmark, private, plain),
+        ran=records([private, plain]),
+        draw=partial(_draw, private=private, plain=plain),
+    )
+
+
+def _system(benchmark: Benchmark, task: Task) -> System:
+    population, model = task.clients.population, benchmark.model(task, 0)
+    experiment = replace(
+        INFIMNIST,
+        name=benchmark.name,
+        task=task.name,
+        model=benchmark.model_name,
+        dimension=model.dimension,
+        population=population,
+        cohort_size=benchmark.cohort_size or population,
+        rounds=benchmark.rounds,
+    )
+    target = privacy_target(
+        dimension=model.dimension,
+        population=population,
+        cohort_size=experiment.cohort_size,
+        rounds=benchmark.rounds,
+        epsilon=benchmark.epsilon,
+        delta=float(population**-1.1),
+        clip=_CLIP,
+        rotation=RotationName.PHASE,
+    )
+    if (
+        benchmark.cohort_size is not None
+    ):  # each client in one round, so that the server learns no more than others
+        target = replace(target, against=SERVER, sampling=Sampling.ONCE)
+    return System(
+        name="private",
+        label="private",
+        workload=Workload(experiment, task, model, "own", benchmark.local, partial(benchmark.model, task)),
+        work=calibrate(target),
+        target=target,
+        local=benchmark.local,
+        step=benchmark.step,
+    )
+
+
+def _row(benchmark: Benchmark, private: RunHistory, plain: RunHistory) -> tuple[Cell, ...]:
+    system = private.system
+    plan, experiment = system.work, system.workload.experiment
+    if not isinstance(plan, Plan):
+        raise TypeError("a benchmark's private system has a plan")
+    spent = {str(each.observer): each.epsilon for each in describe(system.target, plan).guarantees}
+    return (
+        benchmark.title,
+        experiment.population,
+        experiment.cohort_size,
+        experiment.rounds,
+        1 if benchmark.cohort_size else experiment.rounds,
+        experiment.dimension,
+        float(f"{system.target.effective_delta:.3g}"),
+        *(round(spent[name], 3) for name in ("released", "server", "client", "alone")),
+        system.bits,
+        round(system.upload_bytes / 1e3, 1),
+        *accuracy_cells(private),
+        *accuracy_cells(plain)[:3],
+    )
+
+
+def _words(benchmark: Benchmark, private: RunHistory, plain: RunHistory) -> tuple[str, ...]:
+    system = private.system
+    local, step = asdict(benchmark.local), asdict(benchmark.step)
+    told = ", ".join(f"{name} {value}" for name, value in local.items() if value)
+    server = ", ".join(f"{name} {value}" for name, value in step.items() if value)
+    first = (
+        f"{system.workload.task.description} Test accuracy {spoken(private)} at epsilon {benchmark.epsilon:g} against "
+        f"the server, {spoken(plain)} without privacy. {seeds_of([private, plain])}"
+    )
+    second = (
+        f"Model: {benchmark.model_name}, {system.workload.model.dimension:,} parameters, updates clipped to "
+        f"{_CLIP:g}. Clients: {told}. Server: {server}. Full cohorts, nobody colludes; settings were chosen by "
+        f"validation accuracy, and that choice is not accounted."
+    )
+    return first, second
+
+
+def _draw(figure: Figure, private: RunHistory, plain: RunHistory) -> None:
+    axes = figure.subplots()
+    for curve, hue, label in ((plain, Hue.PLAIN, "not private"), (private, Hue.OURS, "private")):
+        low, high = zip(*curve.band, strict=True)
+        axes.plot(list(curve.rounds), curve.validation, color=hue, label=f"{label}, validation")
+        axes.fill_between(list(curve.rounds), low, high, color=hue, alpha=0.18, linewidth=0)
+        axes.plot(len(curve.rounds), curve.test, "o", color=hue, label=f"{label}, test {curve.test:.1f} %")
+    axes.set_xlabel("round", color=Ink.TEXT)
+    axes.set_ylabel("accuracy, %", color=Ink.TEXT)
+    axes.legend(frameon=False, loc="lower right", fontsize=8)
+    style_axes(axes)

@@ -1,0 +1,63 @@
+"""CIFAR-10 in whole, 32 x 32 pixels, as fixed features that are computed once and kept beside the runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from d2pfed.learning import Examples, Task
+from d2pfed.learning import sources as files
+from d2pfed.learning.formats import read_cifar
+from d2pfed.learning.patches import PatchFeatures, width_of
+from d2pfed.learning.tasks import deal, held_out_order
+
+SIDE = 32
+CLIENTS, CLASSES = 2_000, 10
+_HELD_OUT = 5_000
+_FEATURE_SEED = 1
+
+
+def whole_cifar(folder: Path, data: Path | None, filters: int) -> Task:
+    """Return 2,000 clients with a fair share of 45,000 images, 5,000 validation images and the 10,000 test images."""
+    places = files.locate("cifar10", data)
+
+    def images(sources: tuple[files.Source, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        read = [read_cifar(files.read(source, places)) for source in sources]
+        pixels, labels = (np.concatenate(parts) for parts in zip(*read, strict=True))
+        return torch.from_numpy(pixels).float().div_(127.5).sub_(1), torch.from_numpy(labels)
+
+    def examples(name: str, sources: tuple[files.Source, ...]) -> Examples:
+        pixels, labels = images(sources)
+        rows = _kept(folder / f"cifar10-{name}-{filters}.npy", lambda: _features(filters)(pixels))
+        return Examples(rows, labels)
+
+    table = examples("train", files.CIFAR_TRAIN)
+    validation, train = np.split(held_out_order(len(table)), [_HELD_OUT])
+    held_out, own = table.take(validation), table.take(train)
+    return Task(
+        name="cifar10",
+        clients=deal(own, CLIENTS),
+        validation=held_out,
+        test=lambda: examples("test", (files.CIFAR_TEST,)),
+        classes=CLASSES,
+        input_shape=(width_of(filters),),
+        description=(
+            f"CIFAR-10, whole images as {width_of(filters):,} fixed features of random patches: 45,000 to train on, "
+            "5,000 validation, 10,000 test."
+        ),
+    )
+
+
+def _features(filters: int) -> PatchFeatures:
+    return PatchFeatures.made_up(filters, SIDE, _FEATURE_SEED)
+
+
+def _kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return what the file holds, as half-precision numbers; make it if it is not there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npy")
+        np.save(partial, make().half().numpy())
+        partial.replace(path)
+    return torch.from_numpy(np.load(path)).float()
