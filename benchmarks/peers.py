@@ -7,7 +7,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 IN_THE_EXTRA = {"flwr", "ray", "opendp"}
-_APART = {"pfl": "it asks for an older dp-accounting than ours, so no environment holds both"}
+_APART = {"pfl", "opacus"}  # scripts/bench installs them without what they ask for: pfl wants an older dp-accounting
 _MOST_LETTERS = 200
 
 
@@ -27,8 +27,8 @@ def attempt(needs: Sequence[str], run: Callable[[], Result]) -> tuple[Result | N
 
 def not_installed(names: Sequence[str]) -> str:
     """Say which modules are missing and what installs them."""
-    if apart := [reason for name, reason in _APART.items() if name in names]:
-        return f"not installed: {apart[0]}"
+    if set(names) <= _APART:
+        return "not installed: pip install --no-deps --requirement benchmarks/peers.txt"
     others = [name for name in names if name not in IN_THE_EXTRA]
     how = f"pip install {' '.join(others)}, in no extra of ours" if others else "pip install 'd2pfed[peers]'"
     return f"not installed: {how}"

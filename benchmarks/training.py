@@ -168,17 +168,15 @@ def default_learner() -> LocalTrainer:
 
 def convolutional_learner(name: str) -> LocalTrainer:
     """Return a learner of a convolutional network, 80 images a client: small-cnn on digits, cnn on colour images."""
-    task = load_task("infimnist")
-    if name == "cnn":
-        images = torch.rand(800, 3, 24, 24, generator=torch.Generator().manual_seed(0))
-        table = Examples(images, torch.arange(800) % task.classes)
-        task = replace(
-            task,
-            clients=StoredClients(table, tuple(np.arange(800).reshape(10, 80))),
-            input_shape=tuple(images.shape[1:]),
-        )
     local = local_training(lr=0.1, epochs=1, batch_size=10)
-    return LocalTrainer(build_model(name, task, seed=0), task.clients, local)
+    task = load_task("infimnist")
+    if name != "cnn":
+        return LocalTrainer(build_model(name, task, seed=0), task.clients, local)
+    images = torch.rand(800, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    table = Examples(images, torch.arange(800) % 10)
+    coloured = replace(task, validation=table, input_shape=(3, 24, 24))
+    clients = StoredClients(table, tuple(np.arange(800).reshape(10, 80)))
+    return LocalTrainer(build_model(name, coloured, seed=0), clients, local)
 
 
 def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[str, Cost]:

@@ -155,30 +155,37 @@ def test_gradients_of_images_are_weighted_differences():
 
 
 NETWORKS = {
-    "pools": lambda: [nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.ReLU()],
-    "stride": lambda: [nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Conv2d(3, 4, 2), nn.ReLU()],
-    "dilation": lambda: [nn.Conv2d(2, 4, (3, 2), dilation=2, padding=(2, 1)), nn.ReLU(), nn.MaxPool2d(3)],
+    "pools": lambda ins: [
+        nn.Conv2d(ins, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 4, 3),
+        nn.ReLU(),
+    ],
+    "stride": lambda ins: [nn.Conv2d(ins, 3, 3, stride=(2, 1)), nn.ReLU(), nn.Conv2d(3, 4, 2), nn.ReLU()],
+    "dilation": lambda ins: [nn.Conv2d(ins, 4, (3, 2), dilation=2, padding=(2, 1)), nn.ReLU(), nn.MaxPool2d(3)],
 }
 
 
-def network(name: str, *behind: nn.Module) -> nn.Module:
+def network(name: str, *behind: nn.Module, channels: int = 2) -> nn.Module:
     torch.manual_seed(1)
-    front = nn.Sequential(*NETWORKS[name](), nn.Flatten())
-    width = front(torch.zeros(1, 2, 9, 9)).shape[1]
+    front = nn.Sequential(*NETWORKS[name](channels), nn.Flatten())
+    width = front(torch.zeros(1, channels, 9, 10)).shape[1]
     return nn.Sequential(*front, nn.Linear(width, 6), nn.ReLU(), nn.Linear(6, 3), *behind)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("local", [LocalTraining(epochs=2, batch_size=4), LocalTraining(optimizer=Optimizer.ADAM)])
-def test_convolutions_by_hand_are_those_of_the_loop(name, local):
-    model = Model(network(name))
+@pytest.mark.parametrize("channels", [1, 2])
+def test_convolutions_by_hand_are_those_of_the_loop(name, local, channels):
+    model = Model(network(name, channels=channels))
     by_hand = ConvolutionalNetwork.of(model)
-    examples = Examples(torch.rand(11, 2, 9, 9), torch.randint(3, (11,)))
+    examples = Examples(torch.rand(11, channels, 9, 10), torch.randint(3, (11,)))
     schedule = local.schedule(11, np.random.default_rng([3, 0]))
     loop = SequentialTrainer(model, StoredClients(examples, (np.arange(11),)), local)
     wanted = next(loop(model.initial(), [0], 3))
     assert by_hand.can_train(examples)
-    np.testing.assert_allclose(by_hand.train(model.initial(), examples, schedule, local), wanted, atol=1e-5)
+    np.testing.assert_allclose(by_hand.train(model.initial(), examples, schedule, local), wanted, atol=1e-6)
     other = next(loop(model.initial(), [0], 4))
     assert np.abs(other - wanted).max() > 1e-4  # another order of examples would be noticed
 

@@ -55,9 +55,10 @@ def test_a_peer_that_is_absent_is_named_and_not_measured():
     absent = Peer("nobody", ("no_such_module",), 2.0, lambda _: Cost(0.0, None))
     present = Peer("somebody", ("numpy",), 2.0, lambda work: Cost(float(len(work.table)), None))
     rows = list(compare_with_peers(4, 1, [absent, present]))
-    assert [row.what for row in rows] == 3 * ["without privacy", "private, sum"]
-    loop, _, named, _, measured, private = rows
-    assert loop.ratio is not None
+    assert [row.what for row in rows] == 4 * ["without privacy", "private, sum"]
+    loop, _, threaded, _, named, _, measured, private = rows
+    assert (loop.peer, threaded.peer) == ("torch loop, one thread", "torch loop, its default threads")
+    assert None not in (loop.ratio, threaded.ratio)
     assert (named.peer, named.ratio, named.met) == ("nobody", None, None)
     assert named.peer_error == "not installed: pip install no_such_module, in no extra of ours"
     assert measured.ratio == pytest.approx(4 / measured.seconds)
