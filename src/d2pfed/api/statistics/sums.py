@@ -91,7 +91,7 @@ def private_mean(
     Args:
         vectors: One number or one vector per client, or the records of each client, as in `private_sum`.
         epsilon: Bound on what the observer learns about one client, or about one record.
-        clip: L2 bound on a client's vector; a longer one is scaled down to it. 1 if there are no bounds either.
+        clip: L2 bound on a client's vector; a longer one is scaled down to it. Give it or bounds.
         bounds: Lower and upper bound of each number, in place of a clip; what is beyond counts as the bound, and a
             client whose data are hidden counts as the middle.
         weights: One number from 0 on per client, such as how many records it has; None weighs all alike.
@@ -179,8 +179,13 @@ def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
 
 def _ball(dimension: int, clip: object, bounds: object) -> _Ball:
     """Return where vectors are brought to by a clip, or by bounds on each number."""
+    if bounds is None and clip is None:
+        raise ConfigError(
+            "a mean needs bounds=(lowest, highest) on each number, or clip= on the norm, chosen without looking at "
+            "the data; got neither"
+        )
     if bounds is None:
-        return _Ball(dimension, positive("clip", 1.0 if clip is None else clip), None)
+        return _Ball(dimension, positive("clip", clip), None)
     if clip is not None:
         raise ConfigError(f"a mean has a clip or bounds, got clip {clip} and bounds {bounds}")
     low, high = interval(bounds)
