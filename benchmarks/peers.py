@@ -7,7 +7,8 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 IN_THE_EXTRA = {"flwr", "ray", "opendp"}
-_APART = {"pfl", "opacus"}  # scripts/bench installs them without what they ask for: pfl wants an older dp-accounting
+# scripts/bench installs these without what they ask for: pfl wants an older dp-accounting.
+_APART = {"pfl", "opacus"}
 _MOST_LETTERS = 200
 
 

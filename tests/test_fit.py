@@ -521,8 +521,13 @@ BAD = [
     ({"clients": [(torch.zeros(3, 5), torch.zeros(3).long())] * 60}, "client 0 cannot be trained: mat1 and mat2"),
     ({"clients": [(np.array(["a"]), np.array([1]))] * 60}, "client 0: arrays must hold numbers"),
     ({"clients": lambda number: 1 // number, "population": 60}, "client 0 cannot be loaded: ZeroDivisionError: "),
+    (
+        {"clients": (torch.zeros(60, 4), torch.zeros(60).long())},
+        r"one data set per client, got one pair of arrays: split it, as in \[\(x\[i::100\]",
+    ),
+    ({"clients": torch.zeros(60, 3, 4)}, "a function of data sets, got Tensor: split it"),
     ({"clients": BROKEN_LATE}, "client 59 cannot be trained: .* out of bounds"),
-    ({"clients": BROKEN_LATE[:1], "privacy": {}}, "delta must be given for a single client"),
+    ({"clients": BROKEN_LATE[:1], "privacy": {}}, "one client cannot hide among others: split the data"),
     (
         {"privacy": {"colluders": 0.0}, "rounds": 61, "cohort_size": None},
         "rounds must be at most the population 60",
@@ -532,7 +537,10 @@ BAD = [
     ({"backend": "threads"}, "backend must be one of auto, processes, in-process, got 'threads'"),
     ({"device": "tpu"}, "device must be one of cpu, cuda, mps, got 'tpu'"),
     ({"device": "mps"}, "device mps is not available on this machine"),
-    ({"trainable": "head.*"}, "trainable must name parameters that require gradients, 'head.\\*' names none"),
+    (
+        {"trainable": "head.*"},
+        "trainable must name parameters that require gradients, 'head.\\*' names none of weight, bias",
+    ),
     ({"trainable": 3}, "trainable must be a pattern or a list of patterns, got 3"),
     ({"loss": "mse"}, "loss must be a function, got str"),
     ({"loss": abs, "step": abs}, "step takes the place of the loss"),
@@ -547,7 +555,10 @@ BAD = [
     ({"rounds": None}, "rounds and cohort_size must be given for training in the clear"),
     ({"cohort_size": 61}, "cohort_size must be at most the population 60, got 61"),
     ({"privacy": 1.0}, "privacy must be a PrivacyTarget, a dictionary of its fields, or None, got float"),
-    ({"privacy": {"epsilom": 1}}, "privacy has no field 'epsilom'; its fields are dimension, population"),
+    (
+        {"privacy": {"epsilom": 1}},
+        r"no field 'epsilom' \(did you mean epsilon\?\); its fields are dimension, population",
+    ),
     ({"privacy": {"sampling": "twice"}}, "sampling must be one of fixed, poisson, once, none, got 'twice'"),
     ({"privacy": {"against": "nobody"}}, "against must be released, server, client, alone"),
     ({"privacy": {"population": 3}}, "the privacy target has population 3, and fit finds 60"),

@@ -58,7 +58,7 @@ def test_a_mean_within_bounds_counts_what_is_beyond_as_the_bound():
 
 def test_a_weighted_mean_caps_the_weights():
     values, weights = np.array([1.0, 0.0, -1.0, 0.5] * 5), np.array([1.0, 2.0, 3.0, 1000.0] * 5)
-    result = d2pfed.private_mean(values, weights=weights, max_weight=10, **CALM)
+    result = d2pfed.private_mean(values, clip=1.0, weights=weights, max_weight=10, **CALM)
     capped = np.minimum(weights, 10)
     assert near(result, (capped @ values) / capped.sum())
     assert result.standard_error < 0.05
@@ -68,13 +68,15 @@ def test_weights_are_never_in_clear(monkeypatch):
     seen = []
     given_sum = releasing.given_sum
     monkeypatch.setattr(releasing, "given_sum", lambda *args, **kw: (seen.append(args), given_sum(*args, **kw))[1])
-    d2pfed.private_mean(np.ones(6), weights=[7.0] * 6, max_weight=14, **CALM)
+    d2pfed.private_mean(np.ones(6), clip=1.0, weights=[7.0] * 6, max_weight=14, **CALM)
     (_plan, _attempt, vectors, _ledger, _entropy) = seen[0]
     assert all(np.linalg.norm(each) <= 1 and len(each) == 2 for each in vectors.values())
 
 
 def test_a_weight_that_drowns_is_said():
-    result = d2pfed.private_mean(np.ones(10), weights=np.full(10, 1e-9), max_weight=1, delta=1e-3, seed=3)
+    result = d2pfed.private_mean(
+        np.ones(10), clip=1.0, weights=np.full(10, 1e-9), max_weight=1, delta=1e-3, seed=3
+    )
     assert any("total weight" in warning for warning in result.warnings)
     assert np.isfinite(result.value)
 
@@ -340,10 +342,10 @@ BAD = [
     (lambda: d2pfed.private_sum([1, 2], ledger=3), "ledger must be a Ledger or the path"),
     (lambda: d2pfed.private_mean([1, 2], bounds=(3, 1)), "bounds must be two numbers, the lower one first"),
     (lambda: d2pfed.private_mean([1, 2], bounds=(0, 1), clip=1.0), "a mean has a clip or bounds"),
-    (lambda: d2pfed.private_mean([1, 2], weights=[1, 2]), "weights need max_weight"),
-    (lambda: d2pfed.private_mean([1, 2], weights=[1, 2, 3], max_weight=3), "one number for each of 2 clients"),
-    (lambda: d2pfed.private_mean([1, 2], weights=[1, -2], max_weight=3), "weights must be at least 0, got -2"),
-    (lambda: d2pfed.private_mean([1, 2], weights=[1, math.nan], max_weight=3), "weights must be finite"),
+    (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, 2]), "weights need max_weight"),
+    (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, 2, 3], max_weight=3), "one number for each of 2 clients"),
+    (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, -2], max_weight=3), "weights must be at least 0, got -2"),
+    (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, math.nan], max_weight=3), "weights must be finite"),
     (lambda: d2pfed.private_histogram([1, 2], [0, 2, 1]), "bins must rise strictly, got 2 before 1"),
     (lambda: d2pfed.private_histogram([1, 2], [0]), "bins must be at least two edges"),
     (lambda: d2pfed.private_histogram([1, 2], [0, 1], max_values=0), "max_values must be positive"),
@@ -368,13 +370,14 @@ BAD = [
     (lambda: d2pfed.private_sum([[1], [2]], privacy={"unit": "record"}), "the unit record needs records, a public"),
     (lambda: d2pfed.private_sum([1, 2], privacy={"unit": "record", "records": 9}), "a record per row, all alike"),
     (lambda: d2pfed.private_sum([1, 2], privacy={"unit": "patient"}), "unit must be"),
-    (lambda: d2pfed.private_mean([[1], [2]], weights=[1, 1], privacy=RECORDS), "weights are for the unit client"),
+    (lambda: d2pfed.private_mean([[1], [2]], clip=1, weights=[1, 1], privacy=RECORDS), "weights are for the unit"),
     (lambda: d2pfed.private_histogram([1, 2], [0, 9], max_values=3, privacy=RECORDS), "max_values is for the unit"),
     (lambda: d2pfed.private_sum([1, 2], privacy=["against"]), "privacy must be a dictionary of changes .*, got list"),
     (lambda: d2pfed.private_sum([1, 2], privacy=d2pfed.PrivacyTarget()), "a dictionary of .*, got PrivacyTarget"),
     (lambda: d2pfed.private_sum([1, 2], clip=1e300), r"bound on a vector must be in \[1e-30, 1e\+30\], got 1e\+300"),
     (lambda: d2pfed.private_sum([1, 2], clip=1e-300), r"bound on a vector must be in \[1e-30, 1e\+30\], got 1e-300"),
     (lambda: d2pfed.private_mean([1, 2], max_weight=3), "max_weight goes with weights"),
+    (lambda: d2pfed.private_mean([1, 2]), r"a mean needs bounds=\(lowest, highest\) on each number, or clip="),
     (lambda: d2pfed.private_quantile([1, 2], 0.5, bounds=(-1e308, 1e308)), "bounds must be a finite distance apart"),
     (lambda: d2pfed.private_histogram([1, 2], np.arange(2e6)), "must have at most 1048576 bins, got 1999999"),
     (lambda: d2pfed.private_table([[1], [2]], [[[], 2]]), "categories of a variable must be plain values"),

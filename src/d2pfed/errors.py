@@ -1,7 +1,8 @@
 """The exceptions raised on purpose; any other one is a bug of ours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 
 class D2PFedError(Exception):
@@ -66,6 +67,12 @@ class LedgerError(D2PFedError):
 def shown(number: int) -> str:
     """Return a whole number as an error shows it; one that nobody would read, and Python may not print, by its size."""
     return str(number) if abs(number) < 10**20 else f"a number of {number.bit_length()} bits"
+
+
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known name that was most likely meant, or none: one that begins alike, or is spelt nearly so."""
+    ranked = sorted(known, key=lambda each: (not each.startswith(name), len(each)))
+    return [each for each in ranked[:1] if name and each.startswith(name)] or get_close_matches(name, ranked, 1)
 
 
 @contextmanager

@@ -169,5 +169,9 @@ def _real(each: Description, value: object) -> float:
 
 
 def _refused(each: Description, rule: str, value: object) -> ConfigError:
-    given = shown(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)[:80]
+    given = (
+        shown(value)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else " ".join(repr(value)[:80].split())
+    )
     return ConfigError(f"{each.name} must be {rule}{' or None' * each.optional}, got {given}")

@@ -82,7 +82,9 @@ def checked_weights(
     if weights is None and max_weight is None:
         return None, None
     if weights is None or max_weight is None:
-        raise ConfigError(f"weights and max_weight go together, got max_weight {max_weight} and weights {weights}")
+        raise ConfigError(
+            f"weights and max_weight go together, got only {'max_weight' if weights is None else 'weights'}"
+        )
     if scope.target is None:
         raise ConfigError("weights are for private training, and privacy is None")
     return tuple(client_weights(weights, clients).tolist()), positive("max_weight", max_weight)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, closest
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget
 from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, MOST_COHORT, MOST_ROUNDS, check_range
 from d2pfed.plan.calibrate import ideal_multiplier
@@ -50,7 +50,9 @@ def scope_of(
             raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and fit finds {value}")
     asked = replace(asked, dimension=dimension, population=population)
     if population == 1 and asked.delta is None:
-        raise ConfigError("delta must be given for a single client: population^-1.1 is 1")
+        raise ConfigError(
+            "one client cannot hide among others: split the data over clients, or state delta (population^-1.1 is 1)"
+        )
     rounds = _one_of("rounds", rounds, asked.rounds)
     cohort_size = _one_of("cohort_size", cohort_size, asked.cohort_size)
     notes = []
@@ -168,7 +170,8 @@ def _as_target(privacy: PrivacyTarget | Mapping[str, object]) -> PrivacyTarget:
     names = [each.name for each in fields(PrivacyTarget)]
     for name in privacy:
         if name not in names:
-            raise ConfigError(f"privacy has no field {name!r}; its fields are {', '.join(names)}")
+            near = "".join(f" (did you mean {each}?)" for each in closest(str(name), names))
+            raise ConfigError(f"privacy has no field {name!r}{near}; its fields are {', '.join(names)}")
     usual = RECORD_PRIVACY if privacy.get("unit") == Unit.RECORD else DEFAULT_TARGET
     return replace(usual, **privacy)  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
 """The d2pfed command: parse, call one function, print."""
 
+import re
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from d2pfed.errors import D2PFedError
+from d2pfed.errors import D2PFedError, closest
 
 if TYPE_CHECKING:
     from click import Command, Context, HelpFormatter
@@ -98,8 +99,10 @@ def run(app: typer.Typer, name: str) -> None:
         app(sys.argv[1:], prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except (D2PFedError, OSError) as error:  # the latter: a folder that is a file, a full disk
+    except D2PFedError as error:
         _fail(name, str(error))
+    except OSError as error:  # a folder that is a file, a full disk
+        _fail(name, f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except Exception as error:
         # The parser's complaints know how to name the option; they have no common public type.
         if not hasattr(error, "format_message"):
@@ -107,7 +110,26 @@ def run(app: typer.Typer, name: str) -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without a command
             print(error.format_message())
             sys.exit(0)
-        _fail(name, error.format_message())
+        _fail(name, _with_help(error.format_message(), getattr(error, "ctx", None)))
+
+
+def _with_help(complaint: str, context: "Context | None") -> str:
+    """Return what the parser complains of, with the nearest name that would do and where all names are."""
+    if context is None:
+        return complaint
+    found = re.match(r"No such (command|option) '([^']*)'\.$", complaint)
+    if found:
+        command = context.command
+        known = (
+            [name for each in command.params for name in each.opts] if found[1] == "option" else _names(context)
+        )
+        complaint += "".join(f" Did you mean '{name}'?" for name in closest(found[2], known))
+    return f"{complaint} See `{context.command_path} --help`."
+
+
+def _names(context: "Context") -> list[str]:
+    command = context.command
+    return command.list_commands(context) if isinstance(command, TyperGroup) else []
 
 
 def _fail(name: str, text: str) -> None:

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False
+)
 
 TARGET = FieldOptions(
     kind=PrivacyTarget,

@@ -1,11 +1,12 @@
 """`d2pfed plan`: what noise, bits, bytes and epsilons a privacy target requires."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
 
 from d2pfed.accounting import Sampling, Unit
+from d2pfed.api.filling import split_population
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
     AsJson,
@@ -15,7 +16,7 @@ from d2pfed.cli.options import (
     check_sizes,
     with_fields,
 )
-from d2pfed.cli.show import out, print_json
+from d2pfed.cli.show import err, out, print_json
 from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, calibrate, describe, record_terms
 from d2pfed.plan.policy import default_refusal
 from d2pfed.round import sketch_of
@@ -24,17 +25,25 @@ from d2pfed.secagg import upload_bytes
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
 
 DEFAULT_JOB = {"population": 100_000, "cohort_size": 1000, "rounds": 50, "dimension": 19_354}  # of `d2pfed train`
+FIELDS = FieldOptions(
+    kind=PrivacyTarget,
+    defaults=TARGET_DEFAULTS | DEFAULT_JOB | {"cohort_size": None, "rounds": None},
+    unset={
+        "cohort_size": "1,000 of 100,000 clients, else what the population allows",
+        "rounds": "50 for 100,000 clients, else what the population allows",
+    },
+)
 
 
 @app.command(cls=SectionedCommand)
-@with_fields(FieldOptions(kind=PrivacyTarget, defaults=TARGET_DEFAULTS | DEFAULT_JOB))
+@with_fields(FIELDS)
 def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False) -> None:
     """Show what a privacy target requires: noise, bits, bytes, error, and an epsilon for each observer."""
     if wanted["unit"] == Unit.RECORD:
         wanted["cohort_size"] = wanted["population"]  # every silo is asked
         if wanted["sampling"] == TARGET_DEFAULTS["sampling"]:
             wanted["sampling"] = Sampling.NONE
-    target = PrivacyTarget(**wanted)
+    target = _filled(wanted)
     check_sizes(target.sampling, sizes)
     agreed = calibrate(target)
     summary = describe(target, agreed)
@@ -49,6 +58,18 @@ def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False
     _print(summary, upload, agreed, default_refusal(target, agreed))
     for term in record_terms(agreed):
         out().print(term)
+
+
+def _filled(wanted: dict[str, Any]) -> PrivacyTarget:
+    """Return the target; rounds and cohorts of another population than the default job's are chosen as in `train`."""
+    missing = [name for name in ("cohort_size", "rounds") if wanted[name] is None]
+    own = wanted["population"] != DEFAULT_JOB["population"] and len(missing) == 2
+    if not own or wanted["sampling"] != Sampling.ONCE:
+        return PrivacyTarget(**wanted | {name: DEFAULT_JOB[name] for name in missing})
+    target = PrivacyTarget(**wanted)
+    rounds, cohort_size, why = split_population(target, None, None)
+    err().print(why)
+    return replace(target, rounds=rounds, cohort_size=cohort_size)
 
 
 def _print(summary: PlanSummary, upload: int, plan: Plan, refusal: str) -> None:

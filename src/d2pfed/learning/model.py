@@ -190,7 +190,11 @@ def _chosen(module: torch.nn.Module, patterns: tuple[str, ...]) -> tuple[str, ..
             aliases.setdefault(id(value), []).append(name)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for names in aliases.values() for name in names):
-            raise ConfigError(f"trainable must name parameters that require gradients, {pattern!r} names none")
+            names = [name for group in aliases.values() for name in group]
+            some = ", ".join(names[:6]) + ", ..." * (len(names) > 6)
+            raise ConfigError(
+                f"trainable must name parameters that require gradients, {pattern!r} names none of {some or 'none'}"
+            )
     chosen = [n[0] for n in aliases.values() if any(fnmatchcase(name, p) for name in n for p in patterns)]
     if not chosen:
         raise ConfigError(f"at least one parameter must be trained, got trainable = {patterns}")

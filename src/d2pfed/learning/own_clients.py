@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.rows import Rows, rows_of
@@ -99,7 +101,12 @@ class _Keyed:
         return self.held[self.keys[client]]
 
 
+_SPLIT = "split it, as in [(x[i::100], y[i::100]) for i in range(100)]"
+
+
 def _loader(clients: object, population: int | None) -> tuple[Loader, int]:
+    if isinstance(clients, tuple) and any(isinstance(each, torch.Tensor | np.ndarray) for each in clients):
+        raise ConfigError(f"clients must be one data set per client, got one pair of arrays: {_SPLIT}")
     if isinstance(clients, Mapping):
         return _Keyed(clients, tuple(clients)), _agreed(len(clients), population)
     if isinstance(clients, Sequence) and not isinstance(clients, (str, bytes)):
@@ -110,8 +117,10 @@ def _loader(clients: object, population: int | None) -> tuple[Loader, int]:
         if isinstance(population, bool) or not isinstance(population, int):
             raise ConfigError(f"population must be a whole number, got {population!r}")
         return clients, population
+    whole = isinstance(clients, torch.Tensor | np.ndarray | Dataset | DataLoader)
     raise ConfigError(
         f"clients must be a sequence, a mapping or a function of data sets, got {type(clients).__name__}"
+        f"{f': {_SPLIT}' if whole else ''}"
     )
 
 

@@ -41,6 +41,8 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
 
     With `max_weight`, the mean is weighted by private weights of at most that; else all clients weigh alike.
     """
+    if not isinstance(target, PrivacyTarget):
+        raise ConfigError(f"target must be a PrivacyTarget, got {type(target).__name__}")
     target.require_complete()
     if target.mechanism in HELD_BY_ONE and target.colluders:
         raise ConfigError(

@@ -291,8 +291,10 @@ class PrivacyTarget:
     def require_complete(self) -> None:
         """Refuse a target that lacks what a plan depends on."""
         if self.missing:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in self.missing)
             raise ConfigError(
-                f"a plan needs {', '.join(self.missing)}, which `fit` fills in and a target may state"
+                f"a plan needs {', '.join(self.missing)}: state what is missing ({flags} on the command line); `fit` "
+                "fills in what it can count"
             )
 
     @property

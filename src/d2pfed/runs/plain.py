@@ -36,12 +36,20 @@ def parse(text: str, where: str) -> dict[str, Any]:
     return plain
 
 
+def _runs_below(path: Path) -> str:
+    """Return why a file may be missing: its directory may be no run, but hold some."""
+    runs = sorted(each.parent for each in path.parent.glob(f"*/{path.name}"))
+    if not runs:
+        return "a run has it once it has ended or was interrupted"
+    return f"{path.parent} is no run, but holds {', '.join(map(str, runs[:3]))}{' and others' * (len(runs) > 3)}"
+
+
 def read_text(path: Path) -> str:
     """Return a file's text."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: a run has it once it has ended or was interrupted") from None
+        raise ConfigError(f"{path} is missing: {_runs_below(path)}") from None
     except UnicodeDecodeError:
         raise DamagedFile(f"{path} is damaged: it is not text") from None
     except OSError as error:

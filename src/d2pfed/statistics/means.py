@@ -63,8 +63,13 @@ def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
 
 def ball_of(dimension: int, clip: object, bounds: object) -> Ball:
     """Return where vectors are brought to by a clip, or by bounds on each number."""
+    if bounds is None and clip is None:
+        raise ConfigError(
+            "a mean needs bounds=(lowest, highest) on each number, or clip= on the norm, chosen without looking at "
+            "the data; got neither"
+        )
     if bounds is None:
-        return Ball(dimension, positive("clip", 1.0 if clip is None else clip), None)
+        return Ball(dimension, positive("clip", clip), None)
     if clip is not None:
         raise ConfigError(f"a mean has a clip or bounds, got clip {clip} and bounds {bounds}")
     low, high = interval(bounds)

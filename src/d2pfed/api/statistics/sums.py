@@ -80,7 +80,7 @@ def private_mean(
     Args:
         vectors: One number or one vector per client, or the records of each client, as in `private_sum`.
         epsilon: Bound on what the observer learns about one client, or about one record.
-        clip: L2 bound on a client's vector; a longer one is scaled down to it. 1 if there are no bounds either.
+        clip: L2 bound on a client's vector; a longer one is scaled down to it. Give it or bounds.
         bounds: Lower and upper bound of each number, in place of a clip; what is beyond counts as the bound, and a
             client whose data are hidden counts as the middle.
         weights: One number from 0 on per client, such as how many records it has; None weighs all alike.
