@@ -10,8 +10,9 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from d2pfed.errors import ConfigError
-from d2pfed.flower.statistics import STATISTIC, private_total, statistic_reply
+from d2pfed.flower.statistics import private_total, statistic_reply
 from d2pfed.ledger import RowKind, read_rows
+from d2pfed.statistics.questions import STATISTIC
 from support.enrolled_clients import DIMENSION, enrol, make_plan
 from support.local_grid import make_grid, make_strategy
 

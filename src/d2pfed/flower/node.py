@@ -151,9 +151,10 @@ class Forks:
     def reap(self) -> None:
         """Take note of those that have ended."""
         for child in list(self._begun):
-            ended, status = os.waitpid(child, os.WNOHANG)
+            ended, status, used = os.wait4(child, os.WNOHANG)
             if ended:
-                _log.info("a message took %.2f s", time.monotonic() - self._begun.pop(child))
+                seconds = time.monotonic() - self._begun.pop(child)
+                _log.info("a message took %.2f s (%.2f s of a core)", seconds, used.ru_utime + used.ru_stime)
                 if code := os.waitstatus_to_exitcode(status):
                     _log.error("its process ended with %d; the SuperNode notices by its missing heartbeat", code)
 

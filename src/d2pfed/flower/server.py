@@ -141,6 +141,7 @@ class PrivateFedAvg:
         optimizer: ServerOptimizer | None = None,
         deadlines: Deadlines | None = None,
         keys: KeyUse | None = None,
+        ledger: Path | None = None,
     ) -> "PrivateFedAvg":
         """Return the strategy that trains a model within a privacy target.
 
@@ -156,6 +157,7 @@ class PrivateFedAvg:
             directory=server.run,
             roster=roster,
             draws=None if roster is None else server.draws,
+            ledger=ledger,
             target=target,
             optimizer=optimizer or ServerOptimizer(),
             deadlines=deadlines or Deadlines(),
