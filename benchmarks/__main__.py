@@ -13,6 +13,7 @@ from benchmarks.busy import busy_loops
 from benchmarks.deployment import DeploymentRow, Way, bench_deployment, cases
 from benchmarks.deployment import goals as deployment_goals
 from benchmarks.encode import encode_memory, prepare_encode
+from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow, bench_goals
 from benchmarks.growth import plot_growth
 from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
@@ -38,7 +39,7 @@ PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost gr
 Busy = Annotated[
     bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
 ]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, StatisticsRow, DeploymentRow)
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, StatisticsRow, DeploymentRow, EngineRow)
 
 
 class Sizes(StrEnum):
@@ -222,25 +223,44 @@ def goals_command(
 
 
 @bench.command("engines")
-def engines_command(
+def engines_command(  # noqa: PLR0917 - options of a command
     clients: Annotated[
-        int, typer.Option(show_default=False, help="Clients in the cohort. [default: 1000]")
-    ] = 1000,
+        list[int] | None,
+        typer.Option(show_default=False, help="Clients in the cohort; several may be given. [default: 1000]"),
+    ] = None,
     workers: Annotated[int, typer.Option(show_default=False, help="Ray workers. [default: 2]")] = 2,
     address: Annotated[str | None, typer.Option(help="A Ray cluster's address. [default: this machine]")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="processes, in process, ray. [default: all]")
+    ] = None,
+    plot: PlotFile = None,
     json: AsJson = False,
 ) -> None:
     """Time a simulated round by each backend.
 
-    Worker processes, this process, Ray.
+    Worker processes, this process, Ray. Over several cohorts: from which size on Ray's workers pay.
     """
-    from benchmarks.engines import bench_engines  # noqa: PLC0415 - torch takes seconds to load
+    from benchmarks.engines import bench_engines, break_even  # noqa: PLC0415 - torch takes seconds to load
 
-    rows = list(bench_engines(clients, workers, address))
+    sizes = tuple(clients or [1000])
+    rows = _watched(row for size in sizes for row in bench_engines(size, workers, address, only or ()))
+    if plot is not None:
+        measured = [(row.engine, row.clients, row.round_seconds) for row in rows if row.round_seconds is not None]
+        series = {
+            name: [(size, seconds) for each, size, seconds in measured if each == name]
+            for name in dict.fromkeys(each for each, _, _ in measured)
+        }
+        plot_growth(series, "clients in the cohort", "seconds a round", plot)
+    pays = {over: break_even(rows, "ray", over) for over in ("in process", "processes")}
     if json:
-        print_json({"rows": [tables.as_dict(row) for row in rows]})
+        print_json({"rows": [tables.as_dict(row) for row in rows], "ray_pays_from": pays})
         return
     out().print(tables.engine_table(rows))
+    for over, size in pays.items():
+        if len(sizes) > 1:
+            out().print(
+                f"Ray's workers beat {over}: {'in none' if size is None else f'from {size:,} clients on'}."
+            )
 
 
 @bench.command("training")

@@ -126,7 +126,7 @@ class DeploymentGoal:
         return None if self.value is None else self.value <= self.limit
 
 
-def bench_deployment(measured: Sequence[Case], patience: float = 900.0) -> Iterator[DeploymentRow]:
+def bench_deployment(measured: Sequence[Case], patience: float = 600.0) -> Iterator[DeploymentRow]:
     """Yield a row for each case; one that fails has its error in the place of seconds."""
     for case in measured:
         try:

@@ -1,7 +1,7 @@
 """One simulated round by each backend: the same clients, trained, encoded and added up."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -18,7 +18,9 @@ from d2pfed.simulation.process_backend import start_workers
 _ROUNDS = 3  # the first one, in which workers load and kernels compile, does not count
 
 
-def bench_engines(clients: int, ray_workers: int, address: str | None) -> Iterator[EngineRow]:
+def bench_engines(
+    clients: int, ray_workers: int, address: str | None, only: Collection[str] = ()
+) -> Iterator[EngineRow]:
     """Yield the speed of each backend on a cohort of digits; the same entropy gives all of them the same sum."""
     task = load_task("infimnist", population=10 * clients)
     model = build_model("mlp", task, seed=0)
@@ -65,7 +67,19 @@ def bench_engines(clients: int, ray_workers: int, address: str | None) -> Iterat
     }
     with one_thread(model):
         for name, (needs, start) in works.items():
+            if only and name.partition(",")[0] not in only:
+                continue
             row, error = attempt(needs, partial(measure, name, start))
             yield row or EngineRow(
                 engine=name, clients=clients, start_seconds=None, round_seconds=None, error=error
             )
+
+
+def break_even(rows: Sequence[EngineRow], engine: str, over: str) -> int | None:
+    """Return the smallest measured cohort from which on one engine is faster than another; None if there is none."""
+    seconds = {(row.engine.partition(",")[0], row.clients): row.round_seconds for row in rows}
+    sizes = sorted({row.clients for row in rows if row.round_seconds is not None})
+    both = [size for size in sizes if seconds.get((engine, size)) and seconds.get((over, size))]
+    slower = [size for size in both if (seconds[engine, size] or 0) >= (seconds[over, size] or 0)]
+    faster = [size for size in both if not slower or size > slower[-1]]
+    return faster[0] if faster else None

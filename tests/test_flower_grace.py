@@ -6,6 +6,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from d2pfed.errors import ConfigError
 from d2pfed.flower import grid as grid_module
+from d2pfed.flower import registry
 from d2pfed.flower.grid import Deadlines
 from d2pfed.ledger import RowKind, read_rows
 from support.enrolled_clients import enrol, make_plan
@@ -67,7 +68,7 @@ def test_the_others_have_as_long_again_as_the_quorum_took(monkeypatch):
 
 
 def test_an_announcement_that_was_lost_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(grid_module, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(registry, "_AGAIN_SECONDS", 0.01)
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     lost = []
 

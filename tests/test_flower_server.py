@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from d2pfed.accounting import Sampling
 from d2pfed.cli import main
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
-from d2pfed.flower import server
+from d2pfed.flower import federation
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.enrolment import DrawCommitment
 from d2pfed.flower.grid import Deadlines
@@ -398,7 +398,7 @@ def test_an_attempt_lasts_no_longer_than_clients_keep_its_secrets():
 
 def test_a_client_that_is_to_blame_is_not_asked_again_even_after_a_restart(tmp_path, monkeypatch, caplog):
     plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path)
-    gather, blamed = server.gather, []
+    gather, blamed = federation.gather, []
 
     def blaming(*arguments, **options):
         if not blamed:
@@ -406,7 +406,7 @@ def test_a_client_that_is_to_blame_is_not_asked_again_even_after_a_restart(tmp_p
             raise TooFewClients("somebody has cheated", (), (3,))
         return gather(*arguments, **options)
 
-    monkeypatch.setattr(server, "gather", blaming)
+    monkeypatch.setattr(federation, "gather", blaming)
     start(make_strategy(plan, tmp_path, roster), grid, 1)
     assert "clients [3] have sent what cannot be an accident" in caplog.text
     start(make_strategy(plan, tmp_path, roster), grid, 2)
@@ -463,7 +463,7 @@ def a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(server, "gather", killed)
+        patched.setattr(federation, "gather", killed)
         with pytest.raises(KeyboardInterrupt):
             start(make_strategy(plan, tmp_path, roster), grid)
     start(make_strategy(plan, tmp_path, roster), grid)
@@ -476,10 +476,10 @@ def test_a_kill_before_vectors_are_asked_for_costs_a_block_and_not_the_run(tmp_p
 
 
 def test_a_partition_that_does_not_look_at_the_ledger_is_caught(tmp_path, monkeypatch):
-    def draw(federation, attempt):
-        return federation._cohorts.draw(attempt.round, attempt.number, federation._participation.block)
+    def draw(run, attempt):
+        return run._cohorts.draw(attempt.round, attempt.number, run._participation.block)
 
-    monkeypatch.setattr(server.FlowerFederation, "_next", draw)
+    monkeypatch.setattr(federation.FlowerFederation, "_next", draw)
     with pytest.raises(ConfigError, match="uses each client once"):
         a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
 

@@ -1,8 +1,12 @@
+import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +21,7 @@ from safetensors.numpy import load_file
 from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.learning import LocalTrainer, LocalTraining, Optimizer, build_model, load_task
-from d2pfed.ledger import read_rows
+from d2pfed.ledger import RowKind, read_rows
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
@@ -229,6 +233,55 @@ def test_a_run_goes_on_with_another_backend_and_the_same_ledger(cluster, tmp_pat
     )
     # Updates that differ by rounding may round to another lattice point now and then.
     assert np.abs(mixed - alone).max() < 5 * job.plan.codec.granularity
+
+
+@pytest.mark.slow
+def test_a_run_whose_driver_is_killed_goes_on_after_its_last_round(tmp_path):
+    source = str(Path(ray_backend.__file__).parents[2])
+    command = [
+        sys.executable,
+        "-m",
+        "d2pfed.cli",
+        "train",
+        "--task",
+        "digits",
+        "--backend",
+        "ray",
+        "--workers",
+        "2",
+    ]
+    command += [
+        "--population",
+        "40",
+        "--cohort-size",
+        "20",
+        "--rounds",
+        "40",
+        "--epsilon",
+        "300",
+        "--name",
+        "killed",
+    ]
+    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": source}}
+    metrics = tmp_path / "runs" / "killed" / "metrics.jsonl"
+
+    def rounds():
+        return [json.loads(line)["round"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+    driver = subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + 300
+    while len(rounds()) < 3:
+        assert driver.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(driver.pid, signal.SIGKILL)  # with its workers, as when a machine fails
+    driver.wait()
+    before = rounds()
+    assert len(before) < 40
+    subprocess.run(command, **options, check=True, timeout=600, capture_output=True)
+    assert rounds() == list(range(1, 41))
+    charged = [row for row in read_rows(metrics.parent / "ledger.sqlite") if row.kind is RowKind.RESERVE]
+    assert 40 <= len(charged) <= 41  # the attempt in which it was killed stays charged
 
 
 def test_there_must_be_a_worker():

@@ -22,6 +22,7 @@ from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.config import get_metadata_from_config, get_project_config
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore import log
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import add_exit_handler, register_signal_handlers
 from flwr.supercore.fab import Fab
@@ -235,6 +236,7 @@ def run_supernode(arguments: list[str]) -> None:
         config.max_wait_time,
     ) as (node, receive, send, get_run, get_fab, pull_object, push_object, confirm):
         state.set_node_id(node)
+        log(logging.INFO, "SuperNode ID: %s", node)
         while True:
             taken = _pull_and_store_message(
                 state=state,

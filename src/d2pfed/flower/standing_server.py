@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from d2pfed.errors import TooFewClients, VoidStep
-from d2pfed.flower.grid import Deadlines, GridExchange, GridTransport, NodeRegistry, ask_presence
+from d2pfed.flower.grid import Deadlines, GridExchange, GridTransport, ask_presence
 from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.positions import Positions
+from d2pfed.flower.registry import NodeRegistry
 from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.noise.codec import FloatVector
