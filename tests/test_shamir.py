@@ -272,3 +272,13 @@ def test_a_corrector_refuses_points_that_give_a_secret_away(points, threshold):
 
 def test_what_was_corrected_does_not_print_its_secret():
     assert "12345" not in repr(Corrected(12345, ()))
+
+
+def test_the_largest_point_of_the_quick_way_and_the_next_one_give_true_shares():
+    """A limb times 2^11 does not fit: that point is evaluated by plain integers."""
+    for largest in (2047, 2048):
+        points = [*range(1, 128), largest]
+        hidden = [PRIME - 1 - number for number in range(16)]
+        shares = split_each(hidden, len(points), points, Stream(digest("largest point", largest)))
+        interpolation = Interpolation(points)
+        assert [interpolation.join(each) for each in shares] == hidden

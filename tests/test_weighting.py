@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import d2pfed
@@ -42,6 +42,7 @@ def target(**changes):
     st.floats(0.001, 1e6),
     st.floats(0.001, 1e6),
 )
+@example([0.0, 0.0], 3.0, 1.0, 2.0)
 def test_no_vector_exceeds_the_radius(update, weight, cap, clip):
     weighting = Weighting.balanced(cap, clip, len(update))
     sent = weighting.vector(np.array([*update, weight], np.float64)).astype(np.float64)
