@@ -61,8 +61,8 @@ WRITERS = Benchmark(
     cohort_size=None,
     rounds=20,
     local=local_training(lr=0.5, epochs=2, batch_size=10),
-    step=server_optimizer(lr=1.0, momentum=0.5, averaging=0.5),
-    clear_step=server_optimizer(),
+    step=server_optimizer(lr=4.0, momentum=0.5, averaging=0.8),
+    clear_step=server_optimizer(lr=1.0, momentum=0.5),
 )
 SPEAKERS = Benchmark(
     name="speakers",
@@ -75,7 +75,7 @@ SPEAKERS = Benchmark(
     rounds=20,
     local=local_training(lr=1.0, epochs=1, batch_size=50),
     step=server_optimizer(lr=3.0, momentum=0.5, averaging=0.8),
-    clear_step=server_optimizer(),
+    clear_step=server_optimizer(lr=3.0, momentum=0.5, averaging=0.8),
 )
 WHOLE_CIFAR = Benchmark(
     name="cifar10-server",
