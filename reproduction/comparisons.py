@@ -204,15 +204,18 @@ def _words(benchmark: Benchmark, private: RunHistory, plain: RunHistory) -> tupl
     system = private.system
     local, step = asdict(benchmark.local), asdict(benchmark.step)
     told = ", ".join(f"{name} {value}" for name, value in local.items() if value)
-    server = ", ".join(f"{name} {value}" for name, value in step.items() if value)
+    server, clear = (
+        ", ".join(f"{name} {value}" for name, value in each.items() if value)
+        for each in (step, asdict(benchmark.clear_step))
+    )
     first = (
         f"{system.workload.task.description} Test accuracy {spoken(private)} at epsilon {benchmark.epsilon:g} against "
         f"the server, {spoken(plain)} without privacy. {seeds_of([private, plain])}"
     )
     second = (
         f"Model: {benchmark.model_name}, {system.workload.model.dimension:,} parameters, updates clipped to "
-        f"{_CLIP:g}. Clients: {told}. Server: {server}. Full cohorts, nobody colludes; settings were chosen by "
-        f"validation accuracy, and that choice is not accounted."
+        f"{_CLIP:g}. Clients: {told}. Server: {server}; without privacy {clear}. Full cohorts, nobody "
+        f"colludes; settings were chosen by validation accuracy, and that choice is not accounted."
     )
     return first, second
 
