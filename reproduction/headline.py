@@ -214,7 +214,7 @@ def _words_epsilon(runs: Runs) -> tuple[str, ...]:
         f"As the authors' code ran (one Adam for all clients and rounds, cohorts with replacement, updates of norm 1, "
         f"pixels up to 827): D2P-Fed {spoken(code)}, cpSGD {spoken(coins)}, without noise {spoken(plain)}; the paper "
         f"has {paper.accuracy:g}, {CPSGD_END[experiment.name].accuracy:g} and {PLAIN_END[experiment.name].accuracy:g} "
-        f"%. No epsilon holds for these runs: see the erratum on carried moments."
+        f"%. Their epsilon is void: see the erratum on carried moments."
     )
     return first, second, third
 

@@ -8,7 +8,7 @@ from reproduction.published import EndPoint
 from reproduction.result import Cell, Table
 from reproduction.runs import RunHistory
 
-NO_BOUND = "no bound"  # in place of an epsilon
+NO_BOUND = "void"  # in place of an epsilon
 COLUMNS = (
     "experiment",
     "system",

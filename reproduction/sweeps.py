@@ -113,7 +113,7 @@ def _words_sigma(
     if not coded:
         return first, second
     third = (
-        f"As the authors' code ran, the same three widths end at {_said(coded)}; no epsilon holds for these runs "
+        f"As the authors' code ran, the same three widths end at {_said(coded)}; their epsilon is void "
         f"(erratum on carried moments)."
     )
     return first, second, third
