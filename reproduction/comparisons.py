@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from d2pfed.accounting import SERVER, Sampling
 from d2pfed.learning import LocalTraining, Model, Task
@@ -25,13 +26,13 @@ from reproduction.curves import Hue, style_axes
 from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.presentation import accuracy_cells, records, seeds_of, spoken
 from reproduction.published import INFIMNIST
-from reproduction.result import Cell, Context, Result, Table
+from reproduction.result import Cell, Context, Result, Size, Table
 from reproduction.runs import RunHistory, run_systems
 from reproduction.systems import System, Workload
 from reproduction.whole_cifar import whole_cifar
 
 _CLIP = 1.0
-_FILTERS = 256
+_FILTERS = {Size.FULL: 256, Size.QUICK: 64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,8 @@ WRITERS = Benchmark(
     cohort_size=None,
     rounds=20,
     local=local_training(lr=0.5, epochs=2, batch_size=10),
-    step=server_optimizer(lr=1.0, momentum=0.5, averaging=0.5),
-    clear_step=server_optimizer(),
+    step=server_optimizer(lr=4.0, momentum=0.5, averaging=0.8),
+    clear_step=server_optimizer(lr=1.0, momentum=0.5),
 )
 SPEAKERS = Benchmark(
     name="speakers",
@@ -75,14 +76,14 @@ SPEAKERS = Benchmark(
     rounds=20,
     local=local_training(lr=1.0, epochs=1, batch_size=50),
     step=server_optimizer(lr=3.0, momentum=0.5, averaging=0.8),
-    clear_step=server_optimizer(),
+    clear_step=server_optimizer(lr=3.0, momentum=0.5, averaging=0.8),
 )
 WHOLE_CIFAR = Benchmark(
     name="cifar10-server",
     title="CIFAR-10, whole images, against the server",
-    load=lambda context: whole_cifar(context.folder / "features", context.data, _FILTERS),
+    load=lambda context: whole_cifar(context.folder / "features", context.data, _FILTERS[context.size]),
     model=linear_on_features,
-    model_name=f"linear on {_FILTERS} filters",
+    model_name="linear on fixed features of random patches",
     epsilon=8.0,
     cohort_size=None,
     rounds=30,
@@ -137,8 +138,15 @@ def compare(benchmark: Benchmark, context: Context) -> Result:
         table=Table(COLUMNS, (_row(benchmark, private, plain),)),
         words=_words(benchmark, private, plain),
         ran=records([private, plain]),
+        reduced=_reduced(benchmark, context),
         draw=partial(_draw, private=private, plain=plain),
     )
+
+
+def _reduced(benchmark: Benchmark, context: Context) -> str:
+    few, all_of_them = _FILTERS[Size.QUICK], _FILTERS[Size.FULL]
+    shrunk = benchmark is WHOLE_CIFAR and context.size is Size.QUICK
+    return f"{few} filters in place of {all_of_them}" if shrunk else ""
 
 
 def _system(benchmark: Benchmark, task: Task) -> System:
@@ -204,15 +212,18 @@ def _words(benchmark: Benchmark, private: RunHistory, plain: RunHistory) -> tupl
     system = private.system
     local, step = asdict(benchmark.local), asdict(benchmark.step)
     told = ", ".join(f"{name} {value}" for name, value in local.items() if value)
-    server = ", ".join(f"{name} {value}" for name, value in step.items() if value)
+    server, clear = (
+        ", ".join(f"{name} {value}" for name, value in each.items() if value)
+        for each in (step, asdict(benchmark.clear_step))
+    )
     first = (
         f"{system.workload.task.description} Test accuracy {spoken(private)} at epsilon {benchmark.epsilon:g} against "
         f"the server, {spoken(plain)} without privacy. {seeds_of([private, plain])}"
     )
     second = (
         f"Model: {benchmark.model_name}, {system.workload.model.dimension:,} parameters, updates clipped to "
-        f"{_CLIP:g}. Clients: {told}. Server: {server}. Full cohorts, nobody colludes; settings were chosen by "
-        f"validation accuracy, and that choice is not accounted."
+        f"{_CLIP:g}. Clients: {told}. Server: {server}; without privacy {clear}. Full cohorts, nobody "
+        f"colludes; settings were chosen by validation accuracy, and that choice is not accounted."
     )
     return first, second
 
@@ -224,6 +235,7 @@ def _draw(figure: Figure, private: RunHistory, plain: RunHistory) -> None:
         axes.plot(list(curve.rounds), curve.validation, color=hue, label=f"{label}, validation")
         axes.fill_between(list(curve.rounds), low, high, color=hue, alpha=0.18, linewidth=0)
         axes.plot(len(curve.rounds), curve.test, "o", color=hue, label=f"{label}, test {curve.test:.1f} %")
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_xlabel("round", color=Ink.TEXT)
     axes.set_ylabel("accuracy, %", color=Ink.TEXT)
     axes.legend(frameon=False, loc="lower right", fontsize=8)

@@ -197,7 +197,8 @@ def _words_epsilon(runs: Runs) -> tuple[str, ...]:
     first = (
         f"{experiment.name}: D2P-Fed's epsilon comes out as {main.published[-1]:.4g} by the paper's accounting. With "
         f"every update clipped to D = {experiment.clip:g} the released models truly cost {main.released[-1]:.2g}, "
-        f"{kept} than that, and the server learns {main.server or 0:.3g}. The accuracy is {spoken(main)}, the paper's "
+        f"{kept} than that, and the server, with no cap on participations, may learn up to "
+        f"{main.server or 0:.3g}. The accuracy is {spoken(main)}, the paper's "
         f"{paper.accuracy:g} %."
     )
     second = (
@@ -213,7 +214,7 @@ def _words_epsilon(runs: Runs) -> tuple[str, ...]:
         f"As the authors' code ran (one Adam for all clients and rounds, cohorts with replacement, updates of norm 1, "
         f"pixels up to 827): D2P-Fed {spoken(code)}, cpSGD {spoken(coins)}, without noise {spoken(plain)}; the paper "
         f"has {paper.accuracy:g}, {CPSGD_END[experiment.name].accuracy:g} and {PLAIN_END[experiment.name].accuracy:g} "
-        f"%. No epsilon holds for these runs: see the erratum on carried moments."
+        f"%. Their epsilon is void: see the erratum on carried moments."
     )
     return first, second, third
 

@@ -8,7 +8,7 @@ from reproduction.published import EndPoint
 from reproduction.result import Cell, Table
 from reproduction.runs import RunHistory
 
-NO_BOUND = "no bound"  # in place of an epsilon
+NO_BOUND = "void"  # in place of an epsilon
 COLUMNS = (
     "experiment",
     "system",
@@ -70,7 +70,7 @@ def seeds_of(curves: Sequence[RunHistory]) -> str:
 def compared(first: RunHistory, second: RunHistory) -> str:
     """Say how two systems stand as far as their seeds tell: above or below only if all runs of one are."""
     if min(len(first.repeats), len(second.repeats)) == 1:
-        return "against, one seed each,"
+        return "not to be ranked by one seed against"
     (low, high), (other_low, other_high) = first.spread, second.spread
     if low > other_high:
         return "above, in every run,"

@@ -113,7 +113,7 @@ def _words_sigma(
     if not coded:
         return first, second
     third = (
-        f"As the authors' code ran, the same three widths end at {_said(coded)}; no epsilon holds for these runs "
+        f"As the authors' code ran, the same three widths end at {_said(coded)}; their epsilon is void "
         f"(erratum on carried moments)."
     )
     return first, second, third
@@ -209,7 +209,7 @@ def _words_coded(coded: Sequence[RunHistory]) -> tuple[str, ...]:
     theirs, coins, plain = coded
     course = plain.repeats[0].validation
     late = course[len(course) // 2 :]
-    jump = max(abs(after - before) for before, after in pairwise(course))
+    jump = max(abs(after - before) for before, after in pairwise(course[-len(late) - 1 :]))
     said = (
         f"As the authors' code ran (one Adam for all clients and rounds, cohorts with replacement, updates of norm 1, "
         f"bare pixels in training and standardised ones in the test) the loop ends at {spoken(plain)} without noise, "

@@ -68,7 +68,7 @@ def finding() -> Finding:
         truth="replace the data of the first client of a round: the sum of all others' clipped updates moves by "
         f"{said}, in units of 2 D, the most that its own update may move (with a fresh Adam for each client: "
         f"{fresh:.0f}). It grows with the cohort, and nothing resets the moments between rounds: a client's data "
-        "passes by its clip and its noise, so no epsilon holds for a client",
+        "passes by its clip and its noise, so no epsilon that is computed from one client's clip holds",
         how="two neighbouring data sets, same model, order and other clients: 8 x 8 digits, 5 epochs of Adam, every "
         "update clipped to D = 0.25",
         remedy="a fresh optimizer for every client and round, or only public state",

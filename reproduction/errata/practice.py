@@ -110,10 +110,11 @@ def _rounded_down() -> Finding:
         topic="code: rounding into the group",
         claim="a value on the lattice enters the group as it is",
         where=READ + ": src/comm.py, cylicRound; src/simulate.py, CYLIC_LEVEL",
-        truth=f"the group's step is two lattice steps, and a value is rounded down to it: {group_bias(step):.4g} less "
-        f"on average in each of {length} rotated coordinates, which the inverse rotation gathers in one weight: "
-        f"{math.sqrt(length) * group_bias(step):.3g} a round on INFIMNIST",
-        how="2^16 over 2^16 / step levels from -2^16 to 2^16; mean over odd and even multiples",
+        truth=f"the group's step is two lattice steps, and a value is rounded down to it: on average "
+        f"{group_bias(step):.4g} or more is lost in each of {length} rotated coordinates, which the inverse rotation "
+        f"gathers in one weight: {math.sqrt(length) * group_bias(step):.3g} or more a round on INFIMNIST",
+        how="2^16 / step levels from -2^16 to 2^16; mean over odd and even multiples in exact arithmetic, floating "
+        "point loses more",
         remedy="integers from the quantiser to the sum, and no second lattice",
     )
 
