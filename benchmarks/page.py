@@ -41,7 +41,8 @@ def read(results: Path) -> tuple[Row, Row]:
 def markdown(idle: Row, busy: Row) -> str:
     """Return the page."""
     if not idle:
-        return f"{_HEAD}\nNothing is kept yet: `scripts/bench all`, `scripts/bench all --busy`, then `scripts/bench page`.\n"
+        commands = "`scripts/bench all`, `scripts/bench all --busy`, then `scripts/bench page`"
+        return f"{_HEAD}\nNothing is kept yet: {commands}.\n"
     parts = (_HEAD, _machines(idle, busy), *(part(idle, busy) for part in _SECTIONS), _durations(idle, busy))
     return "\n".join(part for part in parts if part)
 
