@@ -25,8 +25,10 @@ columns named *busy*. Absolute seconds are those of one machine; compare ratios.
 def write(results: Path, docs: Path) -> list[Path]:
     """Write the page and its plot, and return where they are."""
     idle, busy = read(results)
-    plot_rows(_rows(idle, "growth"), docs / PLOT)
     (docs / PAGE).write_text(markdown(idle, busy))
+    if not (grown := _rows(idle, "growth")):
+        return [docs / PAGE]
+    plot_rows(grown, docs / PLOT)
     return [docs / PAGE, docs / PLOT]
 
 
@@ -38,6 +40,9 @@ def read(results: Path) -> tuple[Row, Row]:
 
 def markdown(idle: Row, busy: Row) -> str:
     """Return the page."""
+    if not idle:
+        commands = "`scripts/bench all`, `scripts/bench all --busy`, then `scripts/bench page`"
+        return f"{_HEAD}\nNothing is kept yet: {commands}.\n"
     parts = (_HEAD, _machines(idle, busy), *(part(idle, busy) for part in _SECTIONS), _durations(idle, busy))
     return "\n".join(part for part in parts if part)
 

@@ -7,8 +7,10 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 IN_THE_EXTRA = {"flwr", "ray", "opendp"}
-# scripts/bench installs these without what they ask for: pfl wants an older dp-accounting.
-_APART = {"pfl", "opacus"}
+_APART = {
+    "pfl",
+    "opacus",
+}  # scripts/bench installs them without what they ask for: pfl wants an older dp-accounting
 _MOST_LETTERS = 200
 
 

@@ -3,12 +3,15 @@
 import multiprocessing
 import resource
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 
@@ -34,6 +37,7 @@ from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.wire import ClientId
 
 END = b""
+_AHEAD = 4  # requests that wait at a process of clients, so that it never waits for the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def measure(scale: Scale, processes: int = 1, agree: crypto.Agree = crypto.agree
         workers.append((worker, here))
     for _, here in workers:
         here.recv_bytes()  # the clients are there
-    transport = Transport([here for _, here in workers], scale.lost)
+    transport = Transport([here for _, here in workers], scale.lost, ahead=_AHEAD)
     begun, begun_cpu = time.perf_counter(), time.process_time()
     total, survivors = _run(scale, transport)
     server_seconds, round_seconds = time.process_time() - begun_cpu, time.perf_counter() - begun
@@ -242,15 +246,29 @@ def serve_clients(scale: Scale, connection: Connection, served: Sequence[ClientI
     }
     connection.send_bytes(b"ready")
     begun = time.process_time()
-    while (name := connection.recv_bytes()) != END:
-        connection.send_bytes(clients[int(name)].receive(connection.recv_bytes()))
+    requests: SimpleQueue[tuple[bytes, bytes]] = SimpleQueue()
+    Thread(target=_listen, args=(connection, requests), daemon=True).start()
+    while (asked := requests.get())[0] != END:
+        connection.send_bytes(clients[int(asked[0])].receive(asked[1]))
     connection.send_bytes(str(time.process_time() - begun).encode())
 
 
-class Transport:
-    """Carries requests to the other processes, and loses the answers of the lost clients once keys are shared."""
+def _listen(connection: Connection, requests: "SimpleQueue[tuple[bytes, bytes]]") -> None:
+    """Take requests off the connection as they come: whoever sends one is never kept from reading answers."""
+    name = b"-"
+    while name != END:
+        name = connection.recv_bytes()
+        requests.put((name, b"" if name == END else connection.recv_bytes()))
 
-    def __init__(self, connections: Sequence[Connection], lost: frozenset[ClientId]) -> None:
+
+class Transport:
+    """Carries requests to the other processes, and loses the answers of the lost clients once keys are shared.
+
+    `ahead` is how many requests a process has in hand; more than one needs processes that always listen.
+    """
+
+    def __init__(self, connections: Sequence[Connection], lost: frozenset[ClientId], *, ahead: int = 1) -> None:
+        self._ahead = ahead
         self._connections = connections
         self._lost = lost
         self._sent: dict[ClientId, int] = {}
@@ -269,37 +287,37 @@ class Transport:
         return self._ask(outbox, [client for client in outbox if client not in self._lost])
 
     def _ask(self, outbox: Mapping[ClientId, bytes], asked: list[ClientId]) -> Iterator[tuple[ClientId, bytes]]:
-        """Give each process its next request as soon as it has answered the one before."""
+        """Give each process its next request as soon as it has answered one."""
         count = len(self._connections)
         waiting = {
             connection: iter([client for client in asked if client % count == number])
             for number, connection in enumerate(self._connections)
         }
-        pending = {
-            connection: client
-            for connection, clients in waiting.items()
-            if (client := self._send(connection, outbox, clients)) is not None
-        }
-        while pending:
-            for ready in wait(list(pending)):
-                connection = next(each for each in pending if each is ready)
-                client, answer = pending.pop(connection), connection.recv_bytes()
-                following = self._send(connection, outbox, waiting[connection])
-                if following is not None:
-                    pending[connection] = following
+        pending: dict[Connection, deque[ClientId]] = {connection: deque() for connection in waiting}
+        for _ in range(self._ahead):
+            for connection, clients in pending.items():
+                self._send(connection, outbox, waiting[connection], clients)
+        while busy := {connection: clients for connection, clients in pending.items() if clients}:
+            for ready in wait(list(busy)):
+                connection = next(each for each in busy if each is ready)
+                client, answer = pending[connection].popleft(), connection.recv_bytes()
+                self._send(connection, outbox, waiting[connection], pending[connection])
                 self._sent[client] = self._sent.get(client, 0) + len(answer)
                 yield client, answer
 
     @staticmethod
     def _send(
-        connection: Connection, outbox: Mapping[ClientId, bytes], clients: Iterator[ClientId]
-    ) -> ClientId | None:
-        """Send the next request of a process and return its client, None if there is none."""
+        connection: Connection,
+        outbox: Mapping[ClientId, bytes],
+        clients: Iterator[ClientId],
+        pending: deque[ClientId],
+    ) -> None:
+        """Send the next request of a process, if there is one."""
         client = next(clients, None)
         if client is not None:
             connection.send_bytes(str(client).encode())
             connection.send_bytes(outbox[client])
-        return client
+            pending.append(client)
 
 
 def _run(scale: Scale, transport: Transport | _Loopback) -> tuple[RingVector, tuple[ClientId, ...]]:

@@ -205,7 +205,8 @@ def progress(row: Row) -> str:  # noqa: C901 - a case for each kind of row
             result = row.error if row.round_seconds is None else f"{row.round_seconds:.3g} s"
             return f"{row.implementation}: {row.clients} clients, {row.dimension:,} coordinates, {result}"
         case EngineRow():
-            return f"{row.engine}, {row.clients:,} clients: {row.error if row.round_seconds is None else f'{row.round_seconds:.3g} s'}"
+            result = row.error if row.round_seconds is None else f"{row.round_seconds:.3g} s"
+            return f"{row.engine}, {row.clients:,} clients: {result}"
         case TrainingRow():
             peer = row.peer_error if row.peer_seconds is None else f"{row.peer_seconds:.3f} s"
             return f"{row.what}: {row.seconds:.3f} s a round; {row.peer}: {peer}"

@@ -17,7 +17,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, session_of
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend, warm_up
+from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend, warm_up, warming
 from d2pfed.simulation.process_backend import ProcessBackend, _Stage
 
 DIMENSION, CLIENTS = 60, 80
@@ -287,3 +287,31 @@ def test_a_warm_up_trains_and_encodes_one_client_for_nobody(changes, monkeypatch
     warm_up(make_plan(**changes), train, PARAMS)
     assert trained == [0]
     assert encoded == ["sketch"]  # a session of nobody
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_first_warm_up_compiles_what_encodes_in_another_process(fails, tmp_path, monkeypatch):
+    seen = tmp_path / "seen"
+
+    def encode(_plan, update):
+        with seen.open("a") as file:
+            file.write(f"{os.getpid()} {update.any()}\n")
+        if fails and not update.any():
+            raise ArithmeticError("in the other process")
+
+    def train(params, _clients, _seed):
+        yield np.ones_like(params)
+
+    monkeypatch.setattr(warming, "is_kept", lambda _: False)
+    monkeypatch.setattr(warming, "can_fork", lambda: True)
+    monkeypatch.setattr(warming, "_encode", encode)
+    warm_up(make_plan(), train, PARAMS)
+    (helper, of_zeros), (here, of_training) = (line.split() for line in seen.read_text().splitlines())
+    assert (of_zeros, of_training) == ("False", "True")
+    assert int(here) == os.getpid() != int(helper)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(helper), 0)
+    seen.unlink()
+    monkeypatch.setattr(warming, "is_kept", lambda _: True)
+    warm_up(make_plan(), train, PARAMS)
+    assert seen.read_text().split()[0] == here

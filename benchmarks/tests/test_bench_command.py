@@ -144,7 +144,6 @@ def test_the_page_is_made_of_both_results(monkeypatch, capsys, tmp_path):
     assert (tmp_path / "docs" / "img" / "growth.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.skipif(not (record.RESULTS / "idle.json").exists(), reason="nothing is kept yet")
 def test_the_documents_show_the_results_that_are_kept():
     assert page.markdown(*page.read(record.RESULTS)) == (record.DOCS / page.PAGE).read_text(), "scripts/bench page"
 

@@ -102,8 +102,8 @@ class ConvolutionalNetwork:
             if at == 0 and windows is not None:
                 outputs = _convolve(windows, weight, bias)
             else:
-                shape = block.stride, block.padding, block.dilation
-                outputs = _aten.convolution(entering[-1], weight, bias, *shape, *_NOT_TRANSPOSED)
+                shape = block.stride, block.padding, block.dilation, *_NOT_TRANSPOSED
+                outputs = _aten.convolution(entering[-1], weight, bias, *shape)
             pooled, places = (
                 (outputs, outputs)
                 if block.pool == 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, update_wrapper
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -34,6 +35,12 @@ class Kernel:
         if self._code is None:
             self._code = _compile(self._function)
         return self._code
+
+
+def is_kept(function: Callable[..., object]) -> bool:
+    """Tell whether machine code of a kernel, perhaps of an older version, is on the disk."""
+    place = function.code.stats.cache_path if isinstance(function, Kernel) else None  # type: ignore[attr-defined]
+    return place is not None and any(Path(place).glob(f"*.{function.__name__}-*.nbi"))
 
 
 def _compile(function: Callable[..., object]) -> Callable[..., object]:

@@ -12,8 +12,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import AttemptBinding, Participant, Units, sketch_of
-from d2pfed.secagg import Delivery
+from d2pfed.round import AttemptBinding, Participant, Units
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
 TrainClients = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
@@ -95,15 +94,6 @@ class InProcess:
 
     def close(self) -> None:
         """There is nothing to end."""
-
-
-def warm_up(plan: Plan, local_training: TrainClients, params: FloatVector) -> None:
-    """Train and encode one client for nothing: workers that are forked later find all kernels compiled."""
-    session, entropy = sketch_of(plan), Entropy.system()
-    update = finite(next(iter(local_training(params, (0,), 0))))
-    group = entropy.key if session.delivery is Delivery.EVERYONE else None
-    clip = None if plan.adaptive_clip is None else plan.adaptive_clip.initial
-    simulated_participant(plan, 0, entropy, {}).encode(session, update, group, clip)
 
 
 def simulated_participant(
