@@ -81,6 +81,8 @@ def test_a_script_that_workers_would_run_again_keeps_clients_here(workers, monke
     backend, line = start(trainer())
     assert isinstance(backend, InProcess)
     assert 'script.py has no `if __name__ == "__main__":`' in line
+    script.write_text("import d2pfed\nprint(type(d2pfed.fit(...)).__name__)\n")
+    assert isinstance(start(trainer())[0], InProcess)
     script.write_text('if __name__ == "__main__":\n    pass\n')
     assert isinstance(start(trainer())[0], Workers)
 

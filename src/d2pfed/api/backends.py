@@ -1,6 +1,7 @@
 """Where `fit` trains its clients: worker processes where they are safe and worth it, else this process."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -128,15 +129,17 @@ def start_backend(
         if name is BackendName.PROCESSES:
             raise ConfigError(f"worker processes cannot be used: {reason}")
         return here, f"Clients are trained in this process, by one thread: {reason}."
-    backend = ProcessBackend(_Naming(trainer), count, "forkserver", use_one_thread)
     # Before anything is charged: a worker that cannot load what it was sent would count as dropped out.
     params, client = trial
+    backend, answer = None, None
     try:
+        backend = ProcessBackend(_Naming(trainer), count, "forkserver", use_one_thread)
         answer = next(backend.train(params, (client,), 0))
-    except ConfigError:  # no worker is left
+    except (ConfigError, OSError):  # no worker is left, or one ended before it had all
         answer = None
-    if answer is None:
-        backend.close()
+    if backend is None or answer is None:
+        if backend is not None:
+            backend.close()
         if name is BackendName.PROCESSES:
             raise ConfigError("worker processes cannot be used: they ended as they began")
         return here, "Clients are trained in this process, by one thread: worker processes ended as they began."
@@ -186,7 +189,7 @@ def _is_guarded(script: Path) -> bool:
         text = script.read_text("utf-8", errors="replace")
     except OSError:
         return True  # no file that a worker would import
-    return "__name__" in text
+    return re.search(r"""^if\s+__name__\s*==\s*["']__main__["']""", text, re.MULTILINE) is not None
 
 
 def _line(error: BaseException) -> str:

@@ -31,11 +31,12 @@ START = """\
 Federated learning with secure aggregation and distributed differential privacy.
 
 To begin:
-  d2pfed plan                                     what noise and how many bytes a privacy target requires
-  d2pfed train                                    the main job, private against the server, about a minute
-  d2pfed train --task digits --epsilon 10         a small run on bundled data
-  d2pfed report runs/NAME                         the report of a run
-  d2pfed --help                                   all commands; d2pfed COMMAND --help: all options of one
+  d2pfed plan                               what a privacy target requires
+  d2pfed train                              the main job, about a minute
+  d2pfed train --task digits --epsilon 10   a small run on bundled data
+  d2pfed report runs/NAME                   the report of a run
+  d2pfed --help                             all commands
+  d2pfed COMMAND --help                     all options of one
 """
 
 
