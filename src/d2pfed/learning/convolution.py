@@ -124,9 +124,9 @@ class ConvolutionalNetwork:
             weight = values[2 * at]
             if at == 0 and windows is not None:
                 return _convolution_gradients(slope, windows, weight) + found
-            shape = block.stride, block.padding, block.dilation
+            shape = block.stride, block.padding, block.dilation, *_NOT_TRANSPOSED
             slope, *own = _aten.convolution_backward(
-                slope, entering[at], weight, [len(weight)], *shape, *_NOT_TRANSPOSED, [at > 0, True, True]
+                slope, entering[at], weight, [len(weight)], *shape, [at > 0, True, True]
             )
             found = own + found
         return found
