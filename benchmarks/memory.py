@@ -10,7 +10,7 @@ from d2pfed.learning import build_model, load_task, use_one_thread
 from d2pfed.plan import calibrate
 from d2pfed.simulation import Dropouts, Fidelity, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend
-from d2pfed.training import ServerOptimizer
+from d2pfed.training import SecondMoment, ServerOptimizer
 
 if TYPE_CHECKING:
     from d2pfed.runs import RoundRecord
@@ -33,7 +33,9 @@ def measure_growth(early: int = EARLY, late: int = LATE) -> tuple[float, float]:
         model="logistic",
         target=target,
         local=local_training(lr=0.1, epochs=1, batch_size=10),
-        server=ServerOptimizer(lr=1.0, momentum=0.0, second_moment=0.0, lr_decay=1.0, averaging=0.0),
+        server=ServerOptimizer(
+            lr=1.0, momentum=0.0, second_moment=0.0, second_rule=SecondMoment.ADAM, lr_decay=1.0, averaging=0.0
+        ),
         dropouts=Dropouts(),
         fidelity=Fidelity.SUM,
         seed=None,

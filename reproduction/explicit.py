@@ -4,7 +4,7 @@ from d2pfed.accounting import RELEASED, Adjacency, Sampling, Unit
 from d2pfed.learning import LocalTraining, Optimizer
 from d2pfed.plan import MechanismName, PrivacyTarget, RotationName
 from d2pfed.secagg.graph import Consistency
-from d2pfed.training import ServerOptimizer
+from d2pfed.training import SecondMoment, ServerOptimizer
 
 
 def privacy_target(
@@ -60,7 +60,14 @@ def server_optimizer(
     *, lr: float = 1.0, momentum: float = 0.0, lr_decay: float = 1.0, averaging: float = 0.0
 ) -> ServerOptimizer:
     """Return how the server moves the model; without arguments, plain federated averaging."""
-    return ServerOptimizer(lr=lr, momentum=momentum, second_moment=0.0, lr_decay=lr_decay, averaging=averaging)
+    return ServerOptimizer(
+        lr=lr,
+        momentum=momentum,
+        second_moment=0.0,
+        second_rule=SecondMoment.ADAM,
+        lr_decay=lr_decay,
+        averaging=averaging,
+    )
 
 
 PAPER_LOCAL = local_training(optimizer=Optimizer.ADAM, lr=1e-3, epochs=5, batch_size=10)  # the paper's clients
