@@ -238,37 +238,16 @@ def test_a_run_goes_on_with_another_backend_and_the_same_ledger(cluster, tmp_pat
 @pytest.mark.slow
 def test_a_run_whose_driver_is_killed_goes_on_after_its_last_round(tmp_path):
     source = str(Path(ray_backend.__file__).parents[2])
-    command = [
-        sys.executable,
-        "-m",
-        "d2pfed.cli",
-        "train",
-        "--task",
-        "digits",
-        "--backend",
-        "ray",
-        "--workers",
-        "2",
-    ]
-    command += [
-        "--population",
-        "40",
-        "--cohort-size",
-        "20",
-        "--rounds",
-        "40",
-        "--epsilon",
-        "300",
-        "--name",
-        "killed",
-    ]
-    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": source}}
+    program = [sys.executable, "-c", "import d2pfed.cli; d2pfed.cli.main()"]
+    options = "--task digits --backend ray --workers 2 --population 40 --cohort-size 20 --rounds 40 --epsilon 300"
+    command = [*program, "train", *options.split(), "--sampling", "fixed", "--name", "killed"]
+    place = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": source}}
     metrics = tmp_path / "runs" / "killed" / "metrics.jsonl"
 
     def rounds():
         return [json.loads(line)["round"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
 
-    driver = subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, start_new_session=True)
+    driver = subprocess.Popen(command, **place, stdout=subprocess.DEVNULL, start_new_session=True)
     until = time.monotonic() + 300
     while len(rounds()) < 3:
         assert driver.poll() is None
@@ -278,7 +257,7 @@ def test_a_run_whose_driver_is_killed_goes_on_after_its_last_round(tmp_path):
     driver.wait()
     before = rounds()
     assert len(before) < 40
-    subprocess.run(command, **options, check=True, timeout=600, capture_output=True)
+    subprocess.run(command, **place, check=True, timeout=600, capture_output=True)
     assert rounds() == list(range(1, 41))
     charged = [row for row in read_rows(metrics.parent / "ledger.sqlite") if row.kind is RowKind.RESERVE]
     assert 40 <= len(charged) <= 41  # the attempt in which it was killed stays charged
