@@ -457,7 +457,7 @@ def test_a_target_may_leave_out_what_fit_fills_in_and_nothing_else():
     assert target.missing == ("dimension", "population", "cohort_size", "rounds")
     with pytest.raises(ConfigError, match="a plan needs dimension, population, cohort_size, rounds"):
         d2pfed.calibrate(target)
-    with pytest.raises(ConfigError, match="a plan needs rounds, which"):
+    with pytest.raises(ConfigError, match="a plan needs rounds: state what is missing"):
         d2pfed.calibrate(replace(target, dimension=4, population=9, cohort_size=9))
     for wrong in ({"population": 0}, {"rounds": 1.5}, {"epsilon": None}, {"sampling": "poisson"}):
         with pytest.raises(ConfigError):
