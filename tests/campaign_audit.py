@@ -23,6 +23,7 @@ def mechanism(trials: int, seed: str) -> dict[str, object]:
         found = audit_mechanism(plan, trials, entropy=root.child(name), fidelity=Fidelity.PROTOCOL)
         failed += found.is_refuted or (name in TIGHT and found.gaussian < LEAST * found.claimed)
         rows.append(f"{name} {found.gaussian:.2f} of {found.claimed:.2f}")
+        sys.stderr.write(f"{rows[-1]}\n")
     null = audit_mechanism(audited_plan(target), trials, entropy=root.child("null"), worlds=Worlds.SAME)
     failed += max(null.counted, null.gaussian) > 0
     return {

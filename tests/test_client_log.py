@@ -399,3 +399,12 @@ def test_everything_is_for_its_owner_alone(log, tmp_path):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 4
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+
+
+def test_who_comes_second_is_told_of_a_log_that_was_cut_in_between(log, tmp_path):
+    seen = log.read()
+    begin(log_in(tmp_path), 3)
+    file = tmp_path / "home" / "log"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(LedgerError, match="lacks the position"):
+        log.append(seen, Entry.BEGUN, {"number": 4})

@@ -579,7 +579,7 @@ def test_a_task_carries_its_clip():
     plan = calibrate(target())
     assert split_clip(plan.adaptive_clip, with_clip(b"task", 0.3)) == (0.3, b"task")
     assert split_clip(None, with_clip(b"task", None)) == (None, b"task")
-    for task in (b"", b"task", with_clip(b"", 0.3)[:-1]):
+    for task in (b"", b"task", b"a task that is long enough for a clip" * 3, with_clip(b"", 0.3)[:-1]):
         with pytest.raises(PeerError, match="carry the clip"):
             split_clip(plan.adaptive_clip, task)
 
