@@ -131,7 +131,6 @@ def test_a_benchmark_has_a_row_with_every_observer_and_the_same_without_privacy(
         rounds=2,
         local=local_training(lr=0.5, batch_size=10),
         step=server_optimizer(),
-        clear_step=server_optimizer(),
     )
     result = compare(small, context)
     row = dict(zip(result.table.columns, result.table.rows[0], strict=True))
