@@ -1,3 +1,4 @@
+import base64
 import json
 from fractions import Fraction
 
@@ -22,6 +23,7 @@ from d2pfed.accounting.events import (
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, RowKind, decode_release, encode_release
 from d2pfed.ledger.rows import chained_row
+from d2pfed.ledger.text import _unpack
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from support.adjacencies import OF_CLIENTS
@@ -224,3 +226,28 @@ def test_a_row_is_hashed_from_the_canonical_text_of_its_fields():
         assert row.hash != digest(
             "d2pfed ledger row", bytes(32), canonical.encode((row.epoch, row.seq, *fields[2:]))
         )
+
+
+def gap_by_gap(data: bytes) -> tuple[int, ...] | None:
+    """The identities of a packed text's bytes, read plainly; None if a gap is cut off or longer than it must be."""
+    identities, gap, shift, previous = [], 0, 0, -1
+    for byte in data:
+        gap |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            if byte == 0 and shift > 7:
+                return None
+            previous += gap + 1
+            identities.append(previous)
+            gap, shift = 0, 0
+    return None if shift else tuple(identities)
+
+
+@given(st.lists(st.sampled_from([0, 1, 5, 127, 128, 129, 200, 255]), max_size=8).map(bytes))
+def test_participants_are_read_as_gap_by_gap(data):
+    text, wanted = base64.b64encode(data).decode(), gap_by_gap(data)
+    if wanted is None:
+        with pytest.raises(ValueError, match="a participant has more bytes"):
+            _unpack(text)
+    else:
+        assert _unpack(text) == wanted

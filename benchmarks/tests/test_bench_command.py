@@ -95,7 +95,7 @@ def test_busy_loops_run_beside_the_parts_and_end(monkeypatch, capsys, tmp_path):
         return Measured(rows=[ROW], seconds=1.0)
 
     before = len(list(children()))
-    monkeypatch.setattr(command, "PARTS", {"first": measured})
+    monkeypatch.setattr(command, "BUSY_PARTS", {"first": measured})
     monkeypatch.setattr(command, "run_part", run_part)
     status, _, _ = bench(monkeypatch, capsys, "all", "--busy", "--out", str(tmp_path / "found.json"))
     assert status == 0

@@ -197,11 +197,16 @@ _KINDS = {kind.value: kind for kind in RowKind}
 
 
 def _decode_row(fields: tuple[object, ...]) -> Row:
-    match fields:
-        case (int(seq), int(epoch), str(kind), *place, str(body), str(epsilon), bytes(row_hash)):
-            pass
-        case _:
-            raise LedgerError(f"row {fields[0]}: a field has the wrong type")
+    seq, epoch, kind, *place, body, epsilon, row_hash = fields
+    if not (
+        isinstance(seq, int)
+        and isinstance(epoch, int)
+        and isinstance(kind, str)
+        and isinstance(body, str)
+        and isinstance(epsilon, str)
+        and isinstance(row_hash, bytes)
+    ):
+        raise LedgerError(f"row {seq}: a field has the wrong type")
     try:
         row = Row(
             seq=seq,

@@ -4,9 +4,11 @@ import base64
 import binascii
 import json
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import accumulate
 
 from d2pfed.accounting.events import (
     Adjacency,
@@ -139,6 +141,8 @@ def _unpack(text: str) -> tuple[int, ...]:
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
         raise ValueError("the participants are in another spelling of base64")
+    if (found := _unpack_pairs(data)) is not None:
+        return found
     identities: list[int] = []
     previous, rest = -1, iter(data)
     for byte in rest:  # a ledger has millions of gaps, most of them of one byte or two
@@ -150,6 +154,27 @@ def _unpack(text: str) -> tuple[int, ...]:
             previous += _long_gap(byte - 128, second, rest) + 1
         identities.append(previous)
     return tuple(identities)
+
+
+def _unpack_pairs(data: bytes) -> tuple[int, ...] | None:
+    """Return the identities if each gap, but perhaps the first, has two bytes, as in most large populations."""
+    if not data:
+        return ()
+    one = data[0] < 128
+    count, rest = divmod(len(data) - one, 2)
+    steps = () if rest else tuple(map(_steps().__getitem__, struct.unpack_from(f"<{count}H", data, one)))
+    if rest or not all(steps):
+        return None
+    return tuple(accumulate(steps, initial=data[0])) if one else tuple(accumulate(steps, initial=-1))[1:]
+
+
+@cache
+def _steps() -> list[int]:
+    """Return how far each two bytes lead to the next identity; 0 for bytes that are no gap of two."""
+    return [
+        (word & 127) + (word >> 8 << 7) + 1 if word & 0x8080 == 0x80 and word >> 8 else 0
+        for word in range(1 << 16)
+    ]
 
 
 def _long_gap(gap: int, byte: int, rest: Iterator[int]) -> int:
