@@ -206,6 +206,10 @@ def _varies(layer: torch.nn.Module) -> bool:
     return any(isinstance(part, kinds) and part.training for part in layer.modules())
 
 
+def _named(name: str, layer: torch.nn.Module) -> str:
+    return f"layer {name} ({type(layer).__name__})" if name else "the module"
+
+
 def _running_statistics(layer: torch.nn.Module) -> bool:
     return isinstance(getattr(layer, "running_mean", None), torch.Tensor)
 
@@ -218,6 +222,6 @@ def _refuse_running_statistics(module: torch.nn.Module, trained: tuple[str, ...]
         seen = getattr(layer, "num_batches_tracked", None)
         if own & set(trained) or not isinstance(seen, torch.Tensor) or not seen:
             raise ConfigError(
-                f"running statistics must come trained and stay as they are, {name or 'the module'} would learn "
+                f"running statistics must come trained and stay as they are, {_named(name, layer)} would learn "
                 "them outside the private sum: use GroupNorm or track_running_stats=False, or leave it untrained"
             )
