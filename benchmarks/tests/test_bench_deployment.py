@@ -80,5 +80,8 @@ def test_a_federation_that_ends_early_or_never_is_said(tmp_path):
     assert deployment._wait(times, 2, 10.0, Quiet()) == [1.0, 2.5]
     with pytest.raises(ConfigError, match="1 of 2 rounds were done in 0 s"):
         deployment._wait(times, 3, 0.0, Quiet())
+    times.write_text("1.0\n2.5\n4.0\n")
+    assert deployment._wait(times, 9, 0.0, Quiet()) == [1.0, 2.5, 4.0]
+    times.write_text("1.0\n2.5\n")
     with pytest.raises(ConfigError, match="the app ended after 1 of 2 rounds"):
         deployment._wait(times, 3, 10.0, Quiet("Finished task 7"))
