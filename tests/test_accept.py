@@ -10,7 +10,7 @@ from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Policy, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, accept, session_of, sketch_of
+from d2pfed.round import Attempt, accept, enrolled_in, session_of, sketch_of
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key
 from d2pfed.secagg.invitation import encode_invitation
@@ -367,3 +367,11 @@ def test_a_sketch_has_the_sizes_of_a_real_session():
     plan = make_plan()
     real, _ = listed(plan, CLIENTS[:COHORT])
     assert upload_bytes(sketch_of(plan)) == upload_bytes(real)
+
+
+def test_where_a_roster_has_no_draws_a_client_counts_on_none():
+    """Draws that nobody verified would be counted on as if the server could not choose."""
+    roster = enrol(CLIENTS)
+    assert roster.depth is None
+    assert enrolled_in(roster).draws == 0
+    assert enrolled_in(replace(roster, depth=DEPTH, root=tree().root)).draws >= 1 << DEPTH

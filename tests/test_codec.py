@@ -11,6 +11,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import (
     Centres,
     Codec,
+    _square,
     conditional_round,
     rounded_radius,
     rounded_square,
@@ -218,3 +219,12 @@ def test_rounding_that_never_fits_ends_towards_zero():
 def test_beta_must_be_a_probability(beta):
     with pytest.raises(ConfigError, match="beta"):
         rounded_square(Fraction(3), 4, beta)
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 23, 40])
+def test_the_norm_that_is_clipped_by_is_that_of_all_coordinates(length):
+    """Each coordinate has a size of its own, so none may be left out, counted twice or taken for its neighbour."""
+    vector = (1.5 ** np.arange(length)).astype(np.float32) * np.where(np.arange(length) % 3, 1, -1).astype(
+        np.float32
+    )
+    assert _square(vector) == pytest.approx(math.fsum(float(x) ** 2 for x in vector), rel=1e-12)

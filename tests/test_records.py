@@ -528,3 +528,9 @@ def test_the_released_mean_is_near_the_clipped_gradients_over_the_expected_batch
     spread = small_plan.sigma * math.sqrt(5 / 4) / small_plan.divisor / math.sqrt(30)
     assert np.linalg.norm(error) < 2 * spread * math.sqrt(len(wanted))
     assert small_plan.unit is Unit.RECORD
+
+
+def test_nothing_that_is_printed_tells_which_records_were_drawn(plan):
+    batch = Batch.draw(plan, SEED, 1000, ROOT.child("printed"))
+    assert len(batch.chosen)
+    assert not any(name in repr(batch) for name in ("chosen", "total", "entropy"))

@@ -13,11 +13,12 @@ from d2pfed.ledger.rows import Head
 from d2pfed.ledger.volatile import VolatileFile
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.round import StandingMemory, standing_silo
-from d2pfed.secagg import StandingState, crypto, standing, standing_checks
+from d2pfed.secagg import StandingAdvertising, StandingState, crypto, standing, standing_checks
 from d2pfed.secagg.standing import StandingAdvert, StandingKeys, StandingStep
 from d2pfed.secagg.standing_messages import (
     StandingRequest,
     decode_standing_masked,
+    encode_standing_advert,
     encode_standing_invitation,
     encode_standing_request,
 )
@@ -299,6 +300,18 @@ def test_one_key_under_two_names_is_refused(monkeypatch):
         copied(Silos(make_epoch()))
     drop(monkeypatch, "require_distinct")
     assert copied(Silos(make_epoch()))
+
+
+def test_a_servers_honest_half_takes_no_key_twice():
+    """A silo that copies another's key drops out by itself; the others would all refuse the adverts with it."""
+    silos = Silos(make_epoch())
+    adverts = silos.adverts_by_hand()
+    advertising = StandingAdvertising(silos.epoch, silos.roster)
+    advertising.receive(SILOS[0], encode_standing_advert(silos.epoch, 0, adverts[0]))
+    copied = StandingAdvert(adverts[0].public, adverts[1].position)
+    signature = crypto.sign(enrolment_secret(SILOS[1]), copied.statement(silos.epoch, SILOS[1]))
+    with pytest.raises(PeerError, match="distinct"):
+        advertising.receive(SILOS[1], encode_standing_advert(silos.epoch, 1, replace(copied, signature=signature)))
 
 
 def test_an_advert_that_was_swapped_is_refused(monkeypatch):

@@ -11,7 +11,7 @@ import test_records as records
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, aggregate, aggregation, require_standing_plan
+from d2pfed.round import Attempt, aggregate, aggregation, can_stand, require_standing_plan
 from d2pfed.secagg import Consistency
 from d2pfed.simulation import Dropouts, Fidelity, StandingFederation
 from d2pfed.simulation import Silos as SilosBackend
@@ -185,3 +185,8 @@ def test_fit_with_the_unit_record_has_standing_keys(monkeypatch, tmp_path):
     )
     assert made == [Fidelity.SUM]
     assert result.guarantees
+
+
+@pytest.mark.parametrize(("silos", "stands"), [(128, True), (129, False)])
+def test_standing_keys_carry_128_silos_and_no_more(silos, stands):
+    assert can_stand(make_plan(population=silos, cohort_size=silos)) is stands
