@@ -1,6 +1,7 @@
 """CIFAR-10 in whole, 32 x 32 pixels, as fixed features that are computed once and kept beside the runs."""
 
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ SIDE = 32
 CLIENTS, CLASSES = 2_000, 10
 _HELD_OUT = 5_000
 _FEATURE_SEED = 1
+_BLOCK = 2_000  # images
 
 
 def whole_cifar(folder: Path, data: Path | None, filters: int) -> Task:
@@ -29,8 +31,7 @@ def whole_cifar(folder: Path, data: Path | None, filters: int) -> Task:
 
     def examples(name: str, sources: tuple[files.Source, ...]) -> Examples:
         pixels, labels = images(sources)
-        rows = _kept(folder / f"cifar10-{name}-{filters}.npy", lambda: _features(filters)(pixels))
-        return Examples(rows, labels)
+        return Examples(_features(folder / f"cifar10-{name}-{filters}", pixels, filters), labels)
 
     table = examples("train", files.CIFAR_TRAIN)
     validation, train = np.split(held_out_order(len(table)), [_HELD_OUT])
@@ -49,15 +50,21 @@ def whole_cifar(folder: Path, data: Path | None, filters: int) -> Task:
     )
 
 
-def _features(filters: int) -> PatchFeatures:
-    return PatchFeatures.made_up(filters, SIDE, _FEATURE_SEED)
+def _features(path: Path, images: torch.Tensor, filters: int) -> torch.Tensor:
+    """Return the images' features; every block is kept as soon as it is made, so that a stop loses one of them."""
+    made = cache(partial(PatchFeatures.made_up, filters, SIDE, _FEATURE_SEED))
+
+    def block(at: int, own: torch.Tensor) -> torch.Tensor:
+        return _kept(path.with_name(f"{path.name}-{at}.npy"), lambda: made()(own))
+
+    return torch.cat([block(at, own) for at, own in enumerate(torch.split(images, _BLOCK))])
 
 
 def _kept(path: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Return what the file holds, as half-precision numbers; make it if it is not there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial.npy")
-        np.save(partial, make().half().numpy())
-        partial.replace(path)
+        partly = path.with_suffix(".partial.npy")
+        np.save(partly, make().half().numpy())
+        partly.replace(path)
     return torch.from_numpy(np.load(path)).float()
