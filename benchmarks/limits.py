@@ -71,11 +71,11 @@ def _operations(work: Callable[[], object]) -> int:
 
 
 def _least(work: Callable[[], object]) -> float:
-    """Return the least seconds of several runs, a first one apart."""
+    """Return the least processor seconds of several runs, a first one apart: what a core alone would take."""
     work()
     seconds = []
     for _ in range(_REPEATS):
-        begun = time.perf_counter()
+        begun = time.process_time()
         work()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.process_time() - begun)
     return min(seconds)
