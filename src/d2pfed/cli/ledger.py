@@ -63,9 +63,10 @@ def verify_command(path: File, json: AsJson = False) -> None:
         print_json(found)
         return
     units = f" {found.units} of {found.of} units of it are charged." if found.of else ""
+    servers = f"{found.servers} server{'s' * (found.servers != 1)}"
     out().print(
         f"{file} holds together: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
-        f"(counted as released), {found.servers} servers. The budget of {_budget(found.budget)} holds whatever was "
+        f"(counted as released), {servers}. The budget of {_budget(found.budget)} holds whatever was "
         f"chosen from outputs.{units} If no run was begun and none stopped for what was seen, the runs cost epsilon "
         f"{round_up(found.spent, 5)} together."
     )
