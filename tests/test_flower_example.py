@@ -1,5 +1,8 @@
 import difflib
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,3 +90,25 @@ def test_a_service_names_what_it_is_given_and_waits_for_what_there_is(name):
     assert set(service.get("depends_on", ())) <= set(services())
     if "superlink" in command or "d2pfed-node" in command:
         assert "$$STATE/superlink.pem" in command
+
+
+@pytest.mark.slow
+def test_the_services_run_as_processes_where_there_is_no_docker(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
+    pytest.importorskip("torch", reason="the example trains with torch (extra `train`)")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "d2pfed-node").write_text(f'#!/bin/sh\nexec {sys.executable} -m d2pfed.flower.node "$@"\n')
+    (programs / "d2pfed-node").chmod(0o755)
+    here = {
+        "STATE": str(tmp_path / "state"),
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'examples/flower'}",
+    }
+    here |= {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, str(ROOT / "examples/flower/containers"), "up", "--without-docker"]
+    done = subprocess.run(
+        command, env=os.environ | here, capture_output=True, text=True, check=False, timeout=1800
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    rounds = (tmp_path / "state" / "server" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(rounds) == 10
