@@ -45,6 +45,7 @@ class Benchmark:
     model: Callable[[Task, int], Model]
     model_name: str
     epsilon: float
+    delta: float | None = None  # None: population^-1.1
     cohort_size: int | None
     rounds: int
     local: LocalTraining
@@ -82,6 +83,7 @@ WHOLE_CIFAR = Benchmark(
     model=linear_on_features,
     model_name="linear on fixed features of random patches",
     epsilon=8.0,
+    delta=1e-5,  # as in `cifar10-honest`
     cohort_size=None,
     rounds=30,
     local=local_training(lr=1.0, batch_size=25),
@@ -162,7 +164,7 @@ def _system(benchmark: Benchmark, task: Task) -> System:
         cohort_size=experiment.cohort_size,
         rounds=benchmark.rounds,
         epsilon=benchmark.epsilon,
-        delta=float(population**-1.1),
+        delta=benchmark.delta or float(population**-1.1),
         clip=_CLIP,
         rotation=RotationName.PHASE,
     )
