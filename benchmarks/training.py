@@ -23,7 +23,7 @@ from benchmarks.training_peers import (
     train_in_a_loop,
 )
 from benchmarks.training_row import TrainingRow
-from d2pfed.learning import Examples, LocalTrainer, StoredClients, build_model, fitting, load_task
+from d2pfed.learning import Examples, LocalTrainer, StoredClients, build_model, fitting, load_task, one_thread
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -108,7 +108,7 @@ def bench_training(repeats: int) -> Iterator[TrainingRow]:
 
 def compare_without_privacy(learner: LocalTrainer, cohort: int, repeats: int) -> Iterator[TrainingRow]:
     """Measure both fidelities beside the plain mean of the same updates, in turns."""
-    with Federation.open(learner, cohort, _EPSILON) as federation:
+    with Federation.open(learner, cohort, _EPSILON) as federation, one_thread(learner.model):
         costs = measure(
             {
                 "plain": federation.plain,
@@ -131,13 +131,14 @@ def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iter
     work = TrainingWork(model.module, tuple(map(clients.examples, range(cohort))), _ONE_EPOCH, repeats)
     loops = {"torch loop, one thread": 1, "torch loop, its default threads": torch.get_num_threads()}
     with Federation.open(LocalTrainer(model, clients, _ONE_EPOCH), cohort, _EPSILON_OF_ALL) as federation:
-        costs = measure(
-            {
-                "without privacy": federation.plain,
-                "private, sum": lambda number: federation.private(number, Fidelity.SUM),
-            },
-            repeats,
-        )
+        with one_thread(model):  # as every command and `fit` have it
+            costs = measure(
+                {
+                    "without privacy": federation.plain,
+                    "private, sum": lambda number: federation.private(number, Fidelity.SUM),
+                },
+                repeats,
+            )
         for name, threads in loops.items():
             loop = measure({name: partial(_loop, work, threads)}, min(repeats, _LOOPS))[name]
             for what, cost in costs.items():
@@ -201,7 +202,7 @@ def _loop(work: TrainingWork, threads: int, _number: int) -> None:
 
 
 def _alone(what: str, learner: LocalTrainer, cohort: int, repeats: int) -> TrainingRow:
-    with Federation.open(learner, cohort, _EPSILON) as federation:
+    with Federation.open(learner, cohort, _EPSILON) as federation, one_thread(learner.model):
         cost = measure({"": lambda number: federation.private(number, Fidelity.SUM)}, repeats)[""]
         return _row(what, federation, cost, ("", None, None))
 
