@@ -20,8 +20,8 @@ from benchmarks.tables import Row
 _CLIENTS = 200  # of a backend's round
 _REPEATS = 5  # of a round of training
 _SILO_ROUNDS = 100
-_FEDERATION = (5, 4, 20, 10)  # nodes and rounds of a real federation, silos and rounds of one with standing keys
-_PATIENCE_SECONDS = 240.0  # for all of its rounds
+_FEDERATION = (5, 4, 20, 50)  # nodes and rounds of a real federation, silos and rounds of one with standing keys
+_PATIENCE_SECONDS = 600.0  # for all of its rounds
 
 Measure = Callable[[], Iterable[Row]]
 
