@@ -18,11 +18,13 @@ from d2pfed.runs.report.plots import Ink
 from d2pfed.training import ServerOptimizer
 from reproduction.curves import Hue, style_axes
 from reproduction.explicit import local_training, privacy_target, server_optimizer
+from reproduction.history import RunHistory
 from reproduction.presentation import accuracy_cells, compared, records, seeds_of, spoken
 from reproduction.published import INFIMNIST
 from reproduction.result import Context, Result, Size, Table
-from reproduction.runs import RunHistory, run_systems
-from reproduction.systems import System, Workload, relative_error
+from reproduction.runs import run_systems
+from reproduction.systems import System, relative_error
+from reproduction.workload import Workload
 
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _QUICK_EPSILONS = (1.0,)

@@ -24,12 +24,14 @@ from reproduction.comparison_tasks import (
 )
 from reproduction.curves import Hue, style_axes
 from reproduction.explicit import local_training, privacy_target, server_optimizer
+from reproduction.history import RunHistory
 from reproduction.presentation import accuracy_cells, records, seeds_of, spoken
 from reproduction.published import INFIMNIST
 from reproduction.result import Cell, Context, Result, Size, Table
-from reproduction.runs import RunHistory, run_systems
-from reproduction.systems import System, Workload
+from reproduction.runs import run_systems
+from reproduction.systems import System
 from reproduction.whole_cifar import whole_cifar
+from reproduction.workload import Workload
 
 _CLIP = 1.0
 _FILTERS = {Size.FULL: 256, Size.QUICK: 64}

@@ -10,11 +10,13 @@ from matplotlib.figure import Figure
 from d2pfed.plan import MechanismName, Plan
 from d2pfed.runs.report.plots import Ink
 from reproduction.curves import Hue, Line, Panel, XScale, draw_axes, legend, style_axes
+from reproduction.history import RunHistory
 from reproduction.presentation import accuracy_cells, records, seeds_of, significant
 from reproduction.published import INFIMNIST, MARGIN
 from reproduction.result import Cell, Context, Result, Size, Table
-from reproduction.runs import RunHistory, run_systems
-from reproduction.systems import System, Workload, central, planned, reductions, relative_error, with_smaller_lr
+from reproduction.runs import run_systems
+from reproduction.systems import System, central, planned, relative_error, with_smaller_lr
+from reproduction.workload import Workload, reductions
 
 _EPSILONS = (0.05, 1.0, 4.0)
 _QUICK_EPSILONS = (0.05, 1.0)

@@ -6,6 +6,7 @@ from functools import partial
 
 from reproduction.as_coded import CodeNoise
 from reproduction.curves import Hue, Line, Panel, PaperMark, XScale, draw_panels
+from reproduction.history import RunHistory
 from reproduction.presentation import (
     compared,
     level_line,
@@ -26,8 +27,9 @@ from reproduction.published import (
     Experiment,
 )
 from reproduction.result import Context, Result, Table
-from reproduction.runs import RunHistory, run_systems
-from reproduction.systems import System, Workload, as_coded, cpsgd, d2pfed, fedavg, ours_at_epsilon_of, reductions
+from reproduction.runs import run_systems
+from reproduction.systems import System, as_coded, cpsgd, d2pfed, fedavg, ours_at_epsilon_of
+from reproduction.workload import Workload, reductions
 
 _BOTH = (INFIMNIST, CIFAR10)
 AS_CODED = (CodeNoise.GAUSS, CodeNoise.COINS, CodeNoise.NONE)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 from reproduction.curves import Hue, Line
+from reproduction.history import RunHistory
 from reproduction.published import EndPoint
 from reproduction.result import Cell, Table
-from reproduction.runs import RunHistory
 
 NO_BOUND = "void"  # in place of an epsilon
 COLUMNS = (

@@ -7,6 +7,7 @@ from itertools import pairwise
 from reproduction.as_coded import CodeNoise
 from reproduction.curves import Hue, Line, Panel, PaperMark, XScale, draw_panels
 from reproduction.headline import AS_CODED, NORM_ONE
+from reproduction.history import RunHistory
 from reproduction.presentation import (
     compared,
     level_line,
@@ -27,8 +28,9 @@ from reproduction.published import (
     EndPoint,
 )
 from reproduction.result import Context, Result
-from reproduction.runs import RunHistory, run_systems
-from reproduction.systems import Workload, as_coded, cpsgd, d2pfed, fedavg, ours_at_epsilon_of, reductions
+from reproduction.runs import run_systems
+from reproduction.systems import as_coded, cpsgd, d2pfed, fedavg, ours_at_epsilon_of
+from reproduction.workload import Workload, reductions
 
 _SIGMAS = (0.6, 0.8, 1.0)
 _HUES = (Hue.D2PFED, Hue.FIFTH, Hue.SIXTH)

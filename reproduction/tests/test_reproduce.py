@@ -19,6 +19,7 @@ from d2pfed.noise.mechanisms import BinomialNoise, Shared
 from d2pfed.plan import MechanismName, Plan
 from reproduction.__main__ import app
 from reproduction.catalogue import CATALOGUE, select
+from reproduction.explicit import PAPER_LOCAL
 from reproduction.frontier import _QUICK_KINDS, frontier
 from reproduction.headline import fig1a, fig1b
 from reproduction.page import page
@@ -26,18 +27,8 @@ from reproduction.published import CIFAR10, INFIMNIST, binomial_epsilon, d2pfed_
 from reproduction.result import Context, Result, Size, write
 from reproduction.runs import run_systems
 from reproduction.sweeps import fig3, fig4, fig5
-from reproduction.systems import (
-    PAPER_LOCAL,
-    Workload,
-    central,
-    cpsgd,
-    d2pfed,
-    fedavg,
-    planned,
-    reductions,
-    relative_error,
-    with_smaller_lr,
-)
+from reproduction.systems import central, cpsgd, d2pfed, fedavg, planned, relative_error, with_smaller_lr
+from reproduction.workload import Workload, reductions
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -14,12 +14,14 @@ from reproduction.as_coded import CodeNoise, CodeRun, Pixels, SharedAdam, mean_u
 from reproduction.at_server import at_server
 from reproduction.comparisons import Benchmark, compare
 from reproduction.explicit import PAPER_LOCAL, local_training, server_optimizer
+from reproduction.history import Repeat, RunHistory
 from reproduction.page import benchmarks
 from reproduction.presentation import compared, seeds_of, spoken
 from reproduction.published import INFIMNIST
 from reproduction.result import Context, Size, write
-from reproduction.runs import Repeat, RunHistory, run_systems
-from reproduction.systems import Workload, as_coded, fedavg
+from reproduction.runs import run_systems
+from reproduction.systems import as_coded, fedavg
+from reproduction.workload import Workload
 
 ROOT = Path(__file__).parent.parent.parent
 
