@@ -14,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 ENDS = {  # the others run in test_fit_docs.py and test_statistics.py at every commit
     "text.py": r"The next character is right in (\d+)%; a guess of the commonest, (\d+)%\.",
     "writers.py": r"in the clear: (\d+)% right.*\nepsilon 4: (\d+)% right",
-    "lora.py": r"514 parameters, 896 bytes: (\d+)% right",
+    "lora.py": r"514 parameters, 1,152 bytes: (\d+)% right",
 }
 
 
@@ -34,7 +34,7 @@ def test_an_example_ends_in_its_result(name, tmp_path, monkeypatch, capsys):
     found = re.search(ENDS[name], shown)
     assert found is not None, shown
     assert int(found[1]) > 70
-    assert "epsilon against server: 3.99" in shown
+    assert re.search(r"epsilon against server: (3\.99\d*|4) at", shown)
 
 
 def cells(notebook: Path, kind: str) -> list[dict]:

@@ -15,6 +15,7 @@ import d2pfed
 from d2pfed.api.filling import scope_of
 from d2pfed.api.stopping import EarlyStop
 from d2pfed.errors import BudgetExceeded, ConfigError
+from d2pfed.learning import Examples
 from d2pfed.ledger import Budget, Ledger, verify
 from d2pfed.plan import DEFAULT_TARGET
 from d2pfed.runs import End
@@ -142,6 +143,7 @@ FORMS = {
     "data sets": lambda data: [Rows(pair) for pair in data],
     "tensor data sets": lambda data: [TensorDataset(*pair) for pair in data],
     "loaders": lambda data: [DataLoader(TensorDataset(*pair), batch_size=3) for pair in data],
+    "examples of a task": lambda data: [Examples(*pair) for pair in data],
     "a mapping": lambda data: {f"client {at}": pair for at, pair in enumerate(data)},
 }
 

@@ -75,6 +75,8 @@ def batches_of(data: object, owner: str) -> Iterator[Rows]:
     """Yield a data set in batches: a pair, a Dataset, a DataLoader, or None for no data."""
     if data is None:
         return
+    if isinstance(data, Examples):
+        data = data.inputs, data.labels
     if isinstance(data, Rows):
         yield from _cut(data)
     elif _is_pair(data):
