@@ -279,7 +279,7 @@ def test_a_folder_that_is_a_file_is_one_line(monkeypatch, capsys, tmp_path):
     (tmp_path / "participations").touch()
     status, _, text = command(monkeypatch, capsys, "fig2", "--quick", "--out", str(tmp_path / "participations"))
     assert status == 2
-    assert "reproduce: [Errno 17] File exists: " in text
+    assert text.endswith("participations: File exists\n")
     assert "Traceback" not in text
 
 
