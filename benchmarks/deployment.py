@@ -136,6 +136,11 @@ def bench_deployment(measured: Sequence[Case], patience: float = 600.0) -> Itera
             yield _row(case, None, None, error=str(failure).strip().splitlines()[-1][:300])
 
 
+def in_words(stages: Mapping[str, float]) -> str:
+    """Return the seconds of each stage, as people read them."""
+    return ", ".join(f"{name.lower().replace('_', ' ')} {seconds:.2f}" for name, seconds in stages.items())
+
+
 def goals(rows: Sequence[DeploymentRow]) -> tuple[DeploymentGoal, ...]:
     """Hold what was measured against the goals."""
     few = {(row.what, row.executor): row.seconds for row in rows if row.what != NAMES[Way.STANDING]}

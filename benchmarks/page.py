@@ -166,7 +166,7 @@ def _deployment(idle: Row, busy: Row) -> str:
         (
             *(row["what"], row["executor"], str(row["clients"]), str(row["rounds"]), _number(row["seconds"])),
             _number(others.get(key(row), {}).get("seconds")),
-            row["error"] or ", ".join(f"{name} {seconds:.2f}" for name, seconds in row["stages"].items()),
+            row["error"] or deployment.in_words(row["stages"]),
         )
         for row in rows
     ]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from benchmarks.arithmetic import SpeedRow
-from benchmarks.deployment import DeploymentGoal, DeploymentRow
+from benchmarks.deployment import DeploymentGoal, DeploymentRow, in_words
 from benchmarks.engines_row import EngineRow
 from benchmarks.goals import GoalRow
 from benchmarks.growth import GrowthRow
@@ -66,11 +66,10 @@ def deployment_table(rows: Sequence[DeploymentRow]) -> Table:
         ("what", "executor", "clients", "rounds", "seconds", "mean", "stages"),
     )
     for row in rows:
-        stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in row.stages.items())
         table.add_row(
             *(row.what, row.executor, str(row.clients), str(row.rounds)),
             *(_number(value) for value in (row.seconds, row.mean_seconds)),
-            row.error or stages,
+            row.error or in_words(row.stages),
         )
     return table
 
@@ -221,7 +220,7 @@ def progress(row: Row) -> str:  # noqa: C901 - a case for each kind of row
             return f"{sizes}: {row.measured:.4g} times a trusted server's error"
         case DeploymentRow():
             result = row.error if row.seconds is None else f"{row.seconds:.1f} s a round"
-            stages = "".join(f", {name} {seconds:.1f}" for name, seconds in row.stages.items())
+            stages = f" ({in_words(row.stages)})" if row.stages else ""
             return f"{row.what}, {row.executor}, {row.clients} clients: {result}{stages}"
         case DeploymentGoal():
             return f"{row.what}: {row.value}, at most {row.limit:g}"
