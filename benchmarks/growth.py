@@ -102,6 +102,9 @@ def _draw(axes: "Axes", series: Mapping[str, Points], across: str, up: str) -> N
         axes.loglog(xs, ys, marker="o", markersize=4, label=name)
     xs, ys = zip(*sorted(next(iter(series.values()))), strict=True)
     axes.loglog(xs, [ys[0] * x / xs[0] for x in xs], linestyle=":", color="0.5", label="linear")
+    if xs[-1] < 100 * xs[0]:  # few powers of ten: the sizes themselves say more
+        axes.set_xticks(xs, [f"{x:,}" for x in xs])
+        axes.minorticks_off()
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.grid(visible=True, color="0.9")
