@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
 from d2pfed.learning import LocalTraining, Model, Task, build_model, load_task, parse_partition
 from d2pfed.learning.dense import widths_of
 from reproduction.explicit import PAPER_LOCAL
@@ -14,6 +16,7 @@ from reproduction.result import Context, Size
 _QUICK_ROUNDS = {"INFIMNIST": 20, "CIFAR10": 10}
 _QUICK_EPOCHS = 2
 _QUICK_MODEL = {"CIFAR10": "small-cnn"}
+_VALIDATION = {"CIFAR10": 1_000}  # images that a curve is of: more would take longer than the training
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class Workload:
             partition=parse_partition(partition),
             data_dir=context.data,
         )
+        if (kept := _VALIDATION.get(experiment.name)) is not None:
+            few = task.validation.take(np.arange(kept))
+            words = f"{task.description} Curves are of {kept:,} validation images."
+            task = replace(task, validation=few, description=words)
         initial = partial(build_model, experiment.model, task)
         model = initial(0)
         return Workload(replace(experiment, dimension=model.dimension), task, model, partition, local, initial)

@@ -13,7 +13,7 @@ from d2pfed.learning.model import Model, Params
 from d2pfed.learning.rows import Rows, Tree, concatenated, mapped
 from d2pfed.learning.task import Examples
 
-_BATCH = 1000
+_BATCH = 100  # what the layers pass on then stays in a core's cache
 
 Metric = Callable[[Any, Any], Any]  # from all outputs and all targets to a number
 
