@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
+import torch
 
-from d2pfed.learning import LocalTraining, Model, Task, build_model, load_task, parse_partition
+from d2pfed.learning import Examples, LocalTraining, Model, Task, build_model, load_task, parse_partition
 from d2pfed.learning.dense import widths_of
 from reproduction.explicit import PAPER_LOCAL
 from reproduction.published import Experiment
@@ -46,6 +47,7 @@ class Workload:
         )
         if (kept := _VALIDATION.get(experiment.name)) is not None:
             few = task.validation.take(np.arange(kept))
+            few = Examples(few.inputs.contiguous(memory_format=torch.channels_last), few.labels)  # as fast again
             words = f"{task.description} Curves are of {kept:,} validation images."
             task = replace(task, validation=few, description=words)
         initial = partial(build_model, experiment.model, task)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from d2pfed.learning.local import LocalTraining, Steps
+from d2pfed.learning.local import LocalTraining, Optimizer, Steps
 from d2pfed.learning.model import Model, Params
 from d2pfed.learning.task import Examples, IntVector
 
@@ -85,7 +85,7 @@ class ConvolutionalNetwork:
         ]
         inputs = examples.inputs.contiguous(memory_format=_LAST)
         unfolded = _unfold(inputs, self.blocks[0], values[0])
-        steps = Steps(local, values)
+        steps = _FusedAdam(local, values) if local.optimizer is Optimizer.ADAM else Steps(local, values)
         with torch.no_grad():
             for line in schedule:
                 rows = torch.from_numpy(line[line >= 0])
@@ -130,6 +130,20 @@ class ConvolutionalNetwork:
             )
             found = own + found
         return found
+
+
+class _FusedAdam:
+    """Adam in one pass over memory, where torch's own steps take six: a million parameters make that a third."""
+
+    def __init__(self, local: LocalTraining, values: Found) -> None:
+        self._optimizer = torch.optim.Adam(values, lr=local.lr, fused=True)
+
+    def take(self, values: Found, gradients: Found) -> None:
+        """Change `values` in place by one step."""
+        for value, gradient in zip(values, gradients, strict=True):
+            layout = _LAST if value.ndim == 4 else torch.contiguous_format
+            value.grad = gradient.contiguous(memory_format=layout)  # the kernel reads all memory in one order
+        self._optimizer.step()
 
 
 def _unfold(images: torch.Tensor, block: _Block, weight: torch.Tensor) -> torch.Tensor | None:
