@@ -18,7 +18,6 @@ class Repeat:
     charged: tuple[int, ...]  # attempts up to each round that may have been opened
     server: float | None  # true epsilon against the server; None: not private
     seconds: float  # that its rounds took, on a machine that may have had other work
-    folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,6 @@ class RunHistory:
         """What was run, for the result's JSON."""
         system, experiment = self.system, self.system.workload.experiment
         return {
-            "runs": [each.folder for each in self.repeats],
             "seeds": [each.seed for each in self.repeats],
             "seconds": [round(each.seconds, 1) for each in self.repeats],
             "data": system.workload.task.description,

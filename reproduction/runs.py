@@ -1,6 +1,8 @@
-"""Running systems, each once: a run is kept in its folder, resumed when stopped, and read when finished."""
+"""Running systems, each once: a run is resumed in its folder when stopped, and what it came to is kept in a record.
 
-import json
+Records alone are enough to draw every figure again, and to add seeds to it.
+"""
+
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +26,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import Outcome
 from d2pfed.runs import RoundRecord, RunSummary
-from d2pfed.runs.plain import from_json, read_text
+from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, InProcess
 from reproduction.as_coded import CodeRun, Cohort, Trained, run_code
@@ -50,7 +52,7 @@ def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]
             def tell(done: int, label: str = f"{system.label}, seed {seed}", before: int = before) -> None:
                 context.report(f"{label}: round {done}", (before + done) / total)
 
-            repeats.append(_run_system(system, seed, context.folder / "runs", tell))
+            repeats.append(_run_system(system, seed, context.folder, tell))
             before += system.workload.experiment.rounds
             context.report(system.label, before / total)
     return [
@@ -60,50 +62,55 @@ def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]
 
 
 def _run_system(system: System, seed: int, folder: Path, tell: Tell) -> Repeat:
+    """Run a system, or read what it came to: that is written once, at the end, and needs no run's folder."""
     settings = _settings(system, seed)
-    path = folder / _folder_name(system, settings)
-    if isinstance(system.work, CodeRun):
-        return _as_the_code_ran(system, system.work, seed, path, tell)
+    name = _folder_name(system, settings)
+    record = folder / "records" / f"{name}.json"
+    if not record.exists():
+        if isinstance(system.work, CodeRun):
+            made = _as_the_code_ran(system, system.work, seed, tell)
+        else:
+            made = _trained(system, settings, folder / "runs" / name, tell)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        partly = record.with_suffix(".partial")
+        partly.write_text(f"{to_json(made)}\n")
+        partly.replace(record)
+    return from_json(Repeat, read_text(record), str(record))
+
+
+def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repeat:
     if not _is_finished(path):
         plan = system.work if isinstance(system.work, Plan) else None
-        model = system.workload.initial(seed - FIRST_SEED)
+        model = system.workload.initial((settings.seed or 0) - FIRST_SEED)
         job = Job(settings, system.workload.task, model, plan)
         listener = _Telling(tell)
         if isinstance(system.work, ContinuousGaussian):
             with job.open(path, None) as run:
                 clear = job.clear_federation(run, InProcess(job.trainer()))
-                trusted = _TrustedServer(clear, system.work, Entropy.replay(str(seed).encode()))
+                trusted = _TrustedServer(clear, system.work, Entropy.replay(str(settings.seed).encode()))
                 run.train_in_the_clear(trusted, TaskEvaluator(job.model, job.task), listener)
         else:
             job.execute(path, None, listener)
-    return _read(path, seed)
+    return _read(path, settings.seed or 0)
 
 
-def _as_the_code_ran(system: System, work: CodeRun, seed: int, path: Path, tell: Tell) -> Repeat:
-    """Run the authors' loop, or read what it came to: it is written once, at the end."""
-    workload, file = system.workload, path.with_suffix(".json")
-    if not file.exists():
-        start = time.perf_counter()
-        experiment = workload.experiment
-        trained = Trained(
-            model=workload.initial(seed - FIRST_SEED),
-            task=workload.task,
-            local=system.local,
-            cohort=Cohort(experiment.population, experiment.cohort_size, experiment.rounds),
-        )
-        course = run_code(work, trained, seed, tell)
-        content = {"validation": course.validation, "test": course.test, "seconds": time.perf_counter() - start}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content) + "\n")
-    found = json.loads(file.read_text())
+def _as_the_code_ran(system: System, work: CodeRun, seed: int, tell: Tell) -> Repeat:
+    workload, start = system.workload, time.perf_counter()
+    experiment = workload.experiment
+    trained = Trained(
+        model=workload.initial(seed - FIRST_SEED),
+        task=workload.task,
+        local=system.local,
+        cohort=Cohort(experiment.population, experiment.cohort_size, experiment.rounds),
+    )
+    course = run_code(work, trained, seed, tell)
     return Repeat(
         seed=seed,
-        validation=tuple(100 * value for value in found["validation"]),
-        test=100 * found["test"],
+        validation=tuple(_percent(value) for value in course.validation),
+        test=_percent(course.test),
         charged=(),
         server=None,
-        seconds=found["seconds"],
-        folder=f"runs/{file.name}",
+        seconds=round(time.perf_counter() - start, 1),
     )
 
 
@@ -206,10 +213,13 @@ def _read(path: Path, seed: int) -> Repeat:
     server = [item.epsilon for item in report.summary.guarantees if item.observer == SERVER]
     return Repeat(
         seed=seed,
-        validation=tuple(100 * record.metrics["accuracy"] for record in report.rounds),
-        test=100 * test["accuracy"],
+        validation=tuple(_percent(record.metrics["accuracy"]) for record in report.rounds),
+        test=_percent(test["accuracy"]),
         charged=tuple(record.charged for record in report.rounds),
         server=server[0] if server else None,
-        seconds=sum(record.seconds or 0.0 for record in report.rounds),
-        folder=f"runs/{path.name}",
+        seconds=round(sum(record.seconds or 0.0 for record in report.rounds), 1),
     )
+
+
+def _percent(fraction: float) -> float:
+    return round(100 * fraction, 4)

@@ -13,7 +13,7 @@ import pytest
 
 from d2pfed.accounting import ContinuousGaussian
 from d2pfed.cli import run
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.learning import build_model, load_task
 from d2pfed.noise.mechanisms import BinomialNoise, Shared
 from d2pfed.plan import MechanismName, Plan
@@ -152,14 +152,22 @@ def test_a_stopped_run_carries_on_to_the_same_curve(workload, context, tmp_path,
     assert rest.test == whole.test
 
 
-def test_a_finished_run_is_read_and_not_repeated(workload, context, tmp_path):
+def test_a_finished_run_is_read_from_its_record_and_not_repeated(workload, context, tmp_path):
     there = replace(context, folder=tmp_path)
     (first,) = run_systems([fedavg(workload)], there)
-    (run,) = tmp_path.glob("runs/*")
-    (run / "checkpoint.safetensors").unlink()
+    shutil.rmtree(tmp_path / "runs")
     (again,) = run_systems([fedavg(workload)], there)
     assert again == first
-    assert not (run / "checkpoint.safetensors").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_record_is_refused_by_name(workload, context, tmp_path):
+    there = replace(context, folder=tmp_path)
+    run_systems([fedavg(workload)], there)
+    (record,) = tmp_path.glob("records/*.json")
+    record.write_text(record.read_text()[:-20])
+    with pytest.raises(D2PFedError, match=record.name):
+        run_systems([fedavg(workload)], there)
 
 
 def test_another_setting_is_another_run(workload, context, tmp_path):
@@ -285,7 +293,7 @@ def test_a_folder_that_is_a_file_is_one_line(monkeypatch, capsys, tmp_path):
 
 def test_the_command_writes_the_page_beside_its_folder(monkeypatch, capsys, results, context, tmp_path):
     folder = tmp_path / "results"
-    shutil.copytree(context.folder, folder, ignore=shutil.ignore_patterns("runs"))
+    shutil.copytree(context.folder, folder, ignore=shutil.ignore_patterns("runs", "records"))
     status, out, _ = command(monkeypatch, capsys, "page", "--out", str(folder))
     assert status == 0
     assert "README.md" in out.replace("\n", "")

@@ -55,7 +55,7 @@ def test_several_seeds_give_a_mean_and_a_band_and_the_first_is_the_single_run(wo
 
 def history(*tests: float) -> RunHistory:
     repeats = tuple(
-        Repeat(seed=seed, validation=(test,), test=test, charged=(), server=None, seconds=0.0, folder="")
+        Repeat(seed=seed, validation=(test,), test=test, charged=(), server=None, seconds=0.0)
         for seed, test in enumerate(tests, 1)
     )
     return RunHistory(system=None, repeats=repeats, released=())  # type: ignore[arg-type]
