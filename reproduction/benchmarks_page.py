@@ -75,8 +75,8 @@ def _cells(rows: Mapping[str, Mapping[str, object]], columns: Sequence[str]) -> 
 
 
 def _range(row: Mapping[str, object], names: tuple[str, str, str]) -> str:
-    mean, low, high = (row[name] for name in names)
-    return f"{mean} ({low} to {high})" if row["seeds"] != 1 else str(mean)
+    mean, low, high = (f"{row[name]:.2f}" for name in names)
+    return f"{mean} ({low} to {high})" if row["seeds"] != 1 else mean
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
