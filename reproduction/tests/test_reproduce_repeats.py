@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from reproduction.comparisons import Benchmark, compare
 from reproduction.explicit import PAPER_LOCAL, local_training, server_optimizer
 from reproduction.history import Repeat, RunHistory
 from reproduction.page import benchmarks
-from reproduction.presentation import compared, epsilon_cell, seeds_of, spoken, spoken_number
+from reproduction.presentation import compared, epsilon_cell, guessing, seeds_of, spoken, spoken_number
 from reproduction.published import INFIMNIST
 from reproduction.result import Context, Size, write
 from reproduction.runs import run_systems
@@ -71,6 +72,12 @@ def test_words_claim_only_what_the_bands_allow():
     assert spoken(history(90, 92)) == "91.0 % (90.0 to 92.0)"
     assert spoken(history(94.79, 94.8, 94.82)) == "94.8 % from every seed"
     assert spoken(history(90)) == "90.0 %"
+
+
+@pytest.mark.parametrize(("tests", "said"), [((10, 10, 11), " (guessing gives 10 %)"), ((10, 13), "")])
+def test_accuracies_that_guessing_reaches_are_named(tests, said):
+    ten_classes = SimpleNamespace(workload=SimpleNamespace(task=SimpleNamespace(classes=10)))
+    assert guessing(replace(history(*tests), system=ten_classes)) == said
 
 
 def test_words_say_how_many_seeds_their_numbers_are_of():
