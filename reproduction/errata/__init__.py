@@ -45,7 +45,7 @@ def make(context: Context) -> Result:
     )
     return Result(
         name="errata",
-        title="Errata, each computed",
+        title="Errata, each demonstrated",
         table=Table(COLUMNS, tuple(finding.row() for finding in found)),
         words=_words(),
         ran={
