@@ -24,9 +24,9 @@ was opened once, at the end of each run: the mean over seeds, the lowest and the
 same settings without clip and noise, and were not tuned further: they show what privacy costs this training, not the
 best that can be had. For `writers` and `speakers` the runs without privacy had settings of their own at first, which
 were given up once their test accuracy was seen to be below that of the private runs. Adjacency is replace-one; epsilon
-*alone* is against the server together with all other clients. `DIR` holds the data in its official files: `mnist/*-ubyte`, `qmnist/*`,
-`cifar-10-batches-bin/*.bin`, `shakespeare/tinyshakespeare.txt`, and `idx28/*-ubyte` for any other 28 x 28 images in
-MNIST's format (Fashion-MNIST, say), all plain or as `.gz`.
+*alone* is against the server together with all other clients. `DIR` holds the data in its official files:
+`mnist/*-ubyte`, `qmnist/*`, `cifar-10-batches-bin/*.bin`, `shakespeare/tinyshakespeare.txt`, and `idx28/*-ubyte` for
+any other 28 x 28 images in MNIST's format (Fashion-MNIST, say), all plain or as `.gz`.
 """
 
 
