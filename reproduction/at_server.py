@@ -159,11 +159,12 @@ def _words(points: Sequence[ServerPoint], plain: RunHistory) -> tuple[str, ...]:
         f"At epsilon 1 against the server: ours {spoken(ours)} with {ours.system.bits} bits, the paper's common draw "
         f"{spoken(paper)} with {paper.system.bits}, cpSGD {spoken(cpsgd)} with {cpsgd.system.bits}; a trusted server, "
         f"which has the same epsilon towards everyone but itself, {spoken(trusted)} with 32; without privacy "
-        f"{spoken(plain)}. Ours is {compared(ours, cpsgd)} cpSGD. {seeds_of([point.history for point in points])}"
+        f"{spoken(plain)}. Ours is {compared(ours, cpsgd, 'cpSGD')}. {seeds_of([point.history for point in points])}"
     )
     second = (
-        "The common draw protects nobody from a client of the cohort; the others do. Cohorts are full here and nobody "
-        "colludes: the default job plans for a tenth of each."
+        "The common draw protects nobody from a client of the cohort; the others do, by the noise that this client did "
+        "not draw itself. Cohorts are full here and nobody colludes; the default job plans for a tenth of the clients "
+        "dropping out and a tenth colluding."
     )
     epsilons = sorted({point.epsilon for point in points})
     if len(epsilons) == 1:
@@ -180,8 +181,10 @@ def _draw(figure: Figure, points: Sequence[ServerPoint], plain: RunHistory) -> N
     """Draw accuracy by epsilon, where there are several, beside what a client sends at epsilon 1."""
     several = len({point.epsilon for point in points}) > 1
     if several:
-        left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
+        left, right = figure.subplots(1, 2, width_ratios=(1.4, 1))
         _draw_accuracies(left, points, plain)
+        entries, labels = left.get_legend_handles_labels()
+        figure.legend(entries, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=7.5)
     else:
         right = figure.subplots()
     _draw_uploads(right, [point for point in points if point.epsilon == _QUICK_EPSILONS[0]][::-1])
@@ -216,7 +219,7 @@ def _draw_accuracies(axes: Axes, points: Sequence[ServerPoint], plain: RunHistor
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("epsilon against the server", color=Ink.TEXT)
     axes.set_ylabel("test accuracy, %", color=Ink.TEXT)
-    axes.legend(fontsize=7, frameon=False, loc="lower right")
+    axes.set_title("Accuracy", loc="left", fontsize=9.5, color=Ink.TEXT)
     style_axes(axes)
 
 
@@ -226,7 +229,8 @@ def _draw_uploads(axes: Axes, shown: Sequence[ServerPoint]) -> None:
         text = f"{point.history.test:.1f} %, {point.history.system.bits} bits"
         axes.text(point.kilobytes + 1, place, text, va="center", fontsize=8.5, color=Ink.TEXT)
     axes.set_yticks(range(len(shown)), [point.label for point in shown], fontsize=8.5, color=Ink.TEXT)
-    axes.set_xlim(0, 1.45 * max(point.kilobytes for point in shown))
-    axes.set_title("Upload at epsilon 1 against the server", loc="left", fontsize=10, color=Ink.TEXT)
+    axes.set_xlim(0, 1.9 * max(point.kilobytes for point in shown))
+    axes.set_title("Upload at epsilon 1", loc="left", fontsize=9.5, color=Ink.TEXT)
     axes.set_xlabel("kB that a client sends, once", color=Ink.TEXT)
     style_axes(axes)
+    axes.grid(visible=False, axis="y")

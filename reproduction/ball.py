@@ -25,7 +25,7 @@ def attained_square(dimension: int, levels: int) -> Fraction:
 
 
 def approached_square(dimension: int, levels: int) -> Fraction:
-    """Return the same for vectors whose norm exceeds D by as little as one likes."""
+    """Return the same for vectors whose norm exceeds D by as little as one likes: the limit of the others in d."""
     return _square(dimension, levels, (levels - 1) ** 2)
 
 
@@ -53,14 +53,14 @@ def make(context: Context) -> Result:
     rows = [_row(dimension, levels) for dimension, levels in [(2, DRAWN_LEVELS), *sides]]
     return Result(
         name="fig2",
-        title="The quantised ball",
+        title="Figure 2: the quantised ball",
         table=Table(
             (
                 "dimension",
                 "levels",
                 "proof's bound / D",
                 "attained / D",
-                "approached / D",
+                "just above the clip / D",
                 "triangle inequality / D",
             ),
             tuple(rows),
@@ -115,9 +115,10 @@ def _words() -> tuple[str, str]:
         "up to a whole step, of which the proof counts half."
     )
     growth = (
-        f"With k = sqrt(d) + 1 the radius is not 2 D: it rises to sqrt(7) D for odd k ({odd:.4f} D at d = 2304) and to "
-        f"3 D for even k ({even:.4f} D at d = 2401), by exact dynamic programming, so that two quantised vectors can "
-        "be nearly 5.29 D or 6 D apart, not 4 D."
+        f"With k = sqrt(d) + 1 the radius is not 2 D: it rises towards sqrt(7) D for odd k ({odd:.4f} D at d = 2304) "
+        f"and towards 3 D for even k ({even:.4f} D at d = 2401), by exact dynamic programming, so that two quantised "
+        "vectors can be nearly 5.29 D or 6 D apart, not 4 D. The column *just above the clip* is for vectors that are "
+        "longer than D by as little as one likes, as rounding errors in a clip may leave them."
     )
     return disc, growth
 

@@ -22,11 +22,11 @@ privacy. Every row is one command, `scripts/reproduce NAME --data DIR`, and ever
 `reproduction/results/NAME.json`; this page is written by `scripts/reproduce page`. Accuracies are of test data that
 was opened once, at the end of each run: the mean over seeds, the lowest and the highest. Runs without privacy have the
 same settings without clip and noise, and were not tuned further: they show what privacy costs this training, not the
-best that can be had. For `writers` and `speakers` settings of their own came first, and were given up once their test
-accuracy was seen to be below that of the private runs. Adjacency is replace-one; epsilon *alone* is against the server
-together with all other clients. `DIR` holds the data in its official files: `mnist/*-ubyte`, `qmnist/*`,
-`cifar-10-batches-bin/*.bin`, `shakespeare/tinyshakespeare.txt`, and `idx28/*-ubyte` for any other 28 x 28 images in
-MNIST's format (Fashion-MNIST, say), all plain or as `.gz`.
+best that can be had. For `writers` and `speakers` the runs without privacy had settings of their own at first, which
+were given up once their test accuracy was seen to be below that of the private runs. Adjacency is replace-one; epsilon
+*alone* is against the server together with all other clients. `DIR` holds the data in its official files:
+`mnist/*-ubyte`, `qmnist/*`, `cifar-10-batches-bin/*.bin`, `shakespeare/tinyshakespeare.txt`, and `idx28/*-ubyte` for
+any other 28 x 28 images in MNIST's format (Fashion-MNIST, say), all plain or as `.gz`.
 """
 
 
@@ -75,8 +75,8 @@ def _cells(rows: Mapping[str, Mapping[str, object]], columns: Sequence[str]) -> 
 
 
 def _range(row: Mapping[str, object], names: tuple[str, str, str]) -> str:
-    mean, low, high = (row[name] for name in names)
-    return f"{mean} ({low} to {high})" if row["seeds"] != 1 else str(mean)
+    mean, low, high = (f"{row[name]:.2f}" for name in names)
+    return f"{mean} ({low} to {high})" if row["seeds"] != 1 else mean
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -15,7 +15,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from d2pfed.runs.report.plots import Ink
 
 _GREY = "#777777"
-_LEAST_EPSILON, _LARGEST_EPSILON = 1e-3, 1e3  # what the axis shows at most; the table has the rest
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-3, 1e7  # what the axis shows at most; the table has the rest
+_TICKS = 7  # on an axis of epsilons, at most
+_LARGEST_WRITTEN = 1000  # a tick beyond is a power of ten
 _SHADE = 0.18  # of a band
 _PAPER_SIZE, _TEST_SIZE, _SERVER_SIZE = 12.0, 7.0, 5.5  # points
 
@@ -28,7 +30,7 @@ class Hue(StrEnum):
     CPSGD = Ink.LIMIT
     OURS = Ink.THIRD
     PLAIN = Ink.TEXT
-    CODE = "#b08bbb"
+    CODE = "#e78ac3"
     FIFTH = "#9a4f8e"
     SIXTH = "#8a7a00"
 
@@ -94,14 +96,13 @@ def legend(figure: Figure, panels: Sequence[Panel]) -> None:
     for line in lines:
         entries.setdefault(line.label, Line2D([], [], color=line.hue, linestyle=line.dash, linewidth=1.8))
     if any(panel.marks for panel in panels):
-        entries["the paper's end point"] = _sign("*", _PAPER_SIZE)
+        entries["published or recorded end point"] = _sign("*", _PAPER_SIZE)
     if any(line.tests for line in lines):
         entries["test accuracy at the end"] = _sign("o", _TEST_SIZE)
-    if any(len(line.tests) > 1 for line in lines):
-        shade = Patch(facecolor=_GREY, alpha=_SHADE, label="lowest to highest of the seeds")
-        entries["lowest to highest of the seeds"] = shade
     if any(line.server is not None for line in lines):
-        entries["the same, against the server"] = _sign("D", _SERVER_SIZE)
+        entries["the same at the server's epsilon"] = _sign("D", _SERVER_SIZE)
+    if any(len(line.tests) > 1 for line in lines):
+        entries["lowest to highest of the seeds"] = Patch(facecolor=_GREY, alpha=_SHADE)
     figure.legend(
         list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False, fontsize=7.5
     )
@@ -116,15 +117,15 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
     """Draw one panel."""
     if panel.scale is XScale.EPSILON:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_major_locator(LogLocator(10, numticks=_TICKS))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
         axes.xaxis.set_minor_locator(NullLocator())
     for line in panel.lines:
         _draw_line(axes, line, _LEAST_EPSILON if panel.scale is XScale.EPSILON else -math.inf)
     for mark in panel.marks:
         axes.plot(mark.x, mark.y, "*", color=mark.hue, markersize=_PAPER_SIZE, markeredgecolor="white", zorder=5)
     if panel.scale is XScale.EPSILON:
-        axes.set_xlim(_LEAST_EPSILON, min(axes.get_xlim()[1], _LARGEST_EPSILON))
+        axes.set_xlim(_LEAST_EPSILON, min(2 * axes.get_xlim()[1], _LARGEST_EPSILON))
     elif all(x == int(x) for line in panel.lines for x in line.xs):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))  # there is no half a round
     axes.set_ylim(0, 100)
@@ -134,11 +135,15 @@ def draw_axes(axes: Axes, panel: Panel) -> None:
     style_axes(axes)
 
 
+def _tick(value: float) -> str:
+    return f"{value:g}" if value <= _LARGEST_WRITTEN else f"$10^{{{math.log10(value):.0f}}}$"
+
+
 def style_axes(axes: Axes) -> None:
     """Give axes their quiet grid and edges."""
     axes.grid(color=Ink.GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, colors=Ink.TEXT)
+    axes.tick_params(length=0, colors=Ink.TEXT, pad=5)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("bottom", "left"))
         spine.set_color(Ink.GRID)

@@ -180,8 +180,9 @@ def _words(rows: list[tuple[Cell, ...]]) -> tuple[str, str]:
     )
     reason = (
         "The proof averages the clients' noise as if the draws were separate; all shares are of one draw, whose part "
-        "of the error is N times larger. For separate draws (last column) the bound in steps does hold, up to the "
-        "simulation's own error, but their sum would hide N times less variance."
+        "of the error is N times larger. Sigma is in real units in the paper's corollary on privacy and in steps in "
+        "the proof of this theorem, so both are shown. For separate draws (last column) the bound in steps does hold, "
+        "up to the simulation's own error; but then the noise on the sum has N times less variance, and protects less."
     )
     return violated, reason
 

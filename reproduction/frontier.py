@@ -149,21 +149,29 @@ def _cpsgd(points: Sequence[Point]) -> dict[float, Point]:
 def _words(points: Sequence[Point]) -> tuple[str, str]:
     cpsgd = _cpsgd(points)
     loose = max(cpsgd.values(), key=lambda point: point.error)
+    centered = [point for point in points if point.kind == MechanismName.CENTERED]
     ours, theirs = (_leads(points, kind) for kind in (str(MechanismName.CENTERED), _NAMES[MechanismName.SHARED]))
-    shrinks = "; the lead shrinks as epsilon grows and noise matters less" if ours == sorted(ours)[::-1] else ""
+    shrinks = len(ours) > 1 and ours == sorted(ours, reverse=True) and len(set(ours)) == len(ours)
     first = (
-        f"At equal true epsilons of {_listed(cpsgd)}, with two bytes a coordinate for cpSGD and D2P-Fed's shared noise "
-        f"and one for ours, ours is {_listed(ours)} points above cpSGD and shared noise {_listed(theirs)}, where the "
-        f"paper has {MARGIN} at epsilons that are not equal{shrinks}. {seeds_of([point.curve for point in points])}"
+        f"At equal true epsilons of {_listed(cpsgd)}, with {_TWO_BYTES} bits a coordinate for cpSGD and D2P-Fed's "
+        f"shared noise and {_span([point.curve.system.bits for point in centered])} for ours, ours is at "
+        f"{_signed(ours)} points from cpSGD and shared noise at {_signed(theirs)}; the paper has {MARGIN:+g}, at "
+        f"epsilons that are not equal.{' The lead of ours shrinks as epsilon grows.' * shrinks} "
+        f"{seeds_of([point.curve for point in points], ranges=False)} Where a mechanism's error is more than "
+        f"{_GREAT:g} times a trusted server's, a smaller step of the server was tried too, and the better of both by "
+        f"validation accuracy is shown."
     )
-    rounding = [point.least_bits for point in points if point.kind in _ROUNDING]
     second = (
-        f"cpSGD's error is up to {loose.error:.1f} times that of a trusted server, by its theorem and composition and "
-        f"not by its binomial noise as such; independent noise around real centres needs "
-        f"{min(point.least_bits for point in points)} bits for the error that rounding mechanisms reach with "
-        f"{min(rounding)} to {max(rounding)}."
+        f"cpSGD's error is up to {loose.error:.1f} times a trusted server's: its epsilon is bounded by its own theorem "
+        f"and advanced composition, and a tighter bound might do with less of the same noise. Independent noise "
+        f"around real centres needs {_span([point.least_bits for point in centered])} bits for the error that rounding "
+        f"mechanisms reach with {_span([point.least_bits for point in points if point.kind in _ROUNDING])}."
     )
     return first, second
+
+
+def _span(values: Sequence[int]) -> str:
+    return " to ".join(str(value) for value in sorted({min(values), max(values)}))
 
 
 def _leads(points: Sequence[Point], kind: str) -> list[float]:
@@ -175,6 +183,10 @@ def _leads(points: Sequence[Point], kind: str) -> list[float]:
 
 def _listed(values: Iterable[float]) -> str:
     return " / ".join(f"{value:g}" for value in values)
+
+
+def _signed(values: Iterable[float]) -> str:
+    return " / ".join(f"{value:+.1f}" for value in values)
 
 
 def _draw(figure: Figure, points: Sequence[Point]) -> None:
@@ -199,9 +211,10 @@ def _draw(figure: Figure, points: Sequence[Point]) -> None:
     draw_axes(left, panel)
     for line in lines:
         left.plot(line.xs, line.ys, "o", color=line.hue, markersize=5, markeredgecolor="white")
-    epsilons, heights = [point.epsilon for point in points], [point.curve.test for point in points]
+    epsilons = sorted({point.epsilon for point in points})
+    left.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
     left.set_xlim(min(epsilons) / 1.6, max(epsilons) * 1.6)
-    left.set_ylim(max(0, min(heights) - 5), 100)
+    left.set_ylim(max(0, min(point.curve.spread[0] for point in points) - 5), 100)
     legend(figure, [panel])
     _draw_errors(right, points)
 
@@ -210,13 +223,22 @@ def _draw_errors(axes: Axes, points: Sequence[Point]) -> None:
     """Draw how far each mechanism is from a trusted server, by the bits that its error takes."""
     axes.axhline(1.0, color=Hue.PLAIN, linestyle="-.", linewidth=1.4)
     distributed = [point for point in points if isinstance(point.curve.system.work, Plan)]
+    kinds = list(dict.fromkeys(point.kind for point in distributed))
     for point in distributed:
+        beside = 0.12 * (
+            kinds.index(point.kind) - (len(kinds) - 1) / 2
+        )  # so that equal ones do not hide each other
         axes.plot(
-            point.least_bits, point.error, "o", color=_hue(point.kind), markersize=7, markeredgecolor="white"
+            point.least_bits + beside,
+            point.error,
+            "o",
+            color=_hue(point.kind),
+            markersize=6,
+            markeredgecolor="white",
         )
     axes.set_title("error by bits, at all these epsilons", loc="left", fontsize=9.5, color=Ink.TEXT)
-    axes.set_xlabel("fewest bits a coordinate", color=Ink.TEXT)
-    axes.set_ylabel("error of the mean, over a trusted server's", color=Ink.TEXT)
+    axes.set_xlabel("fewest bits a coordinate (whole numbers, side by side)", color=Ink.TEXT)
+    axes.set_ylabel("error over a trusted server's", color=Ink.TEXT)
     axes.set_ylim(0, 1.1 * max(point.error for point in distributed))
     style_axes(axes)
 

@@ -9,11 +9,13 @@ from reproduction.curves import Hue, Line, Panel, PaperMark, XScale, draw_panels
 from reproduction.history import RunHistory
 from reproduction.presentation import (
     compared,
+    guessing,
     level_line,
     published_line,
     records,
     seeds_of,
     spoken,
+    spoken_number,
     table_of,
     true_line,
 )
@@ -161,7 +163,10 @@ def _epsilon_panel(runs: Runs) -> Panel:
             true_line(runs.cpsgd, Hue.CPSGD, "cpSGD, true epsilon"),
             true_line(runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
             level_line(runs.fedavg, Hue.PLAIN, "not private"),
-            *(published_line(curve, Hue.CODE, "D2P-Fed, as the code ran") for curve in runs.coded[:1]),
+            *(
+                published_line(curve, Hue.CODE, "D2P-Fed, as the code ran, as published")
+                for curve in runs.coded[:1]
+            ),
         ),
         marks=tuple(PaperMark(end.epsilon, end.accuracy, hue) for end, hue in ends if end.epsilon is not None),
     )
@@ -172,7 +177,7 @@ def _megabyte_panel(runs: Runs) -> Panel:
         (runs.d2pfed, Hue.D2PFED, "D2P-Fed, 2 bytes"),
         (runs.norm_one, Hue.NORM_ONE, "D2P-Fed, norm 1, 2 bytes"),
         (runs.cpsgd, Hue.CPSGD, "cpSGD, 3 bytes"),
-        (runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon, 1 byte"),
+        (runs.ours, Hue.OURS, "ours, at D2P-Fed's true epsilon"),
         (runs.fedavg, Hue.PLAIN, "not private, 4 bytes"),
     )
     experiment = _experiment(runs)
@@ -183,7 +188,7 @@ def _megabyte_panel(runs: Runs) -> Panel:
     }
     return Panel(
         title=experiment.name,
-        xlabel="MB sent by a client in every round",
+        xlabel="MB sent by a client that is in every round",
         lines=tuple(
             Line(label=label, hue=hue, xs=curve.megabytes, ys=curve.validation, band=curve.band, tests=curve.tests)
             for curve, hue, label in named
@@ -195,35 +200,38 @@ def _megabyte_panel(runs: Runs) -> Panel:
 def _words_epsilon(runs: Runs) -> tuple[str, ...]:
     experiment, main, loud, ours, rival = _experiment(runs), runs.d2pfed, runs.norm_one, runs.ours, runs.cpsgd
     paper = D2PFED_END[experiment.name, experiment.sigma]
-    kept = "less" if main.released[-1] < main.published[-1] else "more"
     first = (
-        f"{experiment.name}: D2P-Fed's epsilon comes out as {main.published[-1]:.4g} by the paper's accounting. With "
-        f"every update clipped to D = {experiment.clip:g} the released models truly cost {main.released[-1]:.2g}, "
-        f"{kept} than that, and the server, with no cap on participations, may learn up to "
-        f"{main.server or 0:.3g}. The accuracy is {spoken(main)}, the paper's "
-        f"{paper.accuracy:g} %."
+        f"{experiment.name}: by the paper's accounting D2P-Fed's epsilon is {spoken_number(main.published[-1])}. With "
+        f"every update clipped to D = {experiment.clip:g} it truly is {spoken_number(main.released[-1])} for who sees "
+        f"the released models, and {_server(main)} for the server, against which all rounds count, as there is no cap "
+        f"on participations. The accuracy is {spoken(main)}{guessing(main)} against {paper.spoken}."
     )
     second = (
-        f"Updates of norm 1, which the authors' code lets through, give {spoken(loud)} at a true epsilon of "
-        f"{loud.released[-1]:.3g}; ours {spoken(ours)} at {ours.released[-1]:.2g}; cpSGD {spoken(rival)} at "
-        f"{rival.released[-1]:.3g} (as published: {rival.published[-1]:.3g}); FedAvg without privacy "
-        f"{spoken(runs.fedavg)}. {seeds_of(runs.all)}"
+        f"Updates of norm 1, which the authors' code lets through, give {spoken(loud)}{guessing(loud)} at a true "
+        f"epsilon of {spoken_number(loud.released[-1])} for the released models; ours {spoken(ours)}{guessing(ours)} "
+        f"at {spoken_number(ours.released[-1])}; cpSGD {spoken(rival)}{guessing(rival)} at "
+        f"{spoken_number(rival.released[-1])} (as published: {spoken_number(rival.published[-1])}); FedAvg without "
+        f"privacy {spoken(runs.fedavg)}. {seeds_of(runs.all)}"
     )
     if not runs.coded:
         return first, second
     code, coins, plain = runs.coded
     third = (
         f"As the authors' code ran (one Adam for all clients and rounds, cohorts with replacement, updates of norm 1, "
-        f"pixels up to 827): D2P-Fed {spoken(code)}, cpSGD {spoken(coins)}, without noise {spoken(plain)}; the paper "
-        f"has {paper.accuracy:g}, {CPSGD_END[experiment.name].accuracy:g} and {PLAIN_END[experiment.name].accuracy:g} "
-        f"%. Their epsilon is void: see the erratum on carried moments."
+        f"pixels up to 827): D2P-Fed {spoken(code)} against {paper.spoken}, cpSGD {spoken(coins)} against "
+        f"{CPSGD_END[experiment.name].spoken}, without noise {spoken(plain)} against "
+        f"{PLAIN_END[experiment.name].spoken}. No epsilon holds for these runs: see the erratum on carried moments."
     )
     return first, second, third
 
 
+def _server(curve: RunHistory) -> str:
+    return "none" if curve.server is None else spoken_number(curve.server)
+
+
 def _words_bytes(runs: Runs) -> str:
     shown = ", ".join(
-        f"{curve.megabytes[-1]:.3g} MB for {spoken(curve)} ({name})"
+        f"{name} {spoken(curve)}{guessing(curve)} for {spoken_number(curve.megabytes[-1])} MB"
         for name, curve in (
             ("ours", runs.ours),
             ("D2P-Fed", runs.d2pfed),
@@ -232,7 +240,7 @@ def _words_bytes(runs: Runs) -> str:
         )
     )
     return (
-        f"{_experiment(runs).name}: {shown}. The paper ranks D2P-Fed above cpSGD for fewer bytes; here its accuracy is "
-        f"{compared(runs.d2pfed, runs.cpsgd)} cpSGD's. {seeds_of(runs.all)} Bytes include the rotation's padding, "
-        f"which the paper leaves out."
+        f"{_experiment(runs).name}: {shown}. {seeds_of(runs.all)} The paper ranks D2P-Fed above cpSGD for fewer bytes; "
+        f"here its accuracy is {compared(runs.d2pfed, runs.cpsgd, 'that of cpSGD')}. Bytes include the rotation's "
+        f"padding, which the paper leaves out."
     )

@@ -9,6 +9,9 @@ from reproduction.published import EndPoint
 from reproduction.result import Cell, Table
 
 NO_BOUND = "void"  # in place of an epsilon
+INFINITE = "infinite"  # the same, where the accountant finds no bound
+_LARGE = 999.5  # from here on numbers are written out, with commas
+_NEAR_GUESSING = 2.0  # points
 COLUMNS = (
     "experiment",
     "system",
@@ -36,9 +39,9 @@ def _row(curve: RunHistory, end: EndPoint | None) -> tuple[Cell, ...]:
     return (
         system.workload.experiment.name,
         system.label,
-        significant(curve.published[-1]) if curve.published else None,
-        NO_BOUND if system.as_coded else significant(curve.released[-1]) if curve.released else None,
-        NO_BOUND if system.as_coded else None if curve.server is None else significant(curve.server),
+        epsilon_cell(curve.published[-1]) if curve.published else None,
+        NO_BOUND if system.as_coded else epsilon_cell(curve.released[-1]) if curve.released else None,
+        NO_BOUND if system.as_coded else None if curve.server is None else epsilon_cell(curve.server),
         system.bits,
         significant(curve.megabytes[-1]),
         *accuracy_cells(curve),
@@ -55,26 +58,42 @@ def accuracy_cells(curve: RunHistory) -> tuple[Cell, ...]:
 
 def spoken(curve: RunHistory) -> str:
     """Return the test accuracy as a sentence has it: the mean, and of several seeds the lowest and the highest."""
-    low, high = curve.spread
-    return f"{curve.test:.1f} %" + (f" ({low:.1f} to {high:.1f})" if len(curve.repeats) > 1 else "")
+    low, high = (f"{value:.1f}" for value in curve.spread)
+    if len(curve.repeats) == 1:
+        return f"{curve.test:.1f} %"
+    return f"{curve.test:.1f} % from every seed" if low == high else f"{curve.test:.1f} % ({low} to {high})"
 
 
-def seeds_of(curves: Sequence[RunHistory]) -> str:
-    """Say what the numbers of a sentence are of."""
-    count = min(len(curve.repeats) for curve in curves)
-    if count == 1:
-        return "One seed each, so that differences of a point or two say nothing."
-    return f"Means of {count} seeds; in brackets the lowest and the highest."
+def guessing(curve: RunHistory) -> str:
+    """Say so, in brackets, if no seed is better than guessing; nothing otherwise."""
+    chance = 100 / curve.system.workload.task.classes
+    return f" (guessing gives {chance:g} %)" if curve.spread[1] <= chance + _NEAR_GUESSING else ""
 
 
-def compared(first: RunHistory, second: RunHistory) -> str:
-    """Say how two systems stand as far as their seeds tell: above or below only if all runs of one are."""
+def spoken_number(value: float) -> str:
+    """Return a number as a sentence has it: three significant digits, none of them behind an exponent."""
+    if math.isinf(value):
+        return INFINITE
+    return f"{float(f'{value:.3g}'):,.0f}" if abs(value) >= _LARGE else f"{value:.3g}"
+
+
+def seeds_of(curves: Sequence[RunHistory], *, ranges: bool = True) -> str:
+    """Say what the numbers of a sentence are of; `ranges`: it has the lowest and the highest in brackets."""
+    counts = {len(curve.repeats) for curve in curves}
+    if counts == {1}:
+        return "One seed each: how much another seed would change is not known."
+    several = " to ".join(f"{count}" for count in sorted({min(counts), max(counts)}))
+    return f"Means of {several} seeds" + ("; in brackets the lowest and the highest." if ranges else ".")
+
+
+def compared(first: RunHistory, second: RunHistory, name: str) -> str:
+    """Say how a system stands to a second, of that name, as far as seeds tell: apart only if no runs overlap."""
     if min(len(first.repeats), len(second.repeats)) == 1:
-        return "not to be ranked by one seed against"
+        return f"not ranked against {name}, for want of seeds"
     (low, high), (other_low, other_high) = first.spread, second.spread
     if low > other_high:
-        return "above, in every run,"
-    return "below, in every run," if high < other_low else "not told apart by these runs from"
+        return f"above {name} in every run"
+    return f"below {name} in every run" if high < other_low else f"not told apart from {name}: their runs overlap"
 
 
 def published_line(curve: RunHistory, hue: Hue, label: str) -> Line:
@@ -114,12 +133,17 @@ def records(curves: Sequence[RunHistory]) -> dict[str, object]:
         f"{curve.system.workload.experiment.name}: {curve.system.label}": curve.record
         | {
             "validation_accuracy": [[round(value, 3) for value in each.validation] for each in curve.repeats],
-            "epsilon_as_published": [significant(value) for value in curve.published],
-            "epsilon_released": [significant(value) for value in curve.released],
+            "epsilon_as_published": [epsilon_cell(value) for value in curve.published],
+            "epsilon_released": [epsilon_cell(value) for value in curve.released],
             "test_accuracy": [round(value, 3) for value in curve.tests],
         }
         for curve in curves
     }
+
+
+def epsilon_cell(value: float) -> Cell:
+    """Return an epsilon for a table or a record, in which JSON has no infinity."""
+    return significant(value) if math.isfinite(value) else INFINITE
 
 
 def significant(value: float, digits: int = 6) -> float:

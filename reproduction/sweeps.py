@@ -1,9 +1,11 @@
 """Figures 3, 4 and 5: D2P-Fed by its noise, over clients of one class each, and by the size of its group."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
+from d2pfed.plan import Plan
 from reproduction.as_coded import CodeNoise
 from reproduction.curves import Hue, Line, Panel, PaperMark, XScale, draw_panels
 from reproduction.headline import AS_CODED, NORM_ONE
@@ -15,6 +17,7 @@ from reproduction.presentation import (
     records,
     seeds_of,
     spoken,
+    spoken_number,
     table_of,
     true_line,
 )
@@ -36,6 +39,7 @@ _SIGMAS = (0.6, 0.8, 1.0)
 _HUES = (Hue.D2PFED, Hue.FIFTH, Hue.SIXTH)
 _SHARDS_SIGMA = 0.5
 _BITS = (16, 24, 32, 12, 11)
+_JAGGED = 5.0  # points of accuracy from a round to the next, from which on a single one says little
 
 
 def make_fig3(context: Context) -> Result:
@@ -99,23 +103,32 @@ def _words_sigma(
     norm_one: RunHistory,
     coded: Sequence[RunHistory],
 ) -> tuple[str, ...]:
-    published = " / ".join(f"{curve.published[-1]:.3g}" for curve in widths)
-    true = " / ".join(f"{curve.released[-1]:.2g}" for curve in widths)
-    paper = _listed([D2PFED_END["INFIMNIST", sigma].accuracy for sigma in _SIGMAS])
-    first = (
-        f"For sigma 0.6 / 0.8 / 1 the accuracy is {_said(widths)}, where the paper has {paper} %; sigma 0.6 is "
-        f"{compared(widths[0], widths[-1])} sigma 1. The paper's accounting puts epsilon at {published}; truly it is "
-        f"{true} for who sees the models. {seeds_of([*widths, *ours])}"
+    published, true, at_server = (
+        " / ".join(spoken_number(value) for value in values)
+        for values in (
+            [curve.published[-1] for curve in widths],
+            [curve.released[-1] for curve in widths],
+            [curve.server for curve in widths if curve.server is not None],
+        )
     )
+    paper = " / ".join(f"{D2PFED_END['INFIMNIST', sigma].accuracy:g}" for sigma in _SIGMAS)
+    first = (
+        f"For sigma 0.6 / 0.8 / 1 the accuracy is {_said(widths)}; the paper has {paper} %. Here sigma 0.6 is "
+        f"{compared(widths[0], widths[-1], 'sigma 1')}. The paper's accounting puts epsilon at {published}; truly it "
+        f"is {true} for who sees the models, and {at_server} for the server if a client may be in every round. "
+        f"{seeds_of([*widths, *ours])}"
+    )
+    bits = " to ".join(str(bits) for bits in sorted({curve.system.bits for curve in ours}))
     second = (
-        f"At the same true epsilons ours ends at {_said(ours)} with one byte for two; the noise over the clip is "
-        f"nearly the same, so what differs is the training. Updates of norm 1, which the authors' code lets through, "
-        f"give {spoken(norm_one)} with sigma 0.6, at a true epsilon of {norm_one.released[-1]:.3g}."
+        f"At the same true epsilons ours ends at {_said(ours)} with {bits} bits instead of {widths[0].system.bits}. "
+        f"Its noise is {_noise(ours)} times its clip, theirs {_noise(widths)}; the training differs: plain SGD, a clip "
+        f"of 1, momentum and averaging at the server. Updates of norm 1, which the authors' code lets through, give "
+        f"{spoken(norm_one)} with sigma 0.6, at a true epsilon of {spoken_number(norm_one.released[-1])}."
     )
     if not coded:
         return first, second
     third = (
-        f"As the authors' code ran, the same three widths end at {_said(coded)}; their epsilon is void "
+        f"As the authors' code ran, the same three widths end at {_said(coded)}; no epsilon holds for these runs "
         f"(erratum on carried moments)."
     )
     return first, second, third
@@ -125,8 +138,10 @@ def _said(curves: Sequence[RunHistory]) -> str:
     return " / ".join(spoken(curve) for curve in curves)
 
 
-def _listed(values: Sequence[float]) -> str:
-    return " / ".join(f"{value:.1f}" for value in values)
+def _noise(curves: Sequence[RunHistory]) -> str:
+    """Return the noise on the sum over the clip."""
+    plans = [curve.system.work for curve in curves]
+    return " / ".join(f"{plan.sigma / plan.codec.clip:.2f}" for plan in plans if isinstance(plan, Plan))
 
 
 def fig4(workload: Workload, context: Context) -> Result:
@@ -190,16 +205,16 @@ def _words_shards(
 ) -> tuple[str, ...]:
     first = (
         f"Over clients that mostly hold one class, with the paper's text kept to (a fresh Adam for each client) and "
-        f"pixels that reach 827, FedAvg without privacy comes to {spoken(plain)} (paper: {SHARDS_PLAIN_END.accuracy:g} "
-        f"%), D2P-Fed to {spoken(theirs)} with its clip kept and to {spoken(norm_one)} with updates of norm 1 (paper: "
-        f"{SHARDS_D2PFED_END.accuracy:g} %), cpSGD to {spoken(binomial)} (paper: {SHARDS_CPSGD_END.accuracy:g} %). "
-        f"{seeds_of([theirs, norm_one, binomial, plain, ours])}"
+        f"pixels that reach 827 as in its authors' code, FedAvg without privacy comes to {spoken(plain)} against "
+        f"{SHARDS_PLAIN_END.spoken}; D2P-Fed to {spoken(theirs)} with its clip kept and to {spoken(norm_one)} with "
+        f"updates of norm 1, against {SHARDS_D2PFED_END.spoken}; cpSGD to {spoken(binomial)} against "
+        f"{SHARDS_CPSGD_END.spoken}. {seeds_of([theirs, norm_one, binomial, plain, ours])}"
     )
     second = (
-        f"By the paper's accounting D2P-Fed's epsilon is {theirs.published[-1]:.3g}; truly it is "
-        f"{theirs.released[-1]:.2g} for who sees the models ({norm_one.released[-1]:.3g} with norm 1), and cpSGD's "
-        f"{binomial.released[-1]:.3g}. Ours, by plain SGD, ends at {spoken(ours)} at {ours.released[-1]:.2g}, "
-        f"{compared(ours, theirs)} D2P-Fed."
+        f"By the paper's accounting D2P-Fed's epsilon is {spoken_number(theirs.published[-1])}; truly it is "
+        f"{spoken_number(theirs.released[-1])} for who sees the models ({spoken_number(norm_one.released[-1])} with "
+        f"norm 1), and cpSGD's {spoken_number(binomial.released[-1])}. Ours, by plain SGD on pixels up to 1, ends at "
+        f"{spoken(ours)} at {spoken_number(ours.released[-1])}, {compared(ours, theirs, 'D2P-Fed')}."
     )
     return first, second
 
@@ -215,12 +230,12 @@ def _words_coded(coded: Sequence[RunHistory]) -> tuple[str, ...]:
     said = (
         f"As the authors' code ran (one Adam for all clients and rounds, cohorts with replacement, updates of norm 1, "
         f"bare pixels in training and standardised ones in the test) the loop ends at {spoken(plain)} without noise, "
-        f"{spoken(theirs)} with D2P-Fed's and {spoken(coins)} with cpSGD's, where the paper has "
-        f"{SHARDS_PLAIN_END.accuracy:g}, {SHARDS_D2PFED_END.accuracy:g} and {SHARDS_CPSGD_END.accuracy:g} %. Its line "
-        f"is jagged: without noise the first seed's second half runs between {min(late):.1f} and {max(late):.1f} % and "
-        f"jumps by up to {jump:.1f} points in a round, so a single end point says little. Moments that are carried "
-        f"from client to client average over classes what a fresh Adam forgets; they also void the guarantee (erratum "
-        f"on carried moments)."
+        f"{spoken(theirs)} with D2P-Fed's and {spoken(coins)} with cpSGD's; the authors' records end at "
+        f"{SHARDS_PLAIN_END.accuracy:g}, {SHARDS_D2PFED_END.accuracy:g} and {SHARDS_CPSGD_END.accuracy:g} %. Without "
+        f"noise the first seed's second half runs between {min(late):.1f} and {max(late):.1f} % and jumps by up to "
+        f"{jump:.1f} points in a round{', so an end point says little' * (jump > _JAGGED)}. That carried moments "
+        f"average over classes, as a fresh Adam cannot, may be why this loop learns; they also void the guarantee "
+        f"(erratum on carried moments)."
     )
     return (said,)
 
@@ -261,11 +276,25 @@ def fig5(workload: Workload, context: Context) -> Result:
 def _words_bits(curves: Sequence[RunHistory]) -> tuple[str, str]:
     two, three, four, twelve, eleven = curves[:5]
     first = (
-        f"Two, three or four bytes give {_said((two, three, four))}: with integer shares the sum hardly ever needs "
-        f"more than 12 bits, and all three groups hold it. {seeds_of(curves)}"
+        f"Two, three or four bytes give {_said((two, three, four))}: all three groups hold the sum, whose noise has a "
+        f"standard deviation of {spoken_number(_width(two))} steps. {seeds_of(curves)}"
     )
     second = (
-        f"12 bits give {spoken(twelve)}; 11, where sums do wrap, {spoken(eleven)}, {compared(eleven, two)} two bytes. "
-        f"Epsilon is the same throughout, since a wrap costs accuracy and never privacy."
+        f"With 12 bits the noise alone wraps on {_wrapped(twelve):.2g} % of coordinates and the accuracy is "
+        f"{spoken(twelve)}; with 11 on {_wrapped(eleven):.2g} %, and it is {spoken(eleven)}, "
+        f"{compared(eleven, two, 'two bytes')}. Epsilon is the same throughout: a wrap costs accuracy and never "
+        f"privacy."
     )
     return first, second
+
+
+def _width(curve: RunHistory) -> float:
+    """Return the standard deviation of the noise on the sum, in steps."""
+    plan = curve.system.work
+    return plan.sigma / plan.codec.granularity if isinstance(plan, Plan) else 0.0
+
+
+def _wrapped(curve: RunHistory) -> float:
+    """Return the chance, in percent, that the noise alone is beyond half of the group."""
+    half = 2 ** (curve.system.bits - 1)
+    return 100 * math.erfc(half / _width(curve) / math.sqrt(2))

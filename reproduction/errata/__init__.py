@@ -1,6 +1,7 @@
 """Errata of the paper, each computed: what is claimed, where, what is true, how that is shown, and what to do."""
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 from matplotlib.figure import Figure
@@ -11,7 +12,7 @@ from d2pfed.runs.report.plots import Ink
 from reproduction.communication import centered_bits, integer_bits, literal_bits
 from reproduction.errata import identities, moments, observers, practice, sensitivity, shares
 from reproduction.errata.finding import COLUMNS, Finding
-from reproduction.error import Case, corrected_bound, published_bound, shared_noise, simulate
+from reproduction.error import Case, Measured, corrected_bound, published_bound, shared_noise, simulate
 from reproduction.result import Context, Result, Table
 from reproduction.setting import INFIMNIST
 
@@ -30,13 +31,13 @@ def make(context: Context) -> Result:
     cohorts = _cohorts(entropy)
     curves = shares.recovered_curves(cohorts)
     context.report("the error of the mean", 0.5)
-    errors = tuple(_error(case, entropy.child("error", case.dimension)) for case in MEAN_CASES)
+    errors = [simulate(case, shared_noise, entropy.child("error", case.dimension)) for case in MEAN_CASES]
     context.report("the remaining errata", 0.7)
     found = (
         *sensitivity.findings(),
-        *shares.findings(curves, cohorts),
-        *errors,
-        *(_bits(levels) for levels in LEVELS),
+        *shares.findings(curves, cohorts, entropy.child("masks")),
+        _error(errors),
+        _bits(),
         *identities.findings(),
         *observers.findings(entropy.child("observers")),
         *practice.findings(),
@@ -44,7 +45,7 @@ def make(context: Context) -> Result:
     )
     return Result(
         name="errata",
-        title="Errata, each computed",
+        title="Errata, each demonstrated",
         table=Table(COLUMNS, tuple(finding.row() for finding in found)),
         words=_words(),
         ran={
@@ -69,47 +70,70 @@ def _cohorts(entropy: Entropy) -> dict[str, tuple[shares.Cohort, int]]:
     }
 
 
-def _error(case: Case, entropy: Entropy) -> Finding:
-    measured = simulate(case, shared_noise, entropy)
-    real, steps = (published_bound(case, float(sigma)) for sigma in (case.sigma, case.sigma_steps))
+def _error(measured: Sequence[Measured]) -> Finding:
+    real, steps = (
+        " and ".join(f"{published_bound(case, float(sigma)):.3g}" for case, sigma in pairs)
+        for pairs in (
+            [(case, case.sigma) for case in MEAN_CASES],
+            [(case, case.sigma_steps) for case in MEAN_CASES],
+        )
+    )
+    found = " and ".join(f"{each.mean:.3f} +- {each.deviation:.3f}" for each in measured)
+    corrected = " and ".join(f"{corrected_bound(case):.3f}" for case in MEAN_CASES)
+    settings = " and ".join(
+        f"{case.rounds} times with d = {case.dimension}, N = {case.cohort_size}, k = {case.levels}, "
+        f"sigma = {float(case.sigma):g}"
+        for case in MEAN_CASES
+    )
     return Finding(
         topic="error of the mean",
-        claim=f"at most {real:.3g} (sigma in real units) or {steps:.3g} (in steps)",
+        claim=f"in two settings at most {real} (sigma in real units) or {steps} (in steps: the paper has both)",
         where="Theorem on the mean squared error",
-        truth=f"{measured.mean:.3f} +- {measured.deviation:.3f} simulated; corrected bound {corrected_bound(case):.3f}",
-        how=f"Algorithm 1 simulated {case.rounds} times: d = {case.dimension}, N = {case.cohort_size}, "
-        f"k = {case.levels}, sigma = {float(case.sigma)}, D = 1; the "
-        f"shares are of one draw, so it does not average out over clients",
-        remedy="the corrected bound d s^2 / (4 N) + d sigma^2 / N^2",
+        truth=f"{found} simulated, with the standard error; the corrected bound is {corrected}",
+        how=f"Algorithm 1 simulated {settings}; D = 1, gamma = 1. All shares are of one draw, so the noise does not "
+        "average out over clients",
+        remedy="the corrected bound d s^2 / (4 N) + d sigma^2 / N^2, s the step",
     )
 
 
-def _bits(levels: int) -> Finding:
-    literal, whole = (bits(INFIMNIST, levels) for bits in (literal_bits, integer_bits))
+def _bits() -> Finding:
+    said = "; ".join(
+        f"k = {levels}: {math.ceil(literal)} bits ({literal:.1f}) with shares nu / N, {math.ceil(whole)} ({whole:.1f}) "
+        f"with integer shares"
+        for levels in LEVELS
+        for literal, whole in [(literal_bits(INFIMNIST, levels), integer_bits(INFIMNIST, levels))]
+    )
     ours = centered_bits(INFIMNIST, Hadamard(INFIMNIST.dimension))
     return Finding(
-        topic=f"bits a coordinate, k = {levels}",
-        claim="two bytes (figures); n (d log(n q + 1) + O(1)) bits, q a client's range, but the group in Algorithm 1",
+        topic="bits a coordinate",
+        claim="two bytes (figures); n (d log(n q + 1) + O(1)) bits for all (theorem), where q must be the range of one "
+        "client, and is the size of the group in Algorithm 1",
         where="Evaluation; theorem on the communication cost",
-        truth=f"{math.ceil(literal)} bits ({literal:.1f}) with shares nu / N; {math.ceil(whole)} ({whole:.1f}) with "
-        f"integer shares, for which two bytes are enough; {ours} with independent noise of the same size on the sum",
-        how="range of the sum of N = 100 clients and the noise, overflow at most 1e-3 a round",
+        truth=f"{said}; {ours} bits with independent noise of the same size on the sum. Two bytes do for integer "
+        "shares, and not for those of Algorithm 1",
+        how="range of the sum of N = 100 clients on INFIMNIST and of the noise, cut so that a round overflows with "
+        "probability at most 1e-3",
         remedy="integer shares, or noise around the vector itself",
     )
 
 
-def _words() -> tuple[str, str]:
+def _words() -> tuple[str, ...]:
     stands = (
         "The paper's central idea, discrete Gaussian noise for federated learning with Renyi accounting, stands: its "
         "theorem on the discrete Gaussian is right, and at practical orders its privacy corollary holds for the number "
         "of levels it is stated for, although the sensitivity theorem beneath it does not."
     )
     changes = (
-        "What must change before anyone relies on it are the shares of a common noise: one missing client lets the "
-        "server read the noise, and every client knows it. Noise that each client draws for itself avoids both and "
-        "needs fewer bits."
+        "What must change before anyone relies on it are the shares of a common noise: masks as printed do not hide "
+        "them, one missing client lets the server read the noise, and every client knows it. Noise that each client "
+        "draws for itself, on the lattice, avoids all three and needs fewer bits."
     )
-    return stands, changes
+    code = (
+        "Errata that begin with *Code* set the paper beside its authors' public code, "
+        "github.com/wanglun1996/discrete-dp at commit f33d1e5 unless another is named: what it does was read there, "
+        "what follows is computed here."
+    )
+    return stands, changes, code
 
 
 def _draw(figure: Figure, curves: dict[str, tuple[float, ...]]) -> None:

@@ -7,7 +7,7 @@ import mpmath
 from reproduction.errata.finding import Finding
 
 DIGITS = 40
-SIGMA, SHIFT = mpmath.mpf(2), mpmath.mpf("0.3")
+SIGMA = CENTRE = mpmath.mpf("0.5")
 
 
 def gaussian_mass(sigma: mpmath.mpf, centre: mpmath.mpf) -> mpmath.mpf:
@@ -43,28 +43,38 @@ def wrap(value: int, modulus: int) -> int:
     return (value + half) % modulus - half
 
 
+def gaussian_ratio(sigma: mpmath.mpf, centre: mpmath.mpf) -> mpmath.mpf:
+    """Return the sum around a centre over the sum around 0, which step (2) of the proof bounds by 1."""
+    return gaussian_mass(sigma, centre) / gaussian_mass(sigma, mpmath.mpf(0))
+
+
+def printed_ratio(centre: mpmath.mpf) -> mpmath.mpf:
+    """Return what the proof prints for it: sqrt(pi) theta(pi centre, exp(-pi^2)) / theta(0, 1 / e)."""
+    with mpmath.workdps(DIGITS):
+        return printed_mass(centre) / mpmath.jtheta(3, 0, mpmath.exp(-1))
+
+
 def findings() -> tuple[Finding, ...]:
     """Return what is true of both steps; neither harms its theorem."""
     return _theta(), _sum_of_wrapped()
 
 
 def _theta() -> Finding:
-    narrow = mpmath.mpf("0.5")
-    orders = [mpmath.mpf(order) for order in ("1.5", "2", "3")]
+    ratio, right = gaussian_ratio(SIGMA, CENTRE), poisson_mass(SIGMA, CENTRE) / poisson_mass(SIGMA, mpmath.mpf(0))
     excess = ", ".join(
-        f"{mpmath.nstr(mpmath.chop(renyi_excess(order, 1, narrow), mpmath.mpf(10) ** -30), 3)} at order "
-        f"{mpmath.nstr(order, 2)}"
-        for order in orders
+        f"{float(mpmath.chop(renyi_excess(mpmath.mpf(order), 1, SIGMA), mpmath.mpf(10) ** -30)):.3g} at order {order}"
+        for order in ("1.5", "2", "3")
     )
     return Finding(
         topic="theta function",
-        claim="sum of exp(-(x - c)^2 / (2 sigma^2)) = sqrt(pi) theta(pi c, exp(-pi^2)), up to a common factor",
+        claim="the sum of exp(-(x - c)^2 / (2 sigma^2)) over the lattice, divided by the sum at c = 0, is sqrt(pi) "
+        "theta(pi c, exp(-pi^2)) / theta(0, 1/e), which is at most 1",
         where="Proof of the theorem on the discrete Gaussian, step (2)",
-        truth=f"at sigma = 2, c = 0.3 the sum is {mpmath.nstr(gaussian_mass(SIGMA, SHIFT), 5)}, the expression "
-        f"{mpmath.nstr(printed_mass(SHIFT), 5)}; right is sqrt(2 pi) sigma theta(pi c, exp(-2 pi^2 sigma^2)) = "
-        f"{mpmath.nstr(poisson_mass(SIGMA, SHIFT), 5)}. The theorem holds: divergence less the Gaussian's {excess}",
-        how=f"summed term by term in {DIGITS} digits (the divergence at sigma = 0.5, shift 1); printed is the case "
-        "2 sigma^2 = 1",
+        truth=f"that is the case 2 sigma^2 = 1: at sigma = 0.5, c = 0.5 the ratio is {mpmath.nstr(ratio, 4)}, the "
+        f"expression {mpmath.nstr(printed_ratio(CENTRE), 4)}. Right is theta(pi c, q) / theta(0, q) with q = "
+        f"exp(-2 pi^2 sigma^2), here {mpmath.nstr(right, 4)}, which is at most 1 too: the theorem holds. The "
+        f"divergence at sigma = 0.5 and shift 1, less the continuous Gaussian's: {excess}",
+        how=f"summed term by term in {DIGITS} digits over the integers",
         remedy="the corrected identity; nothing that is built on the theorem changes",
     )
 
@@ -83,7 +93,7 @@ def _sum_of_wrapped() -> Finding:
         claim="sum of phi_q(x) = phi_q(sum of x)",
         where="Lemma in the proof that secure aggregation keeps the guarantee",
         truth=f"q = 3: phi(1) + phi(1) = {wrap(1, 3) + wrap(1, 3)}, but phi(1 + 1) = {wrap(2, 3)}; true is "
-        "phi(sum of phi(x)) = phi(sum of x), so the server must wrap once more; with that the theorem holds",
+        "phi(sum of phi(x)) = phi(sum of x), which needs one more wrap by the server, and is what the proof uses",
         how=f"counterexample; the corrected identity checked for {checked} pairs modulo 3 to 9, more by induction",
         remedy="the server wraps the sum once more",
     )

@@ -64,11 +64,11 @@ def finding() -> Finding:
     return Finding(
         topic="code: carried moments",
         claim="clients train on their own, and what one of them shows is bounded by clip and noise",
-        where=READ + ": src/simulate.py, one optim.Adam before the rounds (commit f33d1e5)",
+        where="Section on the algorithm; " + READ + "src/simulate.py, one optim.Adam before the rounds",
         truth="replace the data of the first client of a round: the sum of all others' clipped updates moves by "
         f"{said}, in units of 2 D, the most that its own update may move (with a fresh Adam for each client: "
         f"{fresh:.0f}). It grows with the cohort, and nothing resets the moments between rounds: a client's data "
-        "passes by its clip and its noise, so no epsilon that is computed from one client's clip holds",
+        "goes past its clip and its noise, so no epsilon that is computed from one client's clip holds",
         how="two neighbouring data sets, same model, order and other clients: 8 x 8 digits, 5 epochs of Adam, every "
         "update clipped to D = 0.25",
         remedy="a fresh optimizer for every client and round, or only public state",

@@ -68,10 +68,11 @@ def _clients(entropy: Entropy) -> Finding:
     return Finding(
         topic="every client knows the noise",
         claim="the clients share a seed and generate the same noise; the same seed serves secure aggregation",
-        where="Protocol overview, Discrete Gaussian Mechanism",
+        where="Section on the algorithm, paragraph on the discrete Gaussian mechanism",
         truth=f"any client of the cohort subtracts it and reads the noiseless sum on {member:.0%} of coordinates (with "
-        f"another seed {stranger:.1%}), for itself or for the server: no privacy towards clients. Secure aggregation's "
-        "own seeds belong to pairs or to one client; it has no secret of the whole cohort",
+        f"another seed {stranger:.1%}), for itself or for the server: no privacy towards clients, whom the threat "
+        "model leaves out, nor towards a server that one of them helps. The seeds of secure aggregation belong to "
+        "pairs or to one client; it has no secret of the whole cohort",
         how=f"simulated with integer shares, {CLIENTS} clients, {DIMENSION} coordinates, sigma of {SIGMA} steps",
         remedy="each client draws its own noise; or one client, named by the cohort, draws all of it, so that one "
         "knows it instead of all",
@@ -85,11 +86,13 @@ def _server() -> Finding:
     tight = released_epsilon(INFIMNIST, claimed, Accountant.PLD)
     return Finding(
         topic="amplification and the server",
-        claim=f"epsilon {published:.3f} after {INFIMNIST.rounds} rounds (INFIMNIST, sigma = 0.6), no observer named",
-        where="Evaluation; secure aggregation is there to protect from the server",
-        truth=f"with that sensitivity true, and loose ({tight:.3f}), for one who sees models and no cohorts; the "
-        f"server draws the cohorts, so to it one participation alone costs {server_epsilon(claimed, 1):.2f} and three "
-        f"cost {server_epsilon(claimed, 3):.2f} (with the sensitivity 2 D of unrounded vectors "
+        claim=f"epsilon {published:.3f} after {INFIMNIST.rounds} rounds (INFIMNIST, sigma = 0.6), amplified by "
+        "sub-sampling; the adversary is an honest but curious server",
+        where="Threat model; Evaluation",
+        truth=f"granted the sensitivity 4 D, that holds for one who sees the models and no cohorts, and is loose "
+        f"({tight:.3f}). The server draws the cohorts, so nothing is amplified against it: one participation costs "
+        f"{server_epsilon(claimed, 1):.2f}, and three, as some clients of {INFIMNIST.population:,} have, "
+        f"{server_epsilon(claimed, 3):.2f} (with the sensitivity 2 D of unrounded vectors "
         f"{server_epsilon(honest, 1):.2f} and {server_epsilon(honest, 3):.2f})",
         how="the paper's accountant and sensitivity 4 D; loss distributions; exact Gaussian curve; all at delta = 1e-5",
         remedy="one epsilon for each observer; against the server a cap on participations that clients enforce, best "

@@ -1,4 +1,4 @@
-"""What the shares of a common noise give away: to a server that misses some, and if they are rounded."""
+"""What the shares of a common noise give away: behind masks, to a server that misses some, and if they are rounded."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import IntVector, Ring
 from d2pfed.numerics.rotation import Hadamard
-from reproduction.communication import literal_bits
+from reproduction.communication import literal_bits, sum_range
 from reproduction.errata.finding import Finding
 from reproduction.setting import INFIMNIST, Setting
 from reproduction.synthetic import directions
 
-ALGORITHM = "Algorithm 1, the line that adds nu / (gamma n); dropouts in Remark 2"
+SHARE = "Algorithm 1, the line that adds nu / (gamma n)"
 ALIGNED = 0.7  # the cosine of clients that mostly agree
 MOST_MISSING = 20
 
@@ -84,6 +84,22 @@ def recovered_fraction(cohort: Cohort, survivors: int, ring: Ring) -> float:
     return float(np.mean(read == cohort.nu))
 
 
+def masked_message(cohort: Cohort, client: int, masks: IntVector, group: int) -> IntVector:
+    """Return what a client sends, in Nths of a step: vector and share behind masks of whole steps, in a group of q."""
+    message: IntVector = (cohort.size * (cohort.rounded[client] + masks) + cohort.nu) % (cohort.size * group)
+    return message
+
+
+def noise_behind_masks(message: IntVector, opened: IntVector, cohort: int) -> IntVector:
+    """Return the noise as the server reads it from one masked message and the opened sum(m) + nu of a full cohort.
+
+    Modulo N the message is nu; of the values left, the one that makes sum(m) smallest is taken.
+    """
+    known = message % cohort
+    noise: IntVector = known + cohort * ((2 * (opened - known) + cohort) // (2 * cohort))
+    return noise
+
+
 def noise_pmf(sigma: Fraction, cohort: int, missing: int) -> Masses:
     """Return the law of integer shares' sum without the last ranks' ones, from its least value on."""
     reach = math.ceil(14 * sigma)
@@ -115,10 +131,12 @@ def integer_share_leak(cohort: Cohort) -> float:
     return _read_fraction(truth + cohort.nu, truth, cohort.size)
 
 
-def findings(curves: dict[str, Fractions], cohorts: dict[str, tuple[Cohort, int]]) -> tuple[Finding, ...]:
-    """Return what a missing client and a rounded share give away; curves are the cohorts' `recovered_curves`."""
+def findings(
+    curves: dict[str, Fractions], cohorts: dict[str, tuple[Cohort, int]], entropy: Entropy
+) -> tuple[Finding, ...]:
+    """Return what masks, a missing client and a rounded share give away; curves are the `recovered_curves`."""
     most = max(levels for _, levels in cohorts.values())
-    return _literal(curves), _integer(most), _rounded(cohorts)
+    return _masked(cohorts, entropy), _literal(curves), _integer(most), _rounded(cohorts)
 
 
 def recovered_curves(cohorts: dict[str, tuple[Cohort, int]]) -> dict[str, Fractions]:
@@ -141,19 +159,47 @@ def _read_fraction(total: IntVector, truth: IntVector, size: int) -> float:
     return float(np.mean(centred == truth))
 
 
+def behind_masks_fraction(cohort: Cohort, levels: int, entropy: Entropy) -> float:
+    """Return the fraction of coordinates whose noise one masked message and the sum of a full cohort show."""
+    group = sum_range(INFIMNIST, levels)
+    masks = entropy.stream().below_each(group, len(cohort.nu)).astype(np.int64)
+    message = masked_message(cohort, 0, masks, group)
+    opened = cohort.rounded.sum(axis=0) + cohort.nu
+    return float(np.mean(noise_behind_masks(message, opened, cohort.size) == cohort.nu))
+
+
+def _masked(cohorts: dict[str, tuple[Cohort, int]], entropy: Entropy) -> Finding:
+    said = "; ".join(
+        f"{name}: {behind_masks_fraction(cohort, levels, entropy.child(name)):.1%}"
+        for name, (cohort, levels) in cohorts.items()
+    )
+    return Finding(
+        topic="masks leave the shares open",
+        claim="behind the masks u_ij, drawn from multiples of the step, the server sees nothing but the sum",
+        where="Algorithm 1, the line that sends u_ij; Theorem on secure aggregation",
+        truth="nu / N is no multiple of the step, so no mask hides its fraction: any one client's message shows nu "
+        f"modulo N steps. With the opened sum that is nu itself on so many coordinates, nobody missing: {said}",
+        how="simulated at INFIMNIST's size: one masked message modulo the step, and the sum of a full cohort; of the "
+        "values of nu that are left, the one with the smallest sum of updates",
+        remedy="masks on the lattice of the shares, which the next erratum grants, or integer shares",
+    )
+
+
 def _literal(curves: dict[str, Fractions]) -> Finding:
     said = "; ".join(
-        f"{name}: {curve[1]:.1%} with 1 missing, {curve[10]:.1%} with 10, {curve[0]:.1%} (chance) with 0"
+        f"{name}: {curve[1]:.1%} with 1 missing, {curve[10]:.1%} with 10 (by guessing alone {curve[0]:.1%})"
         for name, curve in curves.items()
     )
     return Finding(
         topic="literal shares, a client drops out",
-        claim="the complete secure aggregation, dropouts included, is reconciled by exactly the same trick",
-        where=ALGORITHM,
-        truth=f"the server reads the noise itself from the sum, on so many coordinates: {said}",
-        how="simulated at INFIMNIST's size, in the ring; modulo N the vectors m vanish from N sum(m) + survivors nu",
-        remedy="a round with a missing share is void, or every client draws noise of its own, with what dropouts take "
-        "away planned for",
+        claim="the complete secure aggregation, which deals with dropouts, is reconciled by exactly the same trick",
+        where=SHARE + "; Remark 2 on secure aggregation",
+        truth=f"the server reads the noise itself from the sum of those left, on so many coordinates: {said}",
+        how="simulated at INFIMNIST's size, behind masks that hide all but the sum: with M clients left it is N sum(m) "
+        "+ M nu, in Nths of a step, and modulo N the vectors m vanish. Guessing: sum(m) = 0. Clients agree: cosine "
+        f"{ALIGNED:g} between updates",
+        remedy="void a round with a missing share, or let every client draw noise of its own, with dropouts planned "
+        "for",
     )
 
 
@@ -163,26 +209,29 @@ def _integer(levels: int) -> Finding:
     moved = ((levels - 1) // 2) ** 2  # coordinates that a vector of norm D can move by one step each
     return Finding(
         topic="integer shares, a client drops out",
-        claim="as above",
-        where="a natural repair of Algorithm 1",
-        truth=f"each coordinate moved by a step shows {broken:.2g} nats instead of {intact:.2g}; the {moved} "
-        f"that one client can move, {moved * broken:.3g} instead of {moved * intact:.2g}",
-        how=f"law of the noise without one share, k = {levels}: every {cohort - 1}th value is twice as likely",
-        remedy="the same",
+        claim="the same of shares that are integers and add up to nu",
+        where="not in the paper: a natural repair of Algorithm 1",
+        truth=f"where a coordinate moves by a step, the law of the sum moves by {broken:.2g} nats instead of "
+        f"{intact:.2g}; over the {moved} coordinates that an update of norm D can move, {moved * broken:.3g} instead "
+        f"of {moved * intact:.2g}",
+        how=f"Kullback-Leibler divergence of the noise without one share, k = {levels}: every {cohort - 1}th value is "
+        "twice as likely",
+        remedy="as above: void the round, or independent noise",
     )
 
 
 def _rounded(cohorts: dict[str, tuple[Cohort, int]]) -> Finding:
     said = "; ".join(
-        f"{name}: {rounded_share_leak(cohort):.1%} (integer shares {integer_share_leak(cohort):.1%}, chance)"
+        f"{name}: {rounded_share_leak(cohort):.1%} (integer shares {integer_share_leak(cohort):.1%})"
         for name, (cohort, _) in cohorts.items()
     )
     return Finding(
         topic="shares rounded to the lattice",
-        claim="nu / (gamma n) is added on the lattice L",
-        where=ALGORITHM,
+        claim="nu / (gamma n) is added to vectors on the lattice L, in a group of multiples of its step",
+        where=SHARE,
         truth="it is no multiple of the step; if each share is rounded to one, a full cohort's total shows sum(m) "
         f"modulo N, and sum(m) itself on so many coordinates: {said}",
-        how="simulated as above, nobody missing: N equal integer shares add up to a multiple of N",
+        how="simulated as above, nobody missing: N equal integer shares add up to a multiple of N; integer shares that "
+        "add up to nu give what chance gives",
         remedy="integer shares floor((nu + rank) / N), which sum to nu exactly",
     )

@@ -173,6 +173,18 @@ def test_the_opened_sum_is_the_literal_one(cohort):
     assert np.array_equal(shares.literal_sum(cohort, 99, WIDE), expected)
 
 
+@pytest.mark.parametrize("client", [0, 57])
+def test_masks_of_whole_steps_leave_the_fraction_of_a_share_open(cohort, client):
+    group = 6501
+    masks = _entropy("masks").stream().below_each(group, len(cohort.nu)).astype(np.int64)
+    message = shares.masked_message(cohort, client, masks, group)
+    opened = cohort.rounded.sum(axis=0) + cohort.nu
+    assert np.mean(shares.noise_behind_masks(message, opened, cohort.size) == cohort.nu) == 1.0
+    finer = _entropy("finer").stream().below_each(100 * group, len(cohort.nu)).astype(np.int64)
+    hidden = (message + finer) % (100 * group)  # masks on the lattice of the shares
+    assert np.mean(shares.noise_behind_masks(hidden, opened, cohort.size) == cohort.nu) < 0.05
+
+
 def test_a_missing_integer_share_shows_a_thousand_times_more():
     sigma = INFIMNIST.sigma_steps(227)
     intact, broken = (shares.unit_divergence(shares.noise_pmf(sigma, 100, missing)) for missing in (0, 1))
@@ -259,6 +271,14 @@ def test_the_theta_functions_numbers():
     assert float(identities.printed_mass(mpmath.mpf("0.3"))) == pytest.approx(1.7724, abs=1e-4)
 
 
+def test_the_printed_ratio_is_wrong_away_from_its_one_sigma():
+    half = mpmath.mpf("0.5")
+    assert float(identities.gaussian_ratio(half, half)) == pytest.approx(0.97164, abs=1e-5)
+    assert float(identities.printed_ratio(half)) == pytest.approx(0.99979, abs=1e-5)
+    root = mpmath.sqrt(half)
+    assert float(identities.gaussian_ratio(root, half)) == pytest.approx(float(identities.printed_ratio(half)))
+
+
 @pytest.mark.parametrize("sigma", ["0.5", "1", "2"])
 @pytest.mark.parametrize("centre", ["0", "0.3", "0.5"])
 def test_poisson_summation_is_the_sum_term_by_term(sigma, centre):
@@ -340,9 +360,10 @@ def test_the_errata_say_claim_place_truth_and_means_of_each(made):
     assert result.table.columns == ("topic", "claim", "where", "truth", "demonstration", "remedy")
     assert all(isinstance(cell, str) and cell for row in result.table.rows for cell in row)
     topics = [row[0] for row in result.table.rows]
+    assert len(set(topics)) == len(topics)
     for part in (
-        "odd k",
-        "even k",
+        "after quantisation",
+        "masks",
         "literal",
         "integer",
         "rounded",
@@ -355,8 +376,8 @@ def test_the_errata_say_claim_place_truth_and_means_of_each(made):
     ):
         assert any(part in topic for topic in topics), part
     read = [row for row in result.table.rows if row[0].startswith("code")]
-    assert len(read) == 8
-    assert all("read in the authors' public code" in row[2] for row in read)
+    assert len(read) == 9
+    assert all("authors' code: " in row[2] for row in read)
 
 
 def test_the_attack_at_the_papers_size_is_in_the_errata(made):

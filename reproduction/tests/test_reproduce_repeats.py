@@ -1,8 +1,10 @@
 """Several seeds, the authors' loop, and the benchmarks that others use, all in small."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from reproduction.comparisons import Benchmark, compare
 from reproduction.explicit import PAPER_LOCAL, local_training, server_optimizer
 from reproduction.history import Repeat, RunHistory
 from reproduction.page import benchmarks
-from reproduction.presentation import compared, seeds_of, spoken
+from reproduction.presentation import compared, epsilon_cell, guessing, seeds_of, spoken, spoken_number
 from reproduction.published import INFIMNIST
 from reproduction.result import Context, Size, write
 from reproduction.runs import run_systems
@@ -62,13 +64,43 @@ def history(*tests: float) -> RunHistory:
 
 
 def test_words_claim_only_what_the_bands_allow():
-    assert compared(history(90, 91, 92), history(80, 81, 89)) == "above, in every run,"
-    assert compared(history(80, 81), history(90, 91)) == "below, in every run,"
-    assert compared(history(80, 91), history(90, 95)) == "not told apart by these runs from"
-    assert compared(history(99), history(1)) == "not to be ranked by one seed against"
+    assert compared(history(90, 91, 92), history(80, 81, 89), "cpSGD") == "above cpSGD in every run"
+    assert compared(history(80, 81), history(90, 91), "cpSGD") == "below cpSGD in every run"
+    assert compared(history(80, 91), history(90, 95), "X") == "not told apart from X: their runs overlap"
+    assert compared(history(10, 10, 10), history(10, 10, 10), "X") == "not told apart from X: their runs overlap"
+    assert compared(history(99), history(1), "X") == "not ranked against X, for want of seeds"
     assert spoken(history(90, 92)) == "91.0 % (90.0 to 92.0)"
+    assert spoken(history(94.79, 94.8, 94.82)) == "94.8 % from every seed"
     assert spoken(history(90)) == "90.0 %"
-    assert "One seed" in seeds_of([history(1, 2), history(1)])
+
+
+@pytest.mark.parametrize(("tests", "said"), [((10, 10, 11), " (guessing gives 10 %)"), ((10, 13), "")])
+def test_accuracies_that_guessing_reaches_are_named(tests, said):
+    ten_classes = SimpleNamespace(workload=SimpleNamespace(task=SimpleNamespace(classes=10)))
+    assert guessing(replace(history(*tests), system=ten_classes)) == said
+
+
+def test_words_say_how_many_seeds_their_numbers_are_of():
+    assert seeds_of([history(1), history(2)]).startswith("One seed each")
+    assert seeds_of([history(1, 2, 3)]) == "Means of 3 seeds; in brackets the lowest and the highest."
+    assert seeds_of([history(1, 2, 3)], ranges=False) == "Means of 3 seeds."
+    assert seeds_of([history(1, 2), history(1)], ranges=False) == "Means of 1 to 2 seeds."
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        *((0.05129, "0.0513"), (2.950479, "2.95"), (138.7, "139"), (999.4, "999"), (999.6, "1,000")),
+        *((25373.9, "25,400"), (848805.3, "849,000"), (math.inf, "infinite")),
+    ],
+)
+def test_numbers_in_sentences_have_three_digits_and_no_exponent(value, said):
+    assert spoken_number(value) == said
+
+
+def test_an_infinite_epsilon_is_a_word_in_tables_since_json_has_none():
+    assert epsilon_cell(math.inf) == "infinite"
+    assert epsilon_cell(25373.8859) == 25373.9
 
 
 @pytest.mark.parametrize("repeats", [0, 101])
