@@ -35,6 +35,10 @@ def reproduce(
     repeats: Annotated[
         int | None, typer.Option(help="Seeds that every training run is made from. [default: 3, with --quick 1]")
     ] = None,
+    kept: Annotated[
+        bool,
+        typer.Option("--kept", help="Run nothing: draw from the records that are there, of what seeds they are."),
+    ] = False,
     data: options.DataDirectory = None,
     folder: Annotated[
         Path | None,
@@ -66,10 +70,12 @@ def reproduce(
 
             size = Size.QUICK if quick else Size.FULL
             count = repeats if repeats is not None else _QUICK_REPEATS if quick else _REPEATS
-            context = Context(folder=results, data=data, size=size, only=only, repeats=count, report=report)
+            context = Context(
+                folder=results, data=data, size=size, only=only, repeats=count, kept=kept, report=report
+            )
             result = entry.make(context)
             chosen = f"{f' --only {only}' if only else ''}{f' --repeats {repeats}' if repeats else ''}"
-            command = f"scripts/reproduce {each}{' --quick' * quick}{chosen}"
+            command = f"scripts/reproduce {each}{' --quick' * quick}{chosen}{' --kept' * kept}"
             write(result, results, command, datetime.now(UTC).date().isoformat())
             made.append(result)
             before += entry.weight

@@ -72,6 +72,7 @@ class Context:
     size: Size
     only: str | None = None  # the one task that is wanted of a figure over several
     repeats: int = 1  # seeds that every system is run from
+    kept: bool = False  # from records alone
     report: Report = field(repr=False)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from d2pfed.accounting import (
     upper_bound,
 )
 from d2pfed.api import Job, Settings, TaskEvaluator
-from d2pfed.errors import D2PFedError
+from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
@@ -41,7 +41,10 @@ Tell = Callable[[int], None]  # is told how many rounds are done
 
 
 def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]:
-    """Run the systems from every seed, the first seed of all first, and return what they came to."""
+    """Run the systems from every seed, the first seed of all first, and return what they came to.
+
+    With `kept` nothing is run: a system has the seeds that there is a record of.
+    """
     seeds = range(FIRST_SEED, FIRST_SEED + context.repeats)
     total = len(seeds) * sum(system.workload.experiment.rounds for system in systems)
     found: list[list[Repeat]] = [[] for _ in systems]
@@ -52,9 +55,15 @@ def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]
             def tell(done: int, label: str = f"{system.label}, seed {seed}", before: int = before) -> None:
                 context.report(f"{label}: round {done}", (before + done) / total)
 
-            repeats.append(_run_system(system, seed, context.folder, tell))
+            if not context.kept or _record(system, seed, context.folder).exists():
+                repeats.append(_run_system(system, seed, context.folder, tell))
             before += system.workload.experiment.rounds
             context.report(system.label, before / total)
+    missing = [system.label for system, repeats in zip(systems, found, strict=True) if not repeats]
+    if missing:
+        raise ConfigError(
+            f"{context.folder / 'records'} must hold a run of every system, got none of {missing[0]}"
+        )
     return [
         RunHistory(system=system, repeats=tuple(repeats), released=_epsilons(system, repeats[0].charged))
         for system, repeats in zip(systems, found, strict=True)
@@ -63,19 +72,21 @@ def run_systems(systems: Sequence[System], context: Context) -> list[RunHistory]
 
 def _run_system(system: System, seed: int, folder: Path, tell: Tell) -> Repeat:
     """Run a system, or read what it came to: that is written once, at the end, and needs no run's folder."""
-    settings = _settings(system, seed)
-    name = _folder_name(system, settings)
-    record = folder / "records" / f"{name}.json"
+    record = _record(system, seed, folder)
     if not record.exists():
         if isinstance(system.work, CodeRun):
             made = _as_the_code_ran(system, system.work, seed, tell)
         else:
-            made = _trained(system, settings, folder / "runs" / name, tell)
+            made = _trained(system, _settings(system, seed), folder / "runs" / record.stem, tell)
         record.parent.mkdir(parents=True, exist_ok=True)
         partly = record.with_suffix(".partial")
         partly.write_text(f"{to_json(made)}\n")
         partly.replace(record)
     return from_json(Repeat, read_text(record), str(record))
+
+
+def _record(system: System, seed: int, folder: Path) -> Path:
+    return folder / "records" / f"{_folder_name(system, _settings(system, seed))}.json"
 
 
 def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repeat:

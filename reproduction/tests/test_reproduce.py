@@ -161,6 +161,15 @@ def test_a_finished_run_is_read_from_its_record_and_not_repeated(workload, conte
     assert not (tmp_path / "runs").exists()
 
 
+def test_from_records_alone_a_system_has_the_seeds_that_were_kept(workload, context, tmp_path):
+    there = replace(context, folder=tmp_path)
+    with pytest.raises(ConfigError, match="must hold a run of every system, got none of not private"):
+        run_systems([fedavg(workload)], replace(there, kept=True))
+    run_systems([fedavg(workload)], there)
+    (found,) = run_systems([fedavg(workload)], replace(there, repeats=3, kept=True))
+    assert [each.seed for each in found.repeats] == [1]
+
+
 def test_a_damaged_record_is_refused_by_name(workload, context, tmp_path):
     there = replace(context, folder=tmp_path)
     run_systems([fedavg(workload)], there)
