@@ -29,7 +29,8 @@ computed, and both set beside what the paper says.
   anew from that code.
 
 This page is written by `scripts/reproduce page` from the files in `results/`; `scripts/reproduce NAME --repeats N`
-makes one of them, and goes on where it was stopped.
+makes one of them, and goes on where it was stopped. What each training run came to is in `results/records`: with
+`--out reproduction/results` a command runs only what has no record there, and with `--kept` nothing.
 """
 _SERVER = "true epsilon, server"
 _OLD = """
