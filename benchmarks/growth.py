@@ -68,7 +68,9 @@ def plot_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure = _figure(path, max(1, len(panels)))
     for axes, (across, series) in zip(figure.axes, panels.items(), strict=False):
         _draw(axes, series, across, "seconds")
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(
+            frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0.0, 1.0)
+        )  # above the axes: no line is hidden
     figure.savefig(path)
 
 
@@ -86,7 +88,8 @@ def _figure(path: Path, panels: int) -> "Figure":
 
     if path.suffix not in (".png", ".svg"):
         raise ConfigError(f"a plot's name must end in .png or .svg, got {path}")
-    figure = Figure(figsize=(8.4 if panels == 1 else 4.2 * panels, 4.2), layout="constrained")
+    size = (7.0, 3.6) if panels == 1 else (3.2 * panels, 3.8)  # inches: letters stay legible on a page's width
+    figure = Figure(figsize=size, dpi=160, layout="constrained")
     figure.subplots(1, panels)
     return figure
 
@@ -103,7 +106,7 @@ def _draw(axes: "Axes", series: Mapping[str, Points], across: str, up: str) -> N
     xs, ys = zip(*sorted(next(iter(series.values()))), strict=True)
     axes.loglog(xs, [ys[0] * x / xs[0] for x in xs], linestyle=":", color="0.5", label="linear")
     if xs[-1] < 100 * xs[0]:  # few powers of ten: the sizes themselves say more
-        axes.set_xticks(xs, [f"{x:,}" for x in xs])
+        axes.set_xticks(xs, [f"{x:,}" for x in xs], fontsize=8)
         axes.minorticks_off()
     axes.set_xlabel(across)
     axes.set_ylabel(up)

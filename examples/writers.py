@@ -66,7 +66,9 @@ def main() -> None:
         )
         each = sorted(float((result.module(x).argmax(1) == y).float().mean()) for x, y in held)
         kind = "in the clear" if privacy is None else "epsilon 4"
-        print(f"{kind}: {result.metrics['accuracy']:.0%} right; the worst tenth of the parts below {each[5]:.0%}")
+        print(
+            f"{kind}: {result.metrics['accuracy']:.0%} right; the worst tenth of held-out writers, below {each[5]:.0%}"
+        )
     print(result)
 
 

@@ -9,7 +9,11 @@ from latex2mathml.converter import convert
 from d2pfed.fields import default_in_words, descriptions
 
 CODE_OR_FORMULA = re.compile(r"(```.*?```|`[^`\n]*`)|\$\$(.+?)\$\$|\$([^$\s](?:[^$]*?[^$\s])?)\$", re.DOTALL)
+CELL = re.compile(r"<td>(?=((?:(?!</td>).)*))", re.DOTALL)
+LONG_NAME = re.compile(r"<code>[^<\s]{25,}")
+PICTURE = re.compile(r'(<img [^>]*src="([^"]+)"[^>]*>)')
 FIELDS = re.compile(r"^<!-- fields: (\S+) -->$", re.MULTILINE)
+LONG = 40  # characters of a formula in a line of text that may be wider than a phone
 
 _formulas: list[str] = []
 
@@ -20,15 +24,21 @@ def on_page_markdown(markdown: str, **_page: Any) -> str:  # noqa: ANN401 - mkdo
 
 
 def on_page_content(html: str, **_page: Any) -> str:  # noqa: ANN401 - as above
-    """Put the formulas in the places of their marks."""
-    return re.sub(r"FORMULA(\d+)X", lambda match: _formulas[int(match[1])], html)
+    """Put the formulas in the places of their marks, and help phones: pictures open, long names get wide cells."""
+    html = CELL.sub(lambda match: '<td class="wide">' if LONG_NAME.search(match[1]) else "<td>", html)
+    html = re.sub(r"FORMULA(\d+)X", lambda match: _formulas[int(match[1])], html)
+    return PICTURE.sub(r'<a href="\2">\1</a>', html)
 
 
 def _mark(match: re.Match[str]) -> str:
     code, block, inline = match.groups()
     if code is not None:
         return code
-    _formulas.append(convert(" ".join((block or inline).split()), display="block" if block else "inline"))
+    latex = " ".join((block or inline).split())
+    formula = convert(latex, display="block" if block else "inline")
+    if block or len(latex) > LONG:
+        formula = f'<span class="{"formula" if block else "formula-long"}">{formula}</span>'  # see extra.css
+    _formulas.append(formula)
     return f"FORMULA{len(_formulas) - 1}X"
 
 

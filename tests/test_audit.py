@@ -186,7 +186,7 @@ def test_a_planted_defect_of_the_mechanism_is_found(plant, monkeypatch):
 def test_an_audit_refuses_what_it_is_not_about():
     with pytest.raises(ConfigError, match="against the server"):
         audited_plan(target(against="released"))
-    with pytest.raises(ConfigError, match="trials must be positive"):
+    with pytest.raises(ConfigError, match="trials must be at least 1"):
         audit_mechanism(audited_plan(target()), 0)
 
 

@@ -115,7 +115,7 @@ def test_the_accountants_give_the_known_numbers(run, line, epsilon):
         ("train --task nope", "task must be one of"),
         ("train --optimizer nope", "optimizer must be one of sgd, adam, rmsprop, got 'nope'"),
         ("train --task digits --model nope", "nope"),
-        ("train --task digits --lost 2", "dropouts of masked must be in [0, 1], got 2"),
+        ("train --task digits --lost 2", "lost must be in [0, 1], got 2"),
         ("train --task digits --lost 0.1,0.2", "lost must be one fraction or 4, got 2"),
         ("train --task digits --lost x", "lost must be a fraction"),
         ("ledger show nowhere", "there is no ledger at nowhere"),

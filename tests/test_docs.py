@@ -1,8 +1,11 @@
 """Every Python block in the README and the documents runs, and prints what the document says it prints."""
 
+import dataclasses
+import inspect
 import pkgutil
 import re
 from contextlib import redirect_stdout
+from enum import Enum
 from io import StringIO
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 import d2pfed
 from d2pfed import errors
+from d2pfed.fields import descriptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,3 +71,24 @@ BY_PAGE = {name for name in d2pfed.__all__ if getattr(d2pfed, name).__class__.__
 def test_every_public_name_is_in_the_reference(name):
     whole = ("::: d2pfed.errors",) if name in vars(errors) else (f".{name}\n",)
     assert any(mark in REFERENCE for mark in whole), name
+
+
+def undescribed(name: str) -> list[str]:
+    """Return the parameters or fields of a public name that its description does not mention."""
+    thing = getattr(d2pfed, name)
+    text = inspect.getdoc(thing) or ""
+    if inspect.isfunction(thing):
+        wanted = list(inspect.signature(thing).parameters)
+    elif isinstance(thing, type) and issubclass(thing, Enum):
+        wanted = list(thing.__members__)
+    elif dataclasses.is_dataclass(thing) and isinstance(thing, type):
+        own = {each.name for each in descriptions(thing)}  # the reference shows these as a table
+        wanted = [each.name for each in dataclasses.fields(thing) if each.name not in own and each.name[0] != "_"]
+    else:
+        return []
+    return [each for each in wanted if not re.search(rf"^\s*{each}:|`{each}`", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", d2pfed.__all__)
+def test_every_parameter_of_a_public_name_is_described(name):
+    assert undescribed(name) == []

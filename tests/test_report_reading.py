@@ -179,7 +179,7 @@ def test_a_missing_file_is_named(run, monkeypatch, capsys, name):
 
 
 def test_what_is_no_directory_is_refused(run, monkeypatch, capsys):
-    assert "is none" in complain([str(run / "nowhere")], monkeypatch, capsys)
+    assert "there is no run directory" in complain([str(run / "nowhere")], monkeypatch, capsys)
 
 
 def test_a_file_that_cannot_be_read_is_named(run):

@@ -301,7 +301,7 @@ def test_a_result_names_unit_adjacency_observers_and_warns_of_few_clients():
     for part in (
         "private sum over 10 clients",
         "against server and up to 1 colluding",
-        "client, zero-out",
+        "for one client of norm at most 1, zero-out",
         "alone",
     ):
         assert part in text, text
@@ -485,4 +485,4 @@ def test_the_example_prints_its_statistics(capsys):
     runpy.run_path(str(Path(__file__).parent.parent / "examples" / "survey.py"), run_name="__main__")
     shown = capsys.readouterr().out
     assert shown.count("over 2,000 clients") == 4
-    assert shown.count("(record, add-remove") == 2
+    assert shown.count("(for one record of norm") == 2

@@ -150,7 +150,14 @@ Aggregate = Callable[[ServerState], Outcome]  # of the round that a state is bef
 
 
 def train(state: ServerState, step: ServerOptimizer, rounds: int, aggregate: Aggregate) -> Iterator[TrainedRound]:
-    """Yield each round until `rounds` are done; stop asking and nothing more happens."""
+    """Yield each round until `rounds` are done; stop asking and nothing more happens.
+
+    Args:
+        state: the server's state to begin with: parameters and moments.
+        step: how a round's mean moves the parameters.
+        rounds: how many rounds there are in all, those of `state` included.
+        aggregate: makes one round's mean from the state.
+    """
     while state.rounds < rounds:
         outcome = aggregate(state)
         state = step.apply(state, outcome.mean)

@@ -15,20 +15,29 @@ MOST_SILOS = 100  # that one person may have records in
 
 
 class Unit(StrEnum):
-    """The unit of privacy: a guarantee protects everything that one of these contributed."""
+    """The unit of privacy: a guarantee protects everything that one of these contributed.
+
+    Attributes:
+        CLIENT: all that a client holds.
+        RECORD: one record of a silo, or a group of records there, such as all of one patient.
+    """
 
     CLIENT = "client"
-    RECORD = "record"  # of a silo; or a group of records there, such as all of one patient
+    RECORD = "record"
 
 
 class Adjacency(StrEnum):
-    """The neighbouring relation of a guarantee; on both sides the client takes part and adds its noise."""
+    """The neighbouring relation of a guarantee; on both sides the client takes part and adds its noise.
 
-    REPLACE_ONE = "replace-one"  # its vector is any other allowed vector: distance 2 radii
-    ZERO_OUT = "zero-out"  # its vector is zero: distance 1 radius
-    ADD_REMOVE = (
-        "add-remove"  # a record is there or not; of records only, as their noise is their silo's: 1 radius
-    )
+    Attributes:
+        REPLACE_ONE: its vector is any other allowed vector: distance 2 radii.
+        ZERO_OUT: its vector is zero: distance 1 radius.
+        ADD_REMOVE: a record is there or not: 1 radius. For records only, as their noise is their silo's.
+    """
+
+    REPLACE_ONE = "replace-one"
+    ZERO_OUT = "zero-out"
+    ADD_REMOVE = "add-remove"
 
     @property
     def radii(self) -> int:
@@ -37,12 +46,19 @@ class Adjacency(StrEnum):
 
 
 class Sampling(StrEnum):
-    """How a round's cohort is chosen."""
+    """How a round's cohort is chosen.
 
-    FIXED = "fixed"  # a fresh uniform subset of known size in each round
-    POISSON = "poisson"  # each client independently with the same probability; no size is ever published
-    ONCE = "once"  # a random partition: each client takes part in one round only; nothing is amplified
-    NONE = "none"  # the cohort is known or was not drawn at random; nothing is amplified
+    Attributes:
+        FIXED: a fresh uniform subset of known size in each round.
+        POISSON: each client independently with the same probability; no size is ever published.
+        ONCE: a random partition: each client takes part in one round only; nothing is amplified.
+        NONE: the cohort is known or was not drawn at random; nothing is amplified.
+    """
+
+    FIXED = "fixed"
+    POISSON = "poisson"
+    ONCE = "once"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +210,8 @@ class Release:
 
     Attributes:
         run: the run that released it; empty in a plan, which names none.
-        round, attempt: which round of the run, and which attempt of that round.
+        round: which round of the run.
+        attempt: which attempt of that round.
         unit: the unit of privacy.
         adjacency: the neighbouring relation.
         sampling: how its cohort was sampled.

@@ -52,7 +52,12 @@ class View(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """A view, and for `COLLUDING` how many clients share it."""
+    """A view, and for `COLLUDING` how many clients share it.
+
+    Attributes:
+        view: released, server, client, colluding or alone.
+        colluders: how many clients collude with the server; 0 in all other views.
+    """
 
     view: View
     colluders: int = 0
@@ -71,7 +76,11 @@ RELEASED, SERVER, CLIENT, ALONE = (
 
 
 def colluding(colluders: int) -> Observer:
-    """Return the server together with so many clients."""
+    """Return the server together with some clients as one observer.
+
+    Args:
+        colluders: how many clients tell the server all they know.
+    """
     return Observer(View.COLLUDING, colluders)
 
 
@@ -80,7 +89,8 @@ class Guarantee:
     """One epsilon and all that it depends on.
 
     Attributes:
-        epsilon, delta: the guarantee; epsilon is infinite where there is none.
+        epsilon: the guarantee; infinite where there is none.
+        delta: its failure probability.
         observer: against whom it holds.
         unit: the unit of privacy.
         adjacency: the neighbouring relation.

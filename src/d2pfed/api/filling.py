@@ -121,8 +121,8 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
     size = min(LARGEST_COHORT, population // _blocks(count) if count > 1 else population)
     why = (
         f"{count:,} round{'s' * (count != 1)} with cohorts of {size:,} clients, each asked once: the noise of a round "
-        f"is {_noise(target, size, spread):.2g} times the clip ({quiet:,} clients keep it at {NOISE_TO_CLIP:g}, "
-        f"{sound:,} leave an honest half)."
+        f"is {_noise(target, size, spread):.2g} times the clip (from {quiet:,} clients on it is at most "
+        f"{NOISE_TO_CLIP:g}; an honest half needs {sound:,})."
     )
     return count, size, why
 

@@ -73,7 +73,7 @@ class FitResult:
         found = [(name, _numbers(values)) for name, values in lines if values]
         found += [(f"epsilon against {each.observer}", _guarantee(each)) for each in self.guarantees]
         if not self.guarantees:
-            found.append(("epsilon", "none: trained in the clear"))
+            found.append(("epsilon", "none, trained in the clear"))
         if self.stop_guarantee is not None:
             found.append(
                 (f"by the early stop, against {self.stop_guarantee.observer}", _guarantee(self.stop_guarantee))

@@ -1,5 +1,7 @@
 """What happens after each round of `fit`: a progress bar, and the user's callbacks."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ class Watch:
     def say(self, note: str) -> None:
         """Print a line."""
         if self.console is not None:
-            self.console.print(note, highlight=False)
+            self.console.print(note, highlight=False, markup=False, emoji=False)
 
     def show(self, record: RoundRecord) -> None:
         """Move the bar."""
@@ -37,8 +39,9 @@ class Watch:
 @contextmanager
 def watching(rounds: int, *, progress: bool | None) -> Iterator[Watch]:
     """Show a bar for so many rounds: if asked to, or if standard error is a terminal or a notebook."""
-    console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter if progress is None else progress):
+    # To rich, NO_COLOR leaves a moving bar; here it means no escape sequences, so the bar is shown once, at the end.
+    console = Console(stderr=True, force_terminal=False if os.environ.get("NO_COLOR") else None)
+    if not (sys.stderr.isatty() or console.is_jupyter if progress is None else progress):
         yield Watch(None, None)
         return
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())

@@ -1,5 +1,6 @@
 """The d2pfed command: parse, call one function, print."""
 
+import os
 import re
 import sys
 from importlib import import_module
@@ -96,6 +97,8 @@ def main() -> None:
 
 def run(app: typer.Typer, name: str) -> None:
     """Run a command line; on bad input print one line that says rule and value, and exit with 2."""
+    # Else numba, where colorama is installed, leaves an escape sequence on the terminal at exit.
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     try:
         app(sys.argv[1:], prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -118,14 +121,17 @@ def _with_help(complaint: str, context: "Context | None") -> str:
     """Return what the parser complains of, with the nearest name that would do and where all names are."""
     if context is None:
         return complaint
-    found = re.match(r"No such (command|option) '([^']*)'\.$", complaint)
+    # The parser's own suggestions differ from version to version, and some come twice.
+    found = re.match(r"No such (command|option):? '?([^'\s]*?)'?\.?(?:\s|$)", complaint)
     if found:
         command = context.command
         known = (
             [name for each in command.params for name in each.opts] if found[1] == "option" else _names(context)
         )
-        complaint += "".join(f" Did you mean '{name}'?" for name in closest(found[2], known))
-    return f"{complaint} See `{context.command_path} --help`."
+        near = "".join(f" Did you mean '{name}'?" for name in closest(found[2], known))
+        complaint = f"No such {found[1]} '{found[2]}'.{near}"
+    stop = "" if complaint.endswith((".", "?")) else "."
+    return f"{complaint}{stop} See `{context.command_path} --help`."
 
 
 def _names(context: "Context") -> list[str]:

@@ -14,6 +14,7 @@ from d2pfed.cli.options import (
     AsJson,
     DataDirectory,
     FieldOptions,
+    Group,
     SectionedCommand,
     option,
     with_fields,
@@ -46,7 +47,11 @@ REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False
+    cls=Group,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,
 )
 
 TARGET = FieldOptions(

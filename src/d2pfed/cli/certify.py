@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, Group, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, needs_extra
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from click import Context
 
 
-class RunOrCommand(TyperGroup):
+class RunOrCommand(Group):
     """A group whose first argument may be a run: `certify RUN` is `certify run RUN`."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:

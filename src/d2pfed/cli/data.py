@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, SectionedCommand
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, Group, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import needs_extra
 
 app = typer.Typer(
+    cls=Group,
     help="Fetch data sets, or show where they are.",
     no_args_is_help=True,
     add_completion=False,
@@ -33,6 +34,8 @@ def fetch_command(
     files = fetch(name, directory or cache_directory())
     if json:
         print_json({"files": [str(file) for file in files]})
+    elif not files:
+        out().print(f"Nothing is missing: {name} has all of its files, or needs none.")
     else:
         for file in files:
             out().print(f"{file}")
@@ -48,5 +51,7 @@ def where_command(name: TaskName, directory: DataDirectory = None, json: AsJson 
     if json:
         print_json({file: str(path) if path else None for file, path in found.items()})
         return
+    if not found:
+        out().print(f"{name} needs no files.")
     for file, path in found.items():
         out().print(f"{file}: {path or 'not found'}")

@@ -4,16 +4,15 @@ import dataclasses
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, closest
 from d2pfed.fields import DATA, RUN, Description, default_in_words, descriptions
 from d2pfed.plan import DEFAULT_TARGET
 
@@ -136,15 +135,38 @@ class SectionedCommand(TyperCommand):
         lists: dict[str, list[tuple[str, str]]] = {section: [] for section in ("Arguments", *SECTIONS)}
         for each in self.get_params(ctx):
             record = each.get_help_record(ctx)
-            if record is not None:
-                panel = getattr(each, "rich_help_panel", None) or RUN
-                section = "Arguments" if each.param_type_name == "argument" else panel
-                # Typer escapes brackets as if rich printed them.
-                lists.setdefault(section, []).append((record[0], record[1].replace("\\[", "[")))
+            if record is None:
+                continue
+            if each.param_type_name == "argument":
+                lists["Arguments"].append((record[0], self._argument_help().get(each.name or "", "")))
+                continue
+            panel = getattr(each, "rich_help_panel", None) or RUN
+            # Typer escapes brackets as if rich printed them.
+            lists.setdefault(panel, []).append((record[0], record[1].replace("\\[", "[")))
         for section, records in lists.items():
             if records:
                 with formatter.section(section):
                     formatter.write_dl(records)
+
+    def _argument_help(self) -> dict[str, str]:
+        """Return what is said of each argument where it is declared: click from 8.5 on loses what typer hands it."""
+        declared = inspect.signature(self.callback).parameters if self.callback else {}
+        return {
+            name: each.help or ""
+            for name, parameter in declared.items()
+            for each in getattr(parameter.annotation, "__metadata__", ())
+            if isinstance(each, typer.models.ArgumentInfo)
+        }
+
+
+class Group(TyperGroup):
+    """A group of commands whose help describes each in a whole sentence."""
+
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """List the commands, without cutting what is said of them."""
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(1000)) for name, each in found.items() if each])
 
 
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -161,8 +183,8 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     known = [each.name for each in context.command.params if each.name and each.name not in ("config", "help")]
     for key, value in found.items():
         if key not in known:
-            near = get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.0)
-            raise ConfigError(f"{file}: there is no option {key}; the nearest name is {near[0]}")
+            near = [f"the nearest name is {name}" for name in closest(key.replace("-", "_"), known)]
+            raise ConfigError(f"{file}: there is no option {key}; {near[0] if near else '--help lists them'}")
         if not isinstance(value, (str, int, float)):
             raise ConfigError(f"{file}: {key} must be a string, a number, true or false, got {value!r}")
     # As text: the parser would cut 1.5 rounds down to 1.
@@ -216,4 +238,6 @@ def parse_dropouts(text: str) -> "Dropouts":
         raise ConfigError(f"lost must be a fraction or four of them with commas between, got {text}") from None
     if len(rates) not in (1, len(EXCHANGES)):
         raise ConfigError(f"lost must be one fraction or {len(EXCHANGES)}, got {len(rates)}")
+    if not all(0 <= rate <= 1 for rate in rates):
+        raise ConfigError(f"lost must be in [0, 1], got {text}")
     return Dropouts(masked=rates[0]) if len(rates) == 1 else Dropouts(*rates)

@@ -9,7 +9,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -21,30 +20,28 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Watcher:
-    """Shows how far a long command is; use it as a context manager.
+    """Shows how far a long command is, on a terminal by a bar; use it as a context manager.
 
     The first Ctrl-C or SIGTERM sets `caught`, and the caller stops after the step it is in; a second one ends the
     process at once.
 
     Attributes:
-        total: The amount of work, in the unit of what `show` is given.
-        counted: What is counted, such as `round`; empty: the bar shows a percentage.
+        total: How many there are of what is counted.
+        counted: What is counted, such as `round`.
         caught: The signal that asked for the stop, 0 if there was none.
     """
 
-    total: float
-    counted: str = ""
+    total: int
+    counted: str
     caught: int = 0
+    _tenths: int = field(init=False, repr=False, default=0)
     _bar: Progress = field(init=False, repr=False)
     _before: dict[int, object] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        text, left = TextColumn("{task.description}"), TimeRemainingColumn()
-        if self.counted:
-            columns = (TextColumn(self.counted), MofNCompleteColumn(), BarColumn(), text, left)
-            self._bar = Progress(*columns, console=err())
-        else:
-            self._bar = Progress(BarColumn(), TaskProgressColumn(), left, text, console=err())
+        console = err()
+        columns = (TextColumn(self.counted), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_interactive)
         self._bar.add_task("planning", total=self.total)
 
     @property
@@ -57,9 +54,12 @@ class Watcher:
         """The exit status of a command that a signal has stopped: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.caught
 
-    def show(self, completed: float, text: str) -> None:
-        """Move the bar to `completed` of `total`, with a text beside it."""
+    def show(self, completed: int, text: str) -> None:
+        """Move the bar to `completed` of `total`, with a text beside it; a file gets a line for each tenth."""
         self._bar.update(self._bar.task_ids[0], completed=completed, description=text)
+        if self._bar.disable and (tenths := 10 * completed // self.total) > self._tenths:
+            self._tenths = tenths
+            err().print(f"{self.counted} {completed} of {self.total}: {text}")
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._stop) for number in SIGNALS}

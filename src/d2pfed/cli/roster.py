@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import AsJson, SectionedCommand
+from d2pfed.cli.options import AsJson, Group, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.flower.client_config import require_identity
@@ -28,6 +28,7 @@ from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.roster import LIFETIME_DAYS
 
 app = typer.Typer(
+    cls=Group,
     help="Sign and check the list of a federation's clients.",
     no_args_is_help=True,
     add_completion=False,

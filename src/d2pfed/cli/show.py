@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import os
+import sys
 from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 OBSERVED = {
-    "released": "who sees only the models",
+    "released": "whoever sees only the models",
     "server": "the server itself",
     "client": "another client of a cohort",
     "colluding": "the server and some clients",
@@ -111,14 +113,18 @@ def delta_as_given(delta: float) -> str:
 
 def out() -> "Console":
     """Return the console for results; a file has no width of its own, so it gets enough for a table."""
-    from rich.console import Console  # noqa: PLC0415 - as above
-
-    console = Console()
-    return console if console.is_terminal else Console(width=100)
+    return _console(width=None if sys.stdout.isatty() else 100)
 
 
 def err() -> "Console":
     """Return the console for progress and notes."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool = False, width: int | None = None) -> "Console":
+    """Return a console that prints text as it is: brackets are no markup, and numbers are not painted."""
     from rich.console import Console  # noqa: PLC0415 - as above
 
-    return Console(stderr=True)
+    # To rich, NO_COLOR leaves bold and a moving bar; here it means no escape sequences.
+    terminal = False if os.environ.get("NO_COLOR") else None
+    return Console(stderr=stderr, width=width, force_terminal=terminal, highlight=False, markup=False, emoji=False)

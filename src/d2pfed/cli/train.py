@@ -216,7 +216,9 @@ def _check_run(seed: int | None, name: str | None) -> None:
     """Refuse a seed or a name that a run cannot have."""
     if seed is not None:
         check_range("seed", seed, 0, 2**63 - 1)
-    if name is not None and (not name.isprintable() or Path(name).name != name or len(name) > LONGEST_NAME):
+    if name is not None and not (
+        name and name.isprintable() and Path(name).name == name and len(name) <= LONGEST_NAME
+    ):
         raise ConfigError(
             f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
         )

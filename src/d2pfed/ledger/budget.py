@@ -72,7 +72,12 @@ class RunPlan:
 class Budget:
     """What all releases of a population may cost together, for which observer, at which cap of participations.
 
-    `declared` are runs that were fixed before any output was seen: they are composed exactly.
+    Attributes:
+        epsilon: bound on all runs together.
+        delta: failure probability of that bound.
+        observer: against whom they hold.
+        max_participations: the most contributions of one client to a run that may be charged.
+        declared: runs that were fixed before any output was seen: they are composed exactly.
     """
 
     epsilon: float

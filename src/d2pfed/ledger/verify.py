@@ -49,9 +49,14 @@ def verify(path: Path) -> Verification:
 
     Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules, no
     run has more attempts than it was charged for, each recorded epsilon is the one the charged runs have, and none is
-    over the budget. Whether the last rows are
-    missing shows only against a head that someone kept (`Ledger.require_head`).
-    Checked: test_ledger_verify.py.
+    over the budget. Whether the last rows are missing shows only against a head that someone kept
+    (`Ledger.require_head`). Checked: test_ledger_verify.py.
+
+    Args:
+        path: the ledger's file.
+
+    Raises:
+        LedgerError: if a row is wrong.
     """
     return verify_metered(path, charge_plans)
 

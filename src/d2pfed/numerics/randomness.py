@@ -58,6 +58,10 @@ class Entropy:
     A root is either the system's (`Entropy.system`) or replayed from a known seed for tests and repeatable
     simulations (`Entropy.replay`). Children inherit that mark, and `require_system` refuses replayed ones, so a
     deployment cannot run on a known seed by accident. Take each stream once: equal paths repeat it.
+
+    Attributes:
+        key: the node's secret.
+        is_replayed: whether it follows from a known seed, and so protects nobody.
     """
 
     key: bytes = field(repr=False)

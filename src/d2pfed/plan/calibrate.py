@@ -39,7 +39,12 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     Guarantee: `max_attempts` releases with the noise of a quorum, less the colluders and who may be cut off, spend at
     most epsilon against the target's observer. Checked: test_plan.py::test_a_plan_keeps_its_guarantee.
 
-    With `max_weight`, the mean is weighted by private weights of at most that; else all clients weigh alike.
+    Args:
+        target: the privacy target, with dimension, population, cohort size and rounds.
+        max_weight: the mean is weighted by private weights of at most this; None: all clients weigh alike.
+
+    Raises:
+        ConfigError: if no noise and no number of bits meets the target.
     """
     if not isinstance(target, PrivacyTarget):
         raise ConfigError(f"target must be a PrivacyTarget, got {type(target).__name__}")

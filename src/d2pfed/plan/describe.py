@@ -21,19 +21,43 @@ HOPELESS, WEAK = 1.0, 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
-    """Summary of a plan: noise, bits, error, a guarantee for each observer, reasons and warnings."""
+    """Summary of a plan: noise, bits, error, a guarantee for each observer, reasons and warnings.
+
+    Attributes:
+        noise_multiplier: sigma over the sensitivity of the stated adjacency.
+        sigma: standard deviation of the noise on a sum, in the units of the update.
+        bits: bits per coordinate.
+        modulus: what coordinates are added modulo.
+        upload_bytes: one client's masked vector in one round.
+        wrap_probability: bound on the chance that some coordinate of a round's sum leaves the ring's range.
+        relative_error: root mean square error of the mean, over that of an ideal trusted server.
+        noise_to_clip: the norm of the noise in a mean, over the clip.
+        signal_to_noise: the most that updates add up to over all rounds, over the norm of the noise.
+        max_attempts: how many attempts may be charged.
+        colluders: how many of a cohort may collude with the server.
+        neighbours: as in `Plan`.
+        threshold: as in `Plan`.
+        cut_off: as in `Plan`.
+        guarantees: one epsilon per observer.
+        why_noise: why so much noise.
+        why_signal: how far updates add up over it.
+        why_bits: why so many bits.
+        why_graph: how secrets are shared.
+        why_colluders: why so many colluders are planned for.
+        warnings: what to know before such a run, and what would help.
+    """
 
     noise_multiplier: float
     sigma: float
     bits: int
     modulus: int
-    upload_bytes: int  # one client's masked vector in one round
+    upload_bytes: int
     wrap_probability: float
-    relative_error: float  # root mean square error of the mean over that of an ideal trusted server
-    noise_to_clip: float  # the noise's norm in the mean, over the clip
-    signal_to_noise: float  # the most that updates add up to over all rounds, over the noise's norm
+    relative_error: float
+    noise_to_clip: float
+    signal_to_noise: float
     max_attempts: int
-    colluders: int  # of a cohort
+    colluders: int
     neighbours: int
     threshold: int
     cut_off: int
@@ -47,7 +71,12 @@ class PlanSummary:
 
 
 def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
-    """Return what a plan requires and why."""
+    """Return what a plan requires and why.
+
+    Args:
+        target: the privacy target that was calibrated.
+        plan: what `calibrate` made of it.
+    """
     clip = _clip(target, plan)
     spread = _error(plan) * math.sqrt(plan.dimension)
     ideal = 2 * ideal_multiplier(target) * clip / plan.divisor

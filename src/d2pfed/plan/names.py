@@ -10,7 +10,16 @@ _LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
 
 
 class MechanismName(StrEnum):
-    """The mechanisms by name."""
+    """The mechanisms by name.
+
+    Attributes:
+        CENTERED: a discrete Gaussian centred at the client's real vector: rounding and noise in one step.
+        SHARED: the paper's: one discrete Gaussian from a secret of the cohort, of which each adds a share.
+        DESIGNATED: one client, a public function of the cohort, adds all of the noise.
+        DDGAUSS: rounding, then an independent discrete Gaussian of each client.
+        SKELLAM: rounding, then an independent Skellam variable of each client.
+        BINOMIAL: cpSGD's: rounding, then a centred binomial of each client.
+    """
 
     CENTERED = "centered"
     SHARED = "shared"

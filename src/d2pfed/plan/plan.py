@@ -60,39 +60,57 @@ MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that client and server agree on before a run; it names no run, so several may follow it."""
+    """All that client and server agree on before a run; it names no run, so several may follow it.
+
+    Attributes:
+        unit: what is protected.
+        adjacency: which neighbouring data sets are compared.
+        sampling: how cohorts are drawn, from how many clients, and how large they are.
+        rounds: how many rounds there are.
+        attempts_per_round: how often one round may be tried.
+        max_attempts: how many attempts of the whole run may be charged: the guarantee covers so many releases.
+        max_participations: how often one client may contribute before it sends zero plus noise.
+        epsilon: the guarantee, for the observer `against`.
+        delta: its failure probability.
+        against: the observer that it holds against.
+        consistency: how clients know that the server sent all of them the same.
+        colluders: how many of a cohort may tell the server all they know.
+        quorum: the fewest survivors that may be unmasked: the noise is enough for these.
+        threshold: how many shares open a secret.
+        neighbours: how many others hold shares of a client's secrets.
+        cut_off: how many survivors a server that knows the graph may keep out of the sum it opens.
+        codec: how an update becomes lattice steps.
+        mechanism: which noise a client adds.
+        ring: the integers modulo which vectors are added.
+        adaptive_clip: how the clip follows the median norm; None: a fixed clip.
+        batches: how records are drawn inside silos, where the unit is a record.
+        records: the public number of records, with which sums are divided.
+        weighting: how private weights are carried; None: all clients weigh alike.
+    """
 
     unit: Unit
     adjacency: Adjacency
     sampling: CohortSampling
     rounds: int
-    attempts_per_round: int  # how often one round may be tried
-    max_attempts: int  # how many attempts of the whole run may be charged: the guarantee covers so many releases
-    max_participations: int  # how often one client may contribute before it sends zero plus noise
-    epsilon: float  # the guarantee, for the observer `against`
+    attempts_per_round: int
+    max_attempts: int
+    max_participations: int
+    epsilon: float
     delta: float
     against: Observer
-    consistency: Consistency  # how clients know that the server sent all of them the same
-    colluders: int  # of a cohort, that may tell the server all they know
-    quorum: int  # fewest survivors that may be unmasked: the noise is enough for these
-    threshold: int  # how many shares open a secret
-    neighbours: int  # how many others hold shares of a client's secrets
-    cut_off: int  # how many survivors a server that knows the graph may keep out of the sum it opens
+    consistency: Consistency
+    colluders: int
+    quorum: int
+    threshold: int
+    neighbours: int
+    cut_off: int
     codec: Codec
     mechanism: Mechanism
     ring: Ring
-    adaptive_clip: AdaptiveClip | None = field(
-        default=None, metadata=canonical.OMITTED_IF_NONE
-    )  # None: a fixed clip
-    batches: BatchSampling | None = field(
-        default=None, metadata=canonical.OMITTED_IF_NONE
-    )  # how records are drawn inside silos, where the unit is a record
-    records: int | None = field(
-        default=None, metadata=canonical.OMITTED_IF_NONE
-    )  # the public number of records, with which sums are divided
-    weighting: Weighting | None = field(
-        default=None, metadata=canonical.OMITTED_IF_NONE
-    )  # None: all clients weigh alike
+    adaptive_clip: AdaptiveClip | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    batches: BatchSampling | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    records: int | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
+    weighting: Weighting | None = field(default=None, metadata=canonical.OMITTED_IF_NONE)
 
     def __post_init__(self) -> None:
         cohort = self.sampling.cohort_size

@@ -43,21 +43,38 @@ class Policy:
 
     `mechanisms` are those with noise of each client's own, which no other client knows. `binomial` has that too, and
     is left out because its composition is far from tight: a few rounds use up what a budget holds.
+
+    Attributes:
+        mechanisms: those that a plan may use.
+        least_cohort: the smallest cohort.
+        most_cohort: the largest cohort.
+        least_quorum: the fewest survivors whose sum may be opened.
+        least_colluders: the share of the population that the client wants to be safe from.
+        least_noise_multiplier: of a sum over the quorum, without the colluders.
+        most_epsilon: against the server and those colluders, as the client computes it.
+        most_delta: the failure probability of that.
+        most_participations: how often the client contributes to one run.
+        most_clip_norm: the largest clip.
+        most_bits: bits per coordinate.
+        most_dimension: number of coordinates.
+        most_fraction_bits: the finest centres of noise; 12 make a table of 4,096 rows.
+        most_rounds: the longest run.
+        most_attempts_per_round: how often a round may be tried.
     """
 
     mechanisms: tuple[MechanismName, ...] = (MechanismName.CENTERED, MechanismName.DDGAUSS, MechanismName.SKELLAM)
     least_cohort: int = 10
     most_cohort: int = SIGNED_UP_TO
     least_quorum: int = 8
-    least_colluders: float = 0.1  # of the population: what the client wants to be safe from
+    least_colluders: float = 0.1
     least_noise_multiplier: float = 0.3
-    most_epsilon: float = 10.0  # against the server and those colluders, as the client computes it
+    most_epsilon: float = 10.0
     most_delta: float = 1e-4
     most_participations: int = 100
     most_clip_norm: float = math.inf
     most_bits: int = 32
     most_dimension: int = 1 << 27
-    most_fraction_bits: int = 12  # a table of 4,096 rows
+    most_fraction_bits: int = 12
     most_rounds: int = 100_000
     most_attempts_per_round: int = 100
 

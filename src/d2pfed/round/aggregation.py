@@ -126,8 +126,15 @@ def aggregate(
 
     Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on with
     those who were left; not so if signed, where cohorts have the planned size. With standing keys the members are those
-    who are there, and an attempt that is void stays charged. `clip` is that of the round, where the
-    plan's clip adapts: a function of earlier outcomes alone.
+    who are there, and an attempt that is void stays charged.
+
+    Args:
+        plan: what clients and server have agreed on.
+        first: the attempt to begin with.
+        model: the parameters that clients start from.
+        attempts: draws cohorts, and gathers and opens their sums.
+        ledger: where attempts are recorded.
+        clip: that of the round, where the plan's clip adapts: a function of earlier outcomes alone.
 
     Guarantee: the reservation precedes every masked vector and the commitment precedes the request that unmasks; an
     attempt is voided only before that request; a client's earlier contributions are counted for each attempt anew.

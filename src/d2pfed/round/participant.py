@@ -26,7 +26,14 @@ Train = Callable[[bytes, bytes], Update]  # from the bytes of task and model to 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """The client half: what one client brings to an attempt. `participations` counts its earlier contributions."""
+    """The client half: what one client brings to an attempt.
+
+    Attributes:
+        plan: what client and server have agreed on.
+        client: the client's identity.
+        entropy: the root of its randomness in this attempt.
+        participations: how many contributions it has made before.
+    """
 
     plan: Plan
     client: int

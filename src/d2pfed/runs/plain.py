@@ -38,14 +38,30 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 def _runs_below(path: Path) -> str:
     """Return why a file may be missing: its directory may be no run, but hold some."""
-    runs = sorted(each.parent for each in path.parent.glob(f"*/{path.name}"))
-    if not runs:
-        return "a run has it once it has ended or was interrupted"
-    return f"{path.parent} is no run, but holds {', '.join(map(str, runs[:3]))}{' and others' * (len(runs) > 3)}"
+    runs = _runs_in(path.parent, path.name)
+    return (
+        f"{path.parent} is no run, but holds {runs}"
+        if runs
+        else "a run has it once it has ended or was interrupted"
+    )
+
+
+def _runs_in(directory: Path, file: str = "settings.json") -> str:
+    """Return the first runs below a directory, in words; empty: there are none."""
+    runs = sorted(each.parent for each in directory.glob(f"*/{file}"))
+    return f"{', '.join(map(str, runs[:3]))}{' and others' * (len(runs) > 3)}"
+
+
+def require_directory(run: Path) -> None:
+    """Refuse a run that is no directory, and name some that are there."""
+    if not run.is_dir():
+        there = _runs_in(Path("runs"))
+        raise ConfigError(f"there is no run directory {run}" + (f"; there are {there}" if there else ""))
 
 
 def read_text(path: Path) -> str:
     """Return a file's text."""
+    require_directory(path.parent)
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.accounting import SERVER, Adjacency, Unit
-from d2pfed.api.audit.bounds import one_run_epsilon
+from d2pfed.api.audit.bounds import check_confidence, one_run_epsilon
 from d2pfed.api.audit.mechanism import claimed_epsilon
 from d2pfed.api.job import Job, TaskEvaluator
 from d2pfed.errors import ConfigError
@@ -196,6 +196,7 @@ def audit_training(
     plan = job.plan
     if plan is None:
         raise ConfigError("a run in the clear claims nothing that an audit could refute")
+    check_confidence(confidence)
     canaries = Canaries.draw(count, plan, Entropy.system() if entropy is None else entropy)
     backend = start(CanaryTraining(job.trainer(), canaries))
     with closing(backend), TemporaryDirectory() as directory, job.open(Path(directory) / "audit", None) as run:

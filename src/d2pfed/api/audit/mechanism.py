@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from d2pfed.accounting import SERVER, Adjacency, Sampling, account
-from d2pfed.api.audit.bounds import counted_epsilon, gaussian_epsilon
+from d2pfed.api.audit.bounds import check_confidence, counted_epsilon, gaussian_epsilon
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -118,8 +118,9 @@ def audit_mechanism(
         fidelity: protocol sends every message, sum adds up the same ring vectors without masks.
         worlds: neighbours, or the same, where the bounds must be 0.
     """
-    if trials < 1 or not 0 < confidence < 1:
-        raise ConfigError(f"trials must be positive and confidence in (0, 1), got {trials} and {confidence}")
+    if trials < 1:
+        raise ConfigError(f"trials must be at least 1, got {trials}")
+    check_confidence(confidence)
     root = Entropy.system() if entropy is None else entropy
     attack = _Attack.on(plan, fidelity)
     seen = [

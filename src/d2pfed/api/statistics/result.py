@@ -12,6 +12,10 @@ from d2pfed.plan import Plan
 
 Array = NDArray[np.float64]
 Value = TypeVar("Value")
+_HOW = {  # by fidelity; a deployment has another
+    "sum": "simulated: vectors added up without the protocol's messages",
+    "protocol": "simulated: every message of the protocol was sent",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
@@ -65,12 +69,13 @@ class Statistic(Generic[Value]):
         lines = [*_shown(self.value, self.standard_error)]
         lines.append(
             f"epsilon {round_up(plan.epsilon, 4)} at delta {round_up(plan.delta, 3)} against {plan.against} and up "
-            f"to {plan.colluders:,} colluding clients ({plan.unit}, {plan.adjacency}, at most {self.bound:.4g} each)"
+            f"to {plan.colluders:,} colluding clients (for one {plan.unit} of norm at most {self.bound:.4g}, "
+            f"{plan.adjacency})"
         )
         lines += [
             f"against {each.observer}: {each.reason or round_up(each.epsilon, 4)}" for each in self.guarantees
         ]
-        lines.append(f"noise planned for {missing:,} missing clients; aggregated by {self.fidelity}")
+        lines.append(f"noise planned for {missing:,} missing clients; {_HOW.get(self.fidelity, self.fidelity)}")
         if self.spent is not None:
             lines.append(
                 f"all runs on the ledger: epsilon {round_up(self.spent, 4)} against {plan.against}, if none was begun "

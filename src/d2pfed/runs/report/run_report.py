@@ -12,7 +12,7 @@ from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, Rotatio
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
 from d2pfed.plan.widths import variance
-from d2pfed.runs.plain import from_json, parse, read_text
+from d2pfed.runs.plain import from_json, parse, read_text, require_directory
 from d2pfed.runs.records import End, RoundRecord, RunSummary, TrainingAudit
 from d2pfed.runs.report.tables import table, text_of
 
@@ -117,8 +117,7 @@ class RunReport:
 
 def read_report(run: Path) -> RunReport:
     """Return the report of the run in a directory; a file that is missing or damaged is refused by name."""
-    if not run.is_dir():
-        raise ConfigError(f"a run is a directory, and {run} is none")
+    require_directory(run)
     file = run / "settings.json"
     settings = parse(read_text(file), f"{file}")
     summary = from_json(RunSummary, read_text(run / "summary.json"), f"{run / 'summary.json'}")
