@@ -58,13 +58,14 @@ def reproduce(
 
     entries, results = select(name), folder or _RESULTS
     made, before = [], 0.0
-    with Watcher(sum(entry.weight for entry in entries.values())) as watcher:
+    all_weights = sum(entry.weight for entry in entries.values())
+    with Watcher(100, "percent") as watcher:
         for each, entry in entries.items():
 
             def report(
                 what: str, fraction: float, each: str = each, entry: Entry = entry, before: float = before
             ) -> None:
-                watcher.show(before + entry.weight * fraction, f"{each}: {what}")
+                watcher.show(int(100 * (before + entry.weight * fraction) / all_weights), f"{each}: {what}")
                 if watcher.stopping:
                     raise SystemExit(watcher.exit_status)
 
