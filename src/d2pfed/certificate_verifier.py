@@ -279,7 +279,7 @@ def surrogate(part: Part, releases: int) -> tuple[float, float] | None:
     if part.event.kind != "discrete-gaussian":
         return None
     width, apart, share = math.sqrt(part.variance), gap(part), 1e-6 / (releases * part.event.dimension)
-    allowed = max(share - apart, share / 2, apart, 4 * eta(width))
+    allowed = max(share - apart, apart, 4 * eta(width))
     low, high = 0.0, 0.75 * width
     if not _smoothing(width, high) <= allowed < 1:
         return None
