@@ -428,6 +428,27 @@ def test_bounds_on_a_profile_enclose_exact_sums(count):
     assert pld.mass_outside([(two_point(), 40)], 0) >= 1
 
 
+def test_mass_outside_counts_both_ends_of_a_lopsided_loss():
+    masses, count = np.array([0.01, 0.05, 0.2, 0.5, 0.24]), 10
+    lopsided = pld.LossPmf(0.25, -3, masses, 0.0)
+    whole = np.array([1.0])
+    for _ in range(count):
+        whole = np.convolve(whole, masses)
+    sums = np.arange(-3 * count, count + 1)
+    for width in (9, 12, 15):
+        exact = float(whole[np.abs(sums) >= width].sum())
+        assert exact <= pld.mass_outside([(lopsided, count)], width) <= 12 * exact
+
+
+def test_mass_above_a_loss_is_bounded_up_to_the_largest_one():
+    losses = [pld._LogPmf.of(two_point(), 3)]
+    up = float(two_point().masses[2])
+    for slope in (0.5, 4.0):
+        assert pld._above(losses, slope, 0.74) >= 3 * math.log(up)
+        assert pld._above(losses, slope, 0.75) >= 3 * math.log(up)
+        assert pld._above(losses, slope, 0.76) == -math.inf
+
+
 # ---- records
 
 
