@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -18,6 +19,9 @@ from d2pfed.api.statement import event as stated_event
 from d2pfed.cli import main
 from d2pfed.ledger import Head
 from d2pfed.ledger.budget import ChargedRun
+from d2pfed.noise.mechanisms import l1_radius
+from d2pfed.numerics import canonical
+from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.plan.plan import guarantees
 from d2pfed.round import run_plan
@@ -61,6 +65,27 @@ def with_plan(old: str, new: str):
         statement["plan"] = statement["plan"].replace(old, new)
 
     return change
+
+
+def state(place: str, value: object):
+    section, _, name = place.partition(".")
+    return lambda statement: statement[section].update({name: value})
+
+
+def invent(statement: dict) -> None:
+    """Charge a run that never was, with much noise, and let all claims of a run be about that one."""
+    own, old = statement["events"][0], statement["claims"]
+    made = own | {"run": "nice", "row": "3:" + "0" * 64, "plan": "00" * 32, "variance": "1000000"}
+    statement["events"].append(made)
+    statement["ledger"]["runs"] = statement["tuning"]["runs_on_this_ledger"] = 2
+    statement["claims"] = [claim | {"runs": ["nice"], "epsilon": 0.05} for claim in old]
+    statement["claims"].append(old[1] | {"scope": "ledger", "runs": [own["run"], "nice"], "epsilon": 1e3})
+
+
+def bind(statement: dict, plan: str) -> None:
+    """State another plan's text, with its digest in the event."""
+    statement.update(plan=plan)
+    statement["events"][0]["plan"] = digest("d2pfed plan", plan).hex()
 
 
 # What a signer who lies could state, by the certificate that is changed. The signature is right each time.
@@ -128,6 +153,53 @@ LIES = {
     "events that are none": ("once", lambda s: s.update(events=["an event"])),
     "field of an event dropped": ("once", lambda s: s["events"][0].pop("dimension")),
     "count that is a truth value": ("once", alter(releases=True)),
+    "rows in another order": ("ledger", lambda s: s["events"].reverse()),
+    "row beyond the head": ("once", lambda s: s["ledger"].update(head="1:" + "0" * 64)),
+    "row that is none": ("once", alter(row="x")),
+    "field emptied": ("once", lambda s: s.update(assumptions=[])),
+    "field of nothing": ("once", lambda s: s.update(subject=None)),
+    "field of a claim added": ("once", lambda s: s["claims"][0].update(note="in truth it is 0.1")),
+    "cap of a claim": ("fixed", lambda s: s["claims"][0].update(max_participations=1)),
+    "colluders' claim dropped": (
+        "once",
+        lambda s: s.update(claims=[claim for claim in s["claims"] if "coll" not in claim["observer"]]),
+    ),
+    "one run's claims dropped": ("ledger", lambda s: s.update(claims=s["claims"][4:])),
+    "claim of the ledger against another": ("ledger", lambda s: s["claims"][-1].update(observer="released")),
+    "claims about another event": ("once", invent),
+    "run's name": ("once", lambda s: s["subject"].update(name="another")),
+    "dimension lowered": ("once", alter(dimension=1)),
+    "L1 radius lowered": ("once", alter(l1_radius="1")),
+    "plan without a fact": ("once", lambda s: bind(s, "{}")),
+    "plan that is null": ("once", lambda s: bind(s, "null")),
+    **{
+        f"{place}, as readers see it": (kind, state(place, value))
+        for kind, place, value in (
+            ("once", "unit.name", "record"),
+            ("once", "adjacency.name", "zero-out"),
+            ("fixed", "sampling.method", "poisson"),
+            ("fixed", "sampling.population", 10**6),
+            ("fixed", "sampling.cohort_size", 1),
+            ("record", "sampling.rate", "1/1000"),
+            ("fixed", "participations.max_participations", 1),
+            ("once", "colluders.of_a_cohort", 0),
+            ("once", "dropouts.quorum", 40),
+            ("once", "dropouts.tolerated", 39),
+            ("once", "released.at_most", 1),
+            ("ledger", "released.at_most", 1),
+            ("ledger", "subject.runs", []),
+            ("once", "tuning.runs_on_this_ledger", True),
+            ("once", "trust_model.against", "alone"),
+            ("once", "trust_model.consistency", "signed"),
+            ("once", "subject.rounds_planned", 1),
+            ("once", "mechanism.name", "skellam"),
+            ("once", "mechanism.clip", 0.5),
+            ("once", "mechanism.sigma", 10.0),
+            ("record", "mechanism.noise_multiplier", 10.0),
+            ("once", "mechanism.dimension", 1),
+            ("once", "mechanism.bits", 64),
+        )
+    },
     "fraction with a sign": ("once", alter(variance="-4")),
 }
 
@@ -218,7 +290,7 @@ def event(release, attempts: int, cap: int) -> verifier.Event:
         variance=noise.variance if skellam else noise.sigma**2,
         contributors=noise.contributors,
         radius=noise.radius,
-        l1_radius=noise.l1_radius if skellam else noise.radius,
+        l1_radius=noise.l1_radius if skellam else l1_radius(noise.radius, noise.dimension),
         dimension=noise.dimension,
         releases=attempts,
         max_participations=cap,
@@ -295,13 +367,87 @@ def test_the_profile_of_secret_coins_is_dp_accountings(coins):
     assert verifier.own_bound([own], "alone", 1e-5, 0.5) == math.inf
 
 
+@pytest.mark.parametrize("rate", [0.001, 0.5])
+@pytest.mark.parametrize("mu", [0.05, 3.0, 30.0, 60.0])
+def test_the_profile_of_opposite_vectors_is_their_integral_however_far_they_are_apart(mu, rate):
+    """A sum of both tails in 40 digits; exponentials beyond the range of doubles once made it zero."""
+    with mpmath.workdps(40):
+        for epsilon in (0.0, 1e-3, 1.0, min(mu * mu / 2, 450.0), 350.0, 550.0):
+            bound, found = mpmath.exp(epsilon), verifier.opposite_delta(np.array([epsilon]), mu, rate)[0]
+            b, c = rate * mpmath.exp(-(mpmath.mpf(mu) ** 2) / 2), (1 - rate) * (bound - 1)
+            passed = mpmath.log((c + mpmath.sqrt(c * c + 4 * b * b * bound)) / (2 * b)) / mu
+            tails = [mpmath.ncdf(sign * mu - passed) for sign in (1, 0, -1)]
+            expected = rate * tails[0] - c * tails[1] - rate * bound * tails[2]
+            assert found == pytest.approx(float(expected), rel=1e-6, abs=1e-16)
+
+
+def test_a_record_that_its_noise_hardly_hides_is_not_certified_with_a_small_epsilon(certificates):
+    """One whose epsilon is about 700: beyond the range of doubles its losses once counted as none."""
+    statement = json.loads(certificates["record replaced"].read_text())["statement"]
+    one = verifier.event_of(statement["events"][0])
+    for factor in (9, 10, 40):
+        radius, l1_radius = one.radius * factor, one.l1_radius * factor**2
+        bare = replace(one, radius=radius, l1_radius=l1_radius, releases=1, max_participations=1)
+        for claimed in (1.5, 20.0, 350.0):
+            with pytest.raises(verifier.Unchecked, match="too wide for a grid"):
+                verifier.own_bound([bare], "alone", 1e-6, claimed)
+
+
+def test_a_claim_is_not_met_by_a_bound_that_is_no_number(certificates, monkeypatch):
+    statement = json.loads(certificates["once"].read_text())["statement"]
+    monkeypatch.setattr(verifier, "own_bound", lambda *_: math.nan)
+    with pytest.raises(verifier.Wrong, match="it is nan"):
+        verifier.check_claim(statement["claims"][0], [verifier.event_of(statement["events"][0])])
+
+
+def test_what_a_signer_wrote_moves_no_cursor_and_takes_no_memory(certificates):
+    def rename(statement: dict) -> None:
+        statement["events"][0]["run"] = statement["subject"]["name"] = "once\nholds\x1b[2J\ud800\u202e"
+        for claim in statement["claims"]:
+            claim["runs"] = [statement["subject"]["name"]]
+
+    found = verifier.verify(forged(certificates["once"], rename), [PUBLIC])
+    assert found.status == 0
+    assert any("once?holds?[2J??" in line for _, line in found.lines)
+    assert all(line.isprintable() for _, line in found.lines)
+    coins = verifier.verify(forged(certificates["person in two silos"], alter(coins=10**9)), [PUBLIC])
+    assert coins.status == 1
+
+
+def test_nothing_follows_a_certificate_of_the_largest_size(certificates, tmp_path, monkeypatch):
+    data = certificates["once"].read_bytes()
+    monkeypatch.setattr(verifier, "MOST_BYTES", len(data))
+    for more, status in ((b"", 0), (b" and in truth", 1)):
+        (tmp_path / "long.json").write_bytes(data + more)
+        assert statuses(tmp_path / "long.json") == status
+
+
+def rounding_plan(mechanism: str):
+    return calibrate(
+        PrivacyTarget(
+            dimension=500, population=10_000, cohort_size=100, rounds=20, epsilon=2.0, mechanism=mechanism
+        )
+    )
+
+
+@pytest.mark.parametrize("mechanism", ["shared", "ddgauss", "skellam"])
+def test_a_radius_less_than_rounding_makes_it_is_found(mechanism):
+    """Of mechanisms that round first, a vector may be longer than the clip."""
+    plan = rounding_plan(mechanism)
+    own = verifier.event_of(stated_event(Head(1, bytes(32)), ChargedRun("run", "owner", run_plan(plan))))
+    text = json.loads(canonical.encode(plan))
+    for factor, is_it in ((1, True), (Fraction(999, 1000), False)):
+        given = replace(own, radius=own.radius * factor, l1_radius=own.l1_radius)
+        assert (dict(verifier._computed(text, given, [given]))["radius"] == given.radius) is is_it
+
+
 def test_events_of_different_persons_make_no_claim_together(certificates):
     """Priced for a person in one silo, an event says nothing about one in two."""
     statement = json.loads(certificates["record"].read_text())["statement"]
     one = verifier.event_of(statement["events"][0])
     two = replace(one, run="other", coins=2)
     claim = {"scope": "ledger", "runs": [one.run, two.run], "observer": "server", "epsilon": 1e3, "delta": 1e-3}
-    claim |= {"unit": one.unit, "adjacency": one.adjacency}
+    claim |= {"unit": one.unit, "adjacency": one.adjacency, "max_participations": 1}
     assert verifier.check_claim(claim, [one, replace(two, coins=1)])
     with pytest.raises(verifier.Wrong, match="a person's silos are not the same"):
         verifier.check_claim(claim, [one, two])

@@ -14,6 +14,7 @@ import pytest
 
 import d2pfed.certificate_verifier as verifier
 from d2pfed.api import Job
+from d2pfed.api.certificate_page import registry_entry
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.api.statement import software_digest
 from d2pfed.cli import main
@@ -103,10 +104,21 @@ def test_a_run_on_a_shared_ledger_names_all_runs_of_it(tmp_path, key):
     found = verifier.verify(made.certificate, [PUBLIC])
     assert found.status == 0, found.lines
     assert check_ledger(statement, ledger)
-    one = forged(made.certificate, lambda s: (s["events"].pop(0), s["claims"].pop(), s["ledger"].update(runs=1)))
+    one = forged(
+        made.certificate,
+        lambda s: (
+            s["events"].pop(0),
+            s["claims"].pop(),
+            s["ledger"].update(runs=1),
+            s["tuning"].update(runs_on_this_ledger=1),
+        ),
+    )
     assert verifier.verify(one, [PUBLIC]).status == 0  # a liar with the key left a run out: the ledger tells
     with pytest.raises(verifier.Wrong, match="charged other runs"):
         check_ledger(json.loads(one.read_text())["statement"], ledger)
+    statement["ledger"]["budget"]["epsilon"] = 1.0
+    with pytest.raises(verifier.Wrong, match=r"it allows \{'epsilon': 20\.0"):
+        check_ledger(statement, ledger)
 
 
 def test_what_guarantees_nothing_is_not_certified(tmp_path, key, monkeypatch, capsys):
@@ -207,6 +219,19 @@ def test_the_page_stands_alone_and_the_registry_entry_is_yaml(runs, key):
     claims = {claim["observer"]: claim for claim in statement["claims"]}
     assert deployment["privacy_loss"]["privacy_parameters"]["epsilon"] == claims["server"]["epsilon"]
     assert {"dp_flavor", "privacy_loss", "model", "accounting", "implementation"} <= set(deployment)
+
+
+def test_the_registry_entry_says_what_the_certificate_says_whatever_a_user_wrote(runs, key, tmp_path):
+    yaml = pytest.importorskip("yaml")
+    title = '\U0001f600 "quoted": {x}\n- item # no comment\x7f\x00\u2028 é'
+    statement = json.loads((certified(runs, "once") / "certificate.json").read_text())["statement"]
+    statement["subject"]["title"] = title
+    for delta in (1e-05, 3.16e-06, 1e-300, 0.25, 1e22):
+        for claim in statement["claims"]:
+            claim["delta"] = delta
+        entry = yaml.safe_load(registry_entry(statement))["deployment"]
+        assert entry["privacy_loss"]["privacy_parameters"]["delta"] == delta
+        assert entry["name"] == title.replace("\x7f", "\ufffd").replace("\u2028", "\ufffd")
 
 
 def test_what_a_user_wrote_cannot_break_the_page(runs, key, tmp_path):

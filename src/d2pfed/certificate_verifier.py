@@ -1,17 +1,13 @@
-"""Check a certificate of d2pfed without d2pfed: one file, to be read and run by whoever has to rely on one.
+"""Check a certificate of d2pfed without d2pfed: `python certificate_verifier.py FILE --key PUBLIC`.
 
-    python certificate_verifier.py FILE --key PUBLIC
-
-It imports nothing else of d2pfed, and needs numpy, scipy, dp-accounting and cryptography. It checks
-
-* the bytes: the file is the one text of its content, signed by the key in it, which is the one that `--key` names;
-* the content: every field is there, the plan's text has the plan's digest, and the event of its run is the plan's;
-* the arithmetic: every claimed epsilon is at least this file's own bound less 0.1 %: that of Gaussians in
-  the place of the integer noise (docs/theory.md 6 to 10), by Renyi curves for noise that has no such Gaussian.
+It imports nothing else of d2pfed, and needs numpy, scipy, dp-accounting and cryptography. It checks the bytes (the one
+text of its content, signed by the key that `--key` names), the content (all fields; numbers and names as plan and event
+have them; the plan's digest) and the arithmetic: every claimed epsilon is at least this file's own bound less 0.1 %,
+that of Gaussians in the place of the integer noise (docs/theory.md 6 to 10), or of Renyi curves.
 
 Exit status: 0 all of it holds; 1 something is wrong; 2 the file cannot be read; 3 nothing is wrong, and something that
-is named could not be checked. Facts that no arithmetic can tell (how cohorts were drawn, which software ran, that no
-charged run was left out) are the word of whoever holds the key: that is why the status is 3 without `--key`.
+is named could not be checked. What no arithmetic can tell (how cohorts were drawn, which software ran, that no charged
+run was left out, what sentences say) is the word of whoever holds the key: so the status is 3 without `--key`.
 """
 
 import argparse
@@ -23,30 +19,37 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting import pld
 from dp_accounting.rdp import compute_epsilon
-from numpy.typing import NDArray
 from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import binom
 
 FORMAT = "d2pfed certificate 1"
 FIELDS = """format issued subject released unit adjacency mechanism sampling participations colluders dropouts tuning
     trust_model evaluation assumptions not_covered software plan events claims ledger"""
+CLAIM = "scope runs observer epsilon delta unit adjacency accountant sampling max_participations reason"
+# The same fact in an event, in a plan's text and as it is stated for readers, of all runs and of the run of a plan.
+FACTS = """unit,unit.is,unit.name adjacency,adjacency.is,adjacency.name method,sampling.method.is,sampling.method
+    population,sampling.population,sampling.population cohort_size,sampling.cohort_size,sampling.cohort_size"""
+PLANNED = """ releases,max_attempts,released.at_most ,colluders,colluders.of_a_cohort ,quorum,dropouts.quorum
+    max_participations,max_participations,participations.max_participations ,rounds,subject.rounds_planned
+    dimension,,mechanism.dimension ,consistency.is,trust_model.consistency ,ring.bits,mechanism.bits"""
 TOLERANCE = 1e-3  # relative: a claim may be so much below this file's own bound, as two grids are never the same
-MOST_BYTES = 1 << 22
-LEAST_DELTA, MOST_RUNS = 1e-11, 6  # of loss distributions: less drowns in rounding, more takes minutes
-OBSERVERS = {"released", "server", "client", "alone"}
+LEAST_DELTA, MOST_RUNS, MOST_COINS = 1e-11, 6, 64  # of loss distributions: beyond are rounding errors and minutes
+MOST_BYTES, OBSERVERS = 1 << 22, {"released", "server", "client", "alone"}
+_SPELLED: dict[type, str] = {str: r"(?s).+", bytes: r"([0-9a-f]{64}){1,2}", int: r"[1-9][0-9]{0,9}"}
+_SPELLED[Fraction] = r"[1-9][0-9]{0,79}(/[1-9][0-9]{0,79})?"
 
 Json = dict[str, Any]
-Floats = NDArray[Any]
+Floats = np.ndarray[Any, Any]
 
 
 class Wrong(Exception):  # noqa: N818 - the name of the finding
@@ -66,18 +69,18 @@ class Findings:
     @property
     def status(self) -> int:
         """The exit status."""
-        kinds = {kind for kind, _ in self.lines}
-        return 1 if "WRONG" in kinds else 3 if "NOT CHECKED" in kinds else 0
+        return 1 if "WRONG" in dict(self.lines) else 3 if "NOT CHECKED" in dict(self.lines) else 0
 
     def note(self, what: str, check: Callable[[], str]) -> bool:
         """Run a check, keep what it finds, and return whether it holds."""
         try:
             kind, text = "holds", check()
-        except Wrong as error:
-            kind, text = "WRONG", str(error)
-        except (Unchecked, ValueError, ArithmeticError) as error:  # the latter: numbers beyond all arithmetic
+        except (Unchecked, ValueError, ArithmeticError, RecursionError) as error:  # numbers or depths beyond all
             kind, text = "NOT CHECKED", str(error)
-        self.lines.append((kind, f"{what}: {text}"))
+        except (Wrong, LookupError, TypeError, AttributeError) as error:  # the latter: fields of another kind
+            kind, text = "WRONG", str(error) if isinstance(error, Wrong) else f"it cannot be read: {error!r:.80}"
+        line = (letter if letter.isprintable() else "?" for letter in f"{what}: {text}")  # what moves no cursor
+        self.lines.append((kind, "".join(line)))
         return kind == "holds"
 
 
@@ -90,12 +93,10 @@ def read(path: Path) -> tuple[bytes, Json]:
     """Return the bytes of a certificate and what they say; ValueError if it is none."""
     try:
         with path.open("rb") as opened:
-            data = opened.read(MOST_BYTES)
-        content = json.loads(data, parse_constant=int)  # refuses NaN and the infinities
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no certificate of at most {MOST_BYTES} bytes: {str(error)[:80]}") from None
+            data = opened.read(MOST_BYTES + 1)
+        content = json.loads(data[:MOST_BYTES], parse_constant=int)  # refuses NaN and the infinities
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"no certificate of at most {MOST_BYTES} bytes: {str(error)[:200]}: {path}") from None
     statement = content.get("statement") if isinstance(content, dict) else None
     if not isinstance(statement, dict) or statement.get("format") != FORMAT:
         raise ValueError(f"{path} is not a certificate of the format {FORMAT!r}")
@@ -123,14 +124,6 @@ def check_key(public: str, keys: Sequence[str]) -> str:
     if public not in keys:
         raise Wrong(f"{public} is not the key that was asked for")
     return "the key that was asked for"
-
-
-_SPELLED: dict[type, str] = {
-    str: r"(?s).+",
-    bytes: r"([0-9a-f]{64}){1,2}",
-    Fraction: r"[1-9][0-9]{0,79}(/[1-9][0-9]{0,79})?",
-    int: r"[1-9][0-9]{0,9}",
-}
 
 
 def _read(value: object, kind: Any) -> Any:  # noqa: ANN401 - a type, and a value of it
@@ -168,20 +161,20 @@ class Event:
     max_participations: int
 
     def __post_init__(self) -> None:
-        if self.unit == "client" and self.adjacency == "add-remove":
-            raise Wrong("a client's noise goes with the client: add-remove is sound for records only")
-        if self.unit == "client" and self.rate != Fraction(self.cohort_size, self.population):
-            raise Wrong(f"{self.cohort_size} of {self.population} clients are no rate of {self.rate}")
+        drawn, is_gone = Fraction(self.cohort_size, self.population), self.adjacency == "add-remove"
+        if self.unit == "client" and (is_gone or self.rate != drawn):
+            raise Wrong(f"a client has the rate {drawn} and not {self.rate}, and never {self.adjacency}")
         if self.rate > 1 or (self.coins > 1 and (self.unit == "client" or self.adjacency == "replace-one")):
             raise Wrong(f"{self.coins} coins of rate {self.rate} are none of a {self.unit} under {self.adjacency}")
         if self.method == "once" and self.releases * self.cohort_size > self.population:
             raise Wrong(f"{self.releases} cohorts of {self.cohort_size} do not fit once into {self.population}")
+        if self.l1_radius**2 < min(self.radius**2, Fraction(self.dimension)) * self.radius**2:  # theory 12
+            raise Wrong(f"an l1_radius of {float(self.l1_radius):g} is too small for {float(self.radius):g} in L2")
 
     def is_hidden(self, observer: str) -> bool:
-        """Whether the observer does not know in which releases a unit is: a record's coin is its holder's secret, and a
-        client's cohort is known to all but `released`; if its size is secret too, no number of noises may tell it."""
+        """Whether it cannot know in which releases a unit is: coins of records are secret, cohorts for `released`."""
         if self.rate == 1 or self.unit == "record":
-            return self.rate < 1
+            return self.rate < 1  # else, below: as many noises as clients would tell a secret size
         is_drawn = self.method == "fixed" or (self.method == "poisson" and self.contributors == 1)
         return is_drawn and observer == "released"
 
@@ -203,40 +196,55 @@ def event_of(given: Json) -> Event:
     return Event(**{name: _read(given[name], kind) for name, kind in kinds.items()})
 
 
-def check_plan(text: object, events: Sequence[Event]) -> str:
-    """Compare the event of a run with the plan that its clients have agreed to, whose digest they hold."""
-    if text is None:
-        return "none: this is about a ledger, whose runs' plans are named by their digests"
-    parts = [b"s" + len(part).to_bytes(8, "big") + part for part in (b"d2pfed plan", _read(text, str).encode())]
-    own = hashlib.sha256(b"".join(parts)).digest()
-    try:
-        event = next(event for event in events if event.plan == own)
-        for name, value in _planned(json.loads(_read(text, str)), event):
-            if getattr(event, name) != value:
-                raise Wrong(f"{name} is {value} in the plan and {getattr(event, name)} in the event")
-    except StopIteration:
-        raise Wrong(f"its digest is {own.hex()}, and no event has that") from None
-    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise Wrong(f"its text cannot be read: {type(error).__name__}") from None
-    return f"its digest is {own.hex()}, and the event of run {event.run} is what it allows at worst"
+def check_plan(statement: Json, events: Sequence[Event]) -> str:
+    """Compare a run's event and all that is stated of it with the plan whose digest its clients hold."""
+    text, name, own, plan = statement["plan"], statement["subject"]["name"], events[-1], None
+    found = "none: this is about a ledger, whose runs' plans are named by their digests"
+    if text is not None:
+        parts = [b"s" + len(part).to_bytes(8, "big") + part for part in (b"d2pfed plan", str(text).encode())]
+        digest, own = hashlib.sha256(b"".join(parts)).digest(), {event.run: event for event in events}[name]
+        if own.plan != digest:
+            raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
+        plan, found = dict(json.loads(text)), f"its digest is {digest.hex()}; {name} is what it allows at worst"
+    facts = [fact.split(",") for fact in (FACTS + PLANNED if plan is not None else FACTS).split()]
+    pairs = [(told, getattr(own, name)) for name, _, told in facts if name]
+    pairs += [(told, reduce(getitem, path.split("."), plan)) for _, path, told in facts if path] if plan else []
+    for name, value in [*pairs, *_computed(plan, own, events)]:
+        told = reduce(getitem, name.split("."), statement) if "." in name else getattr(own, name)
+        is_close = isinstance(value, float) and isinstance(told, float) and math.isclose(told, value, rel_tol=1e-9)
+        if type(value) is not type(told) or not (is_close or value == told):
+            raise Wrong(f"{name} is stated as {str(told)[:80]}, and it is {str(value)[:80]}")
+    return found
 
 
-def _planned(plan: Json, event: Event) -> Iterator[tuple[str, object]]:
-    """Yield what a plan's text says of its releases; the radius is the clip on the grid, or more after rounding."""
+def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterator[tuple[str, object]]:
+    """Yield what an event, or the statement, must say by a plan's text and by the other events."""
+    yield from (("sampling.rate", str(own.rate)), ("tuning.runs_on_this_ledger", len(events)))
+    if plan is None:
+        yield "subject.runs", [event.run for event in events]
+        yield "released.at_most", sum(event.releases for event in events)
+        return
     mechanism, codec, grid = plan["mechanism"], plan["codec"], 1 << plan["codec"]["fraction_bits"]
-    steps = Fraction(float.fromhex(codec["clip"]["is"])) / Fraction(float.fromhex(codec["granularity"]["is"]))
-    radius, name, sampling = Fraction(math.floor(steps * grid), grid), mechanism[""], plan["sampling"]
-    yield "radius", radius if name == "Centered" else max(radius, event.radius)
-    is_skellam = "variance" in mechanism
-    yield "kind", "skellam" if is_skellam else "discrete-gaussian"
+    clip, step = (float.fromhex(codec[name]["is"]) for name in ("clip", "granularity"))
+    radius, root = Fraction(math.floor(Fraction(clip) / Fraction(step) * grid), grid), math.sqrt(own.dimension)
+    if mechanism[""] != "Centered":  # lengthened by conditional rounding (Kairouz, Liu and Steinke 2021)
+        spread, plain = math.sqrt(-2 * math.log(float.fromhex(mechanism["rounded"]["beta"]["is"]))), float(radius)
+        square = min((plain + root) ** 2, plain**2 + root**2 / 4 + spread * (plain + root / 2))
+        radius = max(own.radius, Fraction(math.sqrt(square) * (1 - 1e-12)))
+    turn, view, is_skellam = codec["rotation"], plan["against"], "variance" in mechanism
+    size, name, missing = turn["dimension"], mechanism[""], own.cohort_size - plan["quorum"]
+    yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
+    yield "dimension", 1 << (size - 1).bit_length() if turn[""] == "Hadamard" else max(size, own.dimension)
     yield "variance", Fraction(mechanism["variance" if is_skellam else "sigma"]["is"]) ** (1 if is_skellam else 2)
     yield "contributors", 1 if name in ("Shared", "Designated") else plan["quorum"] - plan["cut_off"]
-    yield from (("releases", plan["max_attempts"]), ("max_participations", plan["max_participations"]))
-    yield from (("unit", plan["unit"]["is"]), ("adjacency", plan["adjacency"]["is"]))
-    yield from (("method", sampling["method"]["is"]), ("population", sampling["population"]))
-    yield "cohort_size", sampling["cohort_size"]
-    if event.unit == "record":
+    if own.unit == "record":
         yield from (("rate", Fraction(plan["batches"]["rate"]["is"])), ("coins", plan["batches"]["max_silos"]))
+    yield "trust_model.against", f"colluding({view['colluders']})" if view["colluders"] else view["view"]["is"]
+    yield "mechanism.clip", "adaptive" if "adaptive_clip" in plan else clip
+    yield from (("mechanism.name", name.lower().removesuffix("noise")), ("dropouts.tolerated", missing))
+    width = math.sqrt(own.variance * max(own.contributors - plan["colluders"], 0))
+    shift = float(own.radius) * (2 if own.adjacency == "replace-one" else 1)
+    yield from (("mechanism.sigma", width * step), ("mechanism.noise_multiplier", width / shift))
 
 
 @dataclass(frozen=True)
@@ -262,9 +270,8 @@ def eta(width: float) -> float:
 def gap(part: Part) -> float:
     """Return how far, per coordinate, a sum of discrete Gaussians is from one of them (theory 6)."""
     widths = [math.sqrt(float(part.event.variance) * k / (k + 1)) for k in range(1, min(part.left, 1 << 12))]
-    rest = max(0, part.left - 1 - len(widths))  # wider ones: each adds less than the last of the others
-    tails = [2 * math.atanh(eta(width)) for width in widths]
-    return math.fsum(tails) + (rest * tails[-1] if rest else 0.0)
+    tails = [2 * math.atanh(eta(width)) for width in widths] or [0.0]
+    return math.fsum(tails) + max(0, part.left - 1 - len(widths)) * tails[-1]  # wider ones add less than the last
 
 
 def surrogate(part: Part, releases: int) -> tuple[float, float] | None:
@@ -272,7 +279,7 @@ def surrogate(part: Part, releases: int) -> tuple[float, float] | None:
     if part.event.kind != "discrete-gaussian":
         return None
     width, apart, share = math.sqrt(part.variance), gap(part), 1e-6 / (releases * part.event.dimension)
-    allowed = max(share - apart, share / 2, apart, 4 * eta(width))
+    allowed = max(share - apart, apart, 4 * eta(width))
     low, high = 0.0, 0.75 * width
     if not _smoothing(width, high) <= allowed < 1:
         return None
@@ -297,21 +304,12 @@ def gaussian_delta(epsilon: Floats, mu: float, rate: float = 1.0) -> Floats:
     return np.asarray(-rate * np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0)))
 
 
-def gaussian_epsilon(delta: float, mu: float) -> float:
-    """Return epsilon of two Gaussians at a delta."""
-    low, high = 0.0, 1e6
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (low, middle) if gaussian_delta(np.array([middle]), mu)[0] <= delta else (middle, high)
-    return high if high < 1e6 else math.inf
-
-
 def renyi_epsilon(parts: Sequence[Part], delta: float) -> float:
     """Return epsilon by the Renyi curves of sums of discrete Gaussians (theory 6) and Skellam noises (theory 12)."""
     orders = np.unique(np.rint(np.geomspace(2, 1 << 30, 3000)))
     total = np.zeros(len(orders))
-    for part in parts:
-        shift, variance, dimension = part.shift, part.variance, part.event.dimension
+    for part, dimension in ((part, part.event.dimension) for part in parts):
+        shift, variance = part.shift, part.variance
         if part.event.kind == "skellam":
             l1 = min(float(part.event.l1_radius / part.event.radius), shift, math.sqrt(dimension)) * shift
             extra = np.minimum(((2 * orders - 1) * shift**2 + 6 * l1) / (4 * variance**2), 1.5 * l1 / variance)
@@ -331,23 +329,20 @@ def known_epsilon(parts: Sequence[Part], delta: float) -> float:
             return renyi_epsilon(parts, delta)
         squared += part.count * part.shift**2 / smooth[0]
         slack += part.count * smooth[1]
-    return gaussian_epsilon(delta * math.exp(-slack), math.sqrt(squared)) + 2 * slack
-
-
-def cap_excess(event: Event) -> float:
-    """Return what clients at their cap add to delta behind cohorts of a fixed size (theory 14)."""
-    if event.method != "fixed" or event.max_participations >= event.releases:
-        return 0.0
-    others = binom(event.releases - 1, event.cohort_size / (event.population - 1))
-    return event.releases * float(event.rate) * float(others.sf(event.max_participations - 1))
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_enough = gaussian_delta(np.array([middle]), math.sqrt(squared))[0] <= delta * math.exp(-slack)
+        low, high = (low, middle) if is_enough else (middle, high)
+    return high + 2 * slack if high < 1e6 else math.inf
 
 
 def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float:
     """Return epsilon where it is hidden who takes part, by privacy-loss distributions (theory 9, 10)."""
     counts = [part.event.releases if part.is_hidden else part.count for part in parts]
-    if delta < LEAST_DELTA or len(parts) > MOST_RUNS or sum(counts) > 10**6:
+    if delta < LEAST_DELTA or len(parts) > MOST_RUNS or sum(counts) > 10**6 or parts[0].event.coins > MOST_COINS:
         raise Unchecked(f"{sum(counts)} releases of {len(parts)} runs at delta {delta:g} behind sampled cohorts")
-    step, slack, total = min(claimed / max(4096, 256 * math.sqrt(sum(counts))), 1e-3), 0.0, None
+    step, total, slack, excess = min(claimed / max(4096, 256 * math.sqrt(sum(counts))), 1e-3), None, 0.0, 0.0
     for part, count in zip(parts, counts, strict=True):
         smooth = surrogate(part, sum(counts))
         if smooth is None:
@@ -355,7 +350,10 @@ def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float
         slack += count * smooth[1]
         losses = _losses(part, math.sqrt(smooth[0]), step, delta / sum(counts)).self_compose(count)
         total = losses if total is None else total.compose(losses)
-    left = delta * math.exp(-slack) - math.fsum(cap_excess(part.event) for part in parts if part.is_hidden)
+        if part.is_hidden and part.event.method == "fixed" and part.event.max_participations < count:  # theory 14
+            others = binom(count - 1, part.event.cohort_size / (part.event.population - 1))
+            excess += count * float(part.event.rate) * float(others.sf(part.event.max_participations - 1))
+    left = delta * math.exp(-slack) - excess
     return math.inf if left <= 0 or total is None else float(total.get_epsilon_for_delta(left)) + 2 * slack
 
 
@@ -364,19 +362,16 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa
     event, mu, rate = part.event, float(part.event.radius) / sigma, float(part.event.rate)
     if not part.is_hidden:
         profile = partial(gaussian_delta, mu=part.shift / sigma)
-    elif (event.unit, event.method) == (
-        "client",
-        "fixed",
-    ):  # another takes the place of who is not drawn: two radii
+    elif event.unit == "client" and event.method == "fixed":  # who is not drawn is replaced by another: two radii
         profile = partial(gaussian_delta, mu=2 * mu, rate=rate)
     elif event.adjacency == "replace-one":
         profile = partial(opposite_delta, mu=mu, rate=rate)
     else:
         profile = partial(coins_delta, mu=mu, rate=rate, coins=event.coins)
     top = step
-    while profile(np.array([top]))[0] > delta * 1e-6 and top < 600:
+    while top < 600 and profile(np.array([top]))[0] > delta * 1e-6:
         top *= 1.25
-    if top / step > 1 << 20 or top >= 600:
+    if not top < min(600, step * (1 << 20)):
         raise Unchecked("losses behind sampled cohorts that are too wide for a grid")
     points = np.arange(-math.ceil(top / step), math.ceil(top / step) + 1)
     grid, ratio = points * step, np.exp(points * step)
@@ -386,17 +381,18 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa
     else:  # both orders are the same (theory 1, H2)
         orders = [np.where(points >= 0, own, 1 - ratio + ratio * own)]
     deltas = [np.minimum.accumulate(np.clip(order, 0.0, 1.0)) for order in orders]
-    dots = partial(pld_pmf.create_pmf_pessimistic_connect_dots, step, points)
-    return pld.PrivacyLossDistribution(*map(dots, deltas))
+    if not np.isfinite(deltas).all():
+        raise Unchecked("losses behind sampled cohorts that are beyond all numbers")
+    dots = partial(pld.pld_pmf.create_pmf_pessimistic_connect_dots, step, points)
+    return pld.privacy_loss_distribution.PrivacyLossDistribution(*map(dots, deltas))
 
 
 def opposite_delta(epsilon: Floats, mu: float, rate: float) -> Floats:
     """Return the profile of a vector against its opposite behind a secret coin (theory 10)."""
-    b, c = rate * math.exp(-mu * mu / 2), (1 - rate) * np.expm1(epsilon)
-    passed = (
-        np.log((c + np.sqrt(c * c + 4 * b * b * np.exp(epsilon))) / (2 * b)) / mu
-    )  # the loss is more from here on
-    gain = rate * (ndtr(mu - passed) - np.exp(epsilon) * ndtr(-mu - passed)) - c * ndtr(-passed)
+    c = (1 - rate) * np.expm1(np.maximum(epsilon, 1e-300))
+    sinh = np.log(c / (2 * rate)) + (mu * mu - epsilon) / 2  # its logarithm, as it may be beyond all numbers
+    passed = (epsilon / 2 + np.logaddexp(sinh, np.logaddexp(0.0, 2 * sinh) / 2)) / mu  # here the loss is epsilon
+    gain = rate * (ndtr(mu - passed) - np.exp(epsilon + log_ndtr(-mu - passed))) - c * ndtr(-passed)
     return np.asarray(np.maximum(gain, 0.0))
 
 
@@ -427,43 +423,48 @@ def own_bound(events: Sequence[Event], observer: str, delta: float, claimed: flo
 
 def check_claim(claim: Json, events: Sequence[Event]) -> str:
     """Compare one claimed epsilon with this file's own."""
-    observer, delta, claimed, runs = (claim.get(name) for name in ("observer", "delta", "epsilon", "runs"))
-    covered = [event for event in events if isinstance(runs, list) and event.run in runs]
-    expected = {"run": 1, "ledger": len(events)}.get(str(claim.get("scope")))
-    if not isinstance(runs, list) or not len(covered) == len(runs) == expected:
+    observer, delta, claimed, runs = (claim[name] for name in ("observer", "delta", "epsilon", "runs"))
+    covered = [event for event in events if event.run in runs]
+    if not len(covered) == len(runs) == {"run": 1, "ledger": len(events)}.get(claim["scope"]):
         raise Wrong(f"it covers the runs {str(runs)[:80]}, and the events are of others")
-    same = claim.get("unit"), claim.get("adjacency"), covered[0].coins  # one kind of person
-    if any((event.unit, event.adjacency, event.coins) != same for event in covered):
-        raise Wrong("unit, adjacency or a person's silos are not the same in it and in all of its events")
+    same = claim["unit"], claim["adjacency"], covered[0].coins  # one kind of person
+    is_capped = claim["scope"] == "ledger" or claim["max_participations"] == covered[0].max_participations
+    if any((event.unit, event.adjacency, event.coins) != same for event in covered) or not is_capped:
+        raise Wrong("unit, adjacency, cap or a person's silos are not the same in it and in all of its events")
     if claimed is None:
         return "nothing is claimed, epsilon is infinite"
     if not (isinstance(claimed, float) and isinstance(delta, float) and claimed > 0 and 0 < delta < 1):
         raise Wrong(f"0 < epsilon, or null, and 0 < delta < 1 are expected, got {str((claimed, delta))[:80]}")
     own = own_bound(covered, _read(observer, str), delta, claimed)
-    if claimed < own * (1 - TOLERANCE):
+    if not claimed >= own * (1 - TOLERANCE):
         raise Wrong(f"epsilon {claimed:.6g} is claimed at delta {delta:.3g}, and it is {own:.6g}")
     return f"epsilon {claimed:.6g} at delta {delta:.3g}; recomputed {own:.6g}"
 
 
 def check_content(statement: Json, events: list[Event]) -> str:
-    """Read the events, and find fields that are missing, and claims or runs that were left out."""
-    if odd := set(statement) ^ set(FIELDS.split()):
+    """Read the events, and find fields that are missing, and claims, observers or runs that were left out."""
+    empty = {name for name, value in statement.items() if not value and name != "plan"}
+    if odd := set(statement) ^ set(FIELDS.split()) | empty:
         raise Wrong(f"fields are missing or superfluous: {', '.join(sorted(odd))[:200]}")
-    rows, claims, ledger = statement["events"], statement["claims"], statement["ledger"]
-    if not (type(rows) is type(claims) is list and {type(row) for row in rows + claims} == {dict}):
-        raise Wrong("events and claims must be lists of objects")
-    events.extend(map(event_of, rows))
-    names = {event.run for event in events}
-    if not isinstance(ledger, dict) or not len(names) == len(events) == ledger.get("runs"):
-        raise Wrong(f"the events are of {len(names)} runs, and the ledger has charged others: {str(ledger)[:80]}")
-    about = {str(claim.get("runs")) for claim in claims if claim.get("scope") == "run"}
-    for runs in about:
-        if missing := OBSERVERS - {
-            str(claim.get("observer")) for claim in claims if str(claim.get("runs")) == runs
-        }:
-            raise Wrong(f"nothing is said about {', '.join(sorted(missing))}")
-    if not about or (len(names) > 1 and "ledger" not in [claim.get("scope") for claim in claims]):
-        raise Wrong("a run's own claims, or those of all runs together, are missing")
+    claims, ledger, names = statement["claims"], statement["ledger"], [row["run"] for row in statement["events"]]
+    rows = [row["row"] for row in statement["events"]] + [ledger["head"]]
+    places = [int(re.findall(r"\A([0-9]{1,18}):[0-9a-f]{64}\Z", row)[0]) for row in rows]
+    if places != sorted(places) or {len(set(places[:-1])), len(set(names)), ledger["runs"]} != {len(names) or -1}:
+        raise Wrong(f"the events are of {len(set(names))} runs, and the ledger has others: {str(ledger)[:80]}")
+    events.extend(map(event_of, statement["events"]))
+    if odd := {name for claim in claims for name in set(claim) ^ set(CLAIM.split())}:
+        raise Wrong(f"fields of claims are missing or superfluous: {', '.join(sorted(odd))[:200]}")
+    needed = {("ledger", ledger["budget"]["observer"])} if len(names) > 1 else set()
+    observers = set(OBSERVERS)
+    if statement["plan"] is not None:
+        names, colluders = [statement["subject"]["name"]], statement["colluders"]["of_a_cohort"]
+        observers |= {statement["trust_model"]["against"], f"colluding({colluders})" if colluders else "server"}
+    needed |= {(str([name]), observer) for name in names for observer in observers}
+    said = {(str(item["runs"]) if item["scope"] == "run" else item["scope"], item["observer"]) for item in claims}
+    if missing := needed - said:
+        raise Wrong(f"nothing is said about {' against '.join(map(str, missing.pop()))}")
+    if odd := {str(runs) for runs, _ in said} - {"ledger", *(runs for runs, _ in needed)}:
+        raise Wrong(f"claims are of {odd.pop()[:80]}, which is not what this is about")
     return f"all fields, {len(events)} charged runs, {len(claims)} claims"
 
 
@@ -474,10 +475,9 @@ def verify(path: Path, keys: Sequence[str] = ()) -> Findings:
     if found.note("signature", lambda: check_bytes(data, content)):
         found.note("signer", lambda: check_key(content["public_key"], keys))
         if found.note("content", lambda: check_content(statement, events)):
-            found.note("plan", lambda: check_plan(statement["plan"], events))
+            found.note("plan", lambda: check_plan(statement, events))
             for claim in statement["claims"]:
-                what = f"{str(claim.get('scope'))[:40]} against {str(claim.get('observer'))[:40]}"
-                found.note(what, partial(check_claim, claim, events))
+                found.note(f"{claim['scope']} against {claim['observer']}", partial(check_claim, claim, events))
     return found
 
 

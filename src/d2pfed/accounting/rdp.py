@@ -53,7 +53,7 @@ def dense_orders(top: int) -> FloatArray:
 
 def sparse_orders(top: int) -> FloatArray:
     """Return about 24 integer orders per octave, from 2 to top."""
-    count = 24 * max(1, top.bit_length())
+    count = 24 * top.bit_length()
     return np.unique(np.rint(np.geomspace(2, top, count)))
 
 

@@ -52,7 +52,7 @@ def surrogate(noise: DiscreteGaussianSum, releases: int) -> Surrogate | None:
     gap = sum_gap(sigma, noise.contributors)
     share = TOTAL_SLACK / (releases * noise.dimension)
     # Smoothing finer than the other, unavoidable terms would cost width and gain nothing.
-    target = max(share - gap, share / 2, gap, 4 * theta_tail(width))
+    target = max(share - gap, gap, 4 * theta_tail(width))
     low, high = 0.0, width * _WIDEST_SMOOTHING
     if smoothing_gap(width, high) > target:
         return None

@@ -65,7 +65,8 @@ def _rows(value: dict[str, Any]) -> list[tuple[str, str]]:
 def registry_entry(statement: dict[str, Any]) -> str:
     """Return the deployment as YAML, by the fields of OpenDP's registry at its third tier of transparency.
 
-    What only the data curator knows is left to be filled in. All texts are quoted as JSON quotes them, which is YAML.
+    What only the data curator knows is left to be filled in. Texts are quoted as JSON quotes them, which is YAML where
+    letters beyond its first plane stay themselves; numbers have a point, as YAML 1.1 takes 1e-05 for a text.
     """
     subject, unit, trust = statement["subject"], statement["unit"], statement["trust_model"]
     chosen = next(
@@ -131,5 +132,13 @@ def _yaml(value: dict[str, Any], indent: str) -> list[str]:
         if isinstance(item, dict):
             lines += [f"{indent}{name}:", *_yaml(item, f"{indent}  ")]
         else:
-            lines.append(f"{indent}{name}: {json.dumps(item)}")
+            lines.append(f"{indent}{name}: {_scalar(item)}")
     return lines
+
+
+def _scalar(item: object) -> str:
+    if isinstance(item, float):
+        mantissa, mark, exponent = repr(item).partition("e")
+        return (mantissa if "." in mantissa else f"{mantissa}.0") + mark + exponent
+    text = json.dumps(item, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

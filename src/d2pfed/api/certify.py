@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from d2pfed.api.certificate_page import page, registry_entry
-from d2pfed.api.statement import Json, LedgerRecord, event, statement
+from d2pfed.api.statement import Json, LedgerRecord, allowed, event, statement
 from d2pfed.api.subject import ledger_facts, require_certifiable, run_facts
 from d2pfed.certificate_verifier import Wrong, canonical
 from d2pfed.errors import ConfigError, LedgerError
@@ -99,10 +99,10 @@ def stated(run: Path, ledger: Path | None) -> Json:
 
 
 def check_ledger(content: Json, ledger: Path) -> str:
-    """Compare the events of a certificate with a ledger, all of whose rows are checked; raises `Wrong`."""
-    claimed = content["ledger"]
+    """Compare events and budget of a certificate with a ledger, all of whose rows are checked; raises `Wrong`."""
+    claimed = content["ledger"] if isinstance(content["ledger"], dict) else {}
     try:
-        head = Head.decode(str(claimed["head"]) if isinstance(claimed, dict) else "")
+        head = Head.decode(str(claimed["head"]))
         record = LedgerRecord.read(ledger)
         record.require_head(head, "the certificate")
     except (ConfigError, LedgerError, KeyError) as error:
@@ -112,4 +112,6 @@ def check_ledger(content: Json, ledger: Path) -> str:
         raise Wrong(
             f"up to row {head.seq} it has charged other runs than the certificate states, or left some out"
         )
+    if claimed.get("budget") != (budget := allowed(record.found.budget)):
+        raise Wrong(f"it allows {budget}, and the certificate states {str(claimed.get('budget'))[:200]}")
     return f"its chain of {head.seq + 1} rows leads to the certificate's head, and its charged runs are the events"

@@ -28,7 +28,7 @@ from d2pfed.accounting import (
 )
 from d2pfed.certificate_verifier import FORMAT
 from d2pfed.errors import ConfigError
-from d2pfed.ledger import ChargedRun, Head, RowKind, Verification, read_rows, verify
+from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, Verification, read_rows, verify
 from d2pfed.noise.mechanisms import l1_radius
 from d2pfed.plan.plan import guarantees, run_guarantee
 from d2pfed.runs.report import RunReport
@@ -191,7 +191,6 @@ def statement(
     release, found = record.runs[-1][1].plan.release, record.found
     if own is not None:
         release = own.plan.release
-    budget = found.budget
     return facts | {
         "format": FORMAT,
         "issued": issued,
@@ -218,14 +217,19 @@ def statement(
         "ledger": {
             "head": found.head.encode(),
             "runs": len(record.runs),
-            "budget": {
-                "epsilon": budget.epsilon,
-                "delta": budget.delta,
-                "observer": str(budget.observer),
-                "max_participations": budget.max_participations,
-                "means": "holds whatever runs and stops were chosen from earlier outputs",
-            },
+            "budget": allowed(found.budget),
         },
+    }
+
+
+def allowed(budget: Budget) -> Json:
+    """Return what a ledger allows to be spent."""
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "observer": str(budget.observer),
+        "max_participations": budget.max_participations,
+        "means": "holds whatever runs and stops were chosen from earlier outputs",
     }
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit
+from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.numerics.randomness import Entropy
@@ -197,6 +197,11 @@ def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tup
     if terms.delta is None and ledger is None and count < FEW:
         found.append(
             f"Delta is {count}^-1.1 = {target.effective_delta:.2g}, large as {what} are few: state a smaller one."
+        )
+    elif target.effective_delta >= 1 / count:
+        found.append(
+            f"Delta {round_up(target.effective_delta, 6)} is not below 1 / {what} = {1 / count:g}: publishing a random "
+            f"{target.unit}'s data whole would satisfy it."
         )
     if terms.seed is not None:
         found.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")

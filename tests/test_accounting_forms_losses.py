@@ -1,0 +1,599 @@
+"""Profiles, discrete losses and their composition against integrals in 40 digits, exact sums and closed forms."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as peer
+from mpmath import mpf
+
+from d2pfed.accounting import amplification, mixtures, pld, records
+from d2pfed.accounting.amplification import PairKind, SampledGaussian, SampledRdp
+from d2pfed.accounting.events import (
+    Adjacency,
+    BatchSampling,
+    BinomialSum,
+    CohortSampling,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    RunReleases,
+    Sampling,
+    SkellamSum,
+)
+from d2pfed.errors import ConfigError
+
+EPSILONS = (0.0, 1e-6, 0.3, 0.99, 1.01, 4.0, 30.0)
+
+
+@pytest.fixture(autouse=True)
+def digits():
+    with mpmath.workdps(30):
+        yield
+
+
+def near(value: object, rel: float = 1e-9):
+    return pytest.approx(float(value), rel=rel, abs=1e-290)
+
+
+def gaussian(epsilon: object, mu: object) -> mpf:
+    e, m = mpf(epsilon), mpf(mu)
+    return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+def mixture(epsilon: float, ratio: float, weights: list[float], *, mirrored: bool = False) -> mpf:
+    """The profile of a mixture of Gaussians at 0, ratio, 2 ratio, ... against one at 0, or of the reverse."""
+    r, w, bound = mpf(ratio), [mpf(weight) for weight in weights], mpmath.exp(mpf(epsilon))
+
+    def log_ratio(z: mpf) -> mpf:
+        return mpmath.log(mpmath.fsum(w[j] * mpmath.exp(j * r * z - (j * r) ** 2 / 2) for j in range(len(w))))
+
+    wanted = -mpf(epsilon) if mirrored else mpf(epsilon)
+    if mirrored and w[0] > 0 and wanted <= mpmath.log(w[0]):
+        return mpf(0)
+    low, high = mpf(-1e4), mpf(1e4)
+    for _ in range(110):
+        middle = (low + high) / 2
+        low, high = (middle, high) if log_ratio(middle) < wanted else (low, middle)
+    if mirrored:
+        return mpmath.ncdf(low) - bound * mpmath.fsum(w[j] * mpmath.ncdf(low - j * r) for j in range(len(w)))
+    return mpmath.fsum(w[j] * mpmath.ncdf(j * r - low) for j in range(len(w))) - bound * mpmath.ncdf(-low)
+
+
+# ---- Gaussians
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 0.5, 1.0, 1.001, 3.0, 40.0])
+def test_the_profile_of_a_gaussian_is_its_difference_of_tails(ratio):
+    found = pld.gaussian_delta(np.array(EPSILONS), ratio)
+    for epsilon, value in zip(EPSILONS, found.tolist(), strict=True):
+        assert value == near(gaussian(epsilon, ratio))
+
+
+def test_mills_ratios_fall_as_their_difference_does():
+    for start, width in ((-3.0, 0.5), (0.0, 1.0), (5.0, 2.0), (30.0, 0.01)):
+        ends = [mpmath.ncdf(-mpf(t)) / mpmath.npdf(mpf(t)) for t in (start, start + width)]
+        assert pld.mills_drop(np.array([start]), width)[0] == near(ends[0] - ends[1], 1e-11)
+    assert pld.scaled_density(np.array([3.0]), 2.0)[0] == near(mpmath.exp(2) * mpmath.npdf(3), 1e-13)
+
+
+def test_the_guard_grows_with_ratios_beyond_a_thousand():
+    assert pld.relative_guard(0.0) == 1e-10
+    assert pld.relative_guard(1000.0) == pytest.approx(2e-10)
+    assert pld.relative_guard(4000.0) == pytest.approx(5e-10)
+
+
+@pytest.mark.parametrize("ratio", [1e-4, 0.3, 2.0, 50.0])
+@pytest.mark.parametrize("delta", [1e-200, 1e-9, 0.01])
+def test_epsilon_of_a_gaussian_is_the_least_on_the_private_side(delta, ratio):
+    found = pld.gaussian_epsilon(delta, ratio)
+    assert gaussian(found, ratio) <= delta
+    if found > 0:
+        assert gaussian(found * (1 - 1e-8), ratio) > delta * (1 - 1e-6)
+        assert gaussian(found * (1 - 1e-7), ratio) > delta
+    else:
+        assert gaussian(0, ratio) <= delta
+
+
+def test_epsilon_of_a_gaussian_at_its_edges():
+    assert pld.gaussian_epsilon(0.3, 0.0) == 0
+    assert pld.gaussian_epsilon(0.39, 1.0) == 0 < pld.gaussian_epsilon(0.38, 1.0)  # total variation 0.3829
+    tiny = pld.gaussian_epsilon(1e-305, 2.0)
+    assert tiny == pytest.approx(2 + 2 * math.sqrt(-2 * math.log(1e-305)))  # Chernoff's bound
+    assert pld.gaussian_epsilon(1e-299, 2.0) < 0.99 * tiny
+    with pytest.raises(ConfigError, match="delta must be in"):
+        pld.gaussian_epsilon(0.0, 1.0)
+
+
+# ---- behind sampled cohorts
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
+@pytest.mark.parametrize("ratio", [0.01, 0.9, 1.1, 6.0])
+def test_profiles_behind_cohorts_are_those_of_mixtures(ratio, rate):
+    grid = np.array(EPSILONS)
+    for at, epsilon in enumerate(EPSILONS):
+        inner = mpmath.log(1 + (mpmath.exp(mpf(epsilon)) - 1) / mpf(rate))
+        wanted = mpf(rate) * gaussian(inner, ratio)
+        assert amplification.fixed_size_delta(grid, ratio, rate)[at] == near(wanted, 1e-8)
+        mirrored = mixture(epsilon, ratio, [1 - mpf(rate), mpf(rate)], mirrored=True)
+        assert amplification.poisson_add_delta(grid, ratio, rate)[at] == near(mirrored, 1e-8)
+        b, c = mpf(rate) * mpmath.exp(-(mpf(ratio) ** 2) / 2), (1 - mpf(rate)) * mpmath.expm1(epsilon)
+        bound = mpmath.exp(mpf(epsilon))
+        z = mpmath.log((c + mpmath.sqrt(c * c + 4 * b * b * bound)) / (2 * b)) / ratio
+        tails = [mpmath.ncdf(sign * mpf(ratio) - z) for sign in (1, 0, -1)]
+        opposite = mpf(rate) * tails[0] - c * tails[1] - mpf(rate) * bound * tails[2]
+        assert amplification.poisson_replace_delta(grid, ratio, rate)[at] == near(opposite, 1e-8)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.6])
+@pytest.mark.parametrize("ratio", [0.02, 0.4, 1.5])
+@pytest.mark.parametrize("coins", [2, 3])
+def test_profiles_of_several_coins_are_those_of_mixtures(coins, ratio, rate):
+    weights = [math.comb(coins, j) * mpf(rate) ** j * (1 - mpf(rate)) ** (coins - j) for j in range(coins + 1)]
+    grid = np.array([0.0, 0.1, 1.0, 3.0])
+    forward = mixtures.several_coins_delta(grid, ratio, rate, coins)
+    backward = mixtures.several_coins_add_delta(grid, ratio, rate, coins)
+    for at, epsilon in enumerate(grid.tolist()):
+        for found, mirrored in ((forward[at], False), (backward[at], True)):
+            wanted = mixture(epsilon, ratio, weights, mirrored=mirrored)
+            if wanted < 1e-290:  # beyond the range of doubles
+                assert found < 1e-280
+                continue
+            assert wanted * (1 - mpf(10) ** -13) <= found == near(wanted, 1e-6 if wanted > 1e-9 else 1e-3)
+
+
+def test_several_coins_at_their_edges():
+    """Sure coins are one shift by all of them; beyond what no coin at all may tell the mirrored profile is 0."""
+    for mirrored in (mixtures.several_coins_delta, mixtures.several_coins_add_delta):
+        assert mirrored(np.array([0.5]), 0.7, 1.0, 3)[0] == near(gaussian(0.5, 2.1), 1e-8)
+    last = -3 * math.log1p(-0.2)
+    found = mixtures.several_coins_add_delta(np.array([last - 1e-3, last + 1e-3, 800.0]), 1.0, 0.2, 3)
+    assert found[0] > 0
+    assert found[1:].tolist() == [0, 0]
+    assert mixtures.several_coins_delta(np.array([0.0]), 80.0, 0.999, 3)[0] <= 1 + 1e-9
+
+
+def test_a_pair_names_its_profiles():
+    grid, guard = np.array([0.2]), 1 + pld.relative_guard(0.8)
+    for kind, forward, backward in (
+        (PairKind.FIXED_SIZE, amplification.fixed_size_delta, None),
+        (PairKind.POISSON_ZERO_OUT, amplification.fixed_size_delta, amplification.poisson_add_delta),
+        (PairKind.POISSON_REPLACE_ONE, amplification.poisson_replace_delta, None),
+    ):
+        pair = SampledGaussian(kind, 0.8, 0.3)
+        assert pair.forward(grid)[0] == pytest.approx(guard * forward(grid, 0.8, 0.3)[0], rel=1e-14)
+        assert pair.forward(grid)[0] > forward(grid, 0.8, 0.3)[0]
+        if backward is None:
+            assert pair.backward is None
+        else:
+            assert pair.backward(grid)[0] == pytest.approx(guard * backward(grid, 0.8, 0.3)[0], rel=1e-14)
+            assert pair.backward(grid)[0] > backward(grid, 0.8, 0.3)[0]
+    two = SampledGaussian(PairKind.POISSON_ZERO_OUT, 0.8, 0.3, coins=2)
+    assert two.forward(grid) == mixtures.several_coins_delta(grid, 0.8, 0.3, 2)
+    assert two.backward(grid) == mixtures.several_coins_add_delta(grid, 0.8, 0.3, 2)
+
+
+# ---- caps
+
+
+def test_what_a_cap_costs_is_a_tail_of_binomials():
+    sampling = CohortSampling(Sampling.FIXED, 21, 4)
+    for attempts, cap in ((5, 1), (5, 2), (5, 4), (12, 3)):
+        chance = Fraction(4, 20)
+        tail = sum(
+            math.comb(attempts - 1, k) * chance**k * (1 - chance) ** (attempts - 1 - k)
+            for k in range(cap, attempts)
+        )
+        kappa = attempts * Fraction(4, 21) * tail
+        found = amplification.cap_excess(sampling, attempts, cap)
+        assert kappa <= Fraction(found) <= kappa * (1 + Fraction(1, 10**8)) or found == 1.0 <= kappa
+    assert amplification.cap_excess(sampling, 5, 5) == 0
+    assert amplification.cap_excess(CohortSampling(Sampling.FIXED, 2, 1), 10**6, 1) == 1
+    for other in (
+        CohortSampling(Sampling.POISSON, 21, 4),
+        CohortSampling(Sampling.NONE, 21, 4),
+        CohortSampling(Sampling.ONCE, 21, 4),
+        CohortSampling(Sampling.FIXED, 4, 4),
+    ):
+        assert amplification.cap_excess(other, 5, 2) == 0
+        assert amplification.is_amplified(other) is (other.method is Sampling.POISSON)
+
+
+# ---- from Renyi curves to profiles
+
+
+def test_the_profile_of_a_renyi_curve_is_the_least_of_its_orders():
+    """At integer orders, of a Gaussian: delta = exp((a - 1)(rho - epsilon)) (1 - 1/a)^a / (a - 1)."""
+    noise = ContinuousGaussian(2.0, 1.0)
+    epsilons = np.array([0.0, 0.5, 2.0, 5.0])
+    found = amplification.rdp_delta(epsilons, noise, 2)
+    for at, epsilon in enumerate(epsilons.tolist()):
+        best = min(
+            mpmath.exp((a - 1) * (a * mpf("0.5") - epsilon)) * (1 - 1 / mpf(a)) ** a / (a - 1)
+            for a in range(2, 200)
+        )
+        tv = mpmath.sqrt(-mpmath.expm1(-2 * mpf("0.5")))
+        assert found[at] == near(min(best, tv, 1), 1e-9)
+
+
+def test_the_hull_of_points_is_their_lower_one():
+    xs = [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert amplification._hull(xs, [4.0, 1.0, 0.5, 1.0, 0.0]) == [0, 1, 2, 4]
+    for ys in itertools.product((0.0, 1.0, 2.0), repeat=5):
+        kept = amplification._hull(xs, list(ys))
+        on = np.interp(xs, [xs[i] for i in kept], [ys[i] for i in kept])
+        assert (kept[0], kept[-1]) == (0, 4)
+        assert np.all(on <= np.array(ys) + 1e-12)
+        slopes = np.diff([ys[i] for i in kept]) / np.diff([xs[i] for i in kept])
+        assert np.all(np.diff(slopes) > 0)
+
+
+def test_a_profile_from_a_renyi_curve_is_above_the_gaussians_and_mirrors_itself():
+    noise = ContinuousGaussian(2.0, 1.0)
+    pair = SampledRdp(noise, 2, 0.25)
+    assert pair.backward is None
+    grid = np.array([0.0, 0.1, 1.0, 3.0])
+    found, truth = pair.forward(grid), amplification.fixed_size_delta(grid, 1.0, 0.25)
+    assert np.all(found >= truth)
+    assert np.all(found[:2] <= 1.7 * truth[:2])
+    plain = SampledRdp(noise, 2, 1.0).forward(grid)
+    assert np.all(plain <= amplification.rdp_delta(grid, noise, 2) * (1 + 1e-4))
+    assert plain[0] < 0.9 * amplification.rdp_delta(grid, noise, 2)[0]  # convexity across 1 is what helps
+    assert amplification.has_rdp_profile(noise, 2)
+    assert not amplification.has_rdp_profile(ContinuousGaussian(0.01, 1.0), 2)
+
+
+# ---- discrete losses
+
+
+def profile_of(losses: pld.LossPmf, epsilon: float) -> float:
+    values = losses.values
+    gains = np.maximum(-np.expm1(np.minimum(epsilon - values, 0.0)), 0.0)
+    return losses.infinite + math.fsum((losses.masses * gains).tolist())
+
+
+@pytest.mark.parametrize("kind", PairKind)
+def test_discrete_losses_are_above_both_profiles_and_meet_them_on_the_grid(kind):
+    pair = SampledGaussian(kind, 0.9, 0.2)
+    forward, backward = pld.dominate(pair.forward, pair.backward, 0.05, 1e-9)
+    for losses, profile, other in (
+        (forward, pair.forward, pair.backward or pair.forward),
+        (backward, pair.backward or pair.forward, pair.forward),
+    ):
+        assert losses.masses.sum() + losses.infinite == pytest.approx(1, abs=1e-9)
+        assert 0 <= losses.infinite < 2e-9
+        for epsilon in (0.0, 0.05, 0.07, 0.5, 1.0):
+            exact, found = float(profile(np.array([epsilon]))[0]), profile_of(losses, epsilon)
+            assert exact <= found * (1 + 1e-12)
+            if math.isclose(epsilon / 0.05, round(epsilon / 0.05)):
+                assert found == pytest.approx(exact, rel=1e-6, abs=2e-9)
+            if epsilon:  # the other sign: 1 - a + a h(1 / a)
+                mirror = 1 - math.exp(-epsilon) + math.exp(-epsilon) * float(other(np.array([epsilon]))[0])
+                assert mirror <= profile_of(losses, -epsilon) * (1 + 1e-12)
+                if math.isclose(epsilon / 0.05, round(epsilon / 0.05)):
+                    assert profile_of(losses, -epsilon) == pytest.approx(mirror, rel=1e-6)
+    assert forward.infinite > 0
+    assert (forward is backward) is (kind is not PairKind.POISSON_ZERO_OUT)
+
+
+@pytest.mark.parametrize("step", [0.5, 0.2, 1e-2, 1e-4])
+def test_decayed_sums_are_sums(step):
+    masses = np.abs(np.sin(np.arange(1, 700.0))) * np.exp(-np.arange(699) / 90)
+    found = pld.decayed_sums(masses, step)
+    for k in (0, 1, 63, 64, 65, 500, 698):
+        wanted = math.fsum((masses[k:] * np.exp(-step * np.arange(699 - k))).tolist())
+        assert found[k] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_tail_is_found_on_the_far_side():
+    for scale in (0.3, 2.0, 50.0):
+        found = pld.tail_epsilon(lambda e, s=scale: np.exp(-e / s), 1e-6)
+        exact = scale * math.log(1e6)
+        assert exact <= found <= exact * 1.0011
+    assert pld.tail_epsilon(lambda e: 1e-6 * np.exp(-e), 1e-6) == 0
+    assert pld.tail_epsilon(lambda e: 1.1e-6 * np.exp(-e), 1e-6) > 0
+
+
+# ---- composition
+
+
+def two_point(step: float = 0.25) -> pld.LossPmf:
+    """Randomised response: losses of one step up or down."""
+    up = math.exp(step) / (1 + math.exp(step))
+    return pld.LossPmf(step, -1, np.array([1 - up, 0.0, up]), 0.0)
+
+
+def binomial_delta(count: int, epsilon: float, step: float = 0.25) -> float:
+    up = math.exp(step) / (1 + math.exp(step))
+    return math.fsum(
+        math.comb(count, k)
+        * up**k
+        * (1 - up) ** (count - k)
+        * max(0.0, 1 - math.exp(epsilon - step * (2 * k - count)))
+        for k in range(count + 1)
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+@pytest.mark.parametrize("delta", [0.2, 1e-4, 1e-12])
+def test_composed_coins_have_the_epsilon_of_their_binomial(count, delta):
+    found = pld.tilted_epsilon([(two_point(), count)], delta)
+    low, high = 0.0, 0.25 * count
+    if binomial_delta(count, 0.0) <= delta:
+        assert found == pytest.approx(0, abs=1e-12)
+        return
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if binomial_delta(count, middle) > delta else (low, middle)
+    assert high * (1 - 1e-12) <= found <= high * (1 + (1e-5 if count > 2 else 1e-3))
+
+
+def test_infinite_losses_use_up_delta_and_more_is_infinite():
+    plain = two_point()
+    leaky = pld.LossPmf(plain.step, plain.first, plain.masses, 1e-4)
+    assert pld.tilted_epsilon([(leaky, 10)], 9e-4) == math.inf
+    assert pld.tilted_epsilon([(leaky, 10)], 1e-3) == math.inf
+    assert pld.tilted_epsilon([(leaky, 10)], 3e-3) == pytest.approx(
+        pld.tilted_epsilon([(plain, 10)], 2e-3), rel=1e-6
+    )
+    grown = pld.LossPmf(plain.step, plain.first, 2 * plain.masses, 1e-4)  # masses that are too large count as such
+    assert pld.tilted_epsilon([(grown, 3)], 2.3e-3) == math.inf
+    assert pld.tilted_epsilon([(grown, 3)], 2.5e-3) < math.inf
+    assert pld.tilted_epsilon([(grown, 3)], 0.5) > pld.tilted_epsilon([(plain, 3)], 0.5)
+
+
+def test_different_losses_convolve():
+    """A sum of one coin of one step and one of two, by hand."""
+    one, two = two_point(0.25), pld.LossPmf(0.25, -2, np.array([0.3, 0.0, 0.0, 0.0, 0.7]), 0.0)
+    up = float(one.masses[2])
+    sums = {0.75: up * 0.7, 0.25: (1 - up) * 0.7, -0.25: up * 0.3, -0.75: (1 - up) * 0.3}
+    epsilon = pld.tilted_epsilon([(one, 1), (two, 1)], 0.1)
+    assert math.fsum(
+        mass * max(0.0, 1 - math.exp(epsilon - loss)) for loss, mass in sums.items()
+    ) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_a_distribution_keeps_its_factors_slack_and_both_orders():
+    forward, backward = two_point(), pld.LossPmf(0.25, -2, np.array([0.2, 0.0, 0.0, 0.0, 0.8]), 0.0)
+    one = pld.PrivacyLossDistribution(((forward, backward, 1),), 1e-3)
+    three = one.times(2) + one
+    assert (one.count, three.count) == (1, 3)
+    assert three.slack == pytest.approx(3e-3)
+    left = 0.05 * math.exp(-3e-3) - 0.01
+    wanted = [pld.tilted_epsilon([(each, 2), (each, 1)], left) for each in (forward, backward)]
+    assert three.epsilon(0.05, 0.01) == pytest.approx(max(wanted) + 2 * 3e-3, rel=1e-12)
+    assert wanted[1] > 1.1 * wanted[0]
+    swapped = pld.PrivacyLossDistribution(((backward, forward, 1),), 0.0)
+    assert swapped.epsilon(0.05) == pytest.approx(pld.tilted_epsilon([(backward, 1)], 0.05), rel=1e-12)
+    assert one.epsilon(1e-3, 1e-3) == one.epsilon(1e-3, 2e-3) == math.inf
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_gaussians_on_a_grid_compose_to_one_gaussian(count):
+    pair = SampledGaussian(PairKind.FIXED_SIZE, 0.5, 1.0)
+    costs = pld.loss_distributions([(pair, count)], 1e-6, pld.COARSE)
+    assert [times for _, times in costs] == [count]
+    found = costs[0][0].times(count).epsilon(1e-6)
+    exact = pld.gaussian_epsilon(1e-6, 0.5 * math.sqrt(count))
+    assert exact <= found <= exact * 1.003
+    step = costs[0][0].pmfs[0][0].step
+    assert step == pytest.approx(pld.tail_epsilon(pair.forward, 1e-12 / count) / pld.COARSE)
+
+
+def test_a_grid_suits_the_narrowest_as_far_as_it_can():
+    narrow, wide = (SampledGaussian(PairKind.FIXED_SIZE, ratio, 1.0) for ratio in (0.01, 5.0))
+    step = pld.loss_distributions([(narrow, 1), (wide, 3)], 1e-6, 1 << 8)[0][0].pmfs[0][0].step
+    widths = [pld.tail_epsilon(pair.forward, 1e-12 / 4) for pair in (narrow, wide)]
+    assert step == pytest.approx(widths[1] / (16 << 8))
+    near_one = pld.loss_distributions(
+        [(wide, 1), (SampledGaussian(PairKind.FIXED_SIZE, 4.0, 1.0), 3)], 1e-6, 1 << 8
+    )
+    assert near_one[0][0].pmfs[0][0].step < widths[1] / (1 << 8)
+
+
+def test_powers_crossings_and_roots():
+    base = np.array([0.5 + 0.5j, 2.0, -1.0])
+    for count in (1, 2, 3, 10):
+        assert np.allclose(pld._power(base, count), base**count)
+    losses, profile = np.array([0.0, 1.0, 2.0]), np.array([0.5, 0.2, 0.1])
+    assert pld._crossing(losses, profile, 0.05) == math.inf
+    assert pld._crossing(losses, profile, 0.6) == 0
+    assert pld._crossing(losses, profile, 0.2) == pytest.approx(1.0)
+    between = pld._crossing(losses, profile, 0.3)
+    assert 0.5 + (0.2 - 0.5) * (math.exp(between) - 1) / (math.e - 1) == pytest.approx(0.3)
+    assert pld._crossing(losses - 5, profile, 0.15) == 0
+    for root in (1e-6, 0.5, 40.0, 1e5):
+        found = pld._root(lambda slope, r=root: slope < r)
+        assert root <= found <= root * 1.021
+    assert pld.inner(np.array([1.0, 2.0]), np.array([3.0, 4.0])) == 11
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_bounds_on_a_profile_enclose_exact_sums(count):
+    width = 64
+    lower, upper = pld.profile_bounds([(two_point(), count)], width)
+    assert len(lower) == len(upper) == width + 1
+    for at in range(12):
+        exact = binomial_delta(count, 0.25 * at)
+        assert lower[at] <= exact <= upper[at]
+        assert upper[at] - lower[at] < 1e-9
+    leaky = pld.LossPmf(0.25, -1, two_point().masses, 1e-5)
+    assert pld.mass_outside([(leaky, count)], width) == pytest.approx(count * 1e-5, rel=1e-6)
+    assert pld.mass_outside([(two_point(), 40)], 20) > sum(
+        math.comb(40, k) * 0.5**40 for k in range(41) if abs(2 * k - 40) >= 20
+    )
+    assert pld.mass_outside([(two_point(), 40)], 0) >= 1
+
+
+def test_mass_outside_counts_both_ends_of_a_lopsided_loss():
+    masses, count = np.array([0.01, 0.05, 0.2, 0.5, 0.24]), 10
+    lopsided = pld.LossPmf(0.25, -3, masses, 0.0)
+    whole = np.array([1.0])
+    for _ in range(count):
+        whole = np.convolve(whole, masses)
+    sums = np.arange(-3 * count, count + 1)
+    for width in (9, 12, 15):
+        exact = float(whole[np.abs(sums) >= width].sum())
+        assert exact <= pld.mass_outside([(lopsided, count)], width) <= 12 * exact
+
+
+def test_mass_above_a_loss_is_bounded_up_to_the_largest_one():
+    losses = [pld._LogPmf.of(two_point(), 3)]
+    up = float(two_point().masses[2])
+    for slope in (0.5, 4.0):
+        assert pld._above(losses, slope, 0.74) >= 3 * math.log(up)
+        assert pld._above(losses, slope, 0.75) >= 3 * math.log(up)
+        assert pld._above(losses, slope, 0.76) == -math.inf
+
+
+# ---- records
+
+
+def silos(rate: Fraction, count: int, max_silos: int = 1) -> RunReleases:
+    noise = DiscreteGaussianSum(Fraction(50), 4, Fraction(70), 2)
+    everyone = CohortSampling(Sampling.NONE, 5, 5)
+    return RunReleases(everyone, ((noise, count),), count, batches=BatchSampling(rate, max_silos))
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "max_silos", "shift"),
+    [(Adjacency.ADD_REMOVE, 1, 1), (Adjacency.REPLACE_ONE, 1, 2), (Adjacency.ZERO_OUT, 3, 3)],
+)
+def test_records_that_are_always_drawn_cost_a_gaussian(adjacency, max_silos, shift):
+    run = silos(Fraction(1), 6, max_silos)
+    found, name = records.record_runs_epsilon([run, run], adjacency, 1e-5, pld.COARSE)
+    assert (found, name) == (near(pld.gaussian_epsilon(1e-5, shift * 0.7 * math.sqrt(12)), 1e-3), "gaussian")
+
+
+@pytest.mark.parametrize("max_silos", [2])
+def test_records_behind_coins_cost_what_dp_accounting_says(max_silos):
+    rate, count = 0.25, 8
+    found, name = records.record_runs_epsilon(
+        [silos(Fraction(1, 4), count, max_silos)], Adjacency.ADD_REMOVE, 1e-5, pld.COARSE
+    )
+    shifts = [0.7 * heads for heads in range(max_silos + 1)]
+    chances = [
+        math.comb(max_silos, heads) * rate**heads * (1 - rate) ** (max_silos - heads)
+        for heads in range(max_silos + 1)
+    ]
+    other = peer.from_mixture_gaussian_mechanism(1.0, shifts, chances, value_discretization_interval=3e-2)
+    assert (found, name) == (near(other.self_compose(count).get_epsilon_for_delta(1e-5), 5e-3), "pld")
+
+
+def test_replaced_records_behind_coins_cost_less_than_two_and_more_than_one():
+    run = silos(Fraction(1, 4), 8)
+    replaced, added = (
+        records.record_runs_epsilon([run], adjacency, 1e-5, pld.COARSE)[0]
+        for adjacency in (Adjacency.REPLACE_ONE, Adjacency.ADD_REMOVE)
+    )
+    assert added < replaced < 2 * added
+    pairs = records.record_pairs([run, run], Adjacency.REPLACE_ONE, 16)
+    ((pair, count),) = pairs.items()
+    assert (pair.kind, count, pair.rate, pair.coins) == (PairKind.POISSON_REPLACE_ONE, 16, 0.25, 1)
+    assert pair.ratio == near(0.7, 1e-3)
+
+
+def test_records_without_a_gaussian_or_without_coins_are_not_priced():
+    narrow = DiscreteGaussianSum(Fraction(1, 4), 1, Fraction(1), 1)
+    run = RunReleases(
+        CohortSampling(Sampling.NONE, 5, 5), ((narrow, 1),), 1, batches=BatchSampling(Fraction(1, 2))
+    )
+    assert records.record_runs_epsilon([silos(Fraction(1, 4), 1), run], Adjacency.ADD_REMOVE, 1e-5, 64) == (
+        math.inf,
+        "none",
+    )
+    bare = RunReleases(CohortSampling(Sampling.NONE, 5, 5), ((narrow, 1),), 1)
+    with pytest.raises(ConfigError, match="must say how they were drawn"):
+        records.record_pairs([bare], Adjacency.ADD_REMOVE, 1)
+
+
+# ---- runs against an observer of the models
+
+
+FIXED = CohortSampling(Sampling.FIXED, 1000, 50)
+GAUSS = ContinuousGaussian(2.0, 1.0)
+
+
+def released(*runs: RunReleases, delta: float = 1e-5, adjacency: Adjacency = Adjacency.ZERO_OUT):
+    return amplification.sampled_runs_epsilon(runs, adjacency, delta, pld.COARSE)
+
+
+def test_runs_that_are_not_drawn_cost_their_cap_and_partitions_one_block():
+    for sampling, cap, blocks, counted in (
+        (CohortSampling(Sampling.NONE, 9, 3), 4, 1, 4),
+        (CohortSampling(Sampling.FIXED, 3, 3), 2, 1, 2),
+        (CohortSampling(Sampling.ONCE, 90, 3), 1, 1, 1),
+        (CohortSampling(Sampling.ONCE, 90, 3), 5, 2, 2),
+    ):
+        run = RunReleases(sampling, ((GAUSS, 9),), cap, blocks)
+        for adjacency in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE):
+            exact = pld.gaussian_epsilon(1e-5, adjacency.radii * 0.5 * math.sqrt(counted))
+            assert released(run, adjacency=adjacency) == (near(exact), "gaussian")
+
+
+def test_drawn_runs_cost_the_profile_of_two_radii_whatever_the_adjacency():
+    run = RunReleases(FIXED, ((GAUSS, 1),), 1)
+    pair = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 0.05)
+    for adjacency in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE):
+        found, name = released(run, adjacency=adjacency)
+        assert name == "pld"
+        assert pair.forward(np.array([found]))[0] == pytest.approx(1e-5, rel=0.02)
+
+
+def test_coins_cost_one_radius_or_its_opposite():
+    run = RunReleases(CohortSampling(Sampling.POISSON, 1000, 50), ((GAUSS, 1),), 1)
+    for adjacency, kind in (
+        (Adjacency.ZERO_OUT, PairKind.POISSON_ZERO_OUT),
+        (Adjacency.REPLACE_ONE, PairKind.POISSON_REPLACE_ONE),
+    ):
+        found, name = released(run, adjacency=adjacency)
+        assert name == "pld"
+        pair = SampledGaussian(kind, 0.5, 0.05)
+        assert pair.forward(np.array([found]))[0] == pytest.approx(1e-5, rel=0.02)
+
+
+def test_a_cap_uses_up_delta_and_beyond_it_nothing_is_amplified():
+    run, capped = (RunReleases(FIXED, ((GAUSS, 20),), cap) for cap in (20, 7))
+    kappa = amplification.cap_excess(FIXED, 20, 7)
+    assert 1e-7 < kappa < 1e-4
+    assert released(capped, delta=1e-3 + kappa) == (near(released(run, delta=1e-3)[0], 1e-6), "pld")
+    assert released(capped, delta=kappa) == released(capped, delta=kappa / 2) == (math.inf, "none")
+
+
+SKELLAM = SkellamSum(Fraction(400), 1, Fraction(10), Fraction(40), 16)
+
+
+def test_noise_without_a_gaussian_takes_the_lesser_of_two_bounds():
+    run = RunReleases(FIXED, ((SKELLAM, 5),), 5)
+    found, name = released(run)
+    pair = SampledRdp(SKELLAM, 2, 0.05)
+    ((cost, count),) = pld.loss_distributions([(pair, 5)], 1e-5, pld.COARSE)
+    assert (found, name) == (near(cost.times(count).epsilon(1e-5), 1e-6), "pld")
+    mixed = released(run, RunReleases(FIXED, ((DiscreteGaussianSum(Fraction(4), 25, Fraction(10), 16), 5),), 5))
+    assert mixed[1] == "pld"
+    assert found < mixed[0] < 2 * found + 1
+    for other in (CohortSampling(Sampling.POISSON, 1000, 50), CohortSampling(Sampling.NONE, 1000, 50)):
+        worse, name = released(run, RunReleases(other, ((SKELLAM, 1),), 1))
+        assert name == "rdp"
+        assert worse > found
+
+
+def test_skellam_noise_that_is_not_drawn_has_no_profile_and_costs_its_curve():
+    known = RunReleases(CohortSampling(Sampling.NONE, 9, 9), ((SKELLAM, 1),), 1)
+    found, name = released(known)
+    assert name == "rdp"
+    curve = [a * 100 / 800 + min(((2 * a - 1) * 100 + 240) / (4 * 400**2), 60 / 400) for a in range(2, 500)]
+    exact = min(
+        c + math.log1p(-1 / a) - math.log(a * 1e-5) / (a - 1) for a, c in zip(range(2, 500), curve, strict=True)
+    )
+    assert found == near(exact, 1e-6)
+
+
+def test_binomial_noise_is_amplified_by_its_own_rule():
+    noise = BinomialSum(10**6, 4, Fraction(10), Fraction(40), Fraction(5), 16)
+    drawn, known = (RunReleases(s, ((noise, 2),), 2) for s in (FIXED, CohortSampling(Sampling.NONE, 9, 9)))
+    assert [released(each)[1] for each in (drawn, known)] == ["binomial", "binomial"]
+    assert released(drawn)[0] < 0.2 * released(known)[0]
