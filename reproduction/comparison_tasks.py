@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning import Examples, Model, StoredClients, Task, build_model, load_task
+from d2pfed.learning import Examples, Model, StoredClients, Task, load_task
 from d2pfed.learning.edges import CELLS, DIRECTIONS, OrientedEdges
 from d2pfed.learning.formats import read_idx
 from d2pfed.learning.infimnist import scale
@@ -79,11 +79,6 @@ def linear_on_edges(task: Task, seed: int) -> Model:
             OrientedEdges(task.input_shape[-1]), nn.Flatten(), nn.Linear(DIRECTIONS * CELLS**2, task.classes)
         )
     )
-
-
-def edge_network(task: Task, seed: int) -> Model:
-    """Return one hidden layer behind fixed edge features."""
-    return build_model("edges", task, seed)
 
 
 def linear_on_features(task: Task, seed: int) -> Model:

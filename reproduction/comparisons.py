@@ -14,7 +14,6 @@ from d2pfed.runs.report.plots import Ink
 from d2pfed.training import ServerOptimizer
 from reproduction.benchmarks_page import COLUMNS
 from reproduction.comparison_tasks import (
-    edge_network,
     idx_files,
     last_characters,
     linear_on_edges,
@@ -95,13 +94,13 @@ IDX = Benchmark(
     name="idx28",
     title="28 x 28 images from files in the IDX format",
     load=idx_files,
-    model=edge_network,
-    model_name="edges",
+    model=linear_on_edges,
+    model_name="linear on edges",
     epsilon=4.0,
-    cohort_size=550,
-    rounds=20,
-    local=local_training(lr=0.2, epochs=5, batch_size=5),
-    step=server_optimizer(lr=1.0, momentum=0.8, averaging=0.8),
+    cohort_size=275,
+    rounds=40,
+    local=local_training(lr=0.5, epochs=2, batch_size=5),
+    step=server_optimizer(lr=8.0, momentum=0.5, averaging=0.8),
 )
 
 
@@ -211,6 +210,8 @@ def _words(benchmark: Benchmark, private: RunHistory, plain: RunHistory) -> tupl
     system = private.system
     local, step = asdict(benchmark.local), asdict(benchmark.step)
     told = ", ".join(f"{name} {value}" for name, value in local.items() if value)
+    if not benchmark.step.second_moment:
+        step.pop("second_rule")
     server = ", ".join(f"{name} {value}" for name, value in step.items() if value)
     first = (
         f"{system.workload.task.description} Test accuracy {spoken(private)} at epsilon {benchmark.epsilon:g} against "
