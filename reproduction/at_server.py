@@ -170,7 +170,10 @@ def _words(points: Sequence[ServerPoint], plain: RunHistory) -> tuple[str, ...]:
     if len(epsilons) == 1:
         return first, second
     own = [point.history for point in points if point.label == _NAMES[MechanismName.CENTERED][0]]
+    ends = [point.history.test for point in points]
     third = (
+        f"All {len(points)} accuracies lie between {min(ends):.1f} and {max(ends):.1f} %: with cohorts of "
+        f"{ours.system.workload.experiment.cohort_size:,} the mechanisms differ by what they send. "
         f"Ours by epsilon {' / '.join(f'{epsilon:g}' for epsilon in epsilons)}: "
         f"{' / '.join(spoken(each) for each in own)}, with {' / '.join(str(each.system.bits) for each in own)} bits."
     )
@@ -219,6 +222,8 @@ def _draw_accuracies(axes: Axes, points: Sequence[ServerPoint], plain: RunHistor
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("epsilon against the server", color=Ink.TEXT)
     axes.set_ylabel("test accuracy, %", color=Ink.TEXT)
+    lowest = min(point.history.spread[0] for point in points)
+    axes.set_ylim(max(0.0, 5 * (lowest // 5) - 5), 100)  # a closer look would show chance alone
     axes.set_title("Accuracy", loc="left", fontsize=9.5, color=Ink.TEXT)
     style_axes(axes)
 

@@ -23,9 +23,9 @@ Every row is one command, `scripts/reproduce NAME --data DIR`, and every number 
 opened once, at the end of each run: the mean over seeds, the lowest and the highest. Runs without privacy have the same
 settings without clip and noise, and were not tuned further: they show what privacy costs this training, not the best
 that can be had. For `writers` and `speakers` the runs without privacy had settings of their own at first, which were
-given up once their test accuracy was seen to be below that of the private runs; `idx28` had others too,
-which came to 87 % with and without privacy. Adjacency is replace-one; epsilon *alone* is against the server together with all
-other clients. `DIR` holds the data in its official files: `mnist/*-ubyte`, `qmnist/*`, `cifar-10-batches-bin/*.bin`,
+given up once their test accuracy was seen to be below that of the private runs; `idx28` had others too, which came to
+87 % with and without privacy. Adjacency is replace-one; epsilon *alone* is against the server together with all other
+clients. `DIR` holds the data in its official files: `mnist/*-ubyte`, `qmnist/*`, `cifar-10-batches-bin/*.bin`,
 `shakespeare/tinyshakespeare.txt`, and `idx28/*-ubyte` for any other 28 x 28 images in MNIST's format (Fashion-MNIST,
 say), all plain or as `.gz`.
 """
