@@ -237,7 +237,7 @@ def _draw_errors(axes: Axes, points: Sequence[Point]) -> None:
             markeredgecolor="white",
         )
     axes.set_title("error by bits, at all these epsilons", loc="left", fontsize=9.5, color=Ink.TEXT)
-    axes.set_xlabel("fewest bits a coordinate (whole numbers, side by side)", color=Ink.TEXT)
+    axes.set_xlabel("fewest bits a coordinate", color=Ink.TEXT)
     axes.set_ylabel("error over a trusted server's", color=Ink.TEXT)
     axes.set_ylim(0, 1.1 * max(point.error for point in distributed))
     style_axes(axes)
