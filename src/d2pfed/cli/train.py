@@ -296,10 +296,9 @@ def start_backend(
 
 def _listen(watcher: Watcher, plan: Plan, record: "RoundRecord") -> bool:
     """Show a round on the bar; say whether the run goes on."""
-    megabytes = record.round * record.upload_bytes / 1e6
     text = (
         f"accuracy {record.metrics['accuracy']:.3f}  {record.charged} of {plan.max_attempts} attempts  "
-        f"{megabytes:.2f} MB per client"
+        f"{record.upload_bytes / 1e3:.1f} kB per client per round"
     )
     watcher.show(record.round, text)
     return not watcher.stopping
