@@ -17,12 +17,12 @@ from d2pfed.api import Job
 from d2pfed.api.certificate_page import registry_entry
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.api.statement import software_digest
-from d2pfed.cli import main
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from support.certificates import KINDS, PUBLIC, certified, forged, job, key_in, statistics, train
+from support.commands import run_command
 from support.reports import Page, outside
 
 
@@ -38,14 +38,7 @@ def key(runs) -> Path:
 
 
 def command(arguments: list, monkeypatch, capsys) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["d2pfed", "certify", *map(str, arguments)])
-    status = 0
-    try:
-        main()
-    except SystemExit as ended:
-        status = ended.code
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return run_command(["certify", *arguments], monkeypatch, capsys)
 
 
 def refusal(arguments: list, monkeypatch, capsys) -> str:

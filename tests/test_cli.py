@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from d2pfed.cli import main
 from d2pfed.cli.progress import Watcher
+from support.commands import run_command
 
 
 @pytest.fixture
@@ -15,14 +15,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")
 
     def call(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["d2pfed", *line.split()])
-        try:
-            main()
-            status = 0
-        except SystemExit as exit_:
-            status = exit_.code or 0
-        output = capsys.readouterr()
-        return status, output.out, output.err
+        return run_command(line.split(), monkeypatch, capsys)
 
     return call
 

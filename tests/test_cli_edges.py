@@ -2,12 +2,11 @@
 
 import json
 import math
-import sys
 
 import pytest
 
-from d2pfed.cli import main
 from d2pfed.errors import ConfigError
+from support.commands import run_command
 
 HUGE = "1" + "0" * 400
 WHOLE = ("0", "-1", "1", HUGE, f"-{HUGE}", str(2**63), str(2**31), "", "x", "1.5", "nan")
@@ -136,16 +135,6 @@ def arguments(line, option, value):
     return [*words, value] if option is None else [*words, f"{option}={value}"]
 
 
-def call(words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["d2pfed", *words])
-    try:
-        main()
-        status = 0
-    except SystemExit as exit_:
-        status = exit_.code or 0
-    return status, *capsys.readouterr()
-
-
 def require_clean(words, status, out, err):
     if status == 0:
         if "--json" in words and out.startswith("{"):
@@ -181,4 +170,4 @@ def test_an_edge_value_is_one_line_or_success(place, monkeypatch, capsys, line, 
         words = arguments(line, option, value)
         if line in (PLAN, ACCOUNT, BINOMIAL):
             words.append("--json")
-        require_clean(words, *call(words, monkeypatch, capsys))
+        require_clean(words, *run_command(words, monkeypatch, capsys))

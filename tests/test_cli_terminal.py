@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from d2pfed.cli import COMMANDS, main
+from d2pfed.cli import COMMANDS
+from support.commands import run_command
 
 ENTRY = "import sys; sys.argv[0] = 'd2pfed'; from d2pfed.cli import main; main()"
 TINY = (
@@ -46,14 +47,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["d2pfed", *words])
-        try:
-            main()
-            status = 0
-        except SystemExit as exit_:
-            status = exit_.code or 0
-        output = capsys.readouterr()
-        return status, output.out, output.err
+        return run_command(words, monkeypatch, capsys)
 
     return call
 
