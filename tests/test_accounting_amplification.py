@@ -19,8 +19,8 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.observers import RELEASED, account
-from d2pfed.accounting.pld import dominate
 from support import oracle
 
 SKELLAM = SkellamSum(Fraction(40), 1000, Fraction(100), Fraction(22_700), 51_370)

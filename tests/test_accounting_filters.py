@@ -20,8 +20,9 @@ from d2pfed.accounting.events import (
     Unit,
 )
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
+from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.pld import gaussian_epsilon, profile_bounds
+from d2pfed.accounting.tilting import profile_bounds
 from d2pfed.errors import ConfigError
 
 DELTA = 1e-5

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as peer
 from mpmath import mpf
 
-from d2pfed.accounting import amplification, mixtures, pld, records
+from d2pfed.accounting import amplification, gaussian, losses, mixtures, pld, records, tilting
 from d2pfed.accounting.amplification import PairKind, SampledGaussian, SampledRdp
 from d2pfed.accounting.events import (
     Adjacency,
@@ -38,7 +38,7 @@ def near(value: object, rel: float = 1e-9):
     return pytest.approx(float(value), rel=rel, abs=1e-290)
 
 
-def gaussian(epsilon: object, mu: object) -> mpf:
+def exact_gaussian(epsilon: object, mu: object) -> mpf:
     e, m = mpf(epsilon), mpf(mu)
     return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
 
@@ -67,44 +67,46 @@ def mixture(epsilon: float, ratio: float, weights: list[float], *, mirrored: boo
 
 @pytest.mark.parametrize("ratio", [1e-3, 0.5, 1.0, 1.001, 3.0, 40.0])
 def test_the_profile_of_a_gaussian_is_its_difference_of_tails(ratio):
-    found = pld.gaussian_delta(np.array(EPSILONS), ratio)
+    found = gaussian.gaussian_delta(np.array(EPSILONS), ratio)
     for epsilon, value in zip(EPSILONS, found.tolist(), strict=True):
-        assert value == near(gaussian(epsilon, ratio))
+        assert value == near(exact_gaussian(epsilon, ratio))
 
 
 def test_mills_ratios_fall_as_their_difference_does():
     for start, width in ((-3.0, 0.5), (0.0, 1.0), (5.0, 2.0), (30.0, 0.01)):
         ends = [mpmath.ncdf(-mpf(t)) / mpmath.npdf(mpf(t)) for t in (start, start + width)]
-        assert pld.mills_drop(np.array([start]), width)[0] == near(ends[0] - ends[1], 1e-11)
-    assert pld.scaled_density(np.array([3.0]), 2.0)[0] == near(mpmath.exp(2) * mpmath.npdf(3), 1e-13)
+        assert gaussian.mills_drop(np.array([start]), width)[0] == near(ends[0] - ends[1], 1e-11)
+    assert gaussian.scaled_density(np.array([3.0]), 2.0)[0] == near(mpmath.exp(2) * mpmath.npdf(3), 1e-13)
 
 
 def test_the_guard_grows_with_ratios_beyond_a_thousand():
-    assert pld.relative_guard(0.0) == 1e-10
-    assert pld.relative_guard(1000.0) == pytest.approx(2e-10)
-    assert pld.relative_guard(4000.0) == pytest.approx(5e-10)
+    assert gaussian.relative_guard(0.0) == 1e-10
+    assert gaussian.relative_guard(1000.0) == pytest.approx(2e-10)
+    assert gaussian.relative_guard(4000.0) == pytest.approx(5e-10)
 
 
 @pytest.mark.parametrize("ratio", [1e-4, 0.3, 2.0, 50.0])
 @pytest.mark.parametrize("delta", [1e-200, 1e-9, 0.01])
 def test_epsilon_of_a_gaussian_is_the_least_on_the_private_side(delta, ratio):
-    found = pld.gaussian_epsilon(delta, ratio)
-    assert gaussian(found, ratio) <= delta
+    found = gaussian.gaussian_epsilon(delta, ratio)
+    assert exact_gaussian(found, ratio) <= delta
     if found > 0:
-        assert gaussian(found * (1 - 1e-8), ratio) > delta * (1 - 1e-6)
-        assert gaussian(found * (1 - 1e-7), ratio) > delta
+        assert exact_gaussian(found * (1 - 1e-8), ratio) > delta * (1 - 1e-6)
+        assert exact_gaussian(found * (1 - 1e-7), ratio) > delta
     else:
-        assert gaussian(0, ratio) <= delta
+        assert exact_gaussian(0, ratio) <= delta
 
 
 def test_epsilon_of_a_gaussian_at_its_edges():
-    assert pld.gaussian_epsilon(0.3, 0.0) == 0
-    assert pld.gaussian_epsilon(0.39, 1.0) == 0 < pld.gaussian_epsilon(0.38, 1.0)  # total variation 0.3829
-    tiny = pld.gaussian_epsilon(1e-305, 2.0)
+    assert gaussian.gaussian_epsilon(0.3, 0.0) == 0
+    assert (
+        gaussian.gaussian_epsilon(0.39, 1.0) == 0 < gaussian.gaussian_epsilon(0.38, 1.0)
+    )  # total variation 0.3829
+    tiny = gaussian.gaussian_epsilon(1e-305, 2.0)
     assert tiny == pytest.approx(2 + 2 * math.sqrt(-2 * math.log(1e-305)))  # Chernoff's bound
-    assert pld.gaussian_epsilon(1e-299, 2.0) < 0.99 * tiny
+    assert gaussian.gaussian_epsilon(1e-299, 2.0) < 0.99 * tiny
     with pytest.raises(ConfigError, match="delta must be in"):
-        pld.gaussian_epsilon(0.0, 1.0)
+        gaussian.gaussian_epsilon(0.0, 1.0)
 
 
 # ---- behind sampled cohorts
@@ -116,7 +118,7 @@ def test_profiles_behind_cohorts_are_those_of_mixtures(ratio, rate):
     grid = np.array(EPSILONS)
     for at, epsilon in enumerate(EPSILONS):
         inner = mpmath.log(1 + (mpmath.exp(mpf(epsilon)) - 1) / mpf(rate))
-        wanted = mpf(rate) * gaussian(inner, ratio)
+        wanted = mpf(rate) * exact_gaussian(inner, ratio)
         assert amplification.fixed_size_delta(grid, ratio, rate)[at] == near(wanted, 1e-8)
         mirrored = mixture(epsilon, ratio, [1 - mpf(rate), mpf(rate)], mirrored=True)
         assert amplification.poisson_add_delta(grid, ratio, rate)[at] == near(mirrored, 1e-8)
@@ -148,7 +150,7 @@ def test_profiles_of_several_coins_are_those_of_mixtures(coins, ratio, rate):
 def test_several_coins_at_their_edges():
     """Sure coins are one shift by all of them; beyond what no coin at all may tell the mirrored profile is 0."""
     for mirrored in (mixtures.several_coins_delta, mixtures.several_coins_add_delta):
-        assert mirrored(np.array([0.5]), 0.7, 1.0, 3)[0] == near(gaussian(0.5, 2.1), 1e-8)
+        assert mirrored(np.array([0.5]), 0.7, 1.0, 3)[0] == near(exact_gaussian(0.5, 2.1), 1e-8)
     last = -3 * math.log1p(-0.2)
     found = mixtures.several_coins_add_delta(np.array([last - 1e-3, last + 1e-3, 800.0]), 1.0, 0.2, 3)
     assert found[0] > 0
@@ -157,7 +159,7 @@ def test_several_coins_at_their_edges():
 
 
 def test_a_pair_names_its_profiles():
-    grid, guard = np.array([0.2]), 1 + pld.relative_guard(0.8)
+    grid, guard = np.array([0.2]), 1 + gaussian.relative_guard(0.8)
     for kind, forward, backward in (
         (PairKind.FIXED_SIZE, amplification.fixed_size_delta, None),
         (PairKind.POISSON_ZERO_OUT, amplification.fixed_size_delta, amplification.poisson_add_delta),
@@ -249,32 +251,31 @@ def test_a_profile_from_a_renyi_curve_is_above_the_gaussians_and_mirrors_itself(
 # ---- discrete losses
 
 
-def profile_of(losses: pld.LossPmf, epsilon: float) -> float:
-    values = losses.values
-    gains = np.maximum(-np.expm1(np.minimum(epsilon - values, 0.0)), 0.0)
-    return losses.infinite + math.fsum((losses.masses * gains).tolist())
+def profile_of(found: losses.LossPmf, epsilon: float) -> float:
+    gains = np.maximum(-np.expm1(np.minimum(epsilon - found.values, 0.0)), 0.0)
+    return found.infinite + math.fsum((found.masses * gains).tolist())
 
 
 @pytest.mark.parametrize("kind", PairKind)
 def test_discrete_losses_are_above_both_profiles_and_meet_them_on_the_grid(kind):
     pair = SampledGaussian(kind, 0.9, 0.2)
-    forward, backward = pld.dominate(pair.forward, pair.backward, 0.05, 1e-9)
-    for losses, profile, other in (
+    forward, backward = losses.dominate(pair.forward, pair.backward, 0.05, 1e-9)
+    for order, profile, other in (
         (forward, pair.forward, pair.backward or pair.forward),
         (backward, pair.backward or pair.forward, pair.forward),
     ):
-        assert losses.masses.sum() + losses.infinite == pytest.approx(1, abs=1e-9)
-        assert 0 <= losses.infinite < 2e-9
+        assert order.masses.sum() + order.infinite == pytest.approx(1, abs=1e-9)
+        assert 0 <= order.infinite < 2e-9
         for epsilon in (0.0, 0.05, 0.07, 0.5, 1.0):
-            exact, found = float(profile(np.array([epsilon]))[0]), profile_of(losses, epsilon)
+            exact, found = float(profile(np.array([epsilon]))[0]), profile_of(order, epsilon)
             assert exact <= found * (1 + 1e-12)
             if math.isclose(epsilon / 0.05, round(epsilon / 0.05)):
                 assert found == pytest.approx(exact, rel=1e-6, abs=2e-9)
             if epsilon:  # the other sign: 1 - a + a h(1 / a)
                 mirror = 1 - math.exp(-epsilon) + math.exp(-epsilon) * float(other(np.array([epsilon]))[0])
-                assert mirror <= profile_of(losses, -epsilon) * (1 + 1e-12)
+                assert mirror <= profile_of(order, -epsilon) * (1 + 1e-12)
                 if math.isclose(epsilon / 0.05, round(epsilon / 0.05)):
-                    assert profile_of(losses, -epsilon) == pytest.approx(mirror, rel=1e-6)
+                    assert profile_of(order, -epsilon) == pytest.approx(mirror, rel=1e-6)
     assert forward.infinite > 0
     assert (forward is backward) is (kind is not PairKind.POISSON_ZERO_OUT)
 
@@ -282,7 +283,7 @@ def test_discrete_losses_are_above_both_profiles_and_meet_them_on_the_grid(kind)
 @pytest.mark.parametrize("step", [0.5, 0.2, 1e-2, 1e-4])
 def test_decayed_sums_are_sums(step):
     masses = np.abs(np.sin(np.arange(1, 700.0))) * np.exp(-np.arange(699) / 90)
-    found = pld.decayed_sums(masses, step)
+    found = losses.decayed_sums(masses, step)
     for k in (0, 1, 63, 64, 65, 500, 698):
         wanted = math.fsum((masses[k:] * np.exp(-step * np.arange(699 - k))).tolist())
         assert found[k] == pytest.approx(wanted, rel=1e-12)
@@ -290,20 +291,20 @@ def test_decayed_sums_are_sums(step):
 
 def test_a_tail_is_found_on_the_far_side():
     for scale in (0.3, 2.0, 50.0):
-        found = pld.tail_epsilon(lambda e, s=scale: np.exp(-e / s), 1e-6)
+        found = losses.tail_epsilon(lambda e, s=scale: np.exp(-e / s), 1e-6)
         exact = scale * math.log(1e6)
         assert exact <= found <= exact * 1.0011
-    assert pld.tail_epsilon(lambda e: 1e-6 * np.exp(-e), 1e-6) == 0
-    assert pld.tail_epsilon(lambda e: 1.1e-6 * np.exp(-e), 1e-6) > 0
+    assert losses.tail_epsilon(lambda e: 1e-6 * np.exp(-e), 1e-6) == 0
+    assert losses.tail_epsilon(lambda e: 1.1e-6 * np.exp(-e), 1e-6) > 0
 
 
 # ---- composition
 
 
-def two_point(step: float = 0.25) -> pld.LossPmf:
+def two_point(step: float = 0.25) -> losses.LossPmf:
     """Randomised response: losses of one step up or down."""
     up = math.exp(step) / (1 + math.exp(step))
-    return pld.LossPmf(step, -1, np.array([1 - up, 0.0, up]), 0.0)
+    return losses.LossPmf(step, -1, np.array([1 - up, 0.0, up]), 0.0)
 
 
 def binomial_delta(count: int, epsilon: float, step: float = 0.25) -> float:
@@ -320,7 +321,7 @@ def binomial_delta(count: int, epsilon: float, step: float = 0.25) -> float:
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 @pytest.mark.parametrize("delta", [0.2, 1e-4, 1e-12])
 def test_composed_coins_have_the_epsilon_of_their_binomial(count, delta):
-    found = pld.tilted_epsilon([(two_point(), count)], delta)
+    found = tilting.tilted_epsilon([(two_point(), count)], delta)
     low, high = 0.0, 0.25 * count
     if binomial_delta(count, 0.0) <= delta:
         assert found == pytest.approx(0, abs=1e-12)
@@ -333,41 +334,43 @@ def test_composed_coins_have_the_epsilon_of_their_binomial(count, delta):
 
 def test_infinite_losses_use_up_delta_and_more_is_infinite():
     plain = two_point()
-    leaky = pld.LossPmf(plain.step, plain.first, plain.masses, 1e-4)
-    assert pld.tilted_epsilon([(leaky, 10)], 9e-4) == math.inf
-    assert pld.tilted_epsilon([(leaky, 10)], 1e-3) == math.inf
-    assert pld.tilted_epsilon([(leaky, 10)], 3e-3) == pytest.approx(
-        pld.tilted_epsilon([(plain, 10)], 2e-3), rel=1e-6
+    leaky = losses.LossPmf(plain.step, plain.first, plain.masses, 1e-4)
+    assert tilting.tilted_epsilon([(leaky, 10)], 9e-4) == math.inf
+    assert tilting.tilted_epsilon([(leaky, 10)], 1e-3) == math.inf
+    assert tilting.tilted_epsilon([(leaky, 10)], 3e-3) == pytest.approx(
+        tilting.tilted_epsilon([(plain, 10)], 2e-3), rel=1e-6
     )
-    grown = pld.LossPmf(plain.step, plain.first, 2 * plain.masses, 1e-4)  # masses that are too large count as such
-    assert pld.tilted_epsilon([(grown, 3)], 2.3e-3) == math.inf
-    assert pld.tilted_epsilon([(grown, 3)], 2.5e-3) < math.inf
-    assert pld.tilted_epsilon([(grown, 3)], 0.5) > pld.tilted_epsilon([(plain, 3)], 0.5)
+    grown = losses.LossPmf(
+        plain.step, plain.first, 2 * plain.masses, 1e-4
+    )  # masses that are too large count as such
+    assert tilting.tilted_epsilon([(grown, 3)], 2.3e-3) == math.inf
+    assert tilting.tilted_epsilon([(grown, 3)], 2.5e-3) < math.inf
+    assert tilting.tilted_epsilon([(grown, 3)], 0.5) > tilting.tilted_epsilon([(plain, 3)], 0.5)
 
 
 def test_different_losses_convolve():
     """A sum of one coin of one step and one of two, by hand."""
-    one, two = two_point(0.25), pld.LossPmf(0.25, -2, np.array([0.3, 0.0, 0.0, 0.0, 0.7]), 0.0)
+    one, two = two_point(0.25), losses.LossPmf(0.25, -2, np.array([0.3, 0.0, 0.0, 0.0, 0.7]), 0.0)
     up = float(one.masses[2])
     sums = {0.75: up * 0.7, 0.25: (1 - up) * 0.7, -0.25: up * 0.3, -0.75: (1 - up) * 0.3}
-    epsilon = pld.tilted_epsilon([(one, 1), (two, 1)], 0.1)
+    epsilon = tilting.tilted_epsilon([(one, 1), (two, 1)], 0.1)
     assert math.fsum(
         mass * max(0.0, 1 - math.exp(epsilon - loss)) for loss, mass in sums.items()
     ) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_a_distribution_keeps_its_factors_slack_and_both_orders():
-    forward, backward = two_point(), pld.LossPmf(0.25, -2, np.array([0.2, 0.0, 0.0, 0.0, 0.8]), 0.0)
+    forward, backward = two_point(), losses.LossPmf(0.25, -2, np.array([0.2, 0.0, 0.0, 0.0, 0.8]), 0.0)
     one = pld.PrivacyLossDistribution(((forward, backward, 1),), 1e-3)
     three = one.times(2) + one
     assert (one.count, three.count) == (1, 3)
     assert three.slack == pytest.approx(3e-3)
     left = 0.05 * math.exp(-3e-3) - 0.01
-    wanted = [pld.tilted_epsilon([(each, 2), (each, 1)], left) for each in (forward, backward)]
+    wanted = [tilting.tilted_epsilon([(each, 2), (each, 1)], left) for each in (forward, backward)]
     assert three.epsilon(0.05, 0.01) == pytest.approx(max(wanted) + 2 * 3e-3, rel=1e-12)
     assert wanted[1] > 1.1 * wanted[0]
     swapped = pld.PrivacyLossDistribution(((backward, forward, 1),), 0.0)
-    assert swapped.epsilon(0.05) == pytest.approx(pld.tilted_epsilon([(backward, 1)], 0.05), rel=1e-12)
+    assert swapped.epsilon(0.05) == pytest.approx(tilting.tilted_epsilon([(backward, 1)], 0.05), rel=1e-12)
     assert one.epsilon(1e-3, 1e-3) == one.epsilon(1e-3, 2e-3) == math.inf
 
 
@@ -377,16 +380,16 @@ def test_gaussians_on_a_grid_compose_to_one_gaussian(count):
     costs = pld.loss_distributions([(pair, count)], 1e-6, pld.COARSE)
     assert [times for _, times in costs] == [count]
     found = costs[0][0].times(count).epsilon(1e-6)
-    exact = pld.gaussian_epsilon(1e-6, 0.5 * math.sqrt(count))
+    exact = gaussian.gaussian_epsilon(1e-6, 0.5 * math.sqrt(count))
     assert exact <= found <= exact * 1.003
     step = costs[0][0].pmfs[0][0].step
-    assert step == pytest.approx(pld.tail_epsilon(pair.forward, 1e-12 / count) / pld.COARSE)
+    assert step == pytest.approx(losses.tail_epsilon(pair.forward, 1e-12 / count) / pld.COARSE)
 
 
 def test_a_grid_suits_the_narrowest_as_far_as_it_can():
     narrow, wide = (SampledGaussian(PairKind.FIXED_SIZE, ratio, 1.0) for ratio in (0.01, 5.0))
     step = pld.loss_distributions([(narrow, 1), (wide, 3)], 1e-6, 1 << 8)[0][0].pmfs[0][0].step
-    widths = [pld.tail_epsilon(pair.forward, 1e-12 / 4) for pair in (narrow, wide)]
+    widths = [losses.tail_epsilon(pair.forward, 1e-12 / 4) for pair in (narrow, wide)]
     assert step == pytest.approx(widths[1] / (16 << 8))
     near_one = pld.loss_distributions(
         [(wide, 1), (SampledGaussian(PairKind.FIXED_SIZE, 4.0, 1.0), 3)], 1e-6, 1 << 8
@@ -397,56 +400,56 @@ def test_a_grid_suits_the_narrowest_as_far_as_it_can():
 def test_powers_crossings_and_roots():
     base = np.array([0.5 + 0.5j, 2.0, -1.0])
     for count in (1, 2, 3, 10):
-        assert np.allclose(pld._power(base, count), base**count)
-    losses, profile = np.array([0.0, 1.0, 2.0]), np.array([0.5, 0.2, 0.1])
-    assert pld._crossing(losses, profile, 0.05) == math.inf
-    assert pld._crossing(losses, profile, 0.6) == 0
-    assert pld._crossing(losses, profile, 0.2) == pytest.approx(1.0)
-    between = pld._crossing(losses, profile, 0.3)
+        assert np.allclose(tilting._power(base, count), base**count)
+    grid, profile = np.array([0.0, 1.0, 2.0]), np.array([0.5, 0.2, 0.1])
+    assert tilting._crossing(grid, profile, 0.05) == math.inf
+    assert tilting._crossing(grid, profile, 0.6) == 0
+    assert tilting._crossing(grid, profile, 0.2) == pytest.approx(1.0)
+    between = tilting._crossing(grid, profile, 0.3)
     assert 0.5 + (0.2 - 0.5) * (math.exp(between) - 1) / (math.e - 1) == pytest.approx(0.3)
-    assert pld._crossing(losses - 5, profile, 0.15) == 0
+    assert tilting._crossing(grid - 5, profile, 0.15) == 0
     for root in (1e-6, 0.5, 40.0, 1e5):
-        found = pld._root(lambda slope, r=root: slope < r)
+        found = tilting._root(lambda slope, r=root: slope < r)
         assert root <= found <= root * 1.021
-    assert pld.inner(np.array([1.0, 2.0]), np.array([3.0, 4.0])) == 11
+    assert tilting.inner(np.array([1.0, 2.0]), np.array([3.0, 4.0])) == 11
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_bounds_on_a_profile_enclose_exact_sums(count):
     width = 64
-    lower, upper = pld.profile_bounds([(two_point(), count)], width)
+    lower, upper = tilting.profile_bounds([(two_point(), count)], width)
     assert len(lower) == len(upper) == width + 1
     for at in range(12):
         exact = binomial_delta(count, 0.25 * at)
         assert lower[at] <= exact <= upper[at]
         assert upper[at] - lower[at] < 1e-9
-    leaky = pld.LossPmf(0.25, -1, two_point().masses, 1e-5)
-    assert pld.mass_outside([(leaky, count)], width) == pytest.approx(count * 1e-5, rel=1e-6)
-    assert pld.mass_outside([(two_point(), 40)], 20) > sum(
+    leaky = losses.LossPmf(0.25, -1, two_point().masses, 1e-5)
+    assert tilting.mass_outside([(leaky, count)], width) == pytest.approx(count * 1e-5, rel=1e-6)
+    assert tilting.mass_outside([(two_point(), 40)], 20) > sum(
         math.comb(40, k) * 0.5**40 for k in range(41) if abs(2 * k - 40) >= 20
     )
-    assert pld.mass_outside([(two_point(), 40)], 0) >= 1
+    assert tilting.mass_outside([(two_point(), 40)], 0) >= 1
 
 
 def test_mass_outside_counts_both_ends_of_a_lopsided_loss():
     masses, count = np.array([0.01, 0.05, 0.2, 0.5, 0.24]), 10
-    lopsided = pld.LossPmf(0.25, -3, masses, 0.0)
+    lopsided = losses.LossPmf(0.25, -3, masses, 0.0)
     whole = np.array([1.0])
     for _ in range(count):
         whole = np.convolve(whole, masses)
     sums = np.arange(-3 * count, count + 1)
     for width in (9, 12, 15):
         exact = float(whole[np.abs(sums) >= width].sum())
-        assert exact <= pld.mass_outside([(lopsided, count)], width) <= 12 * exact
+        assert exact <= tilting.mass_outside([(lopsided, count)], width) <= 12 * exact
 
 
 def test_mass_above_a_loss_is_bounded_up_to_the_largest_one():
-    losses = [pld._LogPmf.of(two_point(), 3)]
+    pmfs = [tilting._LogPmf.of(two_point(), 3)]
     up = float(two_point().masses[2])
     for slope in (0.5, 4.0):
-        assert pld._above(losses, slope, 0.74) >= 3 * math.log(up)
-        assert pld._above(losses, slope, 0.75) >= 3 * math.log(up)
-        assert pld._above(losses, slope, 0.76) == -math.inf
+        assert tilting._above(pmfs, slope, 0.74) >= 3 * math.log(up)
+        assert tilting._above(pmfs, slope, 0.75) >= 3 * math.log(up)
+        assert tilting._above(pmfs, slope, 0.76) == -math.inf
 
 
 # ---- records
@@ -465,7 +468,7 @@ def silos(rate: Fraction, count: int, max_silos: int = 1) -> RunReleases:
 def test_records_that_are_always_drawn_cost_a_gaussian(adjacency, max_silos, shift):
     run = silos(Fraction(1), 6, max_silos)
     found, name = records.record_runs_epsilon([run, run], adjacency, 1e-5, pld.COARSE)
-    assert (found, name) == (near(pld.gaussian_epsilon(1e-5, shift * 0.7 * math.sqrt(12)), 1e-3), "gaussian")
+    assert (found, name) == (near(gaussian.gaussian_epsilon(1e-5, shift * 0.7 * math.sqrt(12)), 1e-3), "gaussian")
 
 
 @pytest.mark.parametrize("max_silos", [2])
@@ -530,7 +533,7 @@ def test_runs_that_are_not_drawn_cost_their_cap_and_partitions_one_block():
     ):
         run = RunReleases(sampling, ((GAUSS, 9),), cap, blocks)
         for adjacency in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE):
-            exact = pld.gaussian_epsilon(1e-5, adjacency.radii * 0.5 * math.sqrt(counted))
+            exact = gaussian.gaussian_epsilon(1e-5, adjacency.radii * 0.5 * math.sqrt(counted))
             assert released(run, adjacency=adjacency) == (near(exact), "gaussian")
 
 

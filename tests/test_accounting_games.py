@@ -18,9 +18,11 @@ from d2pfed.accounting.amplification import (
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.accounting.filters import ReferenceRound
+from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions, profile_bounds
+from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.surrogate import surrogate
+from d2pfed.accounting.tilting import profile_bounds
 from support import oracle
 
 RADIUS = 3  # lattice steps per clip radius

@@ -5,7 +5,7 @@ import pytest
 from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.pld import gaussian_epsilon
+from d2pfed.accounting.gaussian import gaussian_epsilon
 
 DIGITS = CohortSampling(Sampling.FIXED, 100_000, 100)
 IMAGES = CohortSampling(Sampling.FIXED, 2_000, 10)

@@ -20,6 +20,7 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -32,7 +33,6 @@ from d2pfed.accounting.observers import (
     realised_epsilon,
     upper_bound,
 )
-from d2pfed.accounting.pld import gaussian_epsilon
 from d2pfed.errors import ConfigError
 from support.adjacencies import OF_CLIENTS
 

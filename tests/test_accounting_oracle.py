@@ -18,8 +18,9 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
+from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
-from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.surrogate import surrogate
 from support import oracle
 from support.adjacencies import OF_CLIENTS

@@ -20,7 +20,8 @@ from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
 from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.rdp import (
     gaussian_moments,
     gaussian_rdp,

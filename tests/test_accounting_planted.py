@@ -8,12 +8,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting import filters, pld
+from d2pfed.accounting import filters, losses
 from d2pfed.accounting.amplification import PairKind, SampledGaussian, cap_excess
 from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound
+from d2pfed.accounting.losses import decayed_sums, dominate, tail_epsilon
 from d2pfed.accounting.observers import RELEASED
-from d2pfed.accounting.pld import decayed_sums, dominate, profile_bounds, tail_epsilon
+from d2pfed.accounting.tilting import profile_bounds
 
 DELTA = 1e-5
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 1000)
@@ -124,9 +125,9 @@ def masses_are_raised_by_what_rounding_lost(monkeypatch):
         shares = np.maximum(-np.expm1(at[:, None] - found.values[None, :]), 0.0).astype(np.longdouble)
         return found.infinite + shares @ found.masses.astype(np.longdouble)
 
-    monkeypatch.setattr(pld, "_PROFILE_GUARD", 0.0)
+    monkeypatch.setattr(losses, "_PROFILE_GUARD", 0.0)
     assert np.all(rebuilt() >= part.forward(at))
-    monkeypatch.setattr(pld, "decayed_sums", lambda masses, step: 0.999 * decayed_sums(masses, step))
+    monkeypatch.setattr(losses, "decayed_sums", lambda masses, step: 0.999 * decayed_sums(masses, step))
     assert np.all(rebuilt()[:300] >= 1.0009 * part.forward(at)[:300])
 
 
@@ -159,7 +160,7 @@ PLANTED = [
     ),
     (
         masses_are_raised_by_what_rounding_lost,
-        (pld, "dominate"),
+        (losses, "dominate"),
         ("1 + max(ahead.short, behind.short)", "1.0"),
     ),
 ]
@@ -180,7 +181,7 @@ def test_the_check_rejects_a_planted_defect(check, place, change, monkeypatch):
     made = {}
     exec(source.replace(*change), right.__globals__, made)
     monkeypatch.setattr(owner, name, made[name])
-    if owner is pld:
+    if owner is losses:
         monkeypatch.setitem(globals(), name, made[name])
     with pytest.raises(AssertionError):
         check(monkeypatch)

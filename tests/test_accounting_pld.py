@@ -14,7 +14,8 @@ from d2pfed.accounting.amplification import (
     poisson_add_delta,
     poisson_replace_delta,
 )
-from d2pfed.accounting.pld import decayed_sums, dominate, gaussian_delta, tail_epsilon
+from d2pfed.accounting.gaussian import gaussian_delta
+from d2pfed.accounting.losses import decayed_sums, dominate, tail_epsilon
 
 
 def profile(losses, epsilons):

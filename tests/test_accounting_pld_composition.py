@@ -8,10 +8,13 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting import pld
+from d2pfed.accounting import tilting
 from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.composition import composed
-from d2pfed.accounting.pld import COARSE, LossPmf, gaussian_epsilon, loss_distributions, tilted_epsilon
+from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.losses import LossPmf
+from d2pfed.accounting.pld import COARSE, loss_distributions
+from d2pfed.accounting.tilting import tilted_epsilon
 from test_accounting_peers import spread
 
 SMALL = LossPmf(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0.0625]), 0.0)
@@ -100,6 +103,6 @@ def test_a_transform_errs_by_less_than_its_bound(size):
 
 
 def test_the_comparison_rejects_a_transform_that_is_not_tilted(monkeypatch):
-    monkeypatch.setattr(pld, "_slope", lambda _laws, _log: 1e-3)
+    monkeypatch.setattr(tilting, "_slope", lambda _laws, _log: 1e-3)
     with mpmath.workdps(50):
         assert tilted_epsilon([(SMALL, 30)], 1e-20) > 1.1 * exact_epsilon([(SMALL, 30)], 1e-20)

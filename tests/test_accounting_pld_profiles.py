@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import log_ndtr
 
-from d2pfed.accounting import amplification, pld
+from d2pfed.accounting import amplification, gaussian
 from d2pfed.accounting.amplification import (
     PairKind,
     SampledGaussian,
@@ -15,7 +15,7 @@ from d2pfed.accounting.amplification import (
     poisson_add_delta,
     poisson_replace_delta,
 )
-from d2pfed.accounting.pld import gaussian_delta, gaussian_epsilon, relative_guard
+from d2pfed.accounting.gaussian import gaussian_delta, gaussian_epsilon, relative_guard
 
 LEAST = mpmath.mpf(10) ** -300
 
@@ -114,7 +114,7 @@ def test_epsilon_of_a_gaussian_holds_at_its_delta_at_every_ratio():
 
 
 def test_the_checks_reject_a_difference_of_tails(monkeypatch):
-    monkeypatch.setattr(pld, "gaussian_delta", difference_of_tails)
+    monkeypatch.setattr(gaussian, "gaussian_delta", difference_of_tails)
     monkeypatch.setattr(amplification, "gaussian_delta", difference_of_tails)
     assert broken(200) > 10
     assert max(shortfalls(50)) > 1

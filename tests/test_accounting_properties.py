@@ -27,7 +27,8 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.rdp import (
     dense_orders,
     gaussian_moments,

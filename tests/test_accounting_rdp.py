@@ -12,7 +12,8 @@ from d2pfed.accounting import rdp
 from d2pfed.accounting.amplification import PairKind, SampledGaussian, fixed_size_delta
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.events import DiscreteGaussianSum
-from d2pfed.accounting.pld import dominate, gaussian_delta, gaussian_epsilon
+from d2pfed.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.rdp import gaussian_moments, mironov_conversion, tight_conversion, without_replacement_rdp
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 from support import oracle

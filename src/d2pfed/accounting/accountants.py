@@ -8,7 +8,8 @@ import numpy as np
 from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.composition import AdditiveCost, composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.pld import COARSE, FINE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.pld import COARSE, FINE, loss_distributions
 from d2pfed.accounting.rdp import (
     FloatArray,
     check_delta,

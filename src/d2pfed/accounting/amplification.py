@@ -25,19 +25,10 @@ from d2pfed.accounting.composition import (
     rdp_total_epsilon,
 )
 from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunReleases, Sampling
+from d2pfed.accounting.gaussian import NARROW, gaussian_delta, mills_drop, relative_guard, scaled_density
+from d2pfed.accounting.losses import Profile, tail_epsilon
 from d2pfed.accounting.mixtures import several_coins_add_delta, several_coins_delta
-from d2pfed.accounting.pld import (
-    COARSE,
-    NARROW,
-    DominatingPair,
-    Profile,
-    gaussian_delta,
-    loss_distributions,
-    mills_drop,
-    relative_guard,
-    scaled_density,
-    tail_epsilon,
-)
+from d2pfed.accounting.pld import COARSE, DominatingPair, loss_distributions
 from d2pfed.accounting.rdp import FloatArray, sparse_orders
 
 _FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential in double precision

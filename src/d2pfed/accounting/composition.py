@@ -23,7 +23,7 @@ from d2pfed.accounting.events import (
     Noise,
     SkellamSum,
 )
-from d2pfed.accounting.pld import gaussian_epsilon
+from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.rdp import (
     FloatArray,
     check_delta,

@@ -14,19 +14,12 @@ import numpy as np
 from d2pfed.accounting.amplification import SampledGaussian, cap_excess, is_amplified, sampled_gaussians
 from d2pfed.accounting.composition import composed, filtered_epsilon, has_gaussian
 from d2pfed.accounting.events import BinomialSum, Noise, Release, RunReleases, Sampling
+from d2pfed.accounting.losses import LossPmf, dominate, tail_epsilon
 from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, without_known_noise
-from d2pfed.accounting.pld import (
-    COARSE,
-    FINE,
-    LossPmf,
-    PrivacyLossDistribution,
-    dominate,
-    mass_outside,
-    profile_bounds,
-    tail_epsilon,
-)
+from d2pfed.accounting.pld import COARSE, FINE, PrivacyLossDistribution
 from d2pfed.accounting.rdp import FloatArray, check_delta
 from d2pfed.accounting.records import record_pairs
+from d2pfed.accounting.tilting import mass_outside, profile_bounds
 from d2pfed.errors import ConfigError
 
 _POINTS = 1 << 12  # positive grid points of the reference's losses

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from d2pfed.accounting.pld import NARROW, mills_drop, relative_guard, scaled_density
+from d2pfed.accounting.gaussian import NARROW, mills_drop, relative_guard, scaled_density
 from d2pfed.accounting.rdp import FloatArray
 
 _STEPS = 80  # halvings: from a width of 10^5 to the last bits of a double

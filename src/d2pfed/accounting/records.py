@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.composition import composed, gaussian_cost, has_gaussian
 from d2pfed.accounting.events import Adjacency, BatchSampling, Noise, RunReleases
-from d2pfed.accounting.pld import COARSE, gaussian_epsilon, loss_distributions
+from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.errors import ConfigError
 
 
