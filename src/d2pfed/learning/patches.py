@@ -22,7 +22,6 @@ _CONTRAST = 0.03  # added to a patch's variance: even patches stay small
 _WHITENING = 1.0  # added to the variances of patches, which are about 1
 _DECORRELATION = 0.2  # added to the variances of features, in units of their mean
 _LENGTH = 40.0  # of every row, so that no image outweighs the others of its client, and a bias counts little
-_CHUNK = 32  # images at once: larger ones are slower, since their memory is fetched afresh each time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,18 +101,27 @@ def _filters(images: torch.Tensor, count: int, generator: torch.Generator) -> to
 
 
 def _pooled(images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-    """Return the pooled responses to each image and its mirror image, averaged: left and right are alike."""
-    found = []
-    for part in torch.split(images, _CHUNK):
-        both = (_responses(seen, filters) for seen in (part, part.flip(-1)))
-        found.append(sum(both, start=torch.zeros(())) / 2)
-    return torch.cat(found)
+    """Return the pooled responses to each image and its mirror image, averaged: left and right are alike.
+
+    One image at a time and in buffers that are used again: memory that is fetched afresh takes longer than the sums.
+    """
+    taps, places = filters.flatten(1).T.contiguous(), images.shape[-1] - _PATCH + 1
+    windows = torch.eye(places**2).view(-1, 1, places, places)
+    pool = nn.functional.adaptive_avg_pool2d(windows, _GRID).flatten(1).T.contiguous()
+    responses = torch.empty(places**2, taps.shape[1])
+    small = torch.empty_like(responses)
+    found = torch.zeros(len(images), 2, taps.shape[1], len(pool))
+    for image, halves in zip(images, found, strict=True):
+        for seen in (image, image.flip(-1)):
+            torch.mm(_even(seen).T, taps, out=responses)
+            responses.sub_(torch.clamp(responses, -_THRESHOLD, _THRESHOLD, out=small))
+            signed, size = pool @ responses, pool @ responses.abs_()
+            halves.add_(torch.stack([size + signed, size - signed]).mT)  # twice what is above 0, and below
+    return found.flatten(1) / 4
 
 
-def _responses(images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-    window = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())
-    mean, square = (nn.functional.conv2d(seen, window) for seen in (images, images**2))
-    contrast = (square - mean**2).clamp(min=0).add_(_CONTRAST).sqrt_()
-    response = nn.functional.conv2d(images, filters) / contrast  # filters have no mean
-    halves = (response - _THRESHOLD).relu_(), (-response - _THRESHOLD).relu_()
-    return torch.cat([nn.functional.adaptive_avg_pool2d(half, _GRID).flatten(1) for half in halves], dim=1)
+def _even(image: torch.Tensor) -> torch.Tensor:
+    """Return all patches of an image in columns, of one contrast; filters have no mean, so theirs may stay."""
+    patches = nn.functional.unfold(image[None], _PATCH)[0]
+    variance = patches.square().mean(0) - patches.mean(0).square()
+    return patches * variance.clamp_(min=0).add_(_CONTRAST).rsqrt_()
