@@ -17,6 +17,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from d2pfed.errors import D2PFedError
@@ -82,33 +85,44 @@ def killed(scenario: Scenario, directory: Path, stream: Stream) -> bool:
 
 
 def kills(count: int, directory: Path, seed: str) -> dict[str, object]:
-    """Kill so many lives of servers, resumed runs and clients."""
-    stream = Entropy.replay(seed.encode()).stream()
-    done, wrong, finished = Counter[str](), 0, 0
-    for name, share in SHARES.items():
-        scenario, wanted, place = SCENARIOS[name], count * share // 10, directory / name
-        _warm(scenario, directory / "warm")
-        while done[name] < wanted:
-            place.mkdir()
-            scenario.prepare(place)
-            for _ in range(LIVES):
-                done[name] += killed(scenario, place, stream)
-                if done[name] >= wanted:
-                    break
-            wrong += scenario.wrong(place)
-            scenario.live(place, None)  # it still comes to its end
-            wrong += scenario.wrong(place)
-            finished += 1
-            shutil.rmtree(place)
+    """Kill so many lives of servers, resumed runs and clients, the three kinds side by side: most of it is waiting."""
+    with ProcessPoolExecutor(len(SHARES), get_context("fork")) as pool:
+        found = pool.map(
+            partial(_killed_lives, directory=directory, seed=seed),
+            SHARES,
+            [count * share // 10 for share in SHARES.values()],
+        )
+        done, ended, wrong = zip(*found, strict=True)
     titles = {"server": "a server", "resume": "resumed runs", "client": "clients"}
-    counts = ", ".join(f"{number:,} of {titles[name]}" for name, number in done.items())
+    counts = ", ".join(f"{number:,} of {titles[name]}" for name, number in zip(SHARES, done, strict=True))
     return {
         "campaign": "kills at durable operations",
         "command": f"scripts/campaign storage-kills {count} --seed {seed}",
-        "result": f"{sum(done.values()):,} kills ({counts}), {finished:,} directories brought to their end afterwards: "
-        f"{wrong} releases or vectors lost, opened twice or under-reported",
-        "failed": wrong,
+        "result": f"{sum(done):,} kills ({counts}), {sum(ended):,} directories brought to their end afterwards: "
+        f"{sum(wrong)} releases or vectors lost, opened twice or under-reported",
+        "failed": sum(wrong),
     }
+
+
+def _killed_lives(name: str, wanted: int, directory: Path, seed: str) -> tuple[int, int, int]:
+    """Kill so many lives of one kind; return how many, how many directories came to their end, and what was wrong."""
+    stream = Entropy.replay(seed.encode()).child(name).stream()
+    scenario, place = SCENARIOS[name], directory / name
+    _warm(scenario, place)
+    done = ended = wrong = 0
+    while done < wanted:
+        place.mkdir()
+        scenario.prepare(place)
+        for _ in range(LIVES):
+            done += killed(scenario, place, stream)
+            if done >= wanted:
+                break
+        wrong += scenario.wrong(place)
+        scenario.live(place, None)  # it still comes to its end
+        wrong += scenario.wrong(place)
+        ended += 1
+        shutil.rmtree(place)
+    return done, ended, wrong
 
 
 def _warm(scenario: Scenario, directory: Path) -> None:
