@@ -1,6 +1,8 @@
 """Renyi curves, conversions, surrogates and binomial noise against formulas in 40 digits, at small cases and edges."""
 
 import math
+from collections import Counter
+from dataclasses import dataclass
 from fractions import Fraction
 
 import mpmath
@@ -8,8 +10,20 @@ import numpy as np
 import pytest
 from mpmath import mpf
 
-from d2pfed.accounting import binomial, rdp
-from d2pfed.accounting.events import DiscreteGaussianSum
+from d2pfed.accounting import (
+    Adjacency,
+    BatchSampling,
+    CohortSampling,
+    Sampling,
+    Unit,
+    binomial,
+    composition,
+    rdp,
+    records,
+)
+from d2pfed.accounting.composition import Method, filtered_epsilon, gaussian_cost
+from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, RunReleases, check_unit
+from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 from d2pfed.errors import ConfigError
 
@@ -336,3 +350,64 @@ def test_cpsgd_is_charged_as_by_its_authors():
             binomial.cpsgd_epsilon(**given, delta_per_round=each)
     with pytest.raises(ConfigError, match="delta_per_round must be in"):
         binomial.cpsgd_epsilon(**(given | {"delta": 1.0}), delta_per_round=delta)
+
+
+# ---- a client's own account, and what goes together
+
+
+def test_gaussian_releases_have_four_fifths_of_delta_and_cost_the_slack():
+    noise = DiscreteGaussianSum(sigma=Fraction(40), contributors=9, radius=Fraction(30), dimension=100)
+    squared, slack = gaussian_cost(noise, 2, 1 << 12).values
+    found = filtered_epsilon(Counter({noise: 3}), 2, 1e-5)
+    assert found == near(gaussian_epsilon(0.8e-5 * math.exp(-1e-4), math.sqrt(3 * squared)) + 2e-4)
+    assert 3 * slack < 1e-4
+
+
+@pytest.mark.parametrize(("count", "epsilon"), [(2, 2.0), (3, 10 / 3)])
+def test_mixed_releases_divide_delta_among_all_divisions_of_epsilon(count, epsilon, monkeypatch):
+    """Nine ways to divide tenths in two, for three pairs of groups, and 36 to divide them in three."""
+    deltas = []
+    monkeypatch.setattr(
+        composition, "_epsilon", lambda _group, _noises, _radii, delta: deltas.append(delta) or 1.0
+    )
+    found = composition._mixed({method: Counter() for method in list(Method)[:count]}, 2, 1.0)
+    assert found == near(epsilon)
+    assert deltas == count * [near(1 / (63 * count))]
+
+
+@dataclass(frozen=True)
+class AlwaysDrawn:
+    rate: float = 1.0
+    ratio: float = 0.5
+    slack: float = 0.01
+
+
+def test_the_slack_of_every_release_of_records_is_added(monkeypatch):
+    noise = DiscreteGaussianSum(sigma=Fraction(40), contributors=9, radius=Fraction(30), dimension=100)
+    everyone = CohortSampling(Sampling.NONE, 5, 5)
+    run = RunReleases(everyone, ((noise, 3),), 3, batches=BatchSampling(Fraction(1)))
+    monkeypatch.setattr(records, "record_pairs", lambda *_: {AlwaysDrawn(): 3})
+    found, _ = records.record_runs_epsilon([run], Adjacency.ADD_REMOVE, 1e-5, 1 << 11)
+    assert found == near(gaussian_epsilon(1e-5 * math.exp(-0.03), math.sqrt(0.75)) + 0.06)
+
+
+def test_the_last_share_of_a_binomial_sum_leaves_none():
+    noise = BinomialSum(100, 3, Fraction(1), Fraction(1), Fraction(1), 4)
+    assert noise.without(2) == BinomialSum(100, 1, Fraction(1), Fraction(1), Fraction(1), 4)
+    assert noise.without(3) is None
+
+
+def test_rates_of_coins_are_multiples_of_their_steps():
+    for rate in (Fraction(1), Fraction(3, 8), Fraction(1, 1 << 32)):
+        assert BatchSampling(rate).rate == rate
+    for rate in (Fraction(0), Fraction(1, 3), Fraction(1, 1 << 33), Fraction(9, 8)):
+        with pytest.raises(ConfigError, match=r"multiple of 2\^-32 in \(0, 1\]"):
+            BatchSampling(rate)
+
+
+def test_a_person_in_several_silos_is_not_replaced():
+    everyone = CohortSampling(Sampling.NONE, 5, 5)
+    for silos, adjacency in ((1, Adjacency.REPLACE_ONE), (2, Adjacency.ADD_REMOVE), (2, Adjacency.ZERO_OUT)):
+        check_unit(Unit.RECORD, adjacency, everyone, BatchSampling(Fraction(1, 2), silos))
+    with pytest.raises(ConfigError, match="a person in up to 2 silos"):
+        check_unit(Unit.RECORD, Adjacency.REPLACE_ONE, everyone, BatchSampling(Fraction(1, 2), 2))

@@ -9,7 +9,16 @@ import pytest
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import client_log
 from d2pfed.ledger import files as ledger_files
-from d2pfed.ledger.client_history import Anchor, ClientHistory, Entry, anchor_after
+from d2pfed.ledger.client_history import (
+    Anchor,
+    ClientHistory,
+    Entry,
+    LogRow,
+    anchor_after,
+    head_after,
+    parse,
+    require_one_row_more,
+)
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest
@@ -408,3 +417,37 @@ def test_who_comes_second_is_told_of_a_log_that_was_cut_in_between(log, tmp_path
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(LedgerError, match="lacks the position"):
         log.append(seen, Entry.BEGUN, {"number": 4})
+
+
+def test_a_beginning_that_was_interrupted_begins_anew_and_another_log_does_not(tmp_path):
+    made = log_in(tmp_path)
+    made.create({"carried": "first"})
+    (tmp_path / "outside" / "head").unlink()
+    made.create({"carried": "second"})
+    assert made.read().bodies(Entry.OPENING)[0]["carried"] == "second"
+    begin(made, 0)
+    (tmp_path / "outside" / "head").unlink()
+    with pytest.raises(LedgerError, match="is there already"):
+        made.create({"carried": "third"})
+
+
+def test_the_first_row_has_a_time_as_well(tmp_path):
+    assert log_in(tmp_path, clock=lambda: 100.0).create({}).latest_seconds() == 100
+
+
+def test_a_row_beyond_the_anchor_and_a_torn_line_are_more_than_a_crash(log):
+    rows = log.read().rows
+    require_one_row_more(rows, b"", rows[-2].head)
+    require_one_row_more(rows, b"half", rows[-1].head)
+    with pytest.raises(LedgerError, match="2 rows more"):
+        require_one_row_more(rows, b"half", rows[-2].head)
+
+
+def test_a_row_says_names_and_values():
+    start = Head(0, bytes(32))
+
+    def line(text: str) -> bytes:
+        return LogRow(Entry.CHARGE, {}, text, head_after(start, 1, Entry.CHARGE, text)).line()
+
+    assert len(parse(start, line('{"time":1}'))[0]) == 1
+    assert parse(start, line("[1]")) == ((), line("[1]"))

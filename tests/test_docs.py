@@ -51,6 +51,20 @@ def test_every_attack_that_the_threats_name_is_a_test(file, name):
     assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), f"{file} has no {name}"
 
 
+def test_every_file_of_tests_that_a_docstring_or_page_names_exists():
+    named = {
+        file
+        for folder, ending in (("src", "py"), ("docs", "md"))
+        for page in (ROOT / folder).rglob(f"*.{ending}")
+        for file in re.findall(r"\btest_\w+\.py", page.read_text())
+    }
+    there = {file.name for file in ROOT.glob("**/tests/test_*.py")} | {
+        file.name for file in (ROOT / "tests").iterdir()
+    }
+    assert len(named) > 40
+    assert named <= there
+
+
 @pytest.mark.parametrize("name", NAMED_CODE)
 def test_every_check_that_the_threats_name_is_in_the_code(name):
     if name.startswith("flower."):

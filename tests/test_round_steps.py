@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,10 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Participant, aggregate, given_sum, run_plan, session_of
+from d2pfed.round.gathering import run_exchange
+from d2pfed.round.given import Fidelity, _GivenVectors
 from d2pfed.round.invited import (
+    _drawn,
     _listed,
     enrolled_in,
     require_draw_by_number,
@@ -427,6 +431,7 @@ class Invited:
     draw: int = 0
     block: int = 0
     cohort: tuple[int, ...] | None = (1, 2)
+    opening: object = None
 
 
 def test_attempts_and_draws_are_those_of_the_plan():
@@ -469,6 +474,46 @@ def test_four_rosters_are_counted_on():
 
 
 # ---- sums of given vectors, and standing keys
+
+
+def test_a_drawn_cohort_needs_its_opening_and_a_roster_of_draws():
+    for invited, depth in ((Invited(), 3), (Invited(opening=object()), None)):
+        with pytest.raises(PeerError, match="needs the opening of its draw"):
+            _drawn(make(sampling="fixed"), invited, SimpleNamespace(depth=depth), 0)
+
+
+def test_who_answers_badly_is_told_and_the_others_count():
+    heard, received = [], []
+
+    class Phase:
+        def outbox(self):
+            return {1: b"asked", 2: b"asked"}
+
+        def receive(self, client, data):
+            if data == b"bad":
+                raise PeerError("bad")
+            received.append(client)
+
+    run_exchange(Phase(), lambda _outbox: [(1, b"bad"), (2, b"good")], lambda *told: heard.append(told))
+    assert [(client, str(error)) for client, error in heard] == [(1, "bad")]
+    assert received == [2]
+
+
+def test_a_sum_of_shares_of_one_noise_goes_through_the_protocol_however_faithful():
+    """A share needs the group's seed, which exists only between clients that have exchanged."""
+    plan = make(sampling="none", population=10, mechanism="shared", epsilon=1e4, dropouts=0.0)
+    vectors = {client: np.full(D, 0.05, np.float32) for client in range(10)}
+    found = [
+        given_sum(plan, Attempt("run", 0, 0), vectors, Book(), Entropy.replay(b"a"), fidelity=fidelity)
+        for fidelity in (Fidelity.SUM, Fidelity.PROTOCOL)
+    ]
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0], 0.5, atol=0.2)
+
+
+def test_vectors_are_in_no_traceback():
+    given = _GivenVectors(make(), {0: np.full(D, 0.123, np.float32)}, Entropy.system(), Fidelity.SUM)
+    assert "0.123" not in repr(given)
 
 
 def test_a_given_sum_is_over_two_clients_to_the_planned_and_of_no_draw():

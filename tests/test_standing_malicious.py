@@ -2,12 +2,11 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.errors import PeerError
 from d2pfed.ledger import volatile
 from d2pfed.ledger.rows import Head
 from d2pfed.ledger.volatile import VolatileFile
@@ -584,58 +583,6 @@ def test_a_state_that_does_not_fit_the_log_is_erased(tmp_path, monkeypatch):
         copied_back(tmp_path, monkeypatch, boots=("one", "one"), heads=2)
     monkeypatch.setattr(volatile, "require_fits_log", nothing)
     assert copied_back(tmp_path, monkeypatch, boots=("one", "one"), heads=2)
-
-
-def test_a_directory_on_a_disk_is_refused_unless_the_settings_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(volatile, "is_in_memory", lambda place: False)
-    with pytest.raises(ConfigError, match="keys_on_disk"):
-        VolatileFile(tmp_path / "keys", "state")
-    assert not (tmp_path / "keys").exists()
-    VolatileFile(tmp_path / "keys", "state", keys_on_disk=True)
-    assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
-
-
-def test_memory_is_told_from_disk_by_the_kernels_table(tmp_path, monkeypatch):
-    table = tmp_path / "mountinfo"
-    table.write_text(
-        "1 0 8:1 / / rw - ext4 /dev/root rw\n"
-        f"2 1 0:30 / {tmp_path}/with\\040space rw shared:1 - tmpfs tmpfs rw\n"
-        f"3 2 0:31 / {tmp_path}/with\\040space/disk rw - ext4 /dev/a rw\n"
-    )
-    monkeypatch.setattr(volatile, "_MOUNTS_FILE", table)
-    inside = tmp_path / "with space"
-    assert [volatile.is_in_memory(place) for place in (inside, inside / "deep", inside / "disk", tmp_path)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    monkeypatch.setattr(volatile, "_MOUNTS_FILE", tmp_path / "none")
-    assert not volatile.is_in_memory(inside)
-
-
-def test_a_directory_that_others_can_read_is_refused(tmp_path):
-    place = tmp_path / "keys"
-    place.mkdir(mode=0o755)
-    with pytest.raises(ConfigError, match="owner alone"):
-        VolatileFile(place, "state", keys_on_disk=True)
-
-
-def test_a_system_that_does_not_tell_its_starts_apart_keeps_no_keys(tmp_path, monkeypatch):
-    monkeypatch.setattr(volatile, "_BOOT_FILE", Path("/nowhere"))
-    file = VolatileFile(tmp_path / "keys", "state", keys_on_disk=True)
-    with pytest.raises(ConfigError, match="starts apart"):
-        file.write(b"secret", Head(0, bytes(32)))
-
-
-def test_a_damaged_state_is_erased(tmp_path):
-    file = VolatileFile(tmp_path / "keys", "state", keys_on_disk=True)
-    file.write(b"secret", Head(0, bytes(32)))
-    assert file.read(lambda head: True) == b"secret"
-    (tmp_path / "keys" / "state").write_bytes(b"other")
-    assert file.read(lambda head: True) is None
-    assert "damaged" in file.refusal
-    assert not (tmp_path / "keys" / "state").exists()
 
 
 def test_every_mask_key_of_a_run_is_used_once(monkeypatch):
