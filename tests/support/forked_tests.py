@@ -32,7 +32,6 @@ WARM = (
     "opendp.prelude _hypothesis_pytestplugin pytest_cov.plugin anyio.pytest_plugin _pytest.junitxml pdb"
 )
 LEAST_SECONDS, FACTOR = 10.0, 10.0  # of processor time that one test may use
-UNKNOWN_SECONDS = 3.0  # the same for one that was never run to its end: it is then known as a slow one
 LARGEST = 1e6
 QUICK_SECONDS = (0.1, 0.5, 2.0)  # tests are run in the order of these limits
 COLLECTION = 60.0  # that importing all tests may use
@@ -73,6 +72,7 @@ class Watch:
     known: Mapping[str, float]
     only: Collection[str]
     most: float  # processor seconds for all tests
+    unknown: float  # the same for one whose time is not known
     report: Callable[[Found], None]
     found: Found = field(default_factory=lambda: Found(1))
     begun: float = field(default_factory=time.process_time)
@@ -91,9 +91,7 @@ class Watch:
             self.found.status = 0  # all that follow take as long
             self.report(self.found)
             os._exit(0)
-        limit = (
-            max(LEAST_SECONDS, FACTOR * known) if known is not None else LARGEST if self.only else UNKNOWN_SECONDS
-        )
+        limit = max(LEAST_SECONDS, FACTOR * known) if known is not None else self.unknown
         signal.setitimer(signal.ITIMER_PROF, limit)
         self.found.killer, before = item.nodeid, time.process_time()
         self.report(Found(1, item.nodeid))
@@ -118,10 +116,12 @@ def run_forked(
     *,
     only: Collection[str] = (),
     most: float = LARGEST,
+    unknown: float = LARGEST,
 ) -> Found:
-    """Run tests on the package in a directory, all or only those of these names, for at most so many seconds.
+    """Run tests on the package in a directory, all or only those of these names, for at most `most` seconds.
 
-    A mutant that has lived through the quickest tests for so long has survived, whatever is left.
+    A mutant that has lived through the quickest tests for so long has survived, whatever is left. A test whose time is
+    not known may take `unknown` seconds.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -129,7 +129,7 @@ def run_forked(
         os.close(reading)
         os.setsid()
         try:
-            _child(package, tests, Watch(known, only, most, lambda found: _send(writing, found)))
+            _child(package, tests, Watch(known, only, most, unknown, lambda found: _send(writing, found)))
         finally:
             os._exit(99)
     os.close(writing)
