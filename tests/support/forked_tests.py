@@ -151,7 +151,7 @@ def _child(package: Path, tests: Sequence[str], watch: Watch) -> None:
         "PYTHONPATH": os.pathsep.join(places),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(package / ".hypothesis"),
     }
-    sys.path[:] = places + [each for each in sys.path if not each.startswith(str(ROOT))]
+    sys.path[:] = places + [each for each in sys.path if each not in (*places, str(PACKAGE.parent))]
     importlib.invalidate_caches()
     os.chdir(ROOT)
     null = os.open(os.devnull, os.O_RDWR)
@@ -188,6 +188,13 @@ def _result(child: int, reading: int) -> Found:
     found = Found(*json.loads(lines[-1])) if lines else Found(2, "an import that does not end")
     found.is_slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
     return found
+
+
+def require_importable(package: Path, tests: Sequence[str]) -> None:
+    """Refuse tests that cannot be imported: they would kill everything."""
+    found = run_forked(package, tests, {}, only={"none"})
+    if found.status != pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise SystemExit(f"tests must be importable without a change, got pytest's status {found.status}")
 
 
 class Packages:
