@@ -33,7 +33,7 @@ from reproduction.whole_cifar import whole_cifar
 from reproduction.workload import Workload
 
 _CLIP = 1.0
-_FILTERS = {Size.FULL: 256, Size.QUICK: 64}
+_FILTERS = {Size.FULL: 512, Size.QUICK: 64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,9 @@ WHOLE_CIFAR = Benchmark(
     epsilon=8.0,
     delta=1e-5,  # as in `cifar10-honest`
     cohort_size=None,
-    rounds=30,
+    rounds=45,
     local=local_training(lr=1.0, batch_size=25),
-    step=server_optimizer(lr=0.5, momentum=0.5, lr_decay=0.97),
+    step=server_optimizer(lr=0.7, momentum=0.5, lr_decay=0.98),
 )
 IDX = Benchmark(
     name="idx28",

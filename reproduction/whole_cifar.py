@@ -10,19 +10,20 @@ import torch
 from d2pfed.learning import Examples, Task
 from d2pfed.learning import sources as files
 from d2pfed.learning.formats import read_cifar
-from d2pfed.learning.patches import PatchFeatures, width_of
+from d2pfed.learning.patches import PatchFeatures
 from d2pfed.learning.tasks import deal, held_out_order
 
 SIDE = 32
 CLIENTS, CLASSES = 2_000, 10
 _HELD_OUT = 5_000
 _FEATURE_SEED = 1
+_DIRECTIONS = 3  # that are kept for each filter, of eight
 _BLOCK = 2_000  # images
 
 
 def whole_cifar(folder: Path, data: Path | None, filters: int) -> Task:
     """Return 2,000 clients with a fair share of 45,000 images, 5,000 validation images and the 10,000 test images."""
-    places = files.locate("cifar10", data)
+    places, kept = files.locate("cifar10", data), _DIRECTIONS * filters
 
     def images(sources: tuple[files.Source, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         read = [read_cifar(files.read(source, places)) for source in sources]
@@ -31,7 +32,7 @@ def whole_cifar(folder: Path, data: Path | None, filters: int) -> Task:
 
     def examples(name: str, sources: tuple[files.Source, ...]) -> Examples:
         pixels, labels = images(sources)
-        return Examples(_features(folder / f"cifar10-{name}-{filters}", pixels, filters), labels)
+        return Examples(_features(folder / f"cifar10-{name}-{filters}-{kept}", pixels, filters, kept), labels)
 
     table = examples("train", files.CIFAR_TRAIN)
     validation, train = np.split(held_out_order(len(table)), [_HELD_OUT])
@@ -42,17 +43,17 @@ def whole_cifar(folder: Path, data: Path | None, filters: int) -> Task:
         validation=held_out,
         test=lambda: examples("test", (files.CIFAR_TEST,)),
         classes=CLASSES,
-        input_shape=(width_of(filters),),
+        input_shape=(kept,),
         description=(
-            f"CIFAR-10, whole images as {width_of(filters):,} fixed features of random patches: 45,000 to train on, "
+            f"CIFAR-10, whole images as {kept:,} fixed features of {filters} random filters: 45,000 to train on, "
             "5,000 validation, 10,000 test."
         ),
     )
 
 
-def _features(path: Path, images: torch.Tensor, filters: int) -> torch.Tensor:
+def _features(path: Path, images: torch.Tensor, filters: int, kept: int) -> torch.Tensor:
     """Return the images' features; every block is kept as soon as it is made, so that a stop loses one of them."""
-    made = cache(partial(PatchFeatures.made_up, filters, SIDE, _FEATURE_SEED))
+    made = cache(partial(PatchFeatures.made_up, filters, SIDE, _FEATURE_SEED, kept))
 
     def block(at: int, own: torch.Tensor) -> torch.Tensor:
         return _kept(path.with_name(f"{path.name}-{at}.npy"), lambda: made()(own))

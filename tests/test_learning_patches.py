@@ -102,3 +102,12 @@ def test_a_linear_model_begins_at_zero():
 def test_impossible_features_are_refused(count, side, rule):
     with pytest.raises(ConfigError, match=f"{rule}.* at least .* got"):
         PatchFeatures.made_up(count, side, seed=0)
+
+
+def test_of_all_directions_the_widest_are_kept(images):
+    every, few = (PatchFeatures.made_up(2, SIDE, 5, kept) for kept in (None, 3))
+    torch.testing.assert_close(few.decorrelation, every.decorrelation[:, -3:])
+    assert few(images).shape == (len(images), 3)
+    for kept in (0, width_of(2) + 1):
+        with pytest.raises(ConfigError, match=r"kept must be in \[1, 16\] for 2 filters"):
+            PatchFeatures.made_up(2, SIDE, 5, kept)

@@ -33,18 +33,24 @@ class PatchFeatures:
     decorrelation: torch.Tensor = field(repr=False)
 
     @staticmethod
-    def made_up(count: int, side: int, seed: int) -> "PatchFeatures":
-        """Draw `count` filters for images of a side and fit all statistics to made-up images."""
+    def made_up(count: int, side: int, seed: int, kept: int | None = None) -> "PatchFeatures":
+        """Draw `count` filters for images of a side and fit all statistics to made-up images.
+
+        Of all directions only the `kept` in which made-up images differ most remain: the others would take their part
+        of every row's length, and of an update's, for little.
+        """
         if count < 1:
             raise ConfigError(f"filters must be at least 1, got {count}")
+        if kept is not None and not 1 <= kept <= width_of(count):
+            raise ConfigError(f"kept must be in [1, {width_of(count)}] for {count} filters, got {kept}")
         if side < _PATCH + _GRID - 1:
             raise ConfigError(f"images must have a side of at least {_PATCH + _GRID - 1} pixels, got {side}")
         images = dead_leaves(500 + _MADE_UP * width_of(count), side, seed)
         filters = _filters(images, count, torch.Generator().manual_seed(seed))
         pooled = _pooled(images, filters)
-        variances, axes = torch.linalg.eigh(torch.cov(pooled.T))
+        variances, axes = torch.linalg.eigh(torch.cov(pooled.T))  # the least variance first
         decorrelation = axes * (variances + _DECORRELATION * variances.mean()).rsqrt()
-        return PatchFeatures(filters, pooled.mean(dim=0), decorrelation)
+        return PatchFeatures(filters, pooled.mean(dim=0), decorrelation[:, -(kept or len(axes)) :])
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return one row of features an image."""
