@@ -18,16 +18,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 from d2pfed.errors import D2PFedError
 from d2pfed.numerics.randomness import Entropy, Stream
-from support.storage import SCENARIOS, OutsideError, Scenario
+from support.storage import SCENARIOS, OutsideError, Scenario, participate
 
 SHARES = {"server": 5, "resume": 3, "client": 2}  # of ten kills
 LIVES = 10  # that one directory is killed in
+ONE_ROUND = SCENARIOS | {"client": replace(SCENARIOS["client"], live=partial(participate, attempts=1))}
 CALLS = (
     "write",
     "pwrite64",
@@ -168,38 +170,48 @@ def calls_of(scenario: Scenario, directory: Path) -> list[tuple[str, int]]:
 
 
 def writes(step: int, directory: Path, seed: str) -> dict[str, object]:
-    """Let each step-th call of each scenario fail in each way."""
-    points, refused, wrong, unexplained = Counter[str](), 0, 0, 0
-    for name, scenario in SCENARIOS.items():
-        calls = calls_of(scenario, directory / f"{name}-calls")
-        for fault, (injection, among) in FAULTS.items():
-            for call, number in [each for each in calls if each[0] in among][::step]:
-                place = directory / name
-                place.mkdir()
-                scenario.prepare(place)
-                inject = f"inject={call}:{injection}:when={number}"
-                status = traced(scenario, place, "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
-                points[fault] += 1
-                refused += os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1
-                if os.WIFEXITED(status) and os.WEXITSTATUS(status) > 1:
-                    unexplained += 1
-                    sys.stderr.write(f"{name} {fault} {call} {number}: an error that is not ours\n")
-                lost = scenario.wrong(place)
-                scenario.live(place, None)
-                lost += scenario.wrong(place)
-                if lost:
-                    sys.stderr.write(f"{name} {fault} {call} {number}: {lost} lost\n")
-                wrong += lost
-                shutil.rmtree(place)
-    counts = ", ".join(f"{number} {fault}" for fault, number in points.items())
+    """Let each step-th call of each scenario fail in each way, the scenarios side by side."""
+    del seed  # nothing is drawn
+    with ProcessPoolExecutor(len(SCENARIOS), get_context("fork")) as pool:
+        found = pool.map(partial(_failing_writes, step=step, directory=directory), SCENARIOS)
+        points, refused, wrong, unexplained = zip(*found, strict=True)
+    each = sum(points, start=Counter[str]())
+    counts = ", ".join(f"{number} {fault}" for fault, number in each.items())
     return {
         "campaign": "every write fails",
         "command": f"scripts/campaign storage-writes {step}",
-        "result": f"{sum(points.values()):,} lives of a server, a resumed run and clients, in each of which one call "
-        f"that changes a file failed or killed ({counts}; {refused} ended by an error of ours): {wrong} lost or "
-        f"under-reported, {unexplained} other errors",
-        "failed": wrong + unexplained,
+        "result": f"{each.total():,} lives of a server, a resumed run and clients, in each of which one call "
+        f"that changes a file failed or killed ({counts}; {sum(refused)} ended by an error of ours): {sum(wrong)} lost "
+        f"or under-reported, {sum(unexplained)} other errors",
+        "failed": sum(wrong) + sum(unexplained),
     }
+
+
+def _failing_writes(name: str, step: int, directory: Path) -> tuple[Counter[str], int, int, int]:
+    """Return how often each fault was tried, lives that ended by an error of ours, what was lost, and other errors."""
+    scenario, place = ONE_ROUND[name], directory / name
+    _warm(scenario, place)
+    calls = calls_of(scenario, place)
+    points, refused, wrong, unexplained = Counter[str](), 0, 0, 0
+    for fault, (injection, among) in FAULTS.items():
+        for call, number in [each for each in calls if each[0] in among][::step]:
+            place.mkdir()
+            scenario.prepare(place)
+            inject = f"inject={call}:{injection}:when={number}"
+            status = traced(scenario, place, "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
+            points[fault] += 1
+            refused += os.WIFEXITED(status) and os.WEXITSTATUS(status) == 1
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) > 1:
+                unexplained += 1
+                sys.stderr.write(f"{name} {fault} {call} {number}: an error that is not ours\n")
+            lost = scenario.wrong(place)
+            scenario.live(place, None)
+            lost += scenario.wrong(place)
+            if lost:
+                sys.stderr.write(f"{name} {fault} {call} {number}: {lost} lost\n")
+            wrong += lost
+            shutil.rmtree(place)
+    return points, refused, wrong, unexplained
 
 
 def main(name: str, size: int, directory: Path, seed: str) -> int:

@@ -181,7 +181,7 @@ def server_of(directory: Path) -> MaliciousServer:
     )
 
 
-def participate(directory: Path, watcher: int | None = None) -> None:
+def participate(directory: Path, watcher: int | None = None, attempts: int = ROUNDS) -> None:
     """Let clients take part in attempts, each with the next number, and write down every vector that has left."""
     outside = Outside(directory, watcher)
     server = server_of(directory)
@@ -202,7 +202,7 @@ def participate(directory: Path, watcher: int | None = None) -> None:
         return answer
 
     with patch.object(server, "ask_frame", ask):
-        for attempt in range(begun, begun + ROUNDS):
+        for attempt in range(begun, begun + attempts):
             outside.tell("attempt", attempt)
             server.attempt(0, attempt)
 
