@@ -80,6 +80,13 @@ class Outside:
         if self._watcher is not None:
             os.write(self._watcher, b".")
 
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep something that was sent under a name, for good or not at all."""
+        try:
+            (self._file.parent / name).write_bytes(content)
+        except OSError as error:
+            raise OutsideError from error
+
     def told(self, what: str) -> list[tuple[str, ...]]:
         """Return what has left of a kind; a line that was torn has not."""
         lines = self._file.read_text().split("\n")[:-1] if self._file.exists() else []
@@ -192,7 +199,7 @@ def participate(directory: Path, watcher: int | None = None, attempts: int = ROU
     def ask(client: int, frame: bytes) -> bytes:
         if kind_of(frame) == MessageKind.MASK_REQUEST:
             name = digest("request", frame).hex()
-            (directory / name).write_bytes(frame)
+            outside.keep(name, frame)
             outside.tell("request", client, name)
         answer = kept(client, frame)
         if kind_of(answer) == MessageKind.MASKED_VECTOR:
