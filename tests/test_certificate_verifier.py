@@ -242,6 +242,18 @@ def test_a_signature_by_another_key_is_found(certificates):
     assert verifier.verify(file, [PUBLIC]).status == 1
 
 
+def test_a_stranger_cannot_make_it_work_for_hours(certificates, monkeypatch):
+    """Neither by claims of one thing, or of many, nor by any numbers once the signer is not the one who was named."""
+    twice = forged(certificates["once"], lambda s: s["claims"].append(dict(s["claims"][0])))
+    found = verifier.verify(twice, [PUBLIC])
+    assert found.status == 1
+    assert "claims some are made twice" in found.lines[-1][1]
+    monkeypatch.setattr(verifier, "MOST_CLAIMS", 3)
+    assert "more than 3" in verifier.verify(certificates["once"], [PUBLIC]).lines[-1][1]
+    monkeypatch.setattr(verifier, "own_bound", lambda *_: pytest.fail("computed for a stranger"))
+    assert verifier.verify(forged(certificates["once"], lambda _: None, OTHER), [PUBLIC]).status == 1
+
+
 def test_any_changed_byte_is_found(certificates, tmp_path):
     """One bit of every eleventh byte, in turn: digits, letters' cases, spaces, signs."""
     data, file = certificates["once"].read_bytes(), tmp_path / "changed.json"

@@ -49,6 +49,13 @@ def test_without_a_roster_it_is_a_simulation(tmp_path):
     assert strategy.plan.sampling.method is Sampling.FIXED
 
 
+@pytest.mark.parametrize("depth", [None, 5])
+def test_a_roster_without_draws_has_none_to_count_on(tmp_path, depth):
+    asked = LOOSE | {"cohort_size": 3, "rounds": 1}
+    found = complete_target(asked, {"a": 7}, enrol(tmp_path, 5, depth), {})
+    assert (found.draws == 0) is (depth is None)
+
+
 def test_a_whole_target_is_kept():
     target = PrivacyTarget(epsilon=1000.0, population=5, cohort_size=5, rounds=2, dropouts=0.4)
     found = complete_target(target, {"a": 7}, None, {})

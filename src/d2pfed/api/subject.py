@@ -105,7 +105,10 @@ def _who_draws(plan: Plan, *, signed: bool) -> str:
     if plan.sampling.method is Sampling.NONE:
         return "nobody: the cohort is taken to be known"
     if signed:
-        return "each client, from seeds that the server had committed to before the authority drew its nonce"
+        return (
+            "each client, from seeds that the server had committed to before the authority drew its nonce; under a "
+            "roster without draws the server alone"
+        )
     return "the server alone"
 
 
@@ -118,7 +121,8 @@ def _assumptions(plan: Plan) -> list[str]:
     if is_amplified(plan.sampling):
         found += [
             "For `released`: cohorts were drawn as stated, afresh for each charged attempt.",
-            "For `released`: nobody but the server learns who took part; the ledger tells, so it is not published.",
+            "For `released`: who reads the models does not learn who took part. The clients of a cohort do.",
+            "For `released`: who sees the ledger, the server's log or its traffic has the row `server` instead.",
             "For `released`: dropping out depends neither on who was drawn nor on what a client holds.",
         ]
     if plan.sampling.method is Sampling.POISSON:

@@ -84,7 +84,8 @@ def complete_target(
     """Fill in what follows from the model, the roster and the app's configuration.
 
     A mapping gets the defaults of a deployment: against the server, delta 1e-5, a fifth of a cohort may drop out, a
-    tenth of the population may collude. Unless a smaller cohort is asked for, everyone is asked in every round.
+    tenth of the population may collude. Unless a smaller cohort is asked for, everyone is asked in every round. Under
+    a roster without draws the server picks the cohorts, and may put all colluders into one.
     """
     asked = privacy if isinstance(privacy, PrivacyTarget) else _from_mapping(privacy)
     known = {"dimension": sum(sizes.values())}
@@ -108,6 +109,7 @@ def complete_target(
         cohort_size=cohort,
         sampling=Sampling.NONE if everyone else asked.sampling,
         consistency=Consistency.ASSUMED if roster is None else Consistency.SIGNED,
+        draws=0 if roster is not None and roster.roster.depth is None else asked.draws,
     )
 
 

@@ -244,7 +244,7 @@ class Run:
             fraction_clipped=None if trained.clipping is None else 1 - trained.clipping.within,
             upload_bytes=self._upload_bytes,
             seconds=None if is_secret or self._hides_batches else seconds,  # time tells how large a batch was
-            exchanges=() if is_secret else exchanges,
+            exchanges=() if is_secret or self._hides_batches else exchanges,
         )
 
     @property
