@@ -1,7 +1,7 @@
 """Tests run against a changed package in forks of one warm process, the quickest first, up to the first that fails.
 
 The process has imported the large libraries and nothing of the package, so that a fork has the changed package alone.
-Each test may use ten times the processor time that it took before, and ten seconds at least.
+Each test may use ten times the processor time that it took before, and ten seconds at least. What it starts counts.
 """
 
 import compileall
@@ -65,6 +65,12 @@ class Found:
     is_slow: bool = False  # the test was stopped for its time
 
 
+def _used() -> float:
+    """Return the processor time of this process and of those that it has started and that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
 @dataclass
 class Watch:
     """A plugin of pytest: sorts tests by their known times, notes the first failure, and stops those that hang."""
@@ -75,7 +81,7 @@ class Watch:
     unknown: float  # the same for one whose time is not known
     report: Callable[[Found], None]
     found: Found = field(default_factory=lambda: Found(1))
-    begun: float = field(default_factory=time.process_time)
+    begun: float = field(default_factory=_used)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what was not asked for; the quick tests of all modules come first."""
@@ -87,19 +93,19 @@ class Watch:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Time a test; a signal that nobody handles ends the process if it takes far too long."""
         known = self.known.get(item.nodeid)
-        if time.process_time() - self.begun + (known or 0.0) > self.most:
+        if _used() - self.begun + (known or 0.0) > self.most:
             self.found.status = 0  # all that follow take as long
             self.report(self.found)
             os._exit(0)
         limit = max(LEAST_SECONDS, FACTOR * known) if known is not None else self.unknown
         signal.setitimer(signal.ITIMER_PROF, limit)
-        self.found.killer, before = item.nodeid, time.process_time()
+        self.found.killer, before = item.nodeid, _used()
         self.report(Found(1, item.nodeid))
         try:
             return (yield)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-            self.found.times[item.nodeid] = time.process_time() - before
+            self.found.times[item.nodeid] = _used() - before
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """At the first failure there is nothing left to do."""
