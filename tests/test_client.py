@@ -15,11 +15,12 @@ from d2pfed.secagg import (
     decode_invitation,
     messages,
 )
+from d2pfed.secagg import client as client_module
 from d2pfed.secagg.advertisements import JoinedClients
 from d2pfed.secagg.invitation import encode_invitation
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
-from d2pfed.secagg.wire import frame, subset_of
+from d2pfed.secagg.wire import Reader, frame, subset_of
 from support.federation import (
     MODEL,
     PHASES,
@@ -360,3 +361,10 @@ def test_a_signed_session_needs_an_enrolment_of_this_very_client():
 
 def test_all_phases_are_named():
     assert PHASES == ("advertise", "share", "mask", "confirm", "unmask")
+
+
+@pytest.mark.parametrize("is_replayed", [True, False])
+def test_saved_entropy_keeps_the_mark_of_a_replay(is_replayed):
+    entropy = Entropy(bytes(range(32)), is_replayed=is_replayed)
+    reader = Reader(client_module._pack_entropy(entropy))
+    assert client_module._read_entropy(reader).is_replayed is is_replayed

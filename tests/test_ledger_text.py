@@ -251,3 +251,8 @@ def test_participants_are_read_as_gap_by_gap(data):
             _unpack(text)
     else:
         assert _unpack(text) == wanted
+
+
+def test_a_head_survives_its_text():
+    head = Head(12, bytes(range(32)))
+    assert Head.decode(head.encode()) == head

@@ -6,6 +6,7 @@ import json
 import os
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -237,3 +238,16 @@ def test_subsets_that_do_not_exist_are_refused(population, size):
 def test_a_stream_takes_no_shorter_key(size):
     with pytest.raises(ConfigError, match=f"32 bytes, got {size}"):
         Stream(bytes(size))
+
+
+def test_uniform_integers_have_a_bound_from_1_to_2_to_the_63_and_no_bias():
+    stream = Stream(bytes(32))
+    assert stream.below_each(1, 3).tolist() == [0, 0, 0]
+    assert stream.below_each(1 << 63, 100).max() > 1 << 61
+    for bound in (0, -1, (1 << 63) + 1):
+        with pytest.raises(ConfigError, match=r"a bound in \[1, 2\^63\]"):
+            stream.below_each(bound, 1)
+    # 2^64 - 1 is the one word beyond the last whole multiple of 3.
+    words = iter([np.array([2**64 - 1, 2**64 - 2], np.uint64), np.array([7], np.uint64)])
+    scripted = SimpleNamespace(words=lambda _count: next(words))
+    assert Stream.below_each(scripted, 3, 2).tolist() == [1, 2]

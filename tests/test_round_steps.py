@@ -5,12 +5,14 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from d2pfed.accounting import BatchSampling
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
+from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import DDGauss, Designated, Shared
 from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics.randomness import Entropy
@@ -30,6 +32,7 @@ from d2pfed.round.invited import (
 from d2pfed.round.participant import require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, toss
 from d2pfed.round.session import delivery_of, rotation_seed, sketch_of
+from d2pfed.round.standing import StandingRun
 from d2pfed.round.standing_silo import StandingMemory, StandingSteps, can_stand, require_standing_plan
 from d2pfed.secagg import Delivery, Sum
 from d2pfed.secagg.session import NO_ROSTER
@@ -560,3 +563,26 @@ def test_a_silos_steps_are_charged_once_and_up_to_their_number():
     memory.state = "one"
     assert memory.advance(lambda state: (state + "two", 7)) == 7
     assert memory.read() == "onetwo"
+
+
+def test_a_vector_with_a_bit_or_a_weight_is_dithered_and_no_other(monkeypatch):
+    kept, seen = Codec.prepare, []
+    monkeypatch.setattr(Codec, "prepare", lambda self, v, s, d: seen.append(d is not None) or kept(self, v, s, d))
+    adaptive = make(clip="auto", population=10, sampling="none")
+    for plan, length, clip in ((make(), D, None), (weighted_plan(), D + 1, None), (adaptive, D, 1.0)):
+        contribution(plan, 0, np.full(length, 0.1, np.float32), clip)
+    assert seen == [False, True, True]
+    with pytest.raises(ConfigError, match="clip"):
+        contribution(make(), 0, np.zeros(D, np.float32), 1.0)
+
+
+def test_an_epoch_begins_at_the_step_of_its_attempt():
+    """Steps of all rounds are counted in one line, attempts within a round one by one."""
+    asked = []
+    plan = records_plan()
+    run = SimpleNamespace(plan=plan, run="run", roster=None, epochs=0)
+    with patch("d2pfed.round.standing.epoch_of", lambda *_, first, **__: asked.append(first) or 1 / 0):
+        for number, attempt in ((0, 0), (2, 1)):
+            with pytest.raises(ZeroDivisionError):
+                StandingRun._set_up(run, Attempt("run", number, attempt), tuple(range(plan.cohort_size)))
+    assert asked == [0, 2 * plan.attempts_per_round + 1]

@@ -122,3 +122,8 @@ def test_an_announced_length_allocates_no_memory():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_a_frame_says_its_kind_and_what_it_is_bound_to():
+    data = wire.frame(3, bytes(range(32)), 7, b"body")
+    assert (wire.kind_of(data), wire.binding_of(data)) == (3, bytes(range(32)))

@@ -81,13 +81,14 @@ class Watch:
     unknown: float  # the same for one whose time is not known
     report: Callable[[Found], None]
     found: Found = field(default_factory=lambda: Found(1))
-    begun: float = field(default_factory=_used)
+    begun: float = 0.0
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what was not asked for; the quick tests of all modules come first."""
         if self.only:
             items[:] = [item for item in items if item.nodeid in self.only]
         items.sort(key=lambda item: bisect(QUICK_SECONDS, self.known.get(item.nodeid, 0.0)))
+        self.begun = _used()  # importing tests is not running them
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
