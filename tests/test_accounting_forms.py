@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -24,6 +25,8 @@ from d2pfed.accounting import (
 from d2pfed.accounting.composition import Method, filtered_epsilon, gaussian_cost
 from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, RunReleases, check_unit
 from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.losses import LossPmf
+from d2pfed.accounting.pld import PrivacyLossDistribution
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 from d2pfed.errors import ConfigError
 
@@ -411,3 +414,16 @@ def test_a_person_in_several_silos_is_not_replaced():
         check_unit(Unit.RECORD, adjacency, everyone, BatchSampling(Fraction(1, 2), silos))
     with pytest.raises(ConfigError, match="a person in up to 2 silos"):
         check_unit(Unit.RECORD, Adjacency.REPLACE_ONE, everyone, BatchSampling(Fraction(1, 2), 2))
+
+
+def test_costs_of_many_times_are_of_their_product():
+    one = PrivacyLossDistribution(((LossPmf(0.1, 0, np.ones(1), 0.0),) * 2 + (1,),), 0.25)
+    assert (one.times(2).times(6).count, one.times(2).times(6).slack) == (12, 3.0)
+    assert (one + one.times(3)).count == 4
+
+
+def test_advanced_composition_has_what_the_releases_leave_of_delta():
+    total = SimpleNamespace(values=(1e9, 0.6e-5, 0.01, 0.1))
+    found = composition._compose_binomial(lambda *_: total, 1e-5, 1e-8)
+    assert found == near(math.sqrt(0.02 * math.log(1 / 0.4e-5)) + 0.1)
+    assert composition._compose_binomial(lambda *_: total, 0.6e-5, 1e-8) == math.inf

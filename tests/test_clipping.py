@@ -582,6 +582,8 @@ def test_a_task_carries_its_clip():
     for task in (b"", b"task", b"a task that is long enough for a clip" * 3, with_clip(b"", 0.3)[:-1]):
         with pytest.raises(PeerError, match="carry the clip"):
             split_clip(plan.adaptive_clip, task)
+    with pytest.raises(PeerError, match="clip must be in"):
+        plan.adaptive_clip.vector(np.zeros(3, np.float32), 2 * plan.adaptive_clip.most)
 
 
 def test_a_round_without_its_clip_is_refused_and_so_is_one_too_many():

@@ -1,4 +1,5 @@
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -228,6 +229,9 @@ def test_a_broken_rule_is_found_under_a_right_chain(tmp_path, steps, words):
     forge(tmp_path / "ledger", *steps)
     with pytest.raises(LedgerError, match=words):
         verify_metered(tmp_path / "ledger", additive)
+    if not re.search("epsilon|budget", words):  # what runs cost is found by accounting alone
+        with pytest.raises(LedgerError, match=words):
+            read_rows(tmp_path / "ledger")
 
 
 def test_a_gap_in_the_numbers_is_found_under_a_right_chain(path):

@@ -456,3 +456,11 @@ def test_known_answers(name):
     for rank, vector in enumerate(known["vectors"][name]):
         share = Share(rank, known["holders"], known["designated"], root.child("group"))
         assert MECHANISMS[name].encode(centres, share, root.child("client", rank)).tolist() == vector
+
+
+def test_trials_are_even_and_within_the_width_that_sums_hold():
+    assert BinomialNoise(2).trials == 2
+    assert BinomialNoise(1 << 42).trials == 1 << 42
+    for trials in (0, 1, 3, (1 << 42) + 2):
+        with pytest.raises(ConfigError, match="even and in"):
+            BinomialNoise(trials)

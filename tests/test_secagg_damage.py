@@ -301,3 +301,14 @@ def test_decoded_subsets_cannot_be_changed_by_later_messages():
     first, second = (messages.decode_survivors(session, MessageKind.SURVIVORS, 1, data) for _ in range(2))
     first[:] = False
     assert second.all()
+
+
+WHOLE = [sample for sample in SAMPLES if sample.fixed_bytes == len(sample.data)]  # no model of any length is last
+
+
+@pytest.mark.parametrize("sample", WHOLE, ids=lambda sample: str(sample.kind))
+def test_no_message_has_a_byte_more_than_it_says(sample):
+    """Under a right checksum, as a liar sends it."""
+    body, party = sample.data[HEADER_BYTES:], int.from_bytes(sample.data[8:16], "little")
+    with few(), pytest.raises(PeerError):
+        sample.decode(frame(sample.kind, sample.data[24:56], party, body + bytes(1)))
