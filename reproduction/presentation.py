@@ -65,9 +65,9 @@ def spoken(curve: RunHistory) -> str:
 
 
 def guessing(curve: RunHistory) -> str:
-    """Say so, in brackets, if no seed is better than guessing; nothing otherwise."""
+    """Say so, in brackets, if the mean is no better than guessing; nothing otherwise."""
     chance = 100 / curve.system.workload.task.classes
-    return f" (guessing gives {chance:g} %)" if curve.spread[1] <= chance + _NEAR_GUESSING else ""
+    return f" (guessing gives {chance:g} %)" if curve.test <= chance + _NEAR_GUESSING else ""
 
 
 def spoken_number(value: float) -> str:
