@@ -18,7 +18,7 @@ from d2pfed.noise.codec import (
     squared_norm,
     stochastic_round,
 )
-from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 
 SEED = bytes(range(32))
@@ -228,3 +228,17 @@ def test_the_norm_that_is_clipped_by_is_that_of_all_coordinates(length):
         np.float32
     )
     assert _square(vector) == pytest.approx(math.fsum(float(x) ** 2 for x in vector), rel=1e-12)
+
+
+@pytest.mark.parametrize("dithered", [False, True])
+def test_rows_that_rounding_lifts_beyond_the_radius_are_shrunk_and_not_added_as_they_are(dithered, monkeypatch):
+    """With no room left for rounding, about half of all rows come out too long at first."""
+    codec = Codec(rotation=Hadamard(64), clip=1.0, granularity=6.4)
+    monkeypatch.setattr(Codec, "_reach", lambda self, _dithered: float(self.grid_radius))
+    rows = 3 * Stream(bytes(32)).words(200 * 64).astype(np.float32).reshape(200, 64) / 2.0**64 - 1.5
+    totals = np.zeros((200, codec.length), np.int64)
+    dithers = np.stack([codec.dither(Stream(digest(n))) for n in range(200)]) if dithered else None
+    codec.add_prepared(totals, np.arange(200), rows, bytes(32), dithers)
+    squares = (totals**2).sum(axis=1)
+    assert squares.max() <= codec.grid_radius**2
+    assert squares.min() > 0.5 * codec.grid_radius**2
