@@ -433,6 +433,7 @@ def test_a_beginning_that_was_interrupted_begins_anew_and_another_log_does_not(t
 
 def test_the_first_row_has_a_time_as_well(tmp_path):
     assert log_in(tmp_path, clock=lambda: 100.0).create({}).latest_seconds() == 100
+    assert ClientHistory(Head(0, bytes(32)), (), 0, "").latest_seconds() == 0
 
 
 def test_a_row_beyond_the_anchor_and_a_torn_line_are_more_than_a_crash(log):

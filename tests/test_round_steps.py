@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import BatchSampling
-from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
+from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import DDGauss, Designated, Shared
 from d2pfed.noise.weighting import Weighting
@@ -586,3 +586,10 @@ def test_an_epoch_begins_at_the_step_of_its_attempt():
             with pytest.raises(ZeroDivisionError):
                 StandingRun._set_up(run, Attempt("run", number, attempt), tuple(range(plan.cohort_size)))
     assert asked == [0, 2 * plan.attempts_per_round + 1]
+
+
+def test_a_run_that_may_spend_more_than_it_guarantees_is_refused():
+    charge = run_plan(make())
+    charge.require_guarantee()
+    with pytest.raises(BudgetExceeded, match="and it guarantees"):
+        replace(charge, epsilon=charge.epsilon / 2).require_guarantee()
