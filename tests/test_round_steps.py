@@ -33,7 +33,13 @@ from d2pfed.round.participant import require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, toss
 from d2pfed.round.session import delivery_of, rotation_seed, sketch_of
 from d2pfed.round.standing import StandingRun
-from d2pfed.round.standing_silo import StandingMemory, StandingSteps, can_stand, require_standing_plan
+from d2pfed.round.standing_silo import (
+    StandingMemory,
+    StandingSteps,
+    can_stand,
+    epoch_of,
+    require_standing_plan,
+)
 from d2pfed.secagg import Delivery, Sum
 from d2pfed.secagg.session import NO_ROSTER
 from support.simulations import NO_MODEL
@@ -390,8 +396,11 @@ def test_a_silo_at_its_cap_draws_from_nothing():
     plan = records_plan()
     session = session_of(plan, Attempt("run", 0, 0), tuple(range(5)))
     for participations, is_silent in ((plan.max_participations - 1, False), (plan.max_participations, True)):
-        own = Participant(plan=plan, client=3, entropy=Entropy.replay(b"x"), participations=participations)
-        assert (len(own.batch(session, 200).chosen) == 0) is is_silent
+        silos = [
+            Participant(plan=plan, client=client, entropy=Entropy.replay(b"x"), participations=participations)
+            for client in range(40)  # so that a single unit would be drawn by some of them
+        ]
+        assert (max(len(own.batch(session, 200).chosen) for own in silos) == 0) is is_silent
 
 
 def test_coins_have_their_rate_at_both_ends_of_their_words():
@@ -538,6 +547,8 @@ def test_what_standing_keys_cannot_carry_is_refused():
     with pytest.raises(ConfigError, match="for all silos in every round, got 10 of 100"):
         require_standing_plan(drawn)
     assert not can_stand(drawn)
+    with pytest.raises(ConfigError, match="for all silos in every round, got 10 of 100"):
+        epoch_of(drawn, "run", None, (0, 1, 2))
     with pytest.raises(ConfigError, match="noise of each silo's own"):
         require_standing_plan(make(mechanism="shared", sampling="none", population=10))
 
