@@ -50,7 +50,7 @@ def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tm
     from digits.task import Net  # noqa: PLC0415 - loads torch
 
     config = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    signed = SignedRoster(SimpleNamespace(clients=range(config["population"])), b"")
+    signed = SignedRoster(SimpleNamespace(clients=range(config["population"]), depth=12), b"")
     asked = {"epsilon": config["epsilon"], "population": config["population"]}
     plan = calibrate(complete_target(asked, trained_sizes(Net()), signed, config))
     enrolled = Enrolled(config["population"], 4 << 12)

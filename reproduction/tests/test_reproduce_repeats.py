@@ -74,7 +74,7 @@ def test_words_claim_only_what_the_bands_allow():
     assert spoken(history(90)) == "90.0 %"
 
 
-@pytest.mark.parametrize(("tests", "said"), [((10, 10, 11), " (guessing gives 10 %)"), ((10, 13), "")])
+@pytest.mark.parametrize(("tests", "said"), [((9, 10, 13), " (guessing gives 10 %)"), ((11, 14), "")])
 def test_accuracies_that_guessing_reaches_are_named(tests, said):
     ten_classes = SimpleNamespace(workload=SimpleNamespace(task=SimpleNamespace(classes=10)))
     assert guessing(replace(history(*tests), system=ten_classes)) == said
