@@ -10,17 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
+import d2pfed
 import d2pfed.certificate_verifier as verifier
 from d2pfed.api import Job
 from d2pfed.api.certificate_page import registry_entry
 from d2pfed.api.certify import certify, check_ledger
-from d2pfed.api.statement import software_digest
+from d2pfed.api.statistics import releasing
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Ledger
+from d2pfed.ledger.software import files_digest, software_digest
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
+from d2pfed.runs import directory
 from support.certificates import KINDS, PUBLIC, certified, forged, job, key_in, statistics, train
 from support.commands import run_command
 from support.reports import Page, outside
@@ -122,7 +126,8 @@ def test_what_guarantees_nothing_is_not_certified(tmp_path, key, monkeypatch, ca
         [tmp_path / "clear", "--key", key], monkeypatch, capsys
     )
     train(tmp_path / "seeded", seed=1)
-    for place in (tmp_path / "seeded", tmp_path / "seeded" / "ledger.sqlite"):
+    copied = shutil.copy(tmp_path / "seeded" / "ledger.sqlite", tmp_path / "copied.sqlite")
+    for place in (tmp_path / "seeded", tmp_path / "seeded" / "ledger.sqlite", copied):
         assert "repeats from its seed, which undoes its noise" in refusal(
             [place, "--key", key], monkeypatch, capsys
         )
@@ -261,13 +266,31 @@ def test_the_verifier_is_one_file_of_at_most_500_lines_that_imports_nothing_else
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
 
 
-def test_the_digest_of_the_software_is_that_of_its_files(tmp_path, monkeypatch):
-    assert software_digest() == software_digest()
+def test_the_digest_of_the_software_is_that_of_its_files(tmp_path):
     copy = shutil.copytree(Path(verifier.__file__).parent, tmp_path / "d2pfed")
-    monkeypatch.setattr("d2pfed.api.statement.files", lambda _: copy)
-    same = software_digest()
+    assert files_digest(copy) == software_digest()
     (copy / "errors.py").write_text("# changed\n")
-    assert software_digest() != same
+    assert files_digest(copy) != software_digest()
+
+
+def test_a_certificate_names_the_software_that_began_each_run_whatever_certifies_it(tmp_path, key):
+    began, ledger = "ab" * 32, tmp_path / "ledger.sqlite"
+    with patch.object(directory, "software_digest", lambda: began):
+        train(tmp_path / "run")
+    with (
+        patch.object(releasing, "software_digest", lambda: began),
+        Ledger.create(ledger, Budget(2.0, 1e-5)) as book,
+    ):
+        d2pfed.private_sum(np.eye(4)[np.arange(20) % 4], epsilon=2.0, ledger=book)
+    for subject in (tmp_path / "run", ledger):
+        made = certify(subject, key=key)
+        statement = json.loads(made.certificate.read_text())["statement"]
+        assert {event["software"] for event in statement["events"]} == {began}
+        assert statement["software"]["began"] == began
+        assert statement["software"]["digest"] == software_digest()
+        assert verifier.verify(made.certificate, [PUBLIC]).status == 0
+        lie = forged(made.certificate, lambda s: s["software"].update(began="cd" * 32))
+        assert verifier.verify(lie, [PUBLIC]).status == 1
 
 
 def test_help_names_both_uses(monkeypatch, capsys):

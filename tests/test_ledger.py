@@ -121,6 +121,13 @@ def test_a_run_goes_on_under_its_name_its_owner_and_its_plan(path):
             ledger.begin("run", "owner", plan_of(5))
         with pytest.raises(LedgerError, match="run renamed: its directory has begun run run here"):
             ledger.begin("renamed", "owner", plan_of(1))
+        ledger.begin("run", "owner", plan_of(6), software="a newer one")
+        assert (ledger.head(), ledger.runs()[0].software) == (head, "")  # that of the beginning stays
+        with pytest.raises(LedgerError, match="run run was begun with noise from the system's entropy"):
+            ledger.begin("run", "owner", plan_of(6), repeatable=True)
+        ledger.begin("seeded", "another", plan_of(1), repeatable=True)
+        with pytest.raises(LedgerError, match="run seeded was begun with noise from a seed"):
+            ledger.begin("seeded", "another", plan_of(1))
 
 
 @pytest.mark.parametrize("change", [{"delta": 1e-6}, {"max_participations": 2}, {"observer": SERVER}])

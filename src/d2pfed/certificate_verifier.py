@@ -1,9 +1,8 @@
 """Check a certificate of d2pfed without d2pfed: `python certificate_verifier.py FILE --key PUBLIC`.
 
-It imports nothing else of d2pfed, and needs numpy, scipy, dp-accounting and cryptography. It checks the bytes (the one
-text of its content, signed by the key that `--key` names), the content (all fields; numbers and names as plan and event
-have them; the plan's digest) and the arithmetic: every claimed epsilon is at least this file's own bound less 0.1 %,
-that of Gaussians in the place of the integer noise (docs/theory.md 6 to 10), or of Renyi curves.
+It needs numpy, scipy, dp-accounting and cryptography. It checks the bytes (the one text of its content, signed by the
+key of `--key`), the content (all fields; numbers and names as plan and event have them; the plan's digest) and the
+arithmetic: every claimed epsilon is at least its own bound less 0.1 % (docs/theory.md 6 to 10, or Renyi curves).
 
 Exit status: 0 all of it holds; 1 something is wrong; 2 it cannot be read; 3 something that is named was not checked.
 That such runs took place, and no others, is the word of whoever holds the key: so the status is 3 without `--key`.
@@ -37,7 +36,8 @@ FIELDS = """format issued subject released unit adjacency mechanism sampling par
 CLAIM = "scope runs observer epsilon delta unit adjacency accountant sampling max_participations reason"
 # The same fact in an event, in a plan's text and as it is stated for readers, of all runs and of the run of a plan.
 FACTS = """unit,unit.is,unit.name adjacency,adjacency.is,adjacency.name method,sampling.method.is,sampling.method
-    population,sampling.population,sampling.population cohort_size,sampling.cohort_size,sampling.cohort_size"""
+    population,sampling.population,sampling.population cohort_size,sampling.cohort_size,sampling.cohort_size
+    software,,software.began"""
 PLANNED = """ releases,max_attempts,released.at_most ,colluders,colluders.of_a_cohort ,quorum,dropouts.quorum
     max_participations,max_participations,participations.max_participations ,rounds,subject.rounds_planned
     dimension,,mechanism.dimension ,consistency.is,trust_model.consistency ,ring.bits,mechanism.bits"""
@@ -106,7 +106,7 @@ def check_bytes(data: bytes, content: Json) -> str:
     """Find any change of any byte of a signed file."""
     if set(content) != {"statement", "public_key", "signature"}:
         raise Wrong(f"a certificate is a statement, a public_key and a signature, got {sorted(content)[:5]}")
-    public, signature = _read(content["public_key"], bytes), _read(content["signature"], bytes)
+    public, signature = (_read(content[name], bytes) for name in ("public_key", "signature"))
     try:
         if canonical(content) != data:
             raise Wrong("the file is not the one text of its content: a byte was changed")
@@ -143,6 +143,7 @@ class Event:
     run: str
     row: str  # of the ledger: its number and its hash
     plan: bytes  # its digest
+    software: str  # the digest of the package that began it: the signer's word
     unit: Literal["client", "record"]
     adjacency: Literal["replace-one", "zero-out", "add-remove"]
     method: Literal["fixed", "poisson", "once", "none"]  # how cohorts are drawn
@@ -358,7 +359,7 @@ def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float
 
 def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa: ANN401 - dp-accounting has no types
     """Return the privacy losses of one release, from above, on a grid."""
-    event, mu, rate = part.event, float(part.event.radius) / sigma, float(part.event.rate)
+    event, mu, rate, top = part.event, float(part.event.radius) / sigma, float(part.event.rate), step
     if not part.is_hidden:
         profile = partial(gaussian_delta, mu=part.shift / sigma)
     elif event.unit == "client" and event.method == "fixed":  # who is not drawn is replaced by another: two radii
@@ -367,7 +368,6 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa
         profile = partial(opposite_delta, mu=mu, rate=rate)
     else:
         profile = partial(coins_delta, mu=mu, rate=rate, coins=event.coins)
-    top = step
     while top < 600 and profile(np.array([top]))[0] > delta * 1e-6:
         top *= 1.25
     if not top < min(600, step * (1 << 20)):

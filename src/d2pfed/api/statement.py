@@ -5,9 +5,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from hashlib import sha256
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 
 from d2pfed.accounting import (
@@ -29,6 +27,7 @@ from d2pfed.accounting import (
 from d2pfed.certificate_verifier import FORMAT
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, Verification, read_rows, verify
+from d2pfed.ledger.software import software_digest
 from d2pfed.noise.mechanisms import l1_radius
 from d2pfed.plan.plan import guarantees, run_guarantee
 from d2pfed.runs.report import RunReport
@@ -47,7 +46,7 @@ class LedgerRecord:
 
     @staticmethod
     def read(path: Path) -> "LedgerRecord":
-        """Return it after checking everything from the rows alone; a ledger without a run is refused."""
+        """Return it after checking everything from the rows alone; one without a run, or with a seed, is refused."""
         if not path.is_file():
             raise ConfigError(f"there is no ledger at {path}")
         found, rows = verify(path), read_rows(path)
@@ -55,6 +54,11 @@ class LedgerRecord:
         runs = tuple((head, run) for head, run in begun if run is not None)
         if not runs:
             raise ConfigError(f"{path} has charged no run: there is nothing to certify")
+        if seeded := [run.run for _, run in runs if run.repeatable]:
+            raise ConfigError(
+                f"the run {seeded[0]} on {path} repeats from its seed, which undoes its noise: there is nothing to "
+                "certify"
+            )
         return LedgerRecord(found, runs, tuple(row.hash for row in rows))
 
     def require_head(self, head: Head, where: str) -> None:
@@ -79,6 +83,7 @@ def event(head: Head, begun: ChargedRun) -> Json:
         "run": begun.run,
         "row": head.encode(),
         "plan": plan.plan.hex(),
+        "software": _began(begun),
         "unit": release.unit.value,
         "adjacency": release.adjacency.value,
         "method": release.sampling.method.value,
@@ -96,6 +101,11 @@ def event(head: Head, begun: ChargedRun) -> Json:
         # A silo sends a vector in every attempt, so a record has no cap of its own.
         "max_participations": plan.max_participations if release.batches is None else plan.max_attempts,
     }
+
+
+def _began(begun: ChargedRun) -> str:
+    """Return the digest of the package with which a run began."""
+    return begun.software or "not recorded"
 
 
 def _coins(release: Release) -> tuple[Fraction, int]:
@@ -188,9 +198,8 @@ def statement(
     report: RunReport | None, own: ChargedRun | None, record: LedgerRecord, *, facts: Json, issued: str
 ) -> Json:
     """Return everything that a certificate states; `facts` are those of the subject: a run's, or a ledger's."""
-    release, found = record.runs[-1][1].plan.release, record.found
-    if own is not None:
-        release = own.plan.release
+    subject = record.runs[-1][1] if own is None else own
+    release, found = subject.plan.release, record.found
     return facts | {
         "format": FORMAT,
         "issued": issued,
@@ -209,6 +218,7 @@ def statement(
             "name": "d2pfed",
             "version": version("d2pfed"),
             "digest": software_digest(),
+            "began": _began(subject),
             "python": platform.python_version(),
             "packages": {name: version(name) for name in _PACKAGES},
         },
@@ -244,16 +254,6 @@ def drawn(release: Release, enforced_by: str) -> Json:
         "rate": str(_coins(release)[0]),
         "enforced_by": enforced_by,
     }
-
-
-def software_digest() -> str:
-    """Return the hash of all files of the installed package: their names and contents, in the order of the names."""
-    whole, root = sha256(), Path(str(files("d2pfed")))
-    for file in sorted(root.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
-            content = sha256(file.read_bytes()).hexdigest()
-            whole.update(f"{file.relative_to(root).as_posix()} {content}\n".encode())
-    return whole.hexdigest()
 
 
 # What NIST SP 800-226 asks beside the guarantee itself.

@@ -30,13 +30,9 @@ _DEPLOYMENT = (
 
 
 def require_certifiable(run: Path, report: RunReport) -> Plan:
-    """Return the plan of a run that guarantees something; a run in the clear or from a seed is refused."""
+    """Return the plan of a run that guarantees something; a run in the clear is refused."""
     if report.plan is None:
         raise ConfigError(f"the run in {run} was trained in the clear: there is nothing to certify")
-    if report.summary.repeatable:
-        raise ConfigError(
-            f"the run in {run} repeats from its seed, which undoes its noise: there is nothing to certify"
-        )
     return report.plan
 
 

@@ -128,11 +128,13 @@ def charge_plans(budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
 
 @dataclass(frozen=True, slots=True)
 class ChargedRun:
-    """A run that was charged: its name, whose it is, and its plan."""
+    """A run that was charged: its name, whose it is, its plan, and what it began with."""
 
     run: str
     owner: str  # what tells its directory from all others
     plan: RunPlan
+    software: str = ""  # the digest of the package that began it; empty: not recorded
+    repeatable: bool = False  # from a seed, which undoes the noise
 
     def __post_init__(self) -> None:
         check_name(self.run)

@@ -93,15 +93,17 @@ class Ledger:
         """What may be spent."""
         return self._state.budget
 
-    def begin(self, run: str, owner: str, plan: RunPlan) -> None:
+    def begin(self, run: str, owner: str, plan: RunPlan, *, software: str = "", repeatable: bool = False) -> None:
         """Charge a run for all attempts that it may take, or find that it was charged; it belongs to one owner.
+
+        `software` is the digest of what begins it; `repeatable` says that its noise follows from a seed.
 
         Guarantee: when this returns, all that the run may release is within the budget, whatever is chosen from
         what was seen: which runs, when they stop, which attempts are repeated.
         Checked: test_ledger.py::test_a_run_is_charged_wholly_when_it_begins.
         """
         self._require_open()
-        begun, found = ChargedRun(run, owner, plan), self._state.runs.get(run)
+        begun, found = ChargedRun(run, owner, plan, software, repeatable), self._state.runs.get(run)
         if found is not None:
             _require_same(found, begun)
             return
@@ -221,6 +223,9 @@ def _require_same(found: ChargedRun, begun: ChargedRun) -> None:
         raise LedgerError(f"run {found.run} was begun by another directory: choose another name")
     if found.plan != begun.plan:
         raise LedgerError(f"run {found.run} was begun with another plan: choose another name")
+    if found.repeatable != begun.repeatable:
+        source = "a seed" if found.repeatable else "the system's entropy"
+        raise LedgerError(f"run {found.run} was begun with noise from {source}: choose another name")
 
 
 def _refusal(charged: FilterDecision, budget: Budget) -> str:

@@ -16,6 +16,7 @@ from safetensors.numpy import save
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger import Head, Ledger, read_budget
 from d2pfed.ledger.files import replace_file, sync_directory
+from d2pfed.ledger.software import software_digest
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import run_plan
@@ -202,12 +203,19 @@ class RunDirectory:
 
 
 def open_ledger(
-    directory: RunDirectory, plan: Plan, run: str, shared: Path | None, last: Checkpoint | None
+    directory: RunDirectory,
+    plan: Plan,
+    run: str,
+    shared: Path | None,
+    last: Checkpoint | None,
+    *,
+    repeatable: bool,
 ) -> Ledger:
     """Open the ledger of a run and charge it there, or find it charged; the caller closes it.
 
     `shared` is a ledger that other runs over these clients draw on too; None: the directory's own, which is made with
-    this plan's guarantee for a budget when the run begins. `last` is the directory's checkpoint.
+    this plan's guarantee for a budget when the run begins. `last` is the directory's checkpoint; `repeatable` says that
+    the run's noise follows from a seed.
 
     Guarantee: the run is within its own guarantee and its ledger's budget, and this directory is the only one that has
     carried it on. Checked: test_run.py.
@@ -232,7 +240,8 @@ def open_ledger(
                 book.require_head(head)
         if seen is None and budget != charge.budget:
             charge.require_guarantee()
-        book.begin(run, directory.identity().name, charge)
+        owner = directory.identity().name
+        book.begin(run, owner, charge, software=software_digest(), repeatable=repeatable)
         book.require_own(run, seen, 0 if last is None else last.state.rounds)
         directory.note(book.head())
         undo.pop_all()

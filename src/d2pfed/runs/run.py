@@ -101,7 +101,8 @@ def open_run(
         if plan is not None:
             directory.replace("plan.json", canonical.encode(plan).encode())
             try:
-                book = stack.enter_context(open_ledger(directory, plan, name, ledger, last))
+                repeatable = settings.seed is not None
+                book = stack.enter_context(open_ledger(directory, plan, name, ledger, last, repeatable=repeatable))
             except BudgetExceeded as limit:
                 refusal = f"{limit}"
         directory.keep_metrics(state.rounds)

@@ -12,6 +12,7 @@ import numpy as np
 from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Ledger
+from d2pfed.ledger.software import software_digest
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
@@ -138,7 +139,7 @@ def release(name: str, contributions: Sequence[Update], dimension: int, bound: f
         plan = _plan(target, bound)
         charge, fidelity, run = run_plan(plan), terms.chosen_fidelity(clients), run_name(name, terms)
         with _own_ledger(charge.budget) if given is None else nullcontext(given) as ledger:
-            ledger.begin(run, run, charge)
+            ledger.begin(run, run, charge, software=software_digest(), repeatable=terms.seed is not None)
             numbered = dict(enumerate(contributions))
             total = given_sum(plan, Attempt(run, 0, 0), numbered, ledger, terms.entropy, fidelity=fidelity)
             spent = None if given is None else ledger.spent()
