@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from scipy.stats import binom, norm
 from typer.testing import CliRunner
 
 from d2pfed.accounting import Adjacency, Sampling
@@ -16,19 +17,22 @@ from d2pfed.api.audit.bounds import (
     counted_epsilon,
     gaussian_epsilon,
     one_run_epsilon,
+    one_run_gaussian_epsilon,
     one_run_p_value,
+    refutes_gaussian,
     upper_rate,
 )
-from d2pfed.api.audit.canaries import Canaries, guess
+from d2pfed.api.audit.canaries import Canaries, CanaryRecords
 from d2pfed.api.audit.membership import curve
+from d2pfed.api.audit.training import guess
 from d2pfed.cli import audit as audit_command
 from d2pfed.cli import train as train_command
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTraining, build_model, load_task
+from d2pfed.learning import LocalTraining, RecordTrainer, build_model, load_task
 from d2pfed.noise import mechanisms
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.plan import PrivacyTarget
 from d2pfed.simulation import Dropouts, Fidelity, InProcess
 from d2pfed.training import ServerOptimizer
 from support.adjacencies import OF_CLIENTS
@@ -62,6 +66,16 @@ EPSILONS = [
     (75, 75, 61, 0.05, 0.0001, 0.9596687795820597),
     (100, 100, 50, 0.05, 1e-05, 0.0),
 ]
+# The same, by its bound for Gaussian trade-off curves.
+GAUSSIAN_EPSILONS = [
+    (100, 100, 70, 0.05, 1e-05, 1.0607029230699714),
+    (1000, 500, 330, 0.05, 1e-05, 0.8860250168734625),
+    (1000, 250, 200, 0.0125, 1e-06, 1.7188243414195288),
+    (10000, 10000, 6000, 0.05, 1e-09, 0.948130386336943),
+    (75, 75, 61, 0.05, 0.0001, 1.870447844806694),
+    (100, 100, 50, 0.05, 1e-05, 0.0),
+    (10000, 1250, 1200, 0.00625, 1e-05, 3.504367566230678),
+]
 
 
 @pytest.mark.parametrize("case", P_VALUES, ids=str)
@@ -74,6 +88,34 @@ def test_p_values_are_those_of_another_implementation(case):
 def test_one_run_bounds_are_those_of_another_implementation(case):
     canaries, guesses, correct, level, delta, expected = case
     assert one_run_epsilon(canaries, guesses, correct, delta, level) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize("case", GAUSSIAN_EPSILONS, ids=str)
+def test_one_run_bounds_for_gaussian_curves_are_those_of_another_implementation(case):
+    canaries, guesses, correct, level, delta, expected = case
+    assert one_run_gaussian_epsilon(canaries, guesses, correct, delta, level) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("canaries", "mu"), [(10, 0.5), (200, 0.2), (200, 1.0), (1000, 3.0)])
+def test_the_true_gaussian_curve_is_refuted_no_more_often_than_the_level_says(canaries, mu):
+    """Each coin is guessed from N(+-mu/2, 1), so the right guesses are binomial and the chance is exact."""
+    right, level = norm.cdf(mu / 2), 0.05
+
+    def refuted(at):
+        counts = range(canaries + 1)
+        return next((c for c in counts if refutes_gaussian(canaries, canaries, c, at, level)), canaries + 1)
+
+    assert binom.sf(refuted(mu) - 1, canaries, right) <= level
+    if mu >= 1:
+        assert refuted(mu / 4) <= right * canaries  # and a quarter of it mostly is
+
+
+def test_more_right_guesses_never_refute_less():
+    found = [one_run_gaussian_epsilon(200, 100, correct, 1e-5, 0.05) for correct in range(0, 101, 4)]
+    assert found == sorted(found)
+    assert found[0] == 0 < found[-1]
+    with pytest.raises(ConfigError, match="correct <= guesses <= canaries"):
+        one_run_gaussian_epsilon(10, 5, 6, 1e-5, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +267,7 @@ def audited(epsilon, **changes):
 def test_canaries_stay_below_the_claim():
     found = audited(0.5)
     assert found.present == found.canaries == 100
-    assert found.lower < found.claimed <= 0.5
+    assert max(found.lower, found.gaussian) < found.claimed <= 0.5
     assert not found.is_refuted
 
 
@@ -235,23 +277,101 @@ def test_canaries_refute_training_without_noise(monkeypatch):
     found = audited(0.5, mechanism="ddgauss")
     assert found.correct > 0.9 * found.guesses
     assert found.is_refuted
+    assert found.gaussian > found.lower > found.claimed
 
 
 def test_coins_and_canaries_are_of_the_given_entropy_and_fair():
     plan = job(0.5).plan
-    drawn = Canaries.draw(100, plan, Entropy.replay(b"fair"))
+    units = [1] * 100
+    drawn = Canaries.draw(100, plan, units, [], Entropy.replay(b"fair"))
     assert 25 < drawn.coins.sum() < 75
     assert len(set(drawn.coordinates.tolist())) == 100
-    assert not np.array_equal(drawn.coins, Canaries.draw(100, plan, Entropy.replay(b"other")).coins)
+    assert not np.array_equal(drawn.coins, Canaries.draw(100, plan, units, [], Entropy.replay(b"other")).coins)
     with pytest.raises(ConfigError, match="canaries must be in"):
-        Canaries.draw(101, plan, Entropy.replay(b"fair"))
+        Canaries.draw(101, plan, units, [], Entropy.replay(b"fair"))
 
 
-def test_canaries_of_records_are_refused():
-    values = {"unit": "record", "records": 100, "population": 5, "rounds": 1, "dimension": 4}
-    plan = calibrate(PrivacyTarget(**values, delta=1e-3, against="server"))
-    with pytest.raises(ConfigError, match="canaries are clients, and the plan has the unit record"):
-        Canaries.draw(2, plan, Entropy.replay(b"fair"))
+def silos_job(epsilon, fidelity=Fidelity.SUM):
+    task = load_task("digits", population=5)
+    model = build_model("logistic", task, seed=0)
+    settings = Settings(
+        task="digits",
+        data=task.description,
+        model="logistic",
+        target=PrivacyTarget(
+            dimension=650,
+            population=5,
+            cohort_size=5,
+            rounds=4,
+            unit="record",
+            records=RecordTrainer(model, task.clients).count_all(),
+            batch_rate=0.5,
+            epsilon=epsilon,
+            delta=1e-9,
+            against="server",
+            sampling=Sampling.NONE,
+        ),
+        local=LocalTraining(),
+        server=ServerOptimizer(),
+        dropouts=Dropouts(),
+        fidelity=fidelity,
+        seed=None,
+    )
+    return Job.of(settings, task, model)
+
+
+def audited_silos(epsilon, count=100, **changes):
+    return audit_training(
+        silos_job(epsilon, **changes), count, InProcess, lambda _: True, entropy=Entropy.replay(b"coins")
+    )
+
+
+@pytest.mark.parametrize("fidelity", Fidelity)
+def test_canary_records_of_silos_stay_below_the_claim(fidelity):
+    found = audited_silos(0.5, fidelity=fidelity)
+    assert (found.unit, found.present, found.canaries) == ("record", 100, 100)
+    assert max(found.lower, found.gaussian) < found.claimed <= 0.5
+    assert "about a record than is claimed" in found.shows
+
+
+def test_canary_records_refute_silos_without_noise(monkeypatch):
+    monkeypatch.setattr(mechanisms.Centered, "around", lambda _self, total, bits, _entropy: total >> bits)
+    found = audited_silos(0.5)
+    assert found.is_refuted
+    assert found.gaussian > found.lower
+
+
+def test_canary_records_take_the_places_of_records_and_no_others_change():
+    job = silos_job(0.5)
+    trainer = RecordTrainer(job.model, job.task.clients).tried(job.model.initial(), 10.0)
+    units, params = [trainer.count(silo) for silo in range(5)], job.model.initial()
+    drawn = Canaries.draw(60, job.plan, units, [], Entropy.replay(b"places"))
+    assert len(drawn.places) == 60
+    assert all(0 <= record < units[silo] for silo, record in drawn.places)
+    assert (drawn.low, drawn.rate) == (0.0, 0.5)
+    wanted = [(silo, np.arange(units[silo])) for silo in (0, 3)]
+
+    def rows(source):
+        return np.concatenate([vectors.copy() for _, vectors in source.chunks(params, wanted)])
+
+    changed, plain = rows(CanaryRecords(trainer, drawn)), rows(trainer)
+    pairs = [(silo, record) for silo, chosen in wanted for record in chosen.tolist()]
+    for pair, found, before in zip(pairs, changed, plain, strict=True):
+        place = drawn.places.get(pair)
+        expected = before if place is None else drawn.update(place, len(params))
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_canary_records_are_bounded_by_the_records():
+    plan = silos_job(0.5).plan
+    with pytest.raises(ConfigError, match=r"canaries must be in \[1, 7\]: no two share a record"):
+        Canaries.draw(8, plan, [3, 4], [], Entropy.replay(b"few"))
+
+
+def test_canaries_are_where_others_send_least():
+    sent = [np.eye(650, dtype=np.float32)[:300], 1e6 * np.eye(650, dtype=np.float32)[300:500]]
+    drawn = Canaries.draw(100, job(0.5).plan, [1] * 100, sent, Entropy.replay(b"quiet"))
+    assert drawn.coordinates.tolist() == list(range(500, 600))
 
 
 def test_the_surest_guesses_count():

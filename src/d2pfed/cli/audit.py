@@ -110,16 +110,19 @@ def mechanism(
 def training(
     run: RunDirectory,
     *,
-    canaries: Annotated[int, option("Clients that a canary takes the place of. Default: 1000.")] = 1000,
-    confidence: Annotated[float, option("Confidence of the lower bound. Default: 0.95.")] = 0.95,
+    canaries: Annotated[
+        int, option("Clients, or records, that a canary takes the place of. Default: 1000.")
+    ] = 1000,
+    confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.95.")] = 0.95,
     partition: Partition = None,
     data: DataDirectory = None,
     workers: Annotated[int | None, option("Worker processes. Default: one per core.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Repeat a run of `train` with canary clients, and guess their secret coins from what its server sees.
+    """Repeat a run of `train` with canaries, and guess their secret coins from what its server sees.
 
-    The bound is kept in the run's directory as audit.json, and its report shows it beside the claim.
+    A canary is a client, or a record where records are protected. The bounds are kept in the run's directory as
+    audit.json, and its report shows them beside the claim.
     """
     from d2pfed.cli.progress import Watcher  # noqa: PLC0415 - as below
     from d2pfed.ledger.files import replace_file  # noqa: PLC0415 - as below
@@ -143,10 +146,10 @@ def training(
     _conclude(
         found,
         (
-            f"Epsilon is at least {_down(found.lower)} with confidence {found.confidence:g}, beside the claimed "
-            f"{round_up(found.claimed, 4)} at delta {round_up(found.delta, 3)} against the {found.observer}: "
-            f"{found.correct:,} of {found.guesses:,} guesses were right, of {found.canaries:,} canaries of which "
-            f"{found.present:,} took part."
+            f"Epsilon is at least {_down(found.lower)}, or {_down(found.gaussian)} if the noise is Gaussian, with "
+            f"confidence {found.confidence:g}, beside the claimed {round_up(found.claimed, 4)} at delta "
+            f"{round_up(found.delta, 3)} against the {found.observer}: {found.correct:,} of {found.guesses:,} guesses "
+            f"were right, of {found.canaries:,} canary {found.unit}s of which {found.present:,} took part."
         ),
         json=json,
     )

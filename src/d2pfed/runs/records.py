@@ -132,23 +132,27 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAudit:
-    """A lower bound on epsilon from canary clients in a run with the same settings.
+    """Lower bounds on epsilon from canaries, clients or records, in a run with the same settings.
 
     Attributes:
         observer: who guessed.
         claimed: the plan's epsilon against that observer.
         delta: of both.
-        lower: the epsilon that the guesses refute.
-        confidence: of the lower bound.
-        canaries: clients with a secret coin; `present` of them were in a sum.
-        guesses, correct: coins guessed, and those guessed right.
+        unit: what a canary is: a client, or a record of a silo.
+        lower: the epsilon that the guesses refute, whatever the mechanism.
+        gaussian: the epsilon that they refute if the trade-off curve is a Gaussian one.
+        confidence: that both bounds hold together.
+        canaries: units with a secret coin; `present` of them may have been in a sum.
+        guesses, correct: coins guessed, and those guessed right, for the larger bound.
         shows: what this can and cannot show.
     """
 
     observer: str
     claimed: float
     delta: float
+    unit: str
     lower: float
+    gaussian: float
     confidence: float
     canaries: int
     present: int
@@ -165,8 +169,8 @@ class TrainingAudit:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the lower bound is above the claim."""
-        return self.lower > self.claimed
+        """Whether a lower bound is above the claim."""
+        return max(self.lower, self.gaussian) > self.claimed
 
 
 def check_metrics(whose: str, metrics: dict[str, float]) -> None:

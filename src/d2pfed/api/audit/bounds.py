@@ -5,16 +5,17 @@ before anything was seen.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
 from d2pfed.errors import ConfigError
 
-_PRECISION = 1e-6  # of a bisection for epsilon
-_MOST_EPSILON = 100.0  # beyond it no count of guesses tells anything
+_PRECISION = 1e-6  # of a bisection
+_MOST_EPSILON, _MOST_MU = 100.0, 12.0  # beyond them no count of guesses tells anything
 
 
 def check_confidence(confidence: float) -> None:
@@ -64,8 +65,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     guesses the coins of as many as it likes. Without delta a guess is right with probability at most
     e^epsilon / (1 + e^epsilon), given the others.
     """
-    if not 0 <= correct <= guesses <= canaries:
-        raise ConfigError(f"correct <= guesses <= canaries must hold, got {correct}, {guesses}, {canaries}")
+    _check_guesses(canaries, guesses, correct)
     right = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(correct - 1, guesses, right))
     if not delta or not correct:
@@ -75,17 +75,49 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     return min(1.0, tail + 2 * canaries * delta * alpha)
 
 
+def refutes_gaussian(canaries: int, guesses: int, correct: int, mu: float, alpha: float) -> bool:
+    """Say whether so many correct guesses in one run refute the trade-off curve of two unit Gaussians `mu` apart.
+
+    The algorithm of Mahloujifar, Melis and Chaudhuri 2024 ("Auditing f-differential privacy in one run") for guesses
+    between two values: from the shares of right and wrong guesses that runs with at least `correct` right ones have if
+    their chance is `alpha`, those of runs with fewer and fewer are bounded; together they must not exceed all guesses.
+    """
+    right, wrong = alpha * correct / canaries, alpha * (guesses - correct) / canaries
+    for fewer in range(correct - 1, -1, -1):
+        more = max(wrong, float(ndtr(ndtri(right) - mu)))
+        if more == wrong:
+            break
+        right, wrong = min(1.0, right + fewer / (guesses - fewer) * (more - wrong)), more
+    return right + wrong > guesses / canaries
+
+
+def one_run_gaussian_epsilon(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
+    """Return the largest epsilon that one run's guesses refute if the trade-off curve is a Gaussian one."""
+    _check_guesses(canaries, guesses, correct)
+    mu = _largest(lambda mu: refutes_gaussian(canaries, guesses, correct, mu, alpha), _MOST_MU)
+    return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
+
+
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
     """Return the largest epsilon that one run's guesses refute at the level `alpha`; 0 if they refute none."""
-    if one_run_p_value(canaries, guesses, correct, 0.0, delta) > alpha:
-        return 0.0
-    low, high = 0.0, _MOST_EPSILON
-    if one_run_p_value(canaries, guesses, correct, high, delta) <= alpha:
+    return _largest(
+        lambda epsilon: one_run_p_value(canaries, guesses, correct, epsilon, delta) <= alpha, _MOST_EPSILON
+    )
+
+
+def _largest(refutes: Callable[[float], bool], most: float) -> float:
+    """Return the largest number that is refuted, from below; 0 if none is."""
+    low, high = 0.0, most
+    if not refutes(low):
+        return low
+    if refutes(high):
         return high
     while high - low > _PRECISION:
         middle = (low + high) / 2
-        if one_run_p_value(canaries, guesses, correct, middle, delta) <= alpha:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if refutes(middle) else (low, middle)
     return low
+
+
+def _check_guesses(canaries: int, guesses: int, correct: int) -> None:
+    if not 0 <= correct <= guesses <= canaries:
+        raise ConfigError(f"correct <= guesses <= canaries must hold, got {correct}, {guesses}, {canaries}")

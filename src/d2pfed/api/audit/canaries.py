@@ -1,75 +1,73 @@
-"""The audit of a training run: canary clients in one run, and what the server guesses of their coins."""
+"""Canaries: clients, or records of silos, that send what gives them away best, each by a secret coin of its own."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import SERVER, Adjacency, Unit
-from d2pfed.api.audit.bounds import check_confidence, one_run_epsilon
-from d2pfed.api.audit.mechanism import claimed_epsilon
-from d2pfed.api.job import Job, TaskEvaluator
+from d2pfed.accounting import Adjacency
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import IntVector
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Collected, rotation_seed
-from d2pfed.runs import End, ExchangeRecord, Listener, TrainingAudit
-from d2pfed.secagg import Session, Sum
-from d2pfed.simulation import Backend, SimulatedFederation, TrainClients
+from d2pfed.round import Units
+from d2pfed.simulation import TrainClients
+from d2pfed.simulation.silos import RecordGradients
 
 _BEYOND = 4.0  # times the clip, or whatever it adapts to: the pipeline has to clip it
-_SHARES = (
-    0.125,
-    0.25,
-    0.5,
-    1.0,
-)  # of the canaries that took part: the surest guesses, each number fixed beforehand
-
-SHOWS = (
-    "It can show that this training leaks more about a client than is claimed, as a gross error would make it; it "
-    "cannot show that it leaks no more, and one run's bound stays well below a claim that is tight."
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """Clients that send what gives them away best: each its own coordinate, up or down (or nothing) by a secret coin.
+    """Units that send along a coordinate of their own, up or down (or nothing) by a secret coin.
 
     Attributes:
-        clients: who they are, one per coordinate.
-        coordinates: of the model, no two the same.
+        clients: who they are, or which silos they are in.
+        records: of its silo the record that each takes the place of; 0 where a canary is a client.
+        coordinates: of the model, no two the same, along which others send little.
         coins: whether each sends its vector up.
         low: what it sends for the other side of its coin: -1, or 0 where the neighbouring world has nothing.
         length: of what is sent, in real units.
+        rate: how often one is in the sum of an attempt that its client is in: 1, or that of a record's secret coin.
     """
 
     clients: NDArray[np.int64] = field(repr=False)
+    records: NDArray[np.int64] = field(repr=False)
     coordinates: NDArray[np.int64] = field(repr=False)
     coins: NDArray[np.bool_] = field(repr=False)
     low: float
     length: float
+    rate: float
 
     @staticmethod
-    def draw(count: int, plan: Plan, entropy: Entropy) -> "Canaries":
-        """Choose canaries of a plan's population, their coordinates and their coins."""
-        if plan.unit is not Unit.CLIENT:
-            raise ConfigError(f"canaries are clients, and the plan has the unit {plan.unit}: nothing is audited")
-        most = min(plan.sampling.population, plan.dimension)
+    def draw(
+        count: int, plan: Plan, units: Sequence[int], sent: Iterable[NDArray[np.float32]], entropy: Entropy
+    ) -> "Canaries":
+        """Choose canaries and their coins; each client has so many `units`: 1, or its records.
+
+        `sent` are rows that others would send for the first model: whoever attacks may know them.
+        """
+        most = min(sum(units), plan.dimension)
         if not 1 <= count <= most:
             raise ConfigError(
-                f"canaries must be in [1, {most}]: no two share a client or a parameter, got {count}"
+                f"canaries must be in [1, {most}]: no two share a {plan.unit} or a parameter, got {count}"
             )
-        clients = entropy.child("clients").stream().subset(plan.sampling.population, count)
-        coordinates = entropy.child("coordinates").stream().subset(plan.dimension, count)
-        coins = entropy.child("coins").stream().below_each(2, count) == 1
-        low = -1.0 if plan.adjacency is Adjacency.REPLACE_ONE else 0.0
+        sizes = np.array(units, np.int64)
+        ends = np.cumsum(sizes)
+        chosen = entropy.child("clients").stream().subset(int(ends[-1]), count)
+        clients = np.searchsorted(ends, chosen, side="right")
         clip = plan.codec.clip if plan.adaptive_clip is None else plan.adaptive_clip.initial
-        return Canaries(clients, coordinates, coins, low, _BEYOND * clip)
+        return Canaries(
+            clients=clients,
+            records=chosen - (ends - sizes)[clients],
+            coordinates=_quietest(sent, plan.dimension, count),
+            coins=entropy.child("coins").stream().below_each(2, count) == 1,
+            low=-1.0 if plan.adjacency is Adjacency.REPLACE_ONE else 0.0,
+            length=_BEYOND * clip,
+            rate=1.0 if plan.batches is None else float(plan.batches.rate),
+        )
 
     def update(self, place: int, dimension: int) -> FloatVector:
         """Return what the canary at this place sends for its coin."""
@@ -78,9 +76,19 @@ class Canaries:
         return vector
 
     @property
-    def places(self) -> dict[int, int]:
-        """The place of each client among the canaries."""
-        return {int(client): place for place, client in enumerate(self.clients)}
+    def places(self) -> dict[tuple[int, int], int]:
+        """The place of each client and record among the canaries."""
+        named = zip(self.clients.tolist(), self.records.tolist(), strict=True)
+        return {pair: place for place, pair in enumerate(named)}
+
+
+def _quietest(sent: Iterable[NDArray[np.float32]], dimension: int, count: int) -> NDArray[np.int64]:
+    """Return the coordinates along which the least is sent, each row scaled to the same length."""
+    energy = np.zeros(dimension)
+    for rows in sent:
+        squares = np.square(np.atleast_2d(rows), dtype=np.float64)
+        energy += (squares / np.maximum(squares.sum(axis=1, keepdims=True), np.finfo(np.float64).tiny)).sum(axis=0)
+    return np.sort(np.argsort(energy, kind="stable")[:count]).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,141 +101,56 @@ class CanaryTraining:
     def __call__(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
         """Yield the updates of these clients, in their order."""
         places = self.canaries.places
-        trained = self.inner(params, [client for client in clients if client not in places], seed)
+        trained = self.inner(params, [client for client in clients if (client, 0) not in places], seed)
         for client in clients:
-            yield self.canaries.update(places[client], len(params)) if client in places else next(trained)
-
-
-@dataclass(slots=True)
-class WatchedFederation:
-    """A simulated federation whose server keeps, for each canary, what the sums show along its coordinate."""
-
-    inner: SimulatedFederation
-    canaries: Canaries
-    scores: NDArray[np.float64] = field(repr=False)
-    seen: NDArray[np.bool_] = field(repr=False)
-
-    @staticmethod
-    def of(inner: SimulatedFederation, canaries: Canaries) -> "WatchedFederation":
-        """Watch a federation from its first round on."""
-        count = len(canaries.clients)
-        return WatchedFederation(inner, canaries, np.zeros(count), np.zeros(count, np.bool_))
-
-    def with_clip(self, clip: float) -> "WatchedFederation":
-        """Return the federation in a round with this clip, which adds to the same scores."""
-        return replace(self, inner=self.inner.with_clip(clip))
-
-    def draw(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return the cohort of an attempt."""
-        return self.inner.draw(attempt)
-
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
-        """Return the session of an attempt."""
-        return self.inner.bind(attempt, cohort)
-
-    def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
-        """Gather the cohort's vectors."""
-        return _Watched(self.inner.collect(session, model, participations), self, session)
-
-    def exchanges(self) -> tuple[ExchangeRecord, ...]:
-        """Return nothing: no message travels."""
-        return self.inner.exchanges()
-
-    def note(self, session: Session, survivors: Sequence[int], total: Sum) -> None:
-        """Add what an opened sum shows, in units of the clip, to the scores of the canaries in it.
-
-        The middle between the two sides of a coin is subtracted, so that the sign of a score is the guess.
-        """
-        plan, places = self.inner.plan, self.canaries.places
-        mean = plan.codec.decode(plan.ring.centre(total.vector), rotation_seed(session), 1)
-        unit = 1.0 if plan.adaptive_clip is not None else plan.codec.clip
-        for client in survivors:
-            if (place := places.get(client)) is not None:
-                middle = (1.0 + self.canaries.low) / 2
-                self.scores[place] += float(mean[self.canaries.coordinates[place]]) / unit - middle
-                self.seen[place] = True
+            place = places.get((client, 0))
+            yield next(trained) if place is None else self.canaries.update(place, len(params))
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
-    """Collected vectors whose sum is noted when it is opened."""
+class CanaryRecords:
+    """The gradients of all records of some silos but the canaries', which are what their coins say."""
 
-    inner: Collected
-    federation: WatchedFederation
-    session: Session
+    inner: RecordGradients
+    canaries: Canaries
+
+    def count(self, client: int) -> int:
+        """Return how many units a silo holds, canaries among them."""
+        return self.inner.count(client)
+
+    def units(self, params: FloatVector, client: int) -> Units:
+        """Return a silo's units under a model."""
+        return _CanaryUnits(self, params, client)
+
+    def chunks(
+        self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
+    ) -> Iterator[tuple[IntVector, NDArray[np.float32]]]:
+        """Yield the vectors of chosen units and the silo of each, in their order."""
+        places, done = self.canaries.places, 0
+        asked = [(client, record) for client, chosen in wanted for record in chosen.tolist()]
+        for silos, vectors in self.inner.chunks(params, wanted):
+            found = vectors
+            for row, pair in enumerate(asked[done : done + len(vectors)]):
+                if (place := places.get(pair)) is not None:
+                    found = found.copy() if found is vectors else found
+                    found[row] = self.canaries.update(place, len(params))
+            done += len(vectors)
+            yield silos, found
+
+
+@dataclass(frozen=True, slots=True)
+class _CanaryUnits:
+    """One silo's units, canaries among them."""
+
+    gradients_of: CanaryRecords
+    params: FloatVector = field(repr=False)
+    client: int
 
     @property
-    def survivors(self) -> tuple[int, ...]:
-        """The clients whose vector is in the sum."""
-        return self.inner.survivors
+    def count(self) -> int:
+        """How many units there are."""
+        return self.gradients_of.count(self.client)
 
-    def unmask(self) -> Sum:
-        """Open the sum, and note what it shows."""
-        total = self.inner.unmask()
-        self.federation.note(self.session, self.survivors, total)
-        return total
-
-
-def guess(scores: NDArray[np.float64], coins: NDArray[np.bool_], guesses: int) -> int:
-    """Return how many of the surest guesses are right: the sign of a score, for those farthest from zero."""
-    surest = np.argsort(-np.abs(scores), kind="stable")[:guesses]
-    return int(np.sum((scores[surest] > 0) == coins[surest]))
-
-
-def audit_training(
-    job: Job,
-    count: int,
-    start: Callable[[TrainClients], Backend],
-    listen: Listener,
-    *,
-    confidence: float = 0.95,
-    entropy: Entropy | None = None,
-) -> TrainingAudit:
-    """Repeat a run with canaries in place of some clients, and return what its server could guess of their coins.
-
-    Args:
-        job: the run; its model is thrown away.
-        count: how many canaries.
-        start: makes the backend that trains the clients; it is closed at the end.
-        listen: hears of every round.
-        confidence: of the lower bound.
-        entropy: the root of the choice of canaries and of their coins; None is the system's.
-    """
-    plan = job.plan
-    if plan is None:
-        raise ConfigError("a run in the clear claims nothing that an audit could refute")
-    check_confidence(confidence)
-    canaries = Canaries.draw(count, plan, Entropy.system() if entropy is None else entropy)
-    backend = start(CanaryTraining(job.trainer(), canaries))
-    with closing(backend), TemporaryDirectory() as directory, job.open(Path(directory) / "audit", None) as run:
-        watched = WatchedFederation.of(job.federation(run, backend), canaries)
-        summary = run.train(watched, TaskEvaluator(job.model, job.task), listen, evaluate_every=plan.rounds)
-        if summary.end is not End.COMPLETE:
-            raise ConfigError(f"the audited run ended early: {summary.stopped}")
-        return audit_scores(watched, confidence)
-
-
-def audit_scores(watched: WatchedFederation, confidence: float) -> TrainingAudit:
-    """Return the lower bound that the canaries' scores give, beside what the plan claims against the server."""
-    plan, seen = watched.inner.plan, watched.seen
-    count, present = len(seen), int(seen.sum())
-    alpha = (1 - confidence) / len(_SHARES)
-    tries = []
-    for share in _SHARES:
-        guesses = int(np.ceil(share * present))
-        right = guess(watched.scores[seen], watched.canaries.coins[seen], guesses)
-        # The server knows who took part, whatever the coins: the others' coins are none that it could guess.
-        tries.append((one_run_epsilon(present, guesses, right, plan.delta, alpha), guesses, right))
-    lower, guesses, right = max(tries)
-    return TrainingAudit(
-        observer=str(SERVER),
-        claimed=claimed_epsilon(plan),
-        delta=plan.delta,
-        lower=lower,
-        confidence=confidence,
-        canaries=count,
-        present=present,
-        guesses=guesses,
-        correct=right,
-        shows=SHOWS,
-    )
+    def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
+        """Yield rows with the vectors of the chosen units."""
+        return (vectors for _, vectors in self.gradients_of.chunks(self.params, [(self.client, chosen)]))

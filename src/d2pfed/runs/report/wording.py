@@ -85,11 +85,12 @@ def guarantee_text(report: RunReport, item: Guarantee) -> GuaranteeText:
 
 
 def audit_text(audit: TrainingAudit) -> str:
-    """Return what the canaries of a run showed, beside the claim; the lower bound is rounded down."""
+    """Return what the canaries of a run showed, beside the claim; lower bounds are rounded down."""
+    lower, gaussian = (f"{math.floor(1000 * bound) / 1000:g}" for bound in (audit.lower, audit.gaussian))
     verdict = "which refutes the claim of" if audit.is_refuted else "beside the claimed"
     return (
-        f"Audited with canary clients: {audit.correct:,} of {audit.guesses:,} guesses of the {audit.observer} were "
-        f"right, so epsilon is at least {math.floor(1000 * audit.lower) / 1000:g} with confidence "
+        f"Audited with canary {audit.unit}s: {audit.correct:,} of {audit.guesses:,} guesses of the {audit.observer} "
+        f"were right, so epsilon is at least {lower}, or {gaussian} if the noise is Gaussian, with confidence "
         f"{percent(audit.confidence)}, {verdict} {round_up(audit.claimed, 4)}, at delta {round_up(audit.delta, 3)}. "
         f"{audit.shows}"
     )
