@@ -5,10 +5,12 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from d2pfed.accounting import filters
 from d2pfed.accounting.amplification import PairKind, SampledGaussian, cap_excess
+from d2pfed.accounting.composition import filtered_epsilon
 from d2pfed.accounting.events import (
     Adjacency,
     BatchSampling,
@@ -22,6 +24,7 @@ from d2pfed.accounting.events import (
 )
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
 from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.losses import LossPmf
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, colluding
 from d2pfed.errors import ConfigError
 
@@ -95,6 +98,13 @@ def test_a_plan_chosen_later_is_charged_by_the_gaussian_filter():
     squared = 0.25 * 4 + 0.25
     wanted = gaussian_epsilon(0.95 * 0.8 * DELTA * math.exp(-1e-4), math.sqrt(squared)) + 2e-4
     assert costs(wanted, [one, once])
+
+
+def test_a_budget_of_exactly_what_plans_cost_admits_them():
+    one, two = plan(), plan(attempts=6, cap=3)
+    exact = filtered_epsilon(Counter({NOISE: 4 + 3}), Adjacency.ZERO_OUT.radii, 0.95 * DELTA)
+    assert Filter(exact, DELTA, SERVER).charge([one, two]).admitted
+    assert not Filter(math.nextafter(exact, 0), DELTA, SERVER).charge([one, two]).admitted
 
 
 def test_an_observers_own_noise_does_not_count():
@@ -196,10 +206,21 @@ def test_units_of_a_gaussian_are_its_squared_ratios():
     for ratio, needed in ((0.5, 1), (1.0, 4), (1.5, 9)):
         found = unit.units({SampledGaussian(PairKind.FIXED_SIZE, ratio, 1.0): 1}, 1e-7)
         assert needed <= found <= needed + 1
+    assert unit.units({SampledGaussian(PairKind.FIXED_SIZE, 0.4, 1.0): 1}, 1e-7) == 1  # no less than a whole one
     assert unit.units({PLAIN: 7}, 1e-7) in (7, 8)
     assert unit.units({PLAIN: 7}, 1e-12) is None
     loose = unit.units({SampledGaussian(PairKind.FIXED_SIZE, 1.5, 1.0): 1}, 0.05)
     assert loose < 9
+
+
+def test_a_plan_may_cost_as_many_units_as_the_limit_and_no_more():
+    """Randomised response with odds of exp(1/1000), so many times, in units of one of them."""
+    up = 1 / (1 + math.exp(-1e-3))
+    one = LossPmf(1e-3, -1, np.array([1 - up, 0.0, up]), 0.0)
+    limit, unit = 1 << 17, ReferenceRound(PLAIN, one.step, 0.0)
+    for times in (limit // 2 + 1, limit * 97 // 100):
+        assert times <= unit._least([(one, times)], one, 1e-6, 1) <= times * 1.01
+    assert unit._least([(one, limit * 103 // 100)], one, 1e-6, 1) is None
 
 
 def test_both_orders_of_a_pair_must_be_covered():
@@ -223,9 +244,9 @@ def test_epsilon_of_units_beside_fixed_releases_is_one_gaussians():
 
 def test_the_grid_of_a_unit_holds_all_but_its_tail():
     unit = ReferenceRound.of(PLAIN, 10, DELTA)
-    assert unit.tail == pytest.approx(DELTA * 1e-9 / 10)
-    assert PLAIN.forward(filters.np.array([unit.step * (1 << 12)]))[0] <= unit.tail
-    assert PLAIN.forward(filters.np.array([unit.step * (1 << 12) * 0.99]))[0] > unit.tail
+    assert unit.tail == pytest.approx(DELTA * 1e-9 / 10, rel=1e-12, abs=0)
+    assert PLAIN.forward(np.array([unit.step * (1 << 12)]))[0] <= unit.tail
+    assert PLAIN.forward(np.array([unit.step * (1 << 12) * 0.99]))[0] > unit.tail
     assert ReferenceRound.of(PLAIN, 10, 1e-300).tail == 1e-300
 
 

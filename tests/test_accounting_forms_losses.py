@@ -294,6 +294,8 @@ def test_a_tail_is_found_on_the_far_side():
         found = losses.tail_epsilon(lambda e, s=scale: np.exp(-e / s), 1e-6)
         exact = scale * math.log(1e6)
         assert exact <= found <= exact * 1.0011
+    # From 512 to 1024 by halves, until the least and the most are a thousandth apart.
+    assert losses.tail_epsilon(lambda e: np.where(e < 999.25, 1.0, 0.0), 1e-6) == 1000
     assert losses.tail_epsilon(lambda e: 1e-6 * np.exp(-e), 1e-6) == 0
     assert losses.tail_epsilon(lambda e: 1.1e-6 * np.exp(-e), 1e-6) > 0
 
@@ -330,6 +332,17 @@ def test_composed_coins_have_the_epsilon_of_their_binomial(count, delta):
         middle = (low + high) / 2
         low, high = (middle, high) if binomial_delta(count, middle) > delta else (low, middle)
     assert high * (1 - 1e-12) <= found <= high * (1 + (1e-5 if count > 2 else 1e-3))
+
+
+@pytest.mark.parametrize(("step", "place"), [(0.25, 1), (0.25, 10), (0.01, 40), (0.01, 400), (1e-3, 129)])
+def test_a_loss_that_is_sure_costs_nothing_from_its_own_delta_on(step, place):
+    sure = losses.LossPmf(step, place, np.array([1.0]), 0.0)
+    own = -math.expm1(-step * place)
+    for share in (0.01, 0.5, 0.99):
+        assert tilting.tilted_epsilon([(sure, 1)], own + share * (1 - own)) == 0
+        assert tilting.tilted_epsilon([(sure, 1)], own * (1 - share)) >= step * place + math.log1p(
+            -own * (1 - share)
+        )
 
 
 def test_infinite_losses_use_up_delta_and_more_is_infinite():
@@ -384,6 +397,18 @@ def test_gaussians_on_a_grid_compose_to_one_gaussian(count):
     assert exact <= found <= exact * 1.003
     step = costs[0][0].pmfs[0][0].step
     assert step == pytest.approx(losses.tail_epsilon(pair.forward, 1e-12 / count) / pld.COARSE)
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0])
+def test_the_coarse_grid_has_2048_points_the_fine_one_16384_and_both_are_near_the_gaussian(ratio):
+    """As theory.md says: upper bounds, a few parts in a thousand apart."""
+    pair, found = SampledGaussian(PairKind.FIXED_SIZE, ratio, 1.0), []
+    for points, wanted in ((pld.COARSE, 2_048), (pld.FINE, 16_384)):
+        cost = pld.loss_distributions([(pair, 40)], 1e-6, points)[0][0]
+        assert -cost.pmfs[0][0].first in (wanted, wanted + 1)  # rounded up
+        found.append(cost.times(40).epsilon(1e-6))
+    exact = gaussian.gaussian_epsilon(1e-6, ratio * math.sqrt(40))
+    assert exact <= found[1] <= found[0] <= exact * 1.003
 
 
 def test_a_grid_suits_the_narrowest_as_far_as_it_can():

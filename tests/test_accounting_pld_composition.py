@@ -14,7 +14,7 @@ from d2pfed.accounting.composition import composed
 from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.losses import LossPmf
 from d2pfed.accounting.pld import COARSE, loss_distributions
-from d2pfed.accounting.tilting import tilted_epsilon
+from d2pfed.accounting.tilting import profile_bounds, tilted_epsilon
 from test_accounting_peers import spread
 
 SMALL = LossPmf(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0.0625]), 0.0)
@@ -100,6 +100,32 @@ def test_a_transform_errs_by_less_than_its_bound(size):
         error = np.abs(np.fft.fft(shape)[:: size // 32] - exact)
         bound = 8 * 2.0**-53 * math.log2(size) * math.sqrt(size) * np.linalg.norm(shape)
         assert np.linalg.norm(error) <= bound
+
+
+@pytest.mark.parametrize("slope", [3.7, 311.3, 70_001.9])
+@pytest.mark.parametrize("mass", [1.0, 0.3, 7e-300])
+def test_masses_under_a_steep_tilt_err_by_less_than_their_bound(slope, mass):
+    """A loss that is sure, so often, in fifty digits: what is put in errs by as much as its exponent is large."""
+    count, size, first = 100, 4, 7
+    pmf = tilting._LogPmf.of(LossPmf(0.1, first, np.array([mass]), 0.0), count)
+    found, error, relative = tilting._convolve([pmf], slope, size)
+    with mpmath.workdps(50):
+        exponent = mpmath.mpf(slope) * float(pmf.values[0]) + mpmath.log(mpmath.mpf(mass))
+        exact = np.zeros(size)
+        exact[count * first % size] = mpmath.expm1(count * (exponent - pmf.tilted(slope).log / count))
+    found[count * first % size] -= 1
+    assert np.linalg.norm(found - exact) <= error + relative
+
+
+@pytest.mark.parametrize("width", [16_384, 20_011])
+def test_a_profile_is_between_its_bounds_where_a_transform_rounds_most(width):
+    """Losses of one step that are sure: rounding puts a little mass everywhere, most if the width is a prime."""
+    step, count = 0.01, width - 100
+    lower, upper = profile_bounds([(LossPmf(step, 1, np.array([1.0]), 0.0), count)], width)
+    exact = np.maximum(-np.expm1(step * (np.arange(width + 1) - count)), 0.0)
+    assert np.all(lower <= exact)
+    assert np.all(exact <= upper)
+    assert np.all(upper - lower < 1e-6)
 
 
 def test_the_comparison_rejects_a_transform_that_is_not_tilted(monkeypatch):

@@ -141,3 +141,20 @@ def test_a_caller_may_ask_for_shorter_texts():
     assert canonical.decode("[1,2]", TYPES, most=5) == (1, 2)
     with pytest.raises(ConfigError, match="5 characters, at most 4 are read"):
         canonical.decode("[1,2]", TYPES, most=4)
+
+
+def test_a_text_of_4_mib_is_read_and_a_longer_one_is_not():
+    most = 4 * 1024 * 1024
+    longest = '"' + "a" * (most - 2) + '"'
+    assert canonical.decode(longest, TYPES) == longest[1:-1]
+    with pytest.raises(ConfigError, match=f"{most + 1} characters, at most {most} are read"):
+        canonical.decode('"' + longest[1:] + '"', TYPES)
+
+
+@pytest.mark.parametrize(
+    ("zeros", "why"), [(25, "written differently"), (26, "33 characters, at most 32 are read")]
+)
+def test_the_text_of_a_float_is_too_long_from_33_characters_on(zeros, why):
+    digits = "0x1." + "0" * zeros + "p+0"
+    with pytest.raises(ConfigError, match=why):
+        canonical.decode(f'{{"":"float","is":"{digits}"}}', TYPES)

@@ -1,3 +1,4 @@
+import math
 import os
 import shutil
 import stat
@@ -149,6 +150,15 @@ def test_a_crash_between_row_and_anchor_moves_the_anchor_up(log, tmp_path):
     (tmp_path / "outside" / "head").write_bytes(old)
     assert log_in(tmp_path).read() == after
     assert (tmp_path / "outside" / "head").read_text().startswith(after.head.encode())
+
+
+def test_an_anchor_at_the_very_beginning_is_moved_up_to_the_first_row(tmp_path):
+    log = log_in(tmp_path)
+    opened = log.create({"carried": "nothing"})
+    anchor = tmp_path / "outside" / "head"
+    anchor.write_bytes(Anchor(opened.start).encode())
+    assert log.read() == opened
+    assert Anchor.decode(anchor.read_bytes()).head == opened.head
 
 
 def test_a_line_that_a_crash_cut_short_is_removed_wherever_it_was_cut(log, tmp_path):
@@ -452,3 +462,28 @@ def test_a_row_says_names_and_values():
 
     assert len(parse(start, line('{"time":1}'))[0]) == 1
     assert parse(start, line("[1]")) == ((), line("[1]"))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_has_no_word_for_is_never_written(log, number):
+    before = log.read()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        log.append(before, Entry.BEGUN, {"number": number})
+    assert log.read() == before
+
+
+def test_no_file_stays_open(log, tmp_path):
+    """A client runs for months; whatever it leaves open with each row is missing in the end."""
+    before = set(Path("/dev/fd").iterdir())
+    begin(log, 3)
+    with (tmp_path / "home" / "log").open("ab") as file:
+        file.write(b"torn")
+    log.read()  # cuts it
+    log.mark("cloned", Head(50, bytes(32)))
+    log.adopt({"carried": "nothing"})
+    (tmp_path / "home" / "log").chmod(0o666)
+    with pytest.raises(ConfigError, match="writable by its owner alone"):
+        log.read()
+    with pytest.raises(ConfigError, match="writable by its owner alone"):
+        ledger_files.append_file(tmp_path / "home" / "log", b"more")
+    assert set(Path("/dev/fd").iterdir()) <= before

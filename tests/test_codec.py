@@ -11,6 +11,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import (
     Centres,
     Codec,
+    _add_rows,
     _square,
     conditional_round,
     rounded_radius,
@@ -85,6 +86,14 @@ def test_the_squared_norm_is_exact_where_64_bits_would_overflow():
     assert squared_norm(np.array([1 << 62, 1], np.int64), 1000) == 1000**2 + 1
 
 
+def test_the_squared_norm_is_exact_for_the_largest_entries_that_are_squared():
+    """Entries have 25 bits and a sign, so squares are up to 2^50; a larger entry is too long for every radius."""
+    for count in (4095, 4096, 4097, 8192, 20_000):
+        assert squared_norm(np.full(count, -(2**25), np.int64), 1) == count * 2**50
+    assert squared_norm(np.array([-(2**25) - 1], np.int64), 1000) == 1000**2 + 1
+    assert squared_norm(np.array([2**25], np.int64), 1000) == 1000**2 + 1
+
+
 @settings(max_examples=200)
 @given(
     hnp.arrays(np.float32, 37, elements=st.floats(-1, 1, width=32)),
@@ -106,6 +115,19 @@ def test_a_long_vector_is_scaled_to_the_clip_and_keeps_its_direction():
     back = codec(1000, granularity=0.05 / 256).decode(distribution.prepare(update, SEED).values, SEED, 1)
     assert 0.99 < np.linalg.norm(back) <= 1.0 + 1e-6
     assert np.dot(back, update) / np.linalg.norm(back) / np.linalg.norm(update) > 0.999
+
+
+@pytest.mark.parametrize("dithered", [False, True])
+def test_long_vectors_come_out_four_radii_below_the_bound_on_their_square_on_average(dithered):
+    """What rounding adds on average is taken off before, and four radii more, as much as it varies; nothing else."""
+    radius, length, seeds = 125, 2**14, 32
+    update = 1000 * np.sin(np.arange(length)).astype(np.float32)
+    whole = codec(length, clip=float(radius), granularity=1.0, fraction_bits=0)
+    below = 0
+    for seed in range(seeds):
+        stream = Stream(digest("dither", seed)) if dithered else None
+        below += radius**2 - exact_square(whole.prepare(update, digest("seed", seed), stream).values.tolist())
+    assert 3.5 < below / seeds / radius < 4.5
 
 
 def test_the_box_bounds_each_rotated_coordinate():
@@ -161,6 +183,17 @@ def test_a_sum_of_another_length_is_refused():
 def test_a_codec_that_cannot_work_does_not_exist(changes):
     with pytest.raises(ConfigError):
         codec(**changes)
+
+
+def test_a_radius_of_2_to_the_24_grid_units_is_the_largest():
+    """Beyond it float32 does not hold every integer."""
+    assert codec(clip=2.0**24, granularity=1.0, fraction_bits=0).grid_radius == 2**24
+    assert Centres(np.array([2**24], np.int64), 2**24, 0).steps == 2**24
+    assert float(np.float32(2**24 + 1)) != 2**24 + 1
+    with pytest.raises(ConfigError, match=r"2\^24 grid units"):
+        codec(clip=2.0**24 + 1, granularity=1.0, fraction_bits=0)
+    with pytest.raises(ConfigError, match=r"\[1, 2\^24\], got 16777217"):
+        Centres(np.zeros(1, np.int64), 2**24 + 1, 0)
 
 
 def test_the_radius_never_exceeds_the_clip():
@@ -242,3 +275,19 @@ def test_rows_that_rounding_lifts_beyond_the_radius_are_shrunk_and_not_added_as_
     squares = (totals**2).sum(axis=1)
     assert squares.max() <= codec.grid_radius**2
     assert squares.min() > 0.5 * codec.grid_radius**2
+
+
+@pytest.mark.parametrize("dithered", [False, True])
+def test_the_kernel_adds_nearly_every_row_itself_and_as_it_is_prepared_alone(dithered):
+    """The few rows that it leaves are done one by one, far more slowly."""
+    codec = Codec(rotation=Hadamard(64), clip=1.0, granularity=0.1)
+    rows = 3 * Stream(bytes(32)).words(200 * 64).astype(np.float32).reshape(200, 64) / 2.0**64 - 1.5
+    dithers = np.stack([codec.dither(Stream(digest(n))) for n in range(200)])
+    totals, left = np.zeros((200, codec.length), np.int64), np.ones(200, np.bool_)
+    scales = (codec._grid_per_unit, codec._reach(dithered), codec.grid_radius, codec.grid_radius)
+    signs, drawn = codec.rotation.signs(SEED), dithers if dithered else dithers[:0]
+    _add_rows(rows, np.arange(200), signs, scales, drawn, totals, left)
+    assert left.sum() <= 2
+    for row in np.flatnonzero(~left):
+        alone = codec.prepare(rows[row], SEED, Stream(digest(int(row))) if dithered else None)
+        assert np.array_equal(totals[row], alone.values)

@@ -169,6 +169,12 @@ def test_clients_of_one_session_share_one_graph():
     assert made[0] is made[1]
 
 
+@pytest.mark.parametrize("graph", [Circle(1_000, 40, digest("shown")), OutNeighbours(1_000, 40, digest("shown"))])
+def test_a_graph_shows_what_it_was_made_of_and_not_its_edges(graph):
+    made = f"cohort=1000, degree=40, seed={graph.seed!r}"
+    assert repr(graph) == f"{type(graph).__name__}({made})"
+
+
 def test_another_seed_gives_another_graph():
     graphs = {
         tuple(make_graph(30, 4, Consistency.ASSUMED, digest("seed", seed)).partners(0).tolist())
@@ -218,7 +224,8 @@ def test_a_risk_without_sense_is_refused(change):
 
 
 @pytest.mark.parametrize(
-    ("size", "dropouts", "colluders"), [(101, 10, 10), (1000, 100, 100), (10_000, 1000, 1000)]
+    ("size", "dropouts", "colluders"),
+    [(101, 10, 10), (110, 30, 30), (120, 25, 30), (1000, 100, 100), (10_000, 1000, 1000)],
 )
 def test_the_chosen_degree_keeps_its_promise_and_is_the_least(size, dropouts, colluders):
     risk = Risk(dropouts=dropouts, colluders=colluders)
@@ -370,6 +377,16 @@ def test_logarithms_of_parts_agree_with_exact_fractions(n, k, d, c):
     for s in {1, 2, 5, n // 4, n // 2} & set(range(1, n - c - d)):
         exact = exactly_apart(n, k, d, c, s)
         assert apart[s - 1] == (pytest.approx(log_of(exact), abs=1e-7) if exact else -np.inf)
+
+
+@pytest.mark.parametrize(("n", "k", "t", "c"), [(12, 3, 2, 1), (60, 8, 6, 5), (300, 20, 15, 15)])
+def test_the_bound_on_parts_that_open_agrees_with_exact_fractions(n, k, t, c):
+    """Each of s members has t of its k out-neighbours among the s - 1 others and the colluders, of n - 1 in all."""
+    parts = [comb(n, s) * upper_tail(n - 1, s - 1 + c, k, t) ** s for s in range(1, n // 2 + 1)]
+    assert log_cut(n, k, t, c, np.full(n // 2, np.inf)) == pytest.approx(log_of(sum(parts)), abs=1e-7)
+    rare = [part / 2 if s % 2 else part for s, part in enumerate(parts)]  # a part must be cut off as well
+    apart = np.array([log_of(part) if part else -np.inf for part in rare])
+    assert log_cut(n, k, t, c, apart) == pytest.approx(log_of(sum(rare)), abs=1e-7)
 
 
 def test_where_nobody_is_left_outside_nothing_is_bounded():
@@ -628,6 +645,18 @@ def test_the_colluders_of_a_cohort_are_the_least_that_fit(population, data):
     assert most == max(0, cohort + colluding - population) or draws * upper_tail(
         population, colluding, cohort, most
     ) > Fraction(1, 2**40)
+
+
+@pytest.mark.parametrize(
+    ("population", "colluding", "most"), [(2_002, 60, 58), (5_000, 300, 120), (20_000, 100, 30)]
+)
+def test_in_cohorts_too_large_for_integers_no_colluder_is_missed(population, colluding, most):
+    """The least draws with which `most` or more are in one with a chance above 2^-40, and a few draws less."""
+    cohort = 1_001
+    enough = int(1 / (2**40 * upper_tail(population, colluding, cohort, most))) + 1
+    assert enough > 256
+    assert colluders_in_cohort(population, colluding, cohort, enough) >= most
+    assert colluders_in_cohort(population, colluding, cohort, enough - enough // 64) == most - 1
 
 
 def test_the_whole_population_has_all_colluders_and_without_draws_any_cohort_is_possible():

@@ -23,7 +23,7 @@ from d2pfed.accounting.events import (
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, RowKind, decode_release, encode_release
 from d2pfed.ledger.rows import chained_row
-from d2pfed.ledger.text import _unpack
+from d2pfed.ledger.text import _steps, _unpack, _unpack_pairs
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from support.adjacencies import OF_CLIENTS
@@ -251,6 +251,20 @@ def test_participants_are_read_as_gap_by_gap(data):
             _unpack(text)
     else:
         assert _unpack(text) == wanted
+
+
+def test_the_table_of_two_bytes_holds_every_gap_of_two_bytes_and_no_other():
+    read = [gap_by_gap(word.to_bytes(2, "little")) for word in range(256 * 256)]
+    assert _steps() == [found[0] + 1 if found is not None and len(found) == 1 else 0 for found in read]
+
+
+@pytest.mark.parametrize("first", [b"", b"\x00", b"\x7f"])
+def test_gaps_of_two_bytes_are_read_from_the_table(first):
+    """Millions of them, one by one, would take several times as long."""
+    pairs = b"".join(bytes([128 | gap & 127, gap >> 7]) for gap in (128, 255, 256, 1000, 16_383))
+    assert _unpack_pairs(first + pairs) == gap_by_gap(first + pairs)
+    assert _unpack_pairs(first + pairs + b"\x05") is None
+    assert _unpack_pairs(first + pairs + b"\x80\x80\x01\x05") is None
 
 
 def test_a_head_survives_its_text():

@@ -1,6 +1,7 @@
 """Laws of the ring: representatives, sums, and the packed form."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,30 @@ def test_a_slice_is_packed_as_its_copy_is():
     values = ring_vector(Ring(13), 999)
     for part in (values[1:], values[::3], values[::-1]):
         assert Ring(13).pack(part) == Ring(13).pack(part.copy())
+
+
+@pytest.mark.parametrize("bits", ALL_BITS)
+def test_nothing_of_a_vector_is_left_in_the_padding_of_the_next(bits):
+    """A peer would refuse padding bits that are set, and they would tell what was packed before."""
+    ring = Ring(bits)
+    for count in range(1, 34):
+        values = ring_vector(ring, count)
+        ring.pack(np.full(5000, ring.modulus - 1, np.uint32))
+        assert ring.pack(values) == bit_by_bit(ring, values)
+
+
+@pytest.mark.parametrize("bits", [1, 13, 31])
+def test_packing_and_unpacking_take_at_most_twice_the_memory_of_both_forms(bits):
+    ring, count = Ring(bits), 100_001
+    values = ring_vector(ring, count)
+    packed = ring.pack(values)
+    for work in (lambda: ring.pack(values), lambda: ring.unpack(packed, count)):
+        work()  # by now it is compiled
+        tracemalloc.start()
+        work()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2 * (len(packed) + values.nbytes)
 
 
 def test_known_answers():

@@ -1,6 +1,7 @@
 """Distributions of the rotations: orthonormal, undone by their inverse, seeded, flat."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,18 @@ def test_arguments_are_left_as_they_were(kind):
     rotation.inverse(turned, SEED)
     assert np.array_equal(vector, some_vector(1000))
     assert np.array_equal(turned, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rotation_takes_the_memory_of_its_result_and_no_copy_of_it(kind):
+    """A vector may have 2^30 coordinates: whatever is held twice is held twice in gigabytes."""
+    rotation, vector = kind(2**16), some_vector(2**16)
+    rotation.forward(vector, SEED)  # by now all is compiled and the seed is expanded
+    tracemalloc.start()
+    turned = rotation.forward(vector, SEED)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert turned.nbytes <= peak < 1.5 * turned.nbytes
 
 
 @pytest.mark.parametrize("dimension", [8, 64, 512])

@@ -19,6 +19,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Participant, aggregate, given_sum, run_plan, session_of
+from d2pfed.round.aggregation import Outcome
 from d2pfed.round.gathering import run_exchange
 from d2pfed.round.given import Fidelity, _GivenVectors
 from d2pfed.round.invited import (
@@ -526,6 +527,8 @@ def test_a_sum_of_shares_of_one_noise_goes_through_the_protocol_however_faithful
 def test_vectors_are_in_no_traceback():
     given = _GivenVectors(make(), {0: np.full(D, 0.123, np.float32)}, Entropy.system(), Fidelity.SUM)
     assert "0.123" not in repr(given)
+    outcome = Outcome(np.full(D, 0.123), attempt=1, survivors=9)
+    assert repr(outcome) == "Outcome(attempt=1, survivors=9, clipping=None)"
 
 
 def test_a_given_sum_is_over_two_clients_to_the_planned_and_of_no_draw():

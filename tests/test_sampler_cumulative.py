@@ -80,6 +80,37 @@ def test_table_entries_enclose_the_exact_distribution(distribution, exact, bits)
     assert table.entries[-1] >= 2**bits - 2
 
 
+@pytest.mark.parametrize("variance", [Fraction(1, 3), Fraction(10), Fraction(1001, 10)])
+def test_ratios_of_bessel_functions_are_enclosed_from_the_first_to_the_last(variance):
+    """The last ones are enclosed widely, since they are computed from nothing."""
+    ratios = SkellamDistribution(variance)._ratios(20, 64)
+    with mpmath.workdps(DIGITS):
+        at = mpmath.mpf(variance.numerator) / variance.denominator
+        for k, (lower, upper) in enumerate(ratios):
+            assert lower <= mpmath.besseli(k + 1, at) / mpmath.besseli(k, at) * 2**64 <= upper
+
+
+@pytest.mark.parametrize("distribution", [case[0] for case in CASES])
+def test_the_largest_weight_is_one(distribution):
+    """What the tails may hold is counted by it; where two are equal, one of them may be rounded up."""
+    weights = distribution.weights(64, 20)
+    assert max(weights.lower) == 1 << 64
+    assert max(weights.upper) <= (1 << 64) + 1
+
+
+@pytest.mark.parametrize("trials", [9, 200, 1001])
+@pytest.mark.parametrize("tail_bits", [5, 20])
+def test_what_is_left_out_on_either_side_is_at_most_the_tail(trials, tail_bits):
+    weights = BinomialDistribution(trials).weights(64, tail_bits)
+    largest, last = comb(trials, trials // 2), weights.first + len(weights.lower) - 1
+    for tail, outside in (
+        (weights.left_tail, range(weights.first)),
+        (weights.right_tail, range(last + 1, trials + 1)),
+    ):
+        exact = Fraction(sum(comb(trials, k) for k in outside), largest)
+        assert exact <= Fraction(tail, 1 << 64) < Fraction(1, 1 << tail_bits)
+
+
 @dataclass(frozen=True)
 class Blurred:
     """A distribution that is enclosed too loosely below some precision."""
@@ -161,6 +192,32 @@ def test_words_that_decide_decide_rightly():
             lowest, highest = word << 120, (word + 1 << 120) - 1
             assert fine.first + bisect_right(fine.entries, lowest) == coarse.first + above
             assert fine.first + bisect_right(fine.entries, highest) == coarse.first + above
+
+
+@dataclass
+class Given:
+    """A stream of given bytes that knows how many of them were read."""
+
+    data: bytes
+    read: int = 0
+
+    def bytes(self, count):
+        self.read += count
+        return self.data[self.read - count : self.read]
+
+
+def test_refinement_reads_no_more_words_than_decide():
+    distribution = GaussianDistribution(Fraction(77, 256), Fraction(4))
+    table = cumulative(distribution, 16)
+    near = {entry + step for entry in table.entries for step in range(-3, 5)}
+    for word in sorted(near & set(range(1 << 16))):
+        first, second = divmod(word, 256)
+        stream = Given(bytes([second]) + bytes(range(100, 116)))
+        above = bisect_right(table.entries, word)
+        is_decided = word - table.entries[above - 1] >= 2
+        drawn = refine(distribution, first, 8, stream)
+        assert (stream.read == 1) == is_decided
+        assert drawn == table.first + above or not is_decided
 
 
 def test_refinement_reaches_the_far_tail():

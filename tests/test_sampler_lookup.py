@@ -73,6 +73,21 @@ def test_hardly_a_word_is_marked_without_need(distribution):
     assert np.all(np.minimum(words[needless], ~words[needless]) < 2**16)
 
 
+@pytest.mark.parametrize("bits", [8, 64])
+def test_every_word_is_in_one_bucket_of_its_half_and_octave(bits):
+    """Octave 0 has no words: of a word and its complement, one has its top bit clear."""
+    layout = tabulate((GaussianDistribution(Fraction(0), Fraction(4)),), bits).layout
+    buckets = sorted(set(zip(layout.least.tolist(), layout.most.tolist(), strict=True)))
+    assert [least for least, _ in buckets] == [0, *(most + 1 for _, most in buckets[:-1])]
+    assert buckets[-1][1] == 2**64 - 1
+    assert layout.starts.size == layout.shifts.size == 2 * 64
+    for half in range(2):
+        for zeros in range(1, 64):
+            start, count = int(layout.starts[64 * half + zeros]), 1 << 64 - int(layout.shifts[64 * half + zeros])
+            words = np.concatenate([layout.least[start : start + count], layout.most[start : start + count]])
+            assert {64 - max((word ^ (2**64 - 1) * half).bit_length(), 1) for word in words.tolist()} == {zeros}
+
+
 @pytest.mark.parametrize("damage", ["entry", "value"])
 def test_the_comparison_sees_a_damaged_table(damage):
     distribution = GaussianDistribution(Fraction(0), Fraction(4))

@@ -8,7 +8,8 @@ import pytest
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.numerics.randomness import Stream
 from d2pfed.secagg import StandingAdvertised, StandingCollecting, StandingState, collect, standing
-from d2pfed.secagg.standing import MOST_SKIPPED
+from d2pfed.secagg.standing import MOST_SKIPPED, StandingStep
+from d2pfed.secagg.standing_messages import StandingRequest
 from support.federation import MODEL, TASK, position_of
 from support.standing import SILOS, Silos, make_epoch, update_of
 
@@ -32,6 +33,11 @@ def test_all_requests_of_a_step_have_the_same_body():
     silos.step(0, 0)
     bodies = {entry["request"][72:] for entry in silos.log}
     assert len(bodies) == 1
+
+
+def test_a_request_shows_its_step_and_not_the_model():
+    step = StandingStep(make_epoch(), 2, 1, np.ones(len(SILOS), np.bool_))
+    assert repr(StandingRequest(step, b"task", b"weights")) == f"StandingRequest(step={step!r}, task=b'task')"
 
 
 @pytest.mark.parametrize("silos", [3, 4, 8, 20])

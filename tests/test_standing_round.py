@@ -1,5 +1,6 @@
 """Rounds with standing keys: by `aggregate`, with every attempt charged, and simulated in both fidelities."""
 
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -8,14 +9,21 @@ import torch
 
 import d2pfed
 import test_records as records
-from d2pfed.errors import ConfigError, TooFewClients
+from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, aggregate, aggregation, can_stand, require_standing_plan
+from d2pfed.round.standing import StandingRun
+from d2pfed.round.standing_silo import invited_epoch
 from d2pfed.secagg import Consistency
+from d2pfed.secagg.messages import MessageKind
+from d2pfed.secagg.standing_messages import encode_standing_invitation
+from d2pfed.secagg.wire import kind_of
 from d2pfed.simulation import Dropouts, Fidelity, StandingFederation
 from d2pfed.simulation import Silos as SilosBackend
+from support.federation import position_of
 from support.simulations import Given
+from support.standing import Silo, roster_for
 from test_round import Diary
 
 SILOS, D = 20, 30
@@ -139,6 +147,79 @@ def test_a_silo_that_comes_back_without_keys_gets_a_new_epoch(plan):
     outcome = aggregate(plan, Attempt("run", 2, 0), np.zeros(D, np.float32), silos, Diary())
     assert silos._standing.epochs == 2
     assert (outcome.attempt, outcome.survivors) == (0, SILOS)
+
+
+class Heard:
+    """Silos that keep a log, and a run of standing keys that hears them."""
+
+    def __init__(self, plan, forgetful=()):
+        self.plan, self.roster = plan, roster_for(range(SILOS))
+        self.silos = {client: Silo(client, self.roster) for client in range(SILOS)}
+        self.forgetful = forgetful  # they throw away where others say that they stood
+        self.lost = ()
+
+    def run(self, **changes) -> StandingRun:
+        return StandingRun(
+            plan=self.plan,
+            run="run",
+            roster=self.roster,
+            silos=self.roster.clients,
+            exchange=self.exchange,
+            presence=lambda asked, _epoch: dict.fromkeys(asked, True),
+            **changes,
+        )
+
+    def exchange(self, requests):
+        for client, request in requests.items():
+            if client not in self.lost:
+                with suppress(PeerError):  # it refuses, and no answer comes
+                    yield client, self.answer(self.silos[client], request)
+
+    def answer(self, silo, request):
+        match MessageKind(kind_of(request)):
+            case MessageKind.STANDING_INVITATION:
+                epoch = invited_epoch(self.plan, request, self.roster)
+                if silo.client in self.forgetful:
+                    request = encode_standing_invitation(epoch, epoch.rank(silo.client), self.roster.serial, None)
+                return silo.invite(epoch, request)
+            case MessageKind.STANDING_ADVERTS:
+                return silo.agree(request)
+            case _:
+                return silo.answer(request)
+
+
+def test_a_run_counts_all_attempts_and_those_that_were_void(plan):
+    heard, counted = Heard(plan), []
+    run = heard.run()
+    for number, lost in enumerate([(), (3,), (3,)]):
+        attempt, heard.lost = Attempt("run", number, 0), lost
+        with suppress(VoidStep):
+            run.collect(run.step(attempt, run.members(attempt)), b"model")
+        counted.append((run.attempts, run.void))
+    assert counted == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_where_silos_stand_when_they_join_is_remembered_and_one_restored_since_is_left_out(plan):
+    """By the server's memory alone: no peer remembers it."""
+    heard, told = Heard(plan), {}
+    first = heard.run(remember=told.update)
+    assert first.members(Attempt("run", 0, 0)) == tuple(range(SILOS))
+    assert first.remembered == told == {client: position_of(client, 2, heard.roster) for client in range(SILOS)}
+    for silo in heard.silos.values():
+        silo.known.clear()
+    heard.silos[3].count = 0  # its home was put back
+    again = heard.run(remembered=told)
+    assert again.members(Attempt("run", 1, 0)) == tuple(client for client in range(SILOS) if client != 3)
+
+
+def test_two_silos_that_never_agree_hold_an_epoch_up_once(plan):
+    """One claims in each set-up to have met the other later on, which comes all the same."""
+    heard = Heard(plan, forgetful=(3,))
+    heard.silos[8].known[3] = position_of(3, 50, heard.roster)
+    run = heard.run()
+    assert run.members(Attempt("run", 0, 0)) == tuple(client for client in range(SILOS) if client != 8)
+    assert run.epochs == 2
+    assert run.remembered[3].count == 50
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ def _renyi(noises: Counter[Noise], radii: int, delta: float) -> float:
 
     def rho(noise: Noise) -> AdditiveCost:
         curve = rdp_cost(noise, radii, _ORDERS).values
-        return AdditiveCost((max(value / order for value, order in zip(curve, _ORDERS.tolist(), strict=True)),))
+        return AdditiveCost((float(np.max(np.divide(curve, _ORDERS))),))
 
     (total,) = composed((rho(noise), count) for noise, count in noises.items()).values
     return float(tight_conversion(_ORDERS, total * _ORDERS, delta).min())

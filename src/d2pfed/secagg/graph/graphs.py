@@ -222,7 +222,7 @@ def _draw_holders(cohort: int, degree: int, seed: bytes) -> NDArray[np.int32]:
     """Return each rank's out-neighbours and itself, increasing."""
     stream, width = Stream(seed), 2 * degree + 64
     holders = np.empty((cohort, degree + 1), np.int32)
-    found = np.full(cohort, -1, np.int32)
+    found = np.full(cohort, cohort, np.int32)  # no rank
     for first in range(0, cohort, _ROWS):
         rows = holders[first : first + _ROWS]
         words = stream.words(len(rows) * width).reshape(-1, width)
