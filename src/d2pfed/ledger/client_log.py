@@ -175,7 +175,7 @@ class ClientLog:
         require_one_row_more(rows, torn, anchor.head)
         if torn:
             truncate_file(self._file, len(data) - len(torn))
-        if rows[-1:] and rows[-1].head != anchor.head:
+        if rows and rows[-1].head != anchor.head:
             anchor = anchor_after(anchor, rows)
             self._move(anchor)
         return ClientHistory(self._start, rows, anchor.serial, anchor.roster)
@@ -211,7 +211,7 @@ class ClientLog:
         """Return the positions that this client is known to have had: its anchor's, and what others have shown."""
         anchor = self._anchor_or_none()
         marks = (read_file(self._mark_file) or b"").decode(errors="replace").splitlines()
-        shown = [_head_or_none(line.split(" ", 1)[0]) for line in marks]
+        shown = [_head_or_none(line.partition(" ")[0]) for line in marks]
         return ([anchor.head] if anchor else []) + [head for head in shown if head is not None]
 
 

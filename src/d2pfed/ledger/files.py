@@ -45,7 +45,7 @@ def make_directory(path: Path) -> None:
 def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
     """Return the content of one's own file, or None if there is none; refuses links and forbidden rights of others."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -105,7 +105,7 @@ def truncate_file(file: Path, size: int) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -116,7 +116,7 @@ def sync_directory(path: Path) -> None:
 def locked(file: Path) -> Iterator[None]:
     """Hold the lock that a file stands for, until the block ends or the process does."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise FileError(_refusal(file, error)) from error
     try:
@@ -129,7 +129,7 @@ def locked(file: Path) -> Iterator[None]:
 @contextmanager
 def _opened_to_write(file: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise FileError(_refusal(file, error)) from error
     try:
@@ -144,7 +144,7 @@ def _draft(file: Path) -> Path:
 
 
 def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
-    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, mode)
     try:
         _write(descriptor, content)
         os.fsync(descriptor)

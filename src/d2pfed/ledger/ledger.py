@@ -190,8 +190,8 @@ class Ledger:
         """
         self._require_open()
         epoch = 0 if head is None else next(self._store.rows(head.seq)).epoch
-        seen = -1 if head is None else head.seq
-        for row in tuple(self._store.rows(seen + 1)):
+        later = self._store.rows() if head is None else self._store.rows(head.seq + 1)
+        for row in tuple(later):
             if row.key is not None and row.key.run == run and (row.epoch > epoch or row.key.round > rounds):
                 raise LedgerError(
                     f"run {run}: row {row.seq} is unknown to its directory, which is an older copy, or has one that "

@@ -48,7 +48,7 @@ def _sidecar(path: Path) -> Path:
 
 
 def _opened(sidecar: Path) -> int:
-    return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(sidecar, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _locked(path: Path, operation: int) -> Lock:

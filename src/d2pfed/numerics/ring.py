@@ -223,7 +223,7 @@ def _unpack(words: Words, bits: int, pairs: Words) -> None:
         lane_bits *= 2
     for start in range(0, pairs.size, _BLOCK):
         part = pairs[start : start + _BLOCK]
-        count, width = (2 * bits * part.size + lane_bits - 1) // lane_bits, lane_bits
+        count, width = -(-2 * bits * part.size // lane_bits), lane_bits
         _split(words[start // 32 * bits :], width, lanes[:count])
         while width > 2 * bits:
             width //= 2

@@ -77,8 +77,6 @@ class LookupTable:
     def _look_up(self, words: Words, centres: IntVector | None, out: IntVector, undecided: IntVector) -> int:
         """Write the values of words; list positions and centres of the undecided ones and return their number."""
         starts, shifts, slack = self.layout.starts, self.layout.shifts, np.uint64(2 * _unit(self.bits))
-        if self.bits < WORD_BITS:
-            words &= ~np.uint64(_unit(self.bits) - 1)
         if centres is None:
             count = _look_up(
                 starts, shifts, self.entries[0], self.values[0], self.first, slack, words, out, undecided
@@ -101,8 +99,9 @@ def tabulate(distributions: Sequence[Distribution], bits: int) -> LookupTable:
         row[start : start + len(part.entries)] = np.array(part.entries, np.uint64)
     rows *= np.uint64(_unit(bits))
     layout = _lay_out(rows, bits)
-    entries, values = zip(*(_fill(layout, row, bits) for row in rows), strict=True)
-    return LookupTable(tuple(distributions), bits, first, layout, np.stack(entries), np.stack(values))
+    filled = [_fill(layout, row, bits) for row in rows]
+    entries, values = np.stack([entries for entries, _ in filled]), np.stack([values for _, values in filled])
+    return LookupTable(tuple(distributions), bits, first, layout, entries, values)
 
 
 def _unit(bits: int) -> int:
