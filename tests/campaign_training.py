@@ -151,7 +151,8 @@ def kills(count: int, directory: Path, seed: str) -> dict[str, object]:
     done = sum(killed(start(rounds, spare, directory), directory, stream) for _ in range(count))
     found = {"kills": done} | outcome(start(rounds, spare, directory), directory)
     good = (found["status"], found["rounds"], done) == (0, rounds, count) and found["test_metrics"] is not None
-    return found | {"failed": int(not good)}
+    result = f"{done:,} kills of `d2pfed train` in its {rounds:,} rounds; left alone it ended with {_told(found)}"
+    return {"campaign": "kills of whole runs", "result": result} | found | {"failed": int(not good)}
 
 
 def exhausted(spare: int, directory: Path, seed: str) -> dict[str, object]:
@@ -162,17 +163,30 @@ def exhausted(spare: int, directory: Path, seed: str) -> dict[str, object]:
         done += 1
     found = {"kills": done} | outcome(start(40, spare, directory), directory)
     good = (found["status"], found["test_metrics"]) == (EXHAUSTED, None) and done > spare
-    return found | {"failed": int(not good or found["charged"] != found["max_attempts"])}
+    result = (
+        f"{done} kills of `d2pfed train` with {spare} attempts to spare; left alone it ended with {_told(found)}"
+    )
+    failed = int(not good or found["charged"] != found["max_attempts"])
+    return {"campaign": "a run whose attempts are used up", "result": result} | found | {"failed": failed}
+
+
+def _told(found: dict[str, object]) -> str:
+    return (
+        f"status {found['status']} after round {found['rounds']}, {found['charged']} of {found['max_attempts']} attempts "
+        f"charged, {found['unfinished']} of them unfinished, its ledger whole"
+    )
 
 
 def memory(size: int, directory: Path) -> dict[str, object]:
     """Watch a run of so many rounds."""
     watch = run(size, directory)
     early, late = watch.round_seconds()
+    first, last = watch.memory[0] / 2**20, watch.memory[-1] / 2**20
     return {
+        "campaign": "memory of a long run",
+        "result": f"{len(watch.memory):,} rounds: {first:.1f} MiB after the first, {last:.1f} after the last; "
+        f"{1000 * early:.1f} ms of processor time for an early round, {1000 * late:.1f} for a late one",
         "rounds": len(watch.memory),
-        "first_mib": watch.memory[0] / 2**20,
-        "last_mib": watch.memory[-1] / 2**20,
         "growth": watch.growth(),
         "early_round_processor_seconds": early,
         "late_round_processor_seconds": late,
