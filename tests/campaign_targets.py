@@ -87,15 +87,14 @@ def lower_bound(plan: Plan) -> float:
 def faults_of(plan: Plan, target: PrivacyTarget) -> list[str]:
     """What is wrong with a plan."""
     charged = ChargedRun("run", "owner", run_plan(plan))
-    events = [verifier.event_of(event(Head(1, bytes(32)), charged))]
-    found = []
+    stated, found = event(Head(1, bytes(32)), charged), []
     for item in guarantees(plan):
         if item.observer == target.against and item.epsilon > target.epsilon * (1 + SLACK):
             found.append(f"epsilon {item.epsilon} was planned where {target.epsilon} was asked for")
         if item.epsilon > MOST:
             continue
         try:
-            own = verifier.own_bound(events, str(item.observer), item.delta, item.epsilon)
+            own = verifier.own_bound([verifier.event_of(stated)], str(item.observer), item.delta, item.epsilon)
         except verifier.Unchecked:
             own = 0.0
         if item.epsilon < own * (1 - SLACK):

@@ -172,8 +172,8 @@ def exhausted(spare: int, directory: Path, seed: str) -> dict[str, object]:
 
 def _told(found: dict[str, object]) -> str:
     return (
-        f"status {found['status']} after round {found['rounds']}, {found['charged']} of {found['max_attempts']} attempts "
-        f"charged, {found['unfinished']} of them unfinished, its ledger whole"
+        f"status {found['status']} after round {found['rounds']}, {found['charged']} of {found['max_attempts']} "
+        f"attempts charged, {found['unfinished']} of them unfinished, its ledger whole"
     )
 
 

@@ -225,7 +225,18 @@ def test_a_planted_defect_of_the_mechanism_is_found(plant, monkeypatch):
     assert found.gaussian > found.claimed
 
 
+@pytest.mark.parametrize("clip", [1e-29, 1e29])
+def test_no_size_of_the_clip_blinds_the_attack_or_refutes_what_is_true(clip):
+    found = attacked(audited_plan(target(epsilon=8.0, clip=clip)), 200)
+    assert 0.4 * found.claimed < found.gaussian <= found.claimed
+    null = attacked(audited_plan(target(epsilon=8.0, clip=clip)), 200, worlds=Worlds.SAME)
+    assert null.gaussian == null.counted == 0
+
+
 def test_an_audit_refuses_what_it_is_not_about():
+    for clip in (1e31, 1e-31):
+        with pytest.raises(ConfigError, match="the audit is of clips in"):
+            attacked(audited_plan(target(clip=clip)), 1)
     with pytest.raises(ConfigError, match="against the server"):
         audited_plan(target(against="released"))
     with pytest.raises(ConfigError, match="trials must be at least 1"):

@@ -5,6 +5,8 @@ import math
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import mpmath
@@ -209,6 +211,107 @@ def test_a_lie_is_found_although_it_is_signed(certificates, lie):
     name, change = LIES[lie]
     found = verifier.verify(forged(certificates[name], change), [PUBLIC])
     assert found.status == 1, found.lines
+
+
+def in_plan(place: str, value: object):
+    def change(statement: dict) -> None:
+        plan = json.loads(statement["plan"])
+        *path, name = place.split(".")
+        reduce(getitem, path, plan)[name] = value
+        bind(statement, json.dumps(plan))
+
+    return change
+
+
+def both(*changes):
+    return lambda statement: [change(statement) for change in changes]
+
+
+def more_noise(statement: dict) -> None:
+    for event in statement["events"]:
+        event["contributors"] = 10**6
+
+
+# Lies that go through all of plan, event and claims, by what the verifier says of them.
+CONTRADICTIONS = {
+    "a quorum above the cohort": (
+        "once",
+        both(in_plan("quorum", 10**6), more_noise, state("dropouts.quorum", 10**6)),
+        "noises, ",
+    ),
+    "noise that is more than cut off": ("once", both(in_plan("cut_off", -(10**6)), more_noise), "noises, "),
+    "fewer than none cut off": ("once", in_plan("cut_off", -1), "are not in their order"),
+    "a quorum above the cohort, some cut off": (
+        "once",
+        both(in_plan("quorum", 10**6), in_plan("cut_off", 10**6 - 30), state("dropouts.quorum", 10**6)),
+        "are not in their order",
+    ),
+    "statistics with more noises than clients": ("ledger", more_noise, "noises, "),
+    "a budget that was exceeded": (
+        "once",
+        lambda s: s["ledger"]["budget"].update(epsilon=0.001),
+        "0.001 is claimed",
+    ),
+    "a budget at a smaller delta": ("once", lambda s: s["ledger"]["budget"].update(delta=1e-12), "is claimed at"),
+    "a ledger's budget against another": (
+        "ledger",
+        lambda s: [
+            s["ledger"]["budget"].update(observer="alone", epsilon=5.0),
+            s["claims"][-1].update(observer="alone", epsilon=None),
+        ],
+        "is claimed at",
+    ),
+    "more rounds than attempts": (
+        "once",
+        both(in_plan("rounds", 1000), state("subject.rounds_planned", 1000)),
+        "are not in their order",
+    ),
+    "more rounds than were planned": ("once", state("subject.rounds_complete", 1000), "are not in their order"),
+    "another delta in the plan": ("once", in_plan("delta.is", (1e-12).hex()), "are not in their order"),
+    "a clip below zero": (
+        "once",
+        lambda s: (
+            [
+                in_plan(f"codec.{name}.is", "-" + json.loads(s["plan"])["codec"][name]["is"])(s)
+                for name in ("clip", "granularity")
+            ]
+            + [s["mechanism"].update({name: -s["mechanism"][name] for name in ("clip", "sigma")})]
+        ),
+        "is stated as -",
+    ),
+    "a reason beside a number": (
+        "once",
+        lambda s: s["claims"][0].update(reason="it is 0.01"),
+        "are expected, got",
+    ),
+    "grids of any fineness": ("once", in_plan("codec.fraction_bits", 10**11), "are not in their order"),
+    "a width beyond all numbers": ("once", in_plan("mechanism.sigma.is", "1e30000000"), "was expected, got"),
+}
+
+
+@pytest.mark.parametrize("lie", CONTRADICTIONS)
+def test_a_contradiction_of_plan_budget_and_claims_is_found(certificates, lie):
+    name, change, word = CONTRADICTIONS[lie]
+    found = verifier.verify(forged(certificates[name], change), [PUBLIC])
+    assert found.status == 1
+    assert any(word in text for kind, text in found.lines if kind == "WRONG"), found.lines
+
+
+def test_a_mechanism_that_is_spelt_unlike_any_is_not_checked(certificates):
+    rounded = in_plan("mechanism.rounded", {"beta": {"is": (0.6).hex()}})
+    shared = forged(certificates["once"], both(in_plan("mechanism.", "SHARED"), rounded))
+    found = verifier.verify(shared, [PUBLIC])
+    assert found.status == 3
+    assert "'SHARED', where Centered" in dict(found.lines)["NOT CHECKED"]
+
+
+def test_what_takes_more_memory_than_there_is_is_not_checked():
+    def take() -> str:
+        raise MemoryError("all of it")
+
+    found = verifier.Findings()
+    assert not found.note("plan", take)
+    assert found.status == 3
 
 
 @pytest.mark.parametrize("name", ["once", "fixed", "ledger", *SILO_KINDS])

@@ -86,6 +86,26 @@ def test_a_ledger_of_statistics_is_certified_with_what_all_of_them_cost_together
     assert together[0]["epsilon"] > max(alone)
 
 
+def test_the_registrys_entry_of_a_ledger_has_what_all_of_its_runs_cost_together(tmp_path, key):
+    made = certify(statistics(tmp_path / "statistics.sqlite", 3), key=key)
+    claims = json.loads(made.certificate.read_text())["statement"]["claims"]
+    yaml = pytest.importorskip("yaml")
+    entry = yaml.safe_load(made.registry.read_text())["deployment"]
+    assert claims[-1]["scope"] == "ledger"
+    assert entry["privacy_loss"]["privacy_parameters"]["epsilon"] == claims[-1]["epsilon"]
+    assert "server, this run (histogram 1): " in entry["privacy_loss"]["privacy_parameters_description"]
+
+
+def test_a_certificate_that_cannot_be_shown_leaves_the_one_before(tmp_path, key):
+    made = certify(statistics(tmp_path / "statistics.sqlite", 1), key=key)
+    before = made.certificate.read_bytes()
+    made.registry.unlink()
+    made.registry.mkdir()
+    with pytest.raises(D2PFedError, match="cannot write the certificate"):
+        certify(statistics(tmp_path / "others.sqlite", 2), key=key)
+    assert made.certificate.read_bytes() == before
+
+
 def test_a_run_on_a_shared_ledger_names_all_runs_of_it(tmp_path, key):
     work = job(**KINDS["fixed"])
     ledger = tmp_path / "shared.sqlite"

@@ -69,10 +69,13 @@ def registry_entry(statement: dict[str, Any]) -> str:
     letters beyond its first plane stay themselves; numbers have a point, as YAML 1.1 takes 1e-05 for a text.
     """
     subject, unit, trust = statement["subject"], statement["unit"], statement["trust_model"]
-    chosen = next(
-        (each for each in statement["claims"] if each["observer"] == trust["against"]), statement["claims"][0]
+    observer = trust.get("against", statement["ledger"]["budget"]["observer"])
+    chosen = [each for each in statement["claims"] if each["observer"] == observer]
+    chosen = chosen[0] if statement["plan"] else chosen[-1]  # of a ledger what all of its runs cost together
+    others = "; ".join(
+        f"{each['observer']}, {told['scope']} ({told['runs']}): {told['epsilon']}"
+        for each, told in ((each, _told(each)) for each in statement["claims"])
     )
-    others = "; ".join(f"{each['observer']}: {_told(each)['epsilon']}" for each in statement["claims"])
     entry = {
         "status": "Draft",
         "registry_authors": [_TO_FILL],
@@ -82,7 +85,7 @@ def registry_entry(statement: dict[str, Any]) -> str:
             "data_curator": _TO_FILL,
             "description": f"{subject['kind']} {subject['name']}. {subject.get('data', '')}".strip(),
             "intended_use": _TO_FILL,
-            "data_product_type": "Machine learning model" if statement["plan"] else "Summary statistics",
+            "data_product_type": "Machine learning model" if statement["plan"] else _TO_FILL,
             "publication_date": statement["issued"],
             "data_product_region": _TO_FILL,
             "data_product_sector": _TO_FILL,

@@ -59,11 +59,12 @@ def certify(
         {"statement": content, "public_key": public, "signature": sign(secret, canonical(content)).hex()}
     )
     directory = output or (run if run.is_dir() else run.parent)
+    shown = {"certificate.html": page(content, signed, public), "registry.yaml": registry_entry(content)}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        replace_file(directory / "certificate.json", signed, mode=_MODE)
-        replace_file(directory / "certificate.html", page(content, signed, public).encode(), mode=_MODE)
-        replace_file(directory / "registry.yaml", registry_entry(content).encode(), mode=_MODE)
+        for name, text in shown.items():
+            replace_file(directory / name, text.encode(), mode=_MODE)
+        replace_file(directory / "certificate.json", signed, mode=_MODE)  # last: what it is shown by is there
     except OSError as error:
         raise ConfigError(f"cannot write the certificate in {directory}: {error.strerror}") from error
     return Certified(

@@ -235,8 +235,8 @@ def statement(
 def allowed(budget: Budget) -> Json:
     """Return what a ledger allows to be spent."""
     return {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
+        "epsilon": float(budget.epsilon),
+        "delta": float(budget.delta),
         "observer": str(budget.observer),
         "max_participations": budget.max_participations,
         "means": "holds whatever runs and stops were chosen from earlier outputs",

@@ -19,6 +19,7 @@ _NOT_COVERED = [
     "A client whose machine or app is not its own: whoever reads its memory has its data and its noise.",
     "Side channels, availability, and poisoned updates within the clip.",
 ]
+_LAST = "the last run; each event has that of its own"
 _SIMULATION = (
     "A server that keeps to the protocol. If all clients ran in one process (a simulation), that process had all data "
     "and all noise, and whoever controls it must be trusted."
@@ -132,7 +133,6 @@ def ledger_facts(path: Path, record: LedgerRecord) -> Json:
     """Return the facts of a ledger: those of its charged runs, whose plans it names by their digests."""
     _, last = record.runs[-1]
     release = last.plan.release
-    budget = record.found.budget
     unknown = "not in the ledger: it is in each run's plan, whose digest the event names"
     return {
         "subject": {
@@ -144,14 +144,16 @@ def ledger_facts(path: Path, record: LedgerRecord) -> Json:
             "what": "one noisy sum for each charged attempt of each run, and everything computed from them",
             "at_most": sum(begun.plan.max_attempts for _, begun in record.runs),
         },
-        "mechanism": {"name": unknown, "noise": type(release.noise).__name__},
-        "sampling": drawn(release, unknown),
-        "participations": {"max_participations": budget.max_participations, "enforced_by": unknown},
-        "colluders": {"of_a_cohort": last.plan.observer.colluders, "means": unknown},
+        "mechanism": {"name": unknown, "noise": type(release.noise).__name__, "of": _LAST},
+        "sampling": drawn(release, unknown) | {"of": _LAST},
+        "participations": {
+            "means": "at most that of the ledger's budget; each event has its own",
+            "enforced_by": unknown,
+        },
+        "colluders": {"means": "those that the budget's observer names"},
         "dropouts": {"means": "noise is counted as that of the fewest clients that may be opened, in each event"},
         "trust_model": {
             "name": "distributed, by secure aggregation",
-            "against": str(budget.observer),
             "means": unknown,
         },
         "assumptions": [

@@ -85,6 +85,8 @@ def verify_command(
         found = verify(file, key or _own_key())
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if ledger is not None and not ledger.is_file():
+        raise ConfigError(f"there is no ledger at {ledger}")
     if ledger is not None and found.status != 1:
         with needs_extra("train", *TRAIN_PACKAGES):
             from d2pfed.api.certify import check_ledger  # noqa: PLC0415 - an extra

@@ -24,6 +24,7 @@ from d2pfed.simulation.federation import collect
 DIMENSION = 8  # a power of two, so that no coordinate is padding and the decoded mean holds all that is in the sum
 RELEASES = 2  # of one trial: noise that is used twice shows only in two
 TARGET_CLIENT = 0
+MOST_CLIP = 1e30
 _BEYOND = 4.0  # times the clip: the pipeline has to clip it
 _OFFSETS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # thresholds, in standard deviations of the statistic from the middle
 
@@ -121,6 +122,11 @@ def audit_mechanism(
     if trials < 1:
         raise ConfigError(f"trials must be at least 1, got {trials}")
     check_confidence(confidence)
+    if not 1 / MOST_CLIP <= plan.codec.clip <= MOST_CLIP:
+        raise ConfigError(
+            f"the audit is of clips in [{1 / MOST_CLIP:g}, {MOST_CLIP:g}], whose multiples float32 holds, got "
+            f"{plan.codec.clip:g}"
+        )
     root = Entropy.system() if entropy is None else entropy
     attack = _Attack.on(plan, fidelity)
     seen = [
@@ -188,7 +194,7 @@ class _Attack:
         rotation = plan.codec.rotation
         for number in range(plan.rounds):
             session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
-            direction = one_hot(plan.dimension, plan.codec.clip)
+            direction = one_hot(plan.dimension)
             if rounds:
                 before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
                 direction = rotation.inverse(-before, rotation_seed(session)).astype(np.float32)
@@ -209,11 +215,12 @@ class _Attack:
 
     def statistic(self, world: float, entropy: Entropy) -> float:
         """Run the rounds of one trial and return what the server sees along the attacked directions."""
+        length = np.float32(world * self.plan.codec.clip)
         found = sum(
-            float(np.dot(self._mean(session, world * direction, entropy), direction))
+            float(np.dot(self._mean(session, length * direction, entropy).astype(np.float64), direction))
             for session, direction in self.rounds
         )
-        return found * self.plan.cohort_size / self.plan.codec.clip
+        return found * self.plan.cohort_size
 
     def _mean(self, session: Session, vector: FloatVector, entropy: Entropy) -> FloatVector:
         """Run one round with as few survivors as may be, all but the target sending zero, and decode its sum."""
@@ -236,10 +243,10 @@ class _Attack:
         return plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
 
 
-def one_hot(dimension: int, clip: float) -> FloatVector:
-    """Return a vector of the clip's length along the first coordinate."""
+def one_hot(dimension: int) -> FloatVector:
+    """Return a vector of length 1 along the first coordinate."""
     vector = np.zeros(dimension, np.float32)
-    vector[0] = clip
+    vector[0] = 1.0
     return vector
 
 
