@@ -92,7 +92,7 @@ def kills(count: int, directory: Path, seed: str) -> dict[str, object]:
         found = pool.map(
             partial(_killed_lives, directory=directory, seed=seed),
             SHARES,
-            [count * share // 10 for share in SHARES.values()],
+            [-(-count * share // 10) for share in SHARES.values()],
         )
         done, ended, wrong = zip(*found, strict=True)
     titles = {"server": "a server", "resume": "resumed runs", "client": "clients"}

@@ -1,6 +1,9 @@
 """The page of evidence is the one that its results give."""
 
+import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +27,29 @@ def test_every_campaign_has_a_line_whatever_it_prints():
         },
     }
     page = EVIDENCE["page"](found)
-    assert "| kills | 3 of 3 | 0 | `scripts/campaign a 3` |" in page
+    assert "| kills | 3 of 3 | 0 | `scripts/campaign a 3` |  |" in page
     assert "| sessions | 5 sums | 0 | `scripts/campaign b` |" in page
     assert "| c | kills 10, lost 0 | 0 | `scripts/campaign c` |" in page
     assert "Survivors: mutants" in page
+
+
+def campaign(*arguments) -> int:
+    program = [sys.executable, ROOT / "scripts" / "campaign", *arguments]
+    return subprocess.run(program, capture_output=True, check=False, timeout=120).returncode
+
+
+def test_a_campaign_that_fails_leaves_no_older_success(tmp_path):
+    kept = tmp_path / "result.json"
+    kept.write_text('{"campaign": "kills", "result": "3 of 3", "failed": 0}')
+    assert campaign("ledger-unknown", "1", "--json", kept) != 0
+    found = json.loads(kept.read_text())
+    assert (found["failed"], found["result"]) == (1, "it failed")
+
+
+def test_a_campaign_of_nothing_is_refused_and_one_says_its_commit(tmp_path):
+    kept = tmp_path / "result.json"
+    assert campaign("ledger-stops", "0", "--json", kept) == 2
+    assert campaign("ledger-stops", "1", "--json", kept) == 0
+    found = json.loads(kept.read_text())
+    assert (found["failed"], found["stops"]) == (0, 1)
+    assert "commit" in found

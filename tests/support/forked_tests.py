@@ -36,6 +36,7 @@ LARGEST = 1e6
 QUICK_SECONDS = (0.1, 0.5, 2.0)  # tests are run in the order of these limits
 COLLECTION = 60.0  # that importing all tests may use
 PATIENCE = 900.0  # seconds of the clock for all tests of a mutant: longer is a deadlock
+LOST = 98
 STATUS = {0: "survived", 1: "killed", 2: "killed"}  # pytest's exit status; 2 if a module cannot be imported
 
 
@@ -194,6 +195,8 @@ def _result(child: int, reading: int) -> Found:
     lines = raw.split(b"\n")[:-1]
     found = Found(*json.loads(lines[-1])) if lines else Found(2, "an import that does not end")
     found.is_slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+    if part == b"" and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        found.status = LOST  # the system has ended it, for want of memory: nothing is known of the mutant
     return found
 
 
