@@ -62,6 +62,13 @@ def test_the_certificate_of_a_run_of_each_kind_holds(runs, key, kind):
     assert "holds" not in check_ledger(statement, path / "ledger.sqlite")
 
 
+@pytest.mark.parametrize(("kind", "drawer"), [("record", "each silo"), ("fixed", "the server alone")])
+def test_a_certificate_says_who_draws_and_that_coins_are_taken_to_be_secret(runs, key, kind, drawer):
+    statement = json.loads((certified(runs, kind) / "certificate.json").read_text())["statement"]
+    assert statement["sampling"]["enforced_by"].startswith(drawer)
+    assert any("secret coin" in assumed for assumed in statement["assumptions"]) == (kind == "record")
+
+
 def test_a_run_over_flower_is_certified_with_its_trust_model(tmp_path, key):
     pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
     from support.enrolled_clients import enrol, make_plan  # noqa: PLC0415

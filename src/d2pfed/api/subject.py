@@ -99,6 +99,8 @@ def _mechanism(plan: Plan) -> Json:
 
 
 def _who_draws(plan: Plan, *, signed: bool) -> str:
+    if plan.batches is not None:
+        return "each silo, by secret coins of its own; all silos are asked"
     if plan.sampling.method is Sampling.NONE:
         return "nobody: the cohort is taken to be known"
     if signed:
@@ -115,6 +117,12 @@ def _assumptions(plan: Plan) -> list[str]:
         "At most the stated number of clients of a cohort collude, and honest clients run the stated software.",
         "What a client trains depends on released sums and its own data, never on its own noise.",
     ]
+    if plan.batches is not None:
+        found += [
+            "Each silo tosses a fresh secret coin for each of its records in every attempt.",
+            "No batch and no size of one becomes known, nor how long it took to compute.",
+            "A record's gradient depends on that record and the model alone.",
+        ]
     if is_amplified(plan.sampling):
         found += [
             "For `released`: cohorts were drawn as stated, afresh for each charged attempt.",
