@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -24,7 +25,7 @@ from d2pfed.api.audit.bounds import (
 )
 from d2pfed.api.audit.canaries import Canaries, CanaryRecords
 from d2pfed.api.audit.membership import curve
-from d2pfed.api.audit.training import guess
+from d2pfed.api.audit.training import WatchedFederation, guess
 from d2pfed.cli import audit as audit_command
 from d2pfed.cli import train as train_command
 from d2pfed.errors import ConfigError
@@ -345,11 +346,18 @@ def test_canary_records_of_silos_stay_below_the_claim(fidelity):
     assert "about a record than is claimed" in found.shows
 
 
+def test_canaries_of_whom_none_took_part_show_nothing(monkeypatch):
+    monkeypatch.setattr(WatchedFederation, "note", lambda *_: None)
+    with pytest.raises(ConfigError, match="none of 100 canaries took part"):
+        audited(0.5)
+
+
 def test_canary_records_refute_silos_without_noise(monkeypatch):
     monkeypatch.setattr(mechanisms.Centered, "around", lambda _self, total, bits, _entropy: total >> bits)
     found = audited_silos(0.5)
     assert found.is_refuted
-    assert found.gaussian > found.lower
+    assert found.gaussian > found.lower > found.claimed
+    assert not replace(found, lower=0.0).is_refuted  # sampled records have no Gaussian curve
 
 
 def test_canary_records_take_the_places_of_records_and_no_others_change():

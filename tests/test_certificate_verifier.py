@@ -19,7 +19,7 @@ from d2pfed.accounting import DiscreteGaussianSum, SkellamSum
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.api.statement import event as stated_event
 from d2pfed.cli import main
-from d2pfed.ledger import Head
+from d2pfed.ledger import Head, Ledger
 from d2pfed.ledger.budget import ChargedRun
 from d2pfed.noise.mechanisms import l1_radius
 from d2pfed.numerics import canonical
@@ -218,7 +218,7 @@ def in_plan(place: str, value: object):
         plan = json.loads(statement["plan"])
         *path, name = place.split(".")
         reduce(getitem, path, plan)[name] = value
-        bind(statement, json.dumps(plan))
+        bind(statement, json.dumps(plan, sort_keys=True, separators=(",", ":")))
 
     return change
 
@@ -252,7 +252,11 @@ CONTRADICTIONS = {
         lambda s: s["ledger"]["budget"].update(epsilon=0.001),
         "0.001 is claimed",
     ),
-    "a budget at a smaller delta": ("once", lambda s: s["ledger"]["budget"].update(delta=1e-12), "is claimed at"),
+    "a budget at a smaller delta": (
+        "once",
+        lambda s: s["ledger"]["budget"].update(delta=1e-12),
+        "not the budget's",
+    ),
     "a ledger's budget against another": (
         "ledger",
         lambda s: [
@@ -267,7 +271,34 @@ CONTRADICTIONS = {
         "are not in their order",
     ),
     "more rounds than were planned": ("once", state("subject.rounds_complete", 1000), "are not in their order"),
-    "another delta in the plan": ("once", in_plan("delta.is", (1e-12).hex()), "are not in their order"),
+    "another delta in the plan": ("once", in_plan("delta.is", (1e-12).hex()), "ledger.budget.delta is stated as"),
+    "no delta in the plan": ("once", in_plan("delta.is", "nan"), "ledger.budget.delta is stated as"),
+    "claims at another delta": ("once", lambda s: [c.update(delta=0.9) for c in s["claims"]], "delta 0.9"),
+    "nobody to mask with": (
+        "once",
+        both(in_plan("threshold", 1), in_plan("neighbours", 0)),
+        "are not in their order",
+    ),
+    "a scope that reads like a run": ("once", lambda s: s["claims"][0].update(scope="['once']"), "['once']"),
+    "a plan's text that is another's too": (
+        "once",
+        lambda s: bind(s, s["plan"].replace('"quorum":', '"quorum":1,"quorum":')),
+        "its digest is",
+    ),
+    "a run without its plan": (
+        "once",
+        lambda s: s.update(plan=None) or s["subject"].update(runs=[s["subject"]["name"]]),
+        "subject.kind is stated as",
+    ),
+    **{
+        f"a budget that is {budget!r}": ("once", lambda s, budget=budget: s["ledger"].update(budget=budget), "")
+        for budget in (None, [1], "x", {}, {"epsilon": 1.0, "delta": 1e-5})
+    },
+    "a field more in the budget": (
+        "once",
+        lambda s: s["ledger"]["budget"].update(true_epsilon=0.1),
+        "true_epsilon",
+    ),
     "a clip below zero": (
         "once",
         lambda s: (
@@ -295,6 +326,29 @@ def test_a_contradiction_of_plan_budget_and_claims_is_found(certificates, lie):
     found = verifier.verify(forged(certificates[name], change), [PUBLIC])
     assert found.status == 1
     assert any(word in text for kind, text in found.lines if kind == "WRONG"), found.lines
+
+
+def test_claims_that_are_tiny_end(certificates):
+    for epsilon in (5e-324, 1e-9):
+        tiny = forged(certificates["fixed"], lambda s, epsilon=epsilon: s["claims"][0].update(epsilon=epsilon))
+        assert verifier.verify(tiny, [PUBLIC]).status in (1, 3)
+
+
+def test_a_cap_that_costs_all_of_delta_takes_no_other_run_its_amplification(tmp_path):
+    """Two runs on one ledger against whoever sees the models: the second one's cap binds more often than delta."""
+    shared, given = (
+        tmp_path / "shared.sqlite",
+        {"dimension": 4, "population": 100, "cohort_size": 30, "delta": 1e-3},
+    )
+    wanted = {"epsilon": 2.0, "rounds": 6}, {"epsilon": 1.0, "rounds": 3, "max_participations": 2}
+    plans = [calibrate(PrivacyTarget(**given, sampling="fixed", spare=0, **changes)) for changes in wanted]
+    charges = [run_plan(plan) for plan in plans]
+    cap = max(charge.max_participations for charge in charges)
+    with Ledger.create(shared, replace(charges[0].budget, epsilon=6.0, max_participations=cap)) as book:
+        for number, charge in enumerate(charges):
+            book.begin(f"run {number}", f"owner {number}", charge)
+    found = verifier.verify(certify(shared, key=key_in(tmp_path)).certificate, [PUBLIC])
+    assert found.status == 0, found.lines
 
 
 def test_a_mechanism_that_is_spelt_unlike_any_is_not_checked(certificates):
@@ -658,7 +712,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, monkeypatch, capsy
         assert all(word in line for line in complaints([str(tmp_path / name)], monkeypatch, capsys))
 
 
-UNREAD = ("accountant", "sampling", "max_participations", "reason", "run", "row", "l1_radius")
+UNREAD = ("software", "accountant", "sampling", "max_participations", "reason", "run", "row", "l1_radius")
 
 
 def test_what_is_signed_and_makes_no_sense_is_wrong_and_raises_nothing(certificates):

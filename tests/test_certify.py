@@ -213,7 +213,7 @@ def test_the_key_is_made_once_for_its_owner_alone(runs, key, tmp_path, monkeypat
     made, own = tmp_path / "config" / "d2pfed" / "certificate.key", path / "certificate.json"
     status, printed, _ = command(["verify", own], monkeypatch, capsys)
     assert status == 3
-    assert f"NOT CHECKED signer: whose key {PUBLIC} is" in printed
+    assert f"NOT CHECKED signer: {PUBLIC} is not a key that was named" in printed
     status, printed, complaint = command([path], monkeypatch, capsys)
     assert (status, complaint) == (0, "")
     assert f"{made}, which was made just now" in printed
@@ -313,11 +313,9 @@ def test_a_certificate_names_the_software_that_began_each_run_whatever_certifies
         made = certify(subject, key=key)
         statement = json.loads(made.certificate.read_text())["statement"]
         assert {event["software"] for event in statement["events"]} == {began}
-        assert statement["software"]["began"] == began
         assert statement["software"]["digest"] == software_digest()
         assert verifier.verify(made.certificate, [PUBLIC]).status == 0
-        lie = forged(made.certificate, lambda s: s["software"].update(began="cd" * 32))
-        assert verifier.verify(lie, [PUBLIC]).status == 1
+        assert began in made.page.read_text()
 
 
 def test_help_names_both_uses(monkeypatch, capsys):

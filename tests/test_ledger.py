@@ -130,6 +130,18 @@ def test_a_run_goes_on_under_its_name_its_owner_and_its_plan(path):
             ledger.begin("seeded", "another", plan_of(1))
 
 
+def test_a_run_is_carried_on_with_the_plan_it_was_charged_for_and_by_an_open_ledger(path):
+    with begun(path, BUDGET, 6) as ledger:
+        ledger.require_plan("run", plan_of(6).plan)
+        with pytest.raises(LedgerError, match="run run was charged for another plan"):
+            ledger.require_plan("run", b"another")
+        with pytest.raises(LedgerError, match="run other has not begun"):
+            ledger.require_plan("other", plan_of(6).plan)
+        ledger.require_own("run", None, 0)
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.require_own("run", None, 0)
+
+
 @pytest.mark.parametrize("change", [{"delta": 1e-6}, {"max_participations": 2}, {"observer": SERVER}])
 def test_a_run_with_another_guarantee_than_the_budget_is_refused(path, change):
     with new(path) as ledger, pytest.raises(ConfigError, match="the ledger has the budget at delta 1e-05"):

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial, reduce
 from operator import getitem
@@ -29,11 +29,10 @@ from scipy.stats import binom
 FORMAT = "d2pfed certificate 1"
 FIELDS = """format issued subject released unit adjacency mechanism sampling participations colluders dropouts tuning
     trust_model evaluation assumptions not_covered software plan events claims ledger"""
-CLAIM = "scope runs observer epsilon delta unit adjacency accountant sampling max_participations reason"
+CLAIM = "observer epsilon delta max_participations scope runs unit adjacency accountant sampling reason"
 # The same fact in an event, in a plan's text and as it is stated for readers, of all runs and of the run of a plan.
 FACTS = """unit,unit.is,unit.name adjacency,adjacency.is,adjacency.name method,sampling.method.is,sampling.method
-    population,sampling.population,sampling.population cohort_size,sampling.cohort_size,sampling.cohort_size
-    software,,software.began"""
+    population,sampling.population,sampling.population cohort_size,sampling.cohort_size,sampling.cohort_size"""
 PLANNED = """ releases,max_attempts,released.at_most ,colluders,colluders.of_a_cohort ,quorum,dropouts.quorum
     max_participations,max_participations,participations.max_participations ,rounds,subject.rounds_planned
     dimension,,mechanism.dimension ,consistency.is,trust_model.consistency ,ring.bits,mechanism.bits"""
@@ -100,12 +99,12 @@ def read(path: Path) -> tuple[bytes, Json]:
 
 def check_bytes(data: bytes, content: Json) -> str:
     """Find any change of any byte of a signed file."""
-    if set(content) != {"statement", "public_key", "signature"}:
-        raise Wrong(f"a certificate is a statement, a public_key and a signature, got {sorted(content)[:5]}")
+    if set(content) != {"statement", "public_key", "signature"} or canonical(content) != data:
+        raise Wrong(
+            "the file is not the one text of a statement, a public_key and a signature: a byte was changed"
+        )
     public, signature = (_read(content[name], bytes) for name in ("public_key", "signature"))
     try:
-        if canonical(content) != data:
-            raise Wrong("the file is not the one text of its content: a byte was changed")
         Ed25519PublicKey.from_public_bytes(public).verify(signature, canonical(content["statement"]))
     except (InvalidSignature, ValueError):
         raise Wrong("it is not that of the key under this statement") from None
@@ -114,10 +113,8 @@ def check_bytes(data: bytes, content: Json) -> str:
 
 def check_key(public: str, keys: Sequence[str]) -> str:
     """Find a signature by another key than the expected ones."""
-    if not keys:
-        raise Unchecked(f"whose key {public} is; name the signer's own with --key")
     if public not in keys:
-        raise Wrong(f"{public} is not the key that was asked for")
+        raise (Wrong if keys else Unchecked)(f"{public} is not a key that was named with --key")
     return "the key that was asked for"
 
 
@@ -198,13 +195,12 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
     if text is not None:
         parts = [b"s" + len(part).to_bytes(8, "big") + part for part in (b"d2pfed plan", str(text).encode())]
         digest, own = hashlib.sha256(b"".join(parts)).digest(), {event.run: event for event in events}[name]
-        if own.plan != digest:
-            raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
         plan, found = dict(json.loads(text)), f"its digest is {digest.hex()}; {name} is what it allows at worst"
-        delta, complete = float.fromhex(plan["delta"]["is"]), statement["subject"]["rounds_complete"]
-        deltas = [claim["delta"] for claim in statement["claims"] if claim["runs"] == [name]]
-        ranks = [[delta, *deltas, delta], [0, plan["codec"]["fraction_bits"], 64], [0, complete, plan["rounds"]]]
-        ranks += [[plan["rounds"], own.releases], [0, plan["cut_off"], plan["quorum"], own.cohort_size]]
+        if own.plan != digest or json.dumps(plan, sort_keys=True, separators=(",", ":")) != text:
+            raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
+        rounds, size = [statement["subject"]["rounds_complete"], plan["rounds"], own.releases], own.cohort_size
+        ranks = [[0, *rounds], [0, plan["cut_off"], plan["quorum"], size], [0, plan["codec"]["fraction_bits"], 64]]
+        ranks += [[min(2, size), plan["threshold"], plan["neighbours"] + 1, size]]
         if odd := [rank for rank in ranks if rank != sorted(rank)]:
             raise Wrong(f"its numbers {str(odd[0])[:80]} are not in their order")
     facts = [fact.split(",") for fact in (FACTS + PLANNED if plan is not None else FACTS).split()]
@@ -223,7 +219,7 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     yield from (("sampling.rate", str(own.rate)), ("tuning.runs_on_this_ledger", len(events)))
     if plan is None:
         yield "subject.runs", [event.run for event in events]
-        yield "released.at_most", sum(event.releases for event in events)
+        yield from (("subject.kind", "ledger"), ("released.at_most", sum(event.releases for event in events)))
         return
     mechanism, codec, grid = plan["mechanism"], plan["codec"], 1 << plan["codec"]["fraction_bits"]
     clip, step = (abs(float.fromhex(codec[name]["is"])) for name in ("clip", "granularity"))
@@ -242,6 +238,7 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
         yield "rate", _read(plan["batches"]["rate"]["is"], Fraction)
         yield "coins", plan["batches"]["max_silos"]
     yield "trust_model.against", f"colluding({view['colluders']})" if view["colluders"] else view["view"]["is"]
+    yield "ledger.budget.delta", float.fromhex(plan["delta"]["is"])
     yield "mechanism.clip", "adaptive" if "adaptive_clip" in plan else clip
     yield from (("mechanism.name", name.lower().removesuffix("noise")), ("dropouts.tolerated", missing))
     width = math.sqrt(own.variance * max(own.contributors - plan["colluders"], 0))
@@ -259,6 +256,7 @@ class Part:
     is_hidden: bool
     shift: float  # how far neighbours are apart where a unit takes part
     variance: float  # of the noise that is left
+    excess: float  # what a cap on participations adds to delta while cohorts are hidden (theory 14)
 
 
 def eta(width: float) -> float:
@@ -282,8 +280,8 @@ def surrogate(part: Part, releases: int) -> tuple[float, float] | None:
         return None
     width, apart, share = math.sqrt(part.variance), gap(part), 1e-6 / (releases * part.event.dimension)
     allowed = max(share - apart, apart, 4 * eta(width))
-    low, high = 0.0, 0.75 * width
-    if not _smoothing(width, high) <= allowed < 1:
+    low, high = 0.4, 0.75 * width
+    if high < low or not _smoothing(width, high) <= allowed < 1:
         return None
     for _ in range(60):
         middle = (low + high) / 2
@@ -292,8 +290,6 @@ def surrogate(part: Part, releases: int) -> tuple[float, float] | None:
 
 
 def _smoothing(width: float, smoothing: float) -> float:
-    if smoothing < 0.4:
-        return math.inf
     posterior, worst, own = eta(smoothing * math.sqrt(2 - (smoothing / width) ** 2)), eta(smoothing), eta(width)
     above = math.log1p(posterior + worst * worst / (1 - worst)) + math.log1p(own)
     return max(above, -math.log1p(-posterior) - math.log1p(-own))
@@ -352,9 +348,7 @@ def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float
         slack += count * smooth[1]
         losses = _losses(part, math.sqrt(smooth[0]), step, delta / sum(counts)).self_compose(count)
         total = losses if total is None else total.compose(losses)
-        if part.is_hidden and part.event.method == "fixed" and part.event.max_participations < count:  # theory 14
-            others = binom(count - 1, part.event.cohort_size / (part.event.population - 1))
-            excess += count * float(part.event.rate) * float(others.sf(part.event.max_participations - 1))
+        excess += part.excess if part.is_hidden else 0.0
     left = delta * math.exp(-slack) - excess
     return math.inf if left <= 0 or total is None else float(total.get_epsilon_for_delta(left)) + 2 * slack
 
@@ -411,14 +405,17 @@ def own_bound(events: Sequence[Event], observer: str, delta: float, claimed: flo
     parts = []
     for each in events:
         left, shift = each.unknown(observer), each.radius * (2 if each.adjacency == "replace-one" else each.coins)
-        cap, hidden = each.releases if each.unit == "record" else each.max_participations, each.is_hidden(observer)
-        parts.append(Part(each, left, min(cap, each.releases), hidden, float(shift), float(each.variance) * left))
+        cap = each.releases if each.unit == "record" else min(each.max_participations, each.releases)
+        others = binom(each.releases - 1, min(1.0, each.cohort_size / max(1, each.population - 1)))
+        cost = float(each.releases * each.rate * (each.method == "fixed")) * float(others.sf(cap - 1))
+        parts += [Part(each, left, cap, each.is_hidden(observer), float(shift), float(each.variance) * left, cost)]
     if any(part.left < 1 for part in parts):
         return math.inf
     known = known_epsilon(parts, delta)
     if claimed >= known * (1 - TOLERANCE) or not any(part.is_hidden for part in parts):
         return known
-    return min(known, hidden_epsilon(parts, delta, claimed))
+    ways = {(*parts,), tuple(replace(part, is_hidden=part.is_hidden and not part.excess) for part in parts)}
+    return min(known, *(hidden_epsilon(way, delta, max(claimed, 1e-6)) for way in ways))
 
 
 def check_claim(claim: Json, events: Sequence[Event]) -> str:
@@ -443,17 +440,19 @@ def check_claim(claim: Json, events: Sequence[Event]) -> str:
 
 def check_content(statement: Json, events: list[Event]) -> str:
     """Read the events, and find fields that are missing, and claims, observers or runs that were left out."""
-    empty = {name for name, value in statement.items() if not value and name != "plan"}
-    if odd := set(statement) ^ set(FIELDS.split()) | empty:
-        raise Wrong(f"fields are missing or superfluous: {', '.join(sorted(odd))[:200]}")
     claims, ledger, names = statement["claims"], statement["ledger"], [row["run"] for row in statement["events"]]
     rows = [row["row"] for row in statement["events"]] + [ledger["head"]]
     places = [int(re.findall(r"\A([0-9]{1,18}):[0-9a-f]{64}\Z", row)[0]) for row in rows]
     if places != sorted(places) or {len(set(places[:-1])), len(set(names)), ledger["runs"]} != {len(names) or -1}:
         raise Wrong(f"the events are of {len(set(names))} runs, and the ledger has others: {str(ledger)[:80]}")
     events.extend(map(event_of, statement["events"]))
-    if odd := {name for claim in claims for name in set(claim) ^ set(CLAIM.split())}:
-        raise Wrong(f"fields of claims are missing or superfluous: {', '.join(sorted(odd))[:200]}")
+    odd = set(statement) ^ set(FIELDS.split()) | set(ledger["budget"]) ^ set(CLAIM.split()[:4])
+    odd |= {name for name, value in statement.items() if not value and name != "plan"}
+    for each in claims:
+        odd |= set(each) ^ set(CLAIM.split()) | {each["scope"]} - {"run", "ledger"}
+        odd |= {f"delta {each['delta']}"} - {f"delta {ledger['budget']['delta']}"}
+    if odd:
+        raise Wrong(f"fields are missing, superfluous, empty or not the budget's: {', '.join(sorted(odd))[:200]}")
     needed, observers = {("ledger", ledger["budget"]["observer"])} if len(names) > 1 else set(), set(OBSERVERS)
     if statement["plan"] is not None:
         names, colluders = [statement["subject"]["name"]], statement["colluders"]["of_a_cohort"]
@@ -462,7 +461,8 @@ def check_content(statement: Json, events: list[Event]) -> str:
     said = {(str(item["runs"]) if item["scope"] == "run" else item["scope"], item["observer"]) for item in claims}
     if len(said) < len(claims) or len(claims) > MOST_CLAIMS:
         raise Wrong(f"of {len(claims)} claims some are made twice, or there are more than {MOST_CLAIMS}")
-    if others := [*(needed - said), *(pair for pair in said if pair[0] not in {"ledger", *dict(needed)})]:
+    known = {*dict(needed)} - {"ledger"}
+    if others := [*(needed - said), *(pair for pair in said - needed if pair[0] not in known)]:
         raise Wrong(f"about {str(others[0])[:80]} nothing is said, or it is not what this is about")
     return f"all fields, {len(events)} charged runs, {len(claims)} claims"
 

@@ -27,6 +27,8 @@ def page(statement: dict[str, Any], signed: bytes, public: str) -> str:
         "subject released unit adjacency mechanism sampling participations colluders dropouts tuning trust_model"
     )
     sections = [*facts.split(), "evaluation", "software"]
+    began = {"runs began with": sorted({event["software"] for event in statement["events"]})}
+    statement = statement | {"software": statement["software"] | began}
     return template.render(
         statement=statement,
         claims=[_told(claim) for claim in statement["claims"]],

@@ -83,7 +83,7 @@ def event(head: Head, begun: ChargedRun) -> Json:
         "run": begun.run,
         "row": head.encode(),
         "plan": plan.plan.hex(),
-        "software": _began(begun),
+        "software": begun.software or "not recorded",
         "unit": release.unit.value,
         "adjacency": release.adjacency.value,
         "method": release.sampling.method.value,
@@ -101,11 +101,6 @@ def event(head: Head, begun: ChargedRun) -> Json:
         # A silo sends a vector in every attempt, so a record has no cap of its own.
         "max_participations": plan.max_participations if release.batches is None else plan.max_attempts,
     }
-
-
-def _began(begun: ChargedRun) -> str:
-    """Return the digest of the package with which a run began."""
-    return begun.software or "not recorded"
 
 
 def _coins(release: Release) -> tuple[Fraction, int]:
@@ -198,8 +193,7 @@ def statement(
     report: RunReport | None, own: ChargedRun | None, record: LedgerRecord, *, facts: Json, issued: str
 ) -> Json:
     """Return everything that a certificate states; `facts` are those of the subject: a run's, or a ledger's."""
-    subject = record.runs[-1][1] if own is None else own
-    release, found = subject.plan.release, record.found
+    release, found = (own or record.runs[-1][1]).plan.release, record.found
     return facts | {
         "format": FORMAT,
         "issued": issued,
@@ -218,7 +212,6 @@ def statement(
             "name": "d2pfed",
             "version": version("d2pfed"),
             "digest": software_digest(),
-            "began": _began(subject),
             "python": platform.python_version(),
             "packages": {name: version(name) for name in _PACKAGES},
         },
@@ -228,6 +221,7 @@ def statement(
             "head": found.head.encode(),
             "runs": len(record.runs),
             "budget": allowed(found.budget),
+            "means": "the budget holds whatever runs and stops were chosen from earlier outputs",
         },
     }
 
@@ -239,7 +233,6 @@ def allowed(budget: Budget) -> Json:
         "delta": float(budget.delta),
         "observer": str(budget.observer),
         "max_participations": budget.max_participations,
-        "means": "holds whatever runs and stops were chosen from earlier outputs",
     }
 
 

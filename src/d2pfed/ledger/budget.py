@@ -198,7 +198,7 @@ def _decoded(text: str, kind: type[Value], name: str) -> Value:
     try:
         value = canonical.decode(text, _TYPES)
     except ConfigError as error:
-        raise LedgerError(f"not the text of a {name}: {error}") from error
+        raise LedgerError(f"not the text of a {name}, or of another version: {error}") from error
     if not isinstance(value, kind):
         raise LedgerError(f"not the text of a {name}: it is that of {value!r}")
     return value

@@ -163,6 +163,8 @@ def audit_scores(watched: WatchedFederation, confidence: float) -> TrainingAudit
     """Return the lower bounds that the canaries' scores give, beside what the plan claims against the server."""
     plan, seen = watched.inner.plan, watched.seen
     count, present = len(seen), int(seen.sum())
+    if not present:
+        raise ConfigError(f"none of {count} canaries took part in a sum: take more of them")
     alpha = (1 - confidence) / (2 * len(_SHARES))  # two bounds, at each number of guesses
     tries = []
     for share in _SHARES:
