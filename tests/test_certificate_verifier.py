@@ -237,16 +237,21 @@ CONTRADICTIONS = {
     "a quorum above the cohort": (
         "once",
         both(in_plan("quorum", 10**6), more_noise, state("dropouts.quorum", 10**6)),
-        "noises, ",
+        " noises",
     ),
-    "noise that is more than cut off": ("once", both(in_plan("cut_off", -(10**6)), more_noise), "noises, "),
+    "noise that is more than cut off": ("once", both(in_plan("cut_off", -(10**6)), more_noise), " noises"),
     "fewer than none cut off": ("once", in_plan("cut_off", -1), "are not in their order"),
     "a quorum above the cohort, some cut off": (
         "once",
         both(in_plan("quorum", 10**6), in_plan("cut_off", 10**6 - 30), state("dropouts.quorum", 10**6)),
         "are not in their order",
     ),
-    "statistics with more noises than clients": ("ledger", more_noise, "noises, "),
+    "statistics with more noises than clients": ("ledger", more_noise, " noises"),
+    "two runs of one plan with different noise": (
+        "ledger",
+        lambda s: s["events"][1].update(variance="400") or [c.update(epsilon=1e3) for c in s["claims"]],
+        "the digest of one plan",
+    ),
     "a budget that was exceeded": (
         "once",
         lambda s: s["ledger"]["budget"].update(epsilon=0.001),

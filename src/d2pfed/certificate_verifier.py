@@ -100,9 +100,7 @@ def read(path: Path) -> tuple[bytes, Json]:
 def check_bytes(data: bytes, content: Json) -> str:
     """Find any change of any byte of a signed file."""
     if set(content) != {"statement", "public_key", "signature"} or canonical(content) != data:
-        raise Wrong(
-            "the file is not the one text of a statement, a public_key and a signature: a byte was changed"
-        )
+        raise Wrong("the file is not the one text of a certificate's content: a byte was changed")
     public, signature = (_read(content[name], bytes) for name in ("public_key", "signature"))
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, canonical(content["statement"]))
@@ -160,7 +158,7 @@ class Event:
             raise Wrong(f"{self.coins} coins of rate {self.rate} are none of a {self.unit} under {self.adjacency}")
         if not self.contributors <= self.cohort_size <= self.population // rounds:
             raise Wrong(
-                f"{self.contributors} noises, {rounds} times {self.cohort_size} of {self.population} clients"
+                f"{rounds} x {self.cohort_size} clients of {self.population} with {self.contributors} noises"
             )
         if self.l1_radius**2 < min(self.radius**2, Fraction(self.dimension)) * self.radius**2:  # theory 12
             raise Wrong(f"an l1_radius of {float(self.l1_radius):g} is too small for {float(self.radius):g} in L2")
@@ -446,6 +444,9 @@ def check_content(statement: Json, events: list[Event]) -> str:
     if places != sorted(places) or {len(set(places[:-1])), len(set(names)), ledger["runs"]} != {len(names) or -1}:
         raise Wrong(f"the events are of {len(set(names))} runs, and the ledger has others: {str(ledger)[:80]}")
     events.extend(map(event_of, statement["events"]))
+    kinds = {(event.plan, replace(event, run="", row="", software="")) for event in events}
+    if len(kinds) > len(dict(kinds)):
+        raise Wrong("events with the digest of one plan differ in what it allows")
     odd = set(statement) ^ set(FIELDS.split()) | set(ledger["budget"]) ^ set(CLAIM.split()[:4])
     odd |= {name for name, value in statement.items() if not value and name != "plan"}
     for each in claims:
@@ -461,8 +462,7 @@ def check_content(statement: Json, events: list[Event]) -> str:
     said = {(str(item["runs"]) if item["scope"] == "run" else item["scope"], item["observer"]) for item in claims}
     if len(said) < len(claims) or len(claims) > MOST_CLAIMS:
         raise Wrong(f"of {len(claims)} claims some are made twice, or there are more than {MOST_CLAIMS}")
-    known = {*dict(needed)} - {"ledger"}
-    if others := [*(needed - said), *(pair for pair in said - needed if pair[0] not in known)]:
+    if others := [*(needed - said), *(it for it in said - needed if it[0] not in {*dict(needed)} - {"ledger"})]:
         raise Wrong(f"about {str(others[0])[:80]} nothing is said, or it is not what this is about")
     return f"all fields, {len(events)} charged runs, {len(claims)} claims"
 
