@@ -11,6 +11,7 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Policy, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, accept, enrolled_in, session_of, sketch_of
+from d2pfed.round.invited import invited_session
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key
 from d2pfed.secagg.invitation import encode_invitation
@@ -73,6 +74,14 @@ def invite(plan, draw, *, number=0, attempt=0, block=0, client=None, opening=Non
 
 def accept_drawn(plan, invitation):
     return accept(plan, LENIENT, invitation, drawn_roster(), FIRST_DRAW)
+
+
+def test_a_cohort_is_joined_from_the_clients_least_size_on():
+    plan = make_plan()
+    session, invitation = invite(plan, FIRST_DRAW)
+    assert invited_session(plan, invitation, COHORT, drawn_roster(), FIRST_DRAW) == session
+    with pytest.raises(PeerError, match=f"at least {COHORT + 1} clients, got {COHORT}"):
+        invited_session(plan, invitation, COHORT + 1, drawn_roster(), FIRST_DRAW)
 
 
 # --- verified draws ---
