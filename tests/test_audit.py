@@ -244,31 +244,25 @@ def test_an_audit_refuses_what_it_is_not_about():
         audit_mechanism(audited_plan(target()), 0)
 
 
-def job(epsilon, mechanism="centered"):
-    task = load_task("digits")
+def job_of(task, fidelity=Fidelity.SUM, **wanted):
+    """A run over digits of a logistic model, against the server."""
     settings = Settings(
         task="digits",
         data=task.description,
         model="logistic",
-        target=PrivacyTarget(
-            dimension=650,
-            population=100,
-            cohort_size=50,
-            rounds=2,
-            spare=0,
-            epsilon=epsilon,
-            mechanism=mechanism,
-            delta=1e-9,
-            against="server",
-            sampling=Sampling.ONCE,
-        ),
+        target=PrivacyTarget(dimension=650, delta=1e-9, against="server", **wanted),
         local=LocalTraining(),
         server=ServerOptimizer(),
         dropouts=Dropouts(),
-        fidelity=Fidelity.SUM,
+        fidelity=fidelity,
         seed=None,
     )
     return Job.of(settings, task, build_model("logistic", task, seed=0))
+
+
+def job(epsilon, mechanism="centered"):
+    wanted = {"population": 100, "cohort_size": 50, "rounds": 2, "spare": 0, "sampling": Sampling.ONCE}
+    return job_of(load_task("digits"), epsilon=epsilon, mechanism=mechanism, **wanted)
 
 
 def audited(epsilon, **changes):
@@ -305,31 +299,9 @@ def test_coins_and_canaries_are_of_the_given_entropy_and_fair():
 
 def silos_job(epsilon, fidelity=Fidelity.SUM):
     task = load_task("digits", population=5)
-    model = build_model("logistic", task, seed=0)
-    settings = Settings(
-        task="digits",
-        data=task.description,
-        model="logistic",
-        target=PrivacyTarget(
-            dimension=650,
-            population=5,
-            cohort_size=5,
-            rounds=4,
-            unit="record",
-            records=RecordTrainer(model, task.clients).count_all(),
-            batch_rate=0.5,
-            epsilon=epsilon,
-            delta=1e-9,
-            against="server",
-            sampling=Sampling.NONE,
-        ),
-        local=LocalTraining(),
-        server=ServerOptimizer(),
-        dropouts=Dropouts(),
-        fidelity=fidelity,
-        seed=None,
-    )
-    return Job.of(settings, task, model)
+    records = RecordTrainer(build_model("logistic", task, seed=0), task.clients).count_all()
+    wanted = {"population": 5, "cohort_size": 5, "rounds": 4, "sampling": Sampling.NONE}
+    return job_of(task, fidelity, epsilon=epsilon, unit="record", records=records, batch_rate=0.5, **wanted)
 
 
 def audited_silos(epsilon, count=100, **changes):
