@@ -25,6 +25,7 @@ from d2pfed.secagg import (
     StandingCollecting,
     StandingEpoch,
     StandingSilo,
+    StandingStep,
     answer_step,
     collect,
 )
@@ -153,14 +154,17 @@ class _Machine:
                 ready = self._silo().agree(self.advertised, request)
                 self.store.state, self.advertised = ready.state, None
                 return ready.answer
-        own = np.full(self.epoch.dimension, self.client % self.epoch.ring.modulus, np.uint32)
+
+        def contribute(step: StandingStep, _task: bytes, _model: bytes) -> RingVector:
+            self.account.charge(step)
+            return np.full(self.epoch.dimension, self.client % self.epoch.ring.modulus, np.uint32)
+
         return answer_step(
             self.epoch,
             self.client,
             request,
             store=self.store,
-            account=self.account,
-            contribute=lambda _step, _task, _model: own,
+            contribute=contribute,
         )
 
     def _silo(self) -> StandingSilo:

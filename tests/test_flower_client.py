@@ -299,7 +299,9 @@ def test_an_invitation_for_another_client_is_refused(server):
         server.ask_frame(0, server.invitation(client=3))
 
 
-def test_an_answer_that_took_too_long_is_not_sent(tmp_path, plan):
+def test_a_vector_that_took_long_is_sent_all_the_same(tmp_path, plan):
+    """A refusal would show that training took longer than the server chose to wait."""
+
     def slow(client):
         def train(message, context):
             time.sleep(1.2 if client == 1 else 0)
@@ -317,8 +319,7 @@ def test_an_answer_that_took_too_long_is_not_sent(tmp_path, plan):
 
     grid.going = hasty
     start(make_strategy(plan, tmp_path, roster), grid, 1)
-    (late,) = [reply for reply in grid.received if reply.has_error()]
-    assert "longer than the server's 1 seconds" in late.error.reason
+    assert not any(reply.has_error() for reply in grid.received)
 
 
 def test_the_whole_run_works_without_a_roster_where_everyone_says_so(tmp_path, monkeypatch):

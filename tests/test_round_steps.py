@@ -16,7 +16,7 @@ from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import DDGauss, Designated, Shared
 from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import Plan, PrivacyTarget, calibrate
+from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Participant, aggregate, given_sum, run_plan, session_of
 from d2pfed.round.aggregation import Outcome
@@ -39,10 +39,10 @@ from d2pfed.round.standing_silo import (
     StandingSteps,
     can_stand,
     epoch_of,
-    require_standing_plan,
 )
 from d2pfed.secagg import Delivery, Sum
 from d2pfed.secagg.session import NO_ROSTER
+from support.rosters import roster_of
 from support.simulations import NO_MODEL
 
 D = 6
@@ -544,16 +544,19 @@ def test_a_given_sum_is_over_two_clients_to_the_planned_and_of_no_draw():
 
 def test_what_standing_keys_cannot_carry_is_refused():
     plan = records_plan()
-    require_standing_plan(plan)
+    require_standing(plan, plan.cohort_size)
     assert can_stand(plan)
-    drawn = make(sampling="fixed")
-    with pytest.raises(ConfigError, match="for all silos in every round, got 10 of 100"):
-        require_standing_plan(drawn)
-    assert not can_stand(drawn)
-    with pytest.raises(ConfigError, match="for all silos in every round, got 10 of 100"):
-        epoch_of(drawn, "run", None, (0, 1, 2))
-    with pytest.raises(ConfigError, match="noise of each silo's own"):
-        require_standing_plan(make(mechanism="shared", sampling="none", population=10))
+    with pytest.raises(ConfigError, match="takes sampling none, the plan has fixed"):
+        require_standing(make(sampling="fixed"), 100)
+    part = make(sampling="none")
+    for enrolled in (10, 100):
+        with pytest.raises(ConfigError, match=f"all silos of a roster in every round, got 10 of 100 and .* {enrolled}"):
+            require_standing(part, enrolled)
+    assert not can_stand(part)
+    with pytest.raises(ConfigError, match="all silos of a roster in every round"):
+        epoch_of(part, "run", roster_of({client: bytes([client]) * 32 for client in range(10)}), (0, 1, 2))
+    with pytest.raises(ConfigError, match="takes the mechanism centered, ddgauss, skellam, the plan has shared"):
+        require_standing(make(mechanism="shared", sampling="none", population=10), 10)
 
 
 def test_a_silos_steps_are_charged_once_and_up_to_their_number():
@@ -562,13 +565,12 @@ def test_a_silos_steps_are_charged_once_and_up_to_their_number():
         number: int
 
     steps = StandingSteps(2)
-    steps.require_room(Step(0))
     steps.charge(Step(0))
     with pytest.raises(PeerError):
         steps.charge(Step(0))
     steps.charge(Step(5))
     with pytest.raises(PeerError, match="has sent 2 vectors in this run, its plan allows 2"):
-        steps.require_room(Step(6))
+        steps.charge(Step(6))
     assert steps.charged == {0, 5}
     memory = StandingMemory()
     assert memory.read() is None

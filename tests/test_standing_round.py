@@ -11,8 +11,8 @@ import d2pfed
 import test_records as records
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, aggregate, aggregation, can_stand, require_standing_plan
+from d2pfed.plan import MechanismName, PrivacyTarget, calibrate, require_standing
+from d2pfed.round import Attempt, aggregate, aggregation, can_stand
 from d2pfed.round.standing import StandingRun
 from d2pfed.round.standing_silo import invited_epoch
 from d2pfed.secagg import Consistency
@@ -225,14 +225,15 @@ def test_two_silos_that_never_agree_hold_an_epoch_up_once(plan):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mechanism": "designated", "colluders": 0}, "noise of each silo's own"),
-        ({"population": 40, "against": "released", "sampling": "fixed"}, "all silos in every round"),
+        ({"mechanism": "designated", "colluders": 0}, "takes the mechanism centered"),
+        ({"population": 40, "against": "released", "sampling": "fixed"}, "takes sampling none"),
+        ({"population": 40, "against": "released"}, "all silos of a roster in every round"),
         ({"attempts_per_round": 9}, "1 to 8 attempts"),
     ],
 )
 def test_plans_that_standing_keys_cannot_carry_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        require_standing_plan(make_plan(**changes))
+        require_standing(make_plan(**changes), SILOS)
 
 
 def test_silos_whose_unit_is_a_record_send_the_same_vectors_in_both_fidelities():

@@ -35,6 +35,7 @@ authority = "{authority}"
 anchor = "{anchor}"
 
 [policy]
+units = ["client", "record"]
 least_cohort = {least_cohort}
 least_quorum = {least_quorum}
 least_colluders = {least_colluders}

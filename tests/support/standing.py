@@ -105,10 +105,12 @@ class Silo:
         return ready.answer
 
     def answer(self, data: bytes) -> bytes:
-        contribute = self.contribute or (lambda step, task, model: update_of(self.epoch, self.client, step))
-        return answer_step(
-            self.epoch, self.client, data, store=self.store, account=self.account, contribute=contribute
-        )
+        def contribute(step: StandingStep, task: bytes, model: bytes) -> np.ndarray:
+            self.account.charge(step)
+            made = self.contribute
+            return update_of(self.epoch, self.client, step) if made is None else made(step, task, model)
+
+        return answer_step(self.epoch, self.client, data, store=self.store, contribute=contribute)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.ledger import ChargedRun
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
-from d2pfed.plan.policy import mechanism_name
+from d2pfed.plan.profiles import mechanism_name
 from d2pfed.runs.report import RunReport
 from d2pfed.secagg.graph import Consistency
 

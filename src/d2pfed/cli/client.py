@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.accounting import round_up
+from d2pfed.accounting import Unit, round_up
 from d2pfed.cli.options import AsJson, Group, SectionedCommand
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError, PeerError
@@ -44,9 +44,12 @@ def init(
     epsilon: Annotated[
         float, typer.Option(help="The client's budget against server and colluders, over all runs.")
     ] = 10.0,
+    unit: Annotated[
+        Unit, typer.Option(help="What a plan must protect: all that this client holds, or single records of it.")
+    ] = Unit.CLIENT,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
-    public = init_client(directory, identity, decode_public(authority), anchor, epsilon)
+    public = init_client(directory, identity, decode_public(authority), anchor, epsilon, unit)
     print(f"{identity}={public.hex()}")
 
 

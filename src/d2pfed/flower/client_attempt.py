@@ -19,7 +19,7 @@ from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import Plan, decode_plan
+from d2pfed.plan import Plan, Protocol, decode_plan
 from d2pfed.round import enrolled_in, invited_session
 from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
 from d2pfed.secagg import History as Memory
@@ -82,6 +82,18 @@ class ClientAttempt:
         """Say whether the cohort follows from a verified draw."""
         return self.enrolment is not None and self.enrolment.roster.depth is not None
 
+    def charge(self) -> int:
+        """Write the row of this attempt's vector, durably, and return how many of the run were sent before."""
+        session = self.session
+        return ClientAccount(self.config.log, self.config.budget).charge(
+            self.plan,
+            session.run,
+            session.round,
+            session.attempt,
+            {"session": session.digest.hex(), "roster": session.roster_digest.hex(), "draw": session.draw},
+            require=self.require_draw_left,
+        )
+
     def require_draw_left(self, history: ClientHistory) -> None:
         """Refuse a second vector on the draw of a partition: two runs may have begun on it before either got one."""
         if self.is_drawn and self.plan.sampling.method is Sampling.ONCE:
@@ -100,6 +112,7 @@ class ClientAttempt:
         plan = decode_plan(terms.plan)
         if terms.allowed != digest("d2pfed allowed", canonical.encode(config.policy)):
             config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since
+        config.policy.require_served(Protocol.PAIRWISE, plan, enrolled_in(roster))
         least = config.policy.least_cohort
         session = invited_session(plan, saved.invitation, least, roster, terms.first_draw)
         return ClientAttempt(config, enrolment, history, terms, plan, session, saved)

@@ -10,6 +10,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, get_origin, get_type_hints
 
+from d2pfed.accounting import Unit
 from d2pfed.errors import ConfigError
 from d2pfed.flower.enrolment import decode_public, make_secret, read_secret
 from d2pfed.ledger.client_log import ClientLog
@@ -39,6 +40,9 @@ authority = "{authority}"  # whose signature under a roster counts
 {anchor}  # where the head of this client's log is kept, outside of this directory and of backups
 
 [policy]  # what this client insists on, whatever a server proposes
+protocols = ["pairwise", "standing"]  # pairwise: drawn cohorts, or all clients; standing: up to 128 silos, every round
+units = {units}  # client: a plan protects all that is held here; record: only single records of it
+requests = ["training", "statistics", "evaluation"]  # what a server may ask this client's data for
 least_cohort = 10
 least_quorum = 8
 least_colluders = 0.1  # the share of all enrolled clients that may help the server
@@ -111,7 +115,12 @@ def require_identity(client: int) -> None:
 
 
 def init_client(
-    directory: Path, client: int, authority: bytes, anchor: Path | None = None, epsilon: float = 10.0
+    directory: Path,
+    client: int,
+    authority: bytes,
+    anchor: Path | None = None,
+    epsilon: float = 10.0,
+    unit: Unit = Unit.CLIENT,
 ) -> bytes:
     """Make a client's directory, key, settings and log, and return its public key; overwrites nothing.
 
@@ -123,11 +132,12 @@ def init_client(
         client=client,
         authority=authority,
         anchor=default_anchor(authority, client) if anchor is None else anchor.absolute(),
-        policy=Policy(),
+        policy=Policy(units=(unit,)),
         budget=ClientBudget(epsilon),
         secret=None,
     )
     named = {"client": client, "authority": authority.hex(), "anchor": _anchor_line(anchor), "epsilon": epsilon}
+    named["units"] = json.dumps([unit])
     text = _SETTINGS.format(**named).encode()
     settings, key = directory / "client.toml", directory / "key"
     if (found := read_file(settings)) not in (None, text) or config.log.has_begun():
@@ -197,6 +207,7 @@ def simulated_client_config(root: Path, partition: object) -> ClientConfig:
 
 def _anything() -> Policy:
     return Policy(
+        units=tuple(Unit),
         mechanisms=tuple(MechanismName),
         least_cohort=2,
         least_quorum=2,

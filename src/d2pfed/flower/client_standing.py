@@ -18,7 +18,7 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
-from d2pfed.plan import Plan, decode_plan
+from d2pfed.plan import Plan, Protocol, decode_plan
 from d2pfed.round import enrolled_in, invited_epoch
 from d2pfed.secagg import (
     Enrolment,
@@ -54,12 +54,24 @@ class StandingAttempt:
     plan: Plan
     session: StandingStep
 
+    def charge(self) -> int:
+        """Write the row of this step, durably, and return how many vectors of the run were sent before."""
+        step = self.session
+        return ClientAccount(self.config.log, self.config.budget).charge(
+            self.plan,
+            step.run,
+            step.round,
+            step.attempt,
+            {"session": step.digest.hex(), "roster": "", "draw": 0},
+            require=lambda history: require_charge_once(charged_steps(history, step.epoch), step.number),
+        )
 
-# Trains for a step, given the bytes of task and model, and returns the vector that is masked.
-EncodeStep = Callable[[StandingAttempt, bytes, bytes], RingVector]
+
+# Charges a step, trains for it with the bytes of task and model, and returns the vector that is masked.
+ContributeStep = Callable[[StandingAttempt, bytes, bytes], RingVector]
 
 
-def answer_standing(config: ClientConfig, frame: bytes, encode: EncodeStep) -> bytes:
+def answer_standing(config: ClientConfig, frame: bytes, contribute: ContributeStep) -> bytes:
     """Answer a request of standing keys: an invitation, the adverts of all, or a step."""
     kind = kind_of(frame)
     if kind == MessageKind.STANDING_INVITATION:
@@ -74,8 +86,7 @@ def answer_standing(config: ClientConfig, frame: bytes, encode: EncodeStep) -> b
         config.client,
         frame,
         store=KeyStore(keys, place.epoch, config.client),
-        account=_StepAccount(place),
-        contribute=lambda step, task, model: encode(
+        contribute=lambda step, task, model: contribute(
             StandingAttempt(config, place.terms, place.plan, step), task, model
         ),
     )
@@ -118,6 +129,7 @@ class _Place:
         plan = decode_plan(terms.plan)
         if terms.allowed != digest("d2pfed allowed", canonical.encode(config.policy)):
             config.policy.check(plan, enrolled_in(enrolment.roster))  # its owner has changed it since
+        config.policy.require_served(Protocol.STANDING, plan, enrolled_in(enrolment.roster))
         epoch = invited_epoch(plan, invitation, enrolment.roster)
         if len(epoch.cohort) < config.policy.least_cohort:
             least = config.policy.least_cohort
@@ -191,37 +203,6 @@ def charged_steps(history: ClientHistory, epoch: Epoch) -> frozenset[int]:
         decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE) if body["run"] == epoch.run
     )
     return frozenset(epoch.step(release.round, release.attempt) for release in releases)
-
-
-@dataclass(frozen=True, slots=True)
-class _StepAccount:
-    """This silo's account, a row for each step."""
-
-    place: _Place
-
-    def require_room(self, step: StandingStep) -> None:
-        """Refuse a step that has a row, or for which nothing is left."""
-        history = self.place.config.log.read()
-        require_charge_once(charged_steps(history, step.epoch), step.number)
-        self._account.require_left(self.place.plan, step.run, step.round, step.attempt, history)
-
-    def charge(self, step: StandingStep) -> None:
-        """Write the row of a step: row and anchor are on the disk when this returns."""
-        plan, note = self.place.plan, {"session": step.digest.hex(), "roster": "", "draw": 0}
-        before = self._account.charge(
-            plan,
-            step.run,
-            step.round,
-            step.attempt,
-            note,
-            require=lambda history: require_charge_once(charged_steps(history, step.epoch), step.number),
-        )
-        if before >= plan.max_participations:  # nothing was written
-            raise PeerError("this silo's cap or budget is reached: it takes no part")
-
-    @property
-    def _account(self) -> ClientAccount:
-        return ClientAccount(self.place.config.log, self.place.config.budget)
 
 
 def _begun(epoch: Epoch) -> Mapping[str, object]:

@@ -31,10 +31,8 @@ from d2pfed.flower.records import to_named_arrays
 from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.standing_server import StandingSilos
 from d2pfed.flower.targets import ServerDirectory, complete_target, trained_sizes
-from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.round import require_fixed_clip, require_standing_plan
+from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deployable
 from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
-from d2pfed.secagg.graph import Consistency
 from d2pfed.training import ServerOptimizer
 
 _log = logging.getLogger("d2pfed.flower")
@@ -98,27 +96,17 @@ class PrivateFedAvg:
     message_factory: MessageFactory = field(default=make_message, repr=False)
 
     def __post_init__(self) -> None:
-        require_fixed_clip(self.plan, "a deployment")
-        if self.plan.sampling.method is Sampling.POISSON:
-            raise ConfigError(
-                "poisson sampling needs secret cohort sizes, and whoever runs a SuperLink counts messages"
-            )
         if len(self.population) != self.plan.sampling.population:
             raise ConfigError(
                 f"the roster must have the {self.plan.sampling.population} clients of the plan's population, "
                 f"got {len(self.population)}"
             )
-        expected = Consistency.ASSUMED if self.roster is None else Consistency.SIGNED
-        if self.plan.consistency is not expected:
-            raise ConfigError(
-                f"the plan's consistency must be {expected.value}, got {self.plan.consistency.value}"
-            )
         if self.keys is not None:
             object.__setattr__(self, "keys", KeyUse(self.keys))
         if self.keys is KeyUse.STANDING and self.roster is None:
             raise ConfigError("standing keys are for enrolled silos, got no roster")
-        if self.has_standing_keys:
-            require_standing_plan(self.plan)
+        protocol = Protocol.STANDING if self.has_standing_keys else Protocol.PAIRWISE
+        require_deployable(protocol, self.plan, None if self.roster is None else len(self.population))
 
     @staticmethod
     def for_target(

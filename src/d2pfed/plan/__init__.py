@@ -6,6 +6,7 @@ from d2pfed.plan.describe import PlanSummary, describe
 from d2pfed.plan.names import MechanismName, RotationName
 from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.policy import Enrolled, Policy
+from d2pfed.plan.profiles import PROFILES, Protocol, Request, require_deployable, require_standing
 from d2pfed.plan.record_terms import record_terms
 from d2pfed.plan.target import DEFAULT_TARGET, PrivacyTarget
 
@@ -21,6 +22,11 @@ __all__ = [
     "decode_plan",
     "Policy",
     "Enrolled",
+    "PROFILES",
+    "Protocol",
+    "Request",
+    "require_deployable",
+    "require_standing",
     "observers",
     "record_terms",
     "guarantees",

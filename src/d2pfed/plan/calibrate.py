@@ -24,6 +24,7 @@ from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.names import HELD_BY_ONE, MechanismName, RotationName
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.plan import Plan, run_guarantee
+from d2pfed.plan.profiles import SIMULATION
 from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
 from d2pfed.plan.target import PrivacyTarget
@@ -66,7 +67,8 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
         multiplier = plan.noise_multiplier * target.adjacency.radii / 2 * (1 + 4 * PRECISION)
         draft = replace(draft, steps=finest_within(Ring(target.bits), target, multiplier, draft.contributors))
         plan = draft.search(ideal)
-    return draft.with_bits(plan)
+    SIMULATION.require(plan := draft.with_bits(plan))
+    return plan
 
 
 def _with_adaptive_clip(target: PrivacyTarget, initial: float) -> Plan:

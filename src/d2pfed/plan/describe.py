@@ -9,7 +9,7 @@ from d2pfed.plan.calibrate import ideal_multiplier
 from d2pfed.plan.collusion import colluding_clients
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
 from d2pfed.plan.plan import Plan, guarantees
-from d2pfed.plan.policy import mechanism_name
+from d2pfed.plan.profiles import mechanism_name
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import variance
 from d2pfed.secagg.graph import Consistency

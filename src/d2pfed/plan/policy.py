@@ -1,28 +1,22 @@
 """What a client insists on, whatever plan a server proposes; it believes no number that the server wrote."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from fractions import Fraction
 
-from d2pfed.accounting import SERVER, CohortSampling, Noise, Sampling, Unit, client_epsilon
+from d2pfed.accounting import SERVER, CohortSampling, Noise, Unit, client_epsilon
 from d2pfed.errors import ConfigError
-from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.names import MechanismName
 from d2pfed.plan.plan import Plan, run_guarantee
+from d2pfed.plan.profiles import Protocol, Request, mechanism_name, require_deployable
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width, variance, widest
 from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
 
 _MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
-_NAMES: dict[type, MechanismName] = {
-    Centered: MechanismName.CENTERED,
-    Shared: MechanismName.SHARED,
-    Designated: MechanismName.DESIGNATED,
-    DDGauss: MechanismName.DDGAUSS,
-    SkellamNoise: MechanismName.SKELLAM,
-    BinomialNoise: MechanismName.BINOMIAL,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +38,12 @@ class Policy:
     `mechanisms` are those with noise of each client's own, which no other client knows. `binomial` has that too, and
     is left out because its composition is far from tight: a few rounds use up what a budget holds.
 
+    A client whose policy lists the unit record agrees to plans that protect single records and not all that it holds.
+
     Attributes:
+        protocols: those that this client takes part in.
+        units: what a plan may protect.
+        requests: what a server may ask this client's data for.
         mechanisms: those that a plan may use.
         least_cohort: the smallest cohort.
         most_cohort: the largest cohort.
@@ -62,6 +61,9 @@ class Policy:
         most_attempts_per_round: how often a round may be tried.
     """
 
+    protocols: tuple[Protocol, ...] = tuple(Protocol)
+    units: tuple[Unit, ...] = (Unit.CLIENT,)
+    requests: tuple[Request, ...] = tuple(Request)
     mechanisms: tuple[MechanismName, ...] = (MechanismName.CENTERED, MechanismName.DDGAUSS, MechanismName.SKELLAM)
     least_cohort: int = 10
     most_cohort: int = SIGNED_UP_TO
@@ -79,7 +81,12 @@ class Policy:
     most_attempts_per_round: int = 100
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mechanisms", tuple(MechanismName(name) for name in self.mechanisms))
+        kinds = {"protocols": Protocol, "units": Unit, "requests": Request, "mechanisms": MechanismName}
+        for field, kind in kinds.items():
+            named = tuple(kind(name) for name in getattr(self, field))
+            if not named:
+                raise ConfigError(f"{field} must name at least one of {', '.join(kind)}")
+            object.__setattr__(self, field, named)
         if not 0 <= self.least_colluders < 1:
             raise ConfigError(f"least_colluders must be a share in [0, 1), got {self.least_colluders}")
 
@@ -96,14 +103,8 @@ class Policy:
         the plan's adjacency and rate of coins, which the client tosses itself. Checked: test_policy.py.
         """
         self._check_sizes(plan)
+        self._check_profile(plan, enrolled)
         self._check_mechanism(plan)
-        expected = Consistency.ASSUMED if enrolled is None else Consistency.SIGNED
-        if plan.consistency is not expected:
-            raise ConfigError(
-                f"this client's policy: consistency must be {expected.value}, the plan has {plan.consistency.value}"
-            )
-        if enrolled is not None:
-            _check_known_size(plan)
         colluders = self.colluders(plan, enrolled)
         _check_graph(plan, colluders)
         self._check_epsilon(plan, colluders)
@@ -124,11 +125,35 @@ class Policy:
             _check_at_most("max_participations", plan.max_participations, self.most_participations)
         _check_at_most("delta", plan.delta, self.most_delta)
 
+    def _check_profile(self, plan: Plan, enrolled: Enrolled | None) -> None:
+        """Refuse a plan that none of this client's protocols carries."""
+        refusals = []
+        for protocol in self.protocols:
+            try:
+                self.require_served(protocol, plan, enrolled)
+            except ConfigError as error:
+                refusals.append(error)
+        if len(refusals) == len(self.protocols):
+            raise refusals[0]
+
+    def require_served(self, protocol: Protocol, plan: Plan, enrolled: Enrolled | None) -> None:
+        """Refuse a protocol that this client does not take part in, and a plan that the protocol does not carry.
+
+        A client asks this again of every invitation: the server chooses the protocol of an attempt.
+        """
+        _check_one_of("protocol", protocol, self.protocols)
+        _check_one_of("unit", plan.unit, self.units)
+        try:
+            require_deployable(protocol, plan, None if enrolled is None else enrolled.population)
+        except ConfigError as error:
+            raise ConfigError(f"this client's policy: {error}") from None
+
+    def require_request(self, request: Request) -> None:
+        """Refuse to use this client's data for what it does not serve."""
+        _check_one_of("request", request, self.requests)
+
     def _check_mechanism(self, plan: Plan) -> None:
-        name = mechanism_name(plan.mechanism)
-        if name not in self.mechanisms:
-            allowed = ", ".join(self.mechanisms)
-            raise ConfigError(f"this client's policy: the mechanism must be one of {allowed}, the plan has {name}")
+        _check_one_of("mechanism", mechanism_name(plan.mechanism), self.mechanisms)
         width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
         _check_at_most("width of a client's noise", width, most)
 
@@ -157,14 +182,6 @@ def _epsilon(plan: Plan, noise: Noise | None) -> float:
     if plan.unit is Unit.RECORD:  # every vector that a silo may send, behind its own coins
         return run_guarantee(release, plan.max_attempts, SERVER, plan.delta, plan.max_participations).epsilon
     return client_epsilon([release] * plan.max_participations, plan.delta)
-
-
-def _check_known_size(plan: Plan) -> None:
-    """Refuse cohorts of any size but the planned one: the quorum rule and the graph's bounds hold for that alone."""
-    if plan.sampling.method is Sampling.POISSON:
-        raise ConfigError(
-            "this client's policy: signed cohorts have the planned size, the plan has poisson sampling"
-        )
 
 
 def _check_graph(plan: Plan, colluders: int) -> None:
@@ -201,9 +218,9 @@ def default_refusal(target: PrivacyTarget, plan: Plan) -> str:
     return ""
 
 
-def mechanism_name(mechanism: Mechanism) -> MechanismName:
-    """Return the name of a mechanism."""
-    return _NAMES[type(mechanism)]
+def _check_one_of(name: str, value: StrEnum, allowed: Sequence[StrEnum]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"this client's policy: the {name} must be one of {', '.join(allowed)}, got {value}")
 
 
 def _check_at_least(name: str, value: float, least: float) -> None:

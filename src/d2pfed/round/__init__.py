@@ -14,7 +14,6 @@ from d2pfed.round.standing_silo import (
     can_stand,
     epoch_of,
     invited_epoch,
-    require_standing_plan,
 )
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "invited_session",
     "require_clip",
     "require_fixed_clip",
-    "require_standing_plan",
     "rotation_seed",
     "run_plan",
     "session_of",

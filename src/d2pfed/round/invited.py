@@ -2,7 +2,7 @@
 
 from d2pfed.accounting import Sampling
 from d2pfed.errors import PeerError
-from d2pfed.plan import Enrolled, Plan, Policy
+from d2pfed.plan import Enrolled, Plan, Policy, Protocol
 from d2pfed.round.session import Attempt, session_of
 from d2pfed.secagg import Invitation, Roster, Session, decode_invitation
 from d2pfed.secagg.draws import draw_cohort, draw_key, require_path
@@ -18,7 +18,9 @@ def accept(
     An enrolled client brings its roster, and where cohorts are drawn verifiably the number of the run's first draw. It
     computes the cohort itself. That no draw is used twice, it must check against what it remembers: `session.draw`.
     """
-    policy.check(plan, enrolled_in(roster))
+    enrolled = enrolled_in(roster)
+    policy.check(plan, enrolled)
+    policy.require_served(Protocol.PAIRWISE, plan, enrolled)
     return invited_session(plan, invitation, policy.least_cohort, roster, first_draw)
 
 

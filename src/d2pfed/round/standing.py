@@ -7,10 +7,10 @@ from d2pfed.errors import ConfigError, TooFewClients, VoidStep
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.plan import Plan
+from d2pfed.plan import Plan, require_standing
 from d2pfed.round.gathering import Refused, Remember, forget, ignore, run_exchange
 from d2pfed.round.session import Attempt
-from d2pfed.round.standing_silo import epoch_of, require_standing_plan
+from d2pfed.round.standing_silo import epoch_of
 from d2pfed.secagg import (
     Exchange,
     Position,
@@ -81,7 +81,7 @@ class StandingRun:
     _vouched: frozenset[int] = frozenset()  # missed the last step, and said since that they are there
 
     def __post_init__(self) -> None:
-        require_standing_plan(self.plan)
+        require_standing(self.plan, len(self.roster.clients))
         if len(self.silos) != self.plan.cohort_size:
             raise ConfigError(f"the plan is for {self.plan.cohort_size} silos, got {len(self.silos)}")
 

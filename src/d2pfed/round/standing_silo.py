@@ -6,44 +6,27 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.noise.mechanisms import Centered, DDGauss, SkellamNoise
-from d2pfed.plan import Plan
+from d2pfed.plan import Plan, require_standing
 from d2pfed.secagg import Epoch, Roster, StandingState, StandingStep, decode_standing_invitation
-from d2pfed.secagg.standing import MOST_SILOS, require_standing_quorum, require_standing_steps
 from d2pfed.secagg.standing_checks import require_charge_once
 
 _T = TypeVar("_T")
 
 
-def require_standing_plan(plan: Plan) -> None:
-    """Refuse a plan that standing keys cannot carry: noise of each silo's own, and all of a few silos every round."""
-    if not isinstance(plan.mechanism, (Centered, DDGauss, SkellamNoise)):
-        name = type(plan.mechanism).__name__
-        raise ConfigError(f"standing keys need noise of each silo's own (centered, ddgauss, skellam), got {name}")
-    if plan.cohort_size != plan.sampling.population:
-        raise ConfigError(
-            f"standing keys are for all silos in every round, got {plan.cohort_size} of {plan.sampling.population}"
-        )
-    if plan.cut_off:
-        raise ConfigError(f"standing keys cut nobody off, the plan has cut_off {plan.cut_off}")
-    require_standing_quorum(plan.cohort_size, plan.quorum, plan.colluders)
-    require_standing_steps(plan.rounds, plan.attempts_per_round)
-
-
 def can_stand(plan: Plan) -> bool:
     """Say whether standing keys can carry a plan; the main protocol carries those of fewer or more silos."""
     try:
-        require_standing_plan(plan)
+        require_standing(plan, plan.sampling.population)
     except ConfigError:
         return False
-    return plan.cohort_size <= MOST_SILOS
+    return True
 
 
 def epoch_of(
     plan: Plan, run: str, roster: Roster, silos: tuple[int, ...], *, epoch: int = 0, first: int = 0
 ) -> Epoch:
     """Return the epoch of a run that begins at a step, between these silos."""
-    require_standing_plan(plan)
+    require_standing(plan, len(roster.clients))
     return Epoch(
         plan_digest=plan.digest,
         run=run,
@@ -101,18 +84,14 @@ class StandingSteps:
     most: int
     charged: set[int] = field(default_factory=set)
 
-    def require_room(self, step: StandingStep) -> None:
-        """Refuse a step that was charged, and every step once all participations are used."""
-        require_charge_once(self.charged, step.number)
-        _require_below(len(self.charged), self.most)
-
     def charge(self, step: StandingStep) -> None:
-        """Count a step."""
-        self.require_room(step)
+        """Count a step; refuse one that was counted, and every step once all participations are used.
+
+        A silo at its cap refuses: nothing is sampled here, so that it is missing tells nothing but its count.
+        """
+        require_charge_once(self.charged, step.number)
+        if len(self.charged) >= self.most:
+            raise PeerError(
+                f"this silo has sent {len(self.charged)} vectors in this run, its plan allows {self.most}"
+            )
         self.charged.add(step.number)
-
-
-def _require_below(count: int, most: int) -> None:
-    """A silo at its cap refuses: nothing is sampled here, so that it is missing tells nothing but its count."""
-    if count >= most:
-        raise PeerError(f"this silo has sent {count} vectors in this run, its plan allows {most}")

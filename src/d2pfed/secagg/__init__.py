@@ -21,7 +21,6 @@ from d2pfed.secagg.server import (
 from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.standing import Epoch, StandingKeys, StandingStep
 from d2pfed.secagg.standing_client import (
-    StandingAccount,
     StandingAdvertised,
     StandingReady,
     StandingSilo,
@@ -71,7 +70,6 @@ __all__ = [
     "StandingReady",
     "StandingState",
     "StandingStore",
-    "StandingAccount",
     "answer_step",
     "StandingAdvertising",
     "StandingAgreeing",

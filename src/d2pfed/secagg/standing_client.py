@@ -6,8 +6,8 @@
     set-up 2   STANDING_ADVERTS       one key for each peer, no X25519 secret   STANDING_READY
     a step     STANDING_REQUEST       the keys of the step after it             STANDING_MASKED
 
-A step is done in this order: checks; training, coins and noise; the charge is durable; the keys have moved on, durably;
-masks; the answer. A crash before the charge costs nothing. After the charge a step is never computed again.
+A step is done in this order: checks; the charge is durable; training, coins and noise; the keys have moved on, durably;
+masks; the answer. After the charge a step is never computed again, whatever fails.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +30,8 @@ from d2pfed.secagg.wire import BINDING_BYTES, ClientId, frame, pack_integer, pac
 
 _T = TypeVar("_T")
 
-# From a step and the bytes of its task and model to the vector to be summed: trained, clipped and noised.
+# From a step and the bytes of its task and model to the vector to be summed. It writes the row of the step, durably,
+# before it touches any data, refuses a second row of the same step, and then trains, clips and adds noise.
 StandingContribute = Callable[[StandingStep, bytes, bytes], RingVector]
 
 
@@ -123,18 +124,6 @@ class StandingStore(Protocol):
         ...
 
 
-class StandingAccount(Protocol):
-    """A silo's own account of its vectors."""
-
-    def require_room(self, step: StandingStep) -> None:
-        """Refuse a step that has a row, or for which nothing is left."""
-        ...
-
-    def charge(self, step: StandingStep) -> None:
-        """Write the row of a step, durably, row and anchor; refuse a second one of the same run and step."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingSilo:
     """What a silo brings to the set-up of an epoch.
@@ -216,7 +205,6 @@ def answer_step(
     data: bytes,
     *,
     store: StandingStore,
-    account: StandingAccount,
     contribute: StandingContribute,
 ) -> bytes:
     """Answer the request for a step's vector, once; an error of any line is final for the lines after it.
@@ -227,9 +215,7 @@ def answer_step(
     request = standing_messages.decode_standing_request(epoch, epoch.rank(client), data)
     step, state = request.step, _require_state(store, epoch)
     _check_step(state, step)
-    account.require_room(step)
     vector = common.ring_copy(epoch.ring, epoch.dimension, contribute(step, request.task, request.model))
-    account.charge(step)
     step_context = standing.context(state.keys.digest, step, request.model, request.task)
 
     def move(now: StandingState) -> tuple[StandingState, Masks]:

@@ -11,7 +11,7 @@ from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
-from d2pfed.plan import Plan
+from d2pfed.plan import Plan, require_standing
 from d2pfed.round import (
     Attempt,
     Collected,
@@ -22,7 +22,6 @@ from d2pfed.round import (
     StandingSum,
     epoch_of,
     invited_epoch,
-    require_standing_plan,
 )
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import (
@@ -79,7 +78,7 @@ class StandingFederation:
     _void: int = 0
 
     def __post_init__(self) -> None:
-        require_standing_plan(self.plan)
+        require_standing(self.plan, self.plan.sampling.population)
         self._silos = _Silos(self.plan, self.dropouts, self.entropy)
         self._epoch = epoch_of(self.plan, self.run, self._silos.roster, self._silos.roster.clients)
         self._standing = StandingRun(
@@ -250,10 +249,13 @@ class _Silos:
         vector = self._vector(client)
         if vector is None:
             return None
+
+        def contribute(step: StandingStep, _task: bytes, _model: bytes) -> RingVector:
+            silo.account.charge(step)
+            return vector
+
         with suppress(PeerError):  # a silo without keys, or at its cap, refuses
-            return answer_step(
-                silo.epoch, client, request, store=silo.store, account=silo.account, contribute=lambda *_: vector
-            )
+            return answer_step(silo.epoch, client, request, store=silo.store, contribute=contribute)
         return None
 
     def _vector(self, client: int) -> RingVector | None:
