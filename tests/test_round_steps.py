@@ -550,7 +550,9 @@ def test_what_standing_keys_cannot_carry_is_refused():
         require_standing(make(sampling="fixed"), 100)
     part = make(sampling="none")
     for enrolled in (10, 100):
-        with pytest.raises(ConfigError, match=f"all silos of a roster in every round, got 10 of 100 and .* {enrolled}"):
+        with pytest.raises(
+            ConfigError, match=f"all silos of a roster in every round, got 10 of 100 and .* {enrolled}"
+        ):
             require_standing(part, enrolled)
     assert not can_stand(part)
     with pytest.raises(ConfigError, match="all silos of a roster in every round"):

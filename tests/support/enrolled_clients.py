@@ -33,7 +33,13 @@ def enrol(directory: Path, clients: int, depth: int | None = DEPTH, **settings: 
 
 def write_settings(directory: Path, client: int, authority: bytes, changes: Mapping[str, object]) -> None:
     """A client that accepts a cohort of three and hardly any noise."""
-    policy = {"units": ["client", "record"], "least_cohort": 3, "least_quorum": 3, "least_noise_multiplier": 0.0, "least_colluders": 0.0}
+    policy = {
+        "units": ["client", "record"],
+        "least_cohort": 3,
+        "least_quorum": 3,
+        "least_noise_multiplier": 0.0,
+        "least_colluders": 0.0,
+    }
     policy |= {"most_epsilon": 1e6, "most_delta": 1e-4} | {
         name: changes[name] for name in changes if name != "budget"
     }
