@@ -317,9 +317,9 @@ def drawn_by_coins():
 
 def test_signed_cohorts_of_any_size_are_refused_by_policy_and_by_session(monkeypatch):
     plan, session, invitation = drawn_by_coins()
-    with pytest.raises(ConfigError, match="signed cohorts have the planned size, the plan has poisson sampling"):
+    with pytest.raises(ConfigError, match="takes sampling fixed, none, once, the plan has poisson"):
         accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
-    monkeypatch.setattr("d2pfed.plan.policy._check_known_size", nothing)
+    monkeypatch.setattr("d2pfed.plan.policy.require_deployable", nothing)
     monkeypatch.setattr("d2pfed.plan.policy._check_colluders", nothing)
     with pytest.raises(PeerError, match="planned 12 clients, got 15"):
         accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
@@ -327,7 +327,7 @@ def test_signed_cohorts_of_any_size_are_refused_by_policy_and_by_session(monkeyp
 
 def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch):
     """The client has checked the quorum against its own colluder for twelve; among fifteen it is two quorums."""
-    monkeypatch.setattr("d2pfed.plan.policy._check_known_size", nothing)
+    monkeypatch.setattr("d2pfed.plan.policy.require_deployable", nothing)
     monkeypatch.setattr("d2pfed.plan.policy._check_colluders", nothing)
     monkeypatch.setattr("d2pfed.round.session.require_planned_size", nothing)
     plan, session, invitation = drawn_by_coins()

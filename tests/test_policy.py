@@ -8,12 +8,31 @@ from functools import cache
 import numpy as np
 import pytest
 
-from d2pfed.accounting import RELEASED, SERVER, Adjacency, CohortSampling, Sampling, account, client_epsilon
+from d2pfed.accounting import (
+    RELEASED,
+    SERVER,
+    Adjacency,
+    CohortSampling,
+    Sampling,
+    Unit,
+    account,
+    client_epsilon,
+)
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import Centered, DDGauss, Share
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.plan import Enrolled, MechanismName, Policy, PrivacyTarget, calibrate, policy, quorums
+from d2pfed.plan import (
+    Enrolled,
+    MechanismName,
+    Policy,
+    PrivacyTarget,
+    Protocol,
+    Request,
+    calibrate,
+    policy,
+    quorums,
+)
 from d2pfed.plan import plan as plan_module
 from d2pfed.plan.collusion import colluders_within
 from d2pfed.secagg.graph import Consistency, Neighbourhood, make_graph
@@ -74,7 +93,15 @@ def test_a_policy_holds_a_plan_to_each_bound(bound, value_of, beyond):
 
 def test_every_bound_is_tested():
     tested = {case[0] for case in test_a_policy_holds_a_plan_to_each_bound.pytestmark[0].args[1]}
-    rest = {"mechanisms", "least_colluders", "least_noise_multiplier", "most_epsilon"}  # by the tests below
+    rest = {
+        "protocols",
+        "units",
+        "requests",
+        "mechanisms",
+        "least_colluders",
+        "least_noise_multiplier",
+        "most_epsilon",
+    }  # by the tests below
     assert tested | rest == {item.name for item in fields(Policy)}
 
 
@@ -83,8 +110,17 @@ def test_a_policy_is_read_from_plain_settings():
         MechanismName.CENTERED,
         MechanismName.DESIGNATED,
     )
-    with pytest.raises(ValueError, match="laplace"):
-        Policy(mechanisms=["laplace"])
+    served = Policy(protocols=["standing"], units=["record"], requests=["training"])
+    assert (served.protocols, served.units, served.requests) == (
+        (Protocol.STANDING,),
+        (Unit.RECORD,),
+        (Request.TRAINING,),
+    )
+    for field in ("mechanisms", "protocols", "units", "requests"):
+        with pytest.raises(ValueError, match="laplace"):
+            Policy(**{field: ["laplace"]})
+        with pytest.raises(ConfigError, match=f"{field} must name at least one of"):
+            Policy(**{field: []})
     for share in (-0.1, 1.0, math.nan):
         with pytest.raises(ConfigError, match="least_colluders must be a share"):
             Policy(least_colluders=share)
@@ -200,10 +236,16 @@ def test_attack_a_designated_client_that_colludes(monkeypatch):
     """It knows the whole noise: the server subtracts it, and has the sum up to rounding."""
     target = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
     plan = planned(target)
-    with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, the plan has designated"):
+    with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, got designated"):
         Policy().check(plan, ENROLLED)
+    anything = Policy(mechanisms=tuple(MechanismName))
+    with pytest.raises(
+        ConfigError, match=r"the pairwise protocol takes the mechanism .*, the plan has designated"
+    ):
+        anything.check(plan, ENROLLED)
+    monkeypatch.setattr(policy, "require_deployable", nothing)
     with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
-        Policy(mechanisms=tuple(MechanismName)).check(replace(plan, threshold=40), ENROLLED)
+        anything.check(replace(plan, threshold=40), ENROLLED)
     monkeypatch.setattr(Policy, "_check_mechanism", nothing)
     Policy(least_colluders=0.0).check(plan, ENROLLED)
     root = Entropy.replay(b"designated")

@@ -44,12 +44,13 @@ def init(
     epsilon: Annotated[
         float, typer.Option(help="The client's budget against server and colluders, over all runs.")
     ] = 10.0,
+    *,
     unit: Annotated[
         Unit, typer.Option(help="What a plan must protect: all that this client holds, or single records of it.")
     ] = Unit.CLIENT,
 ) -> None:
     """Make a client's directory, key and log, and print ID=PUBLIC for the authority; overwrites nothing."""
-    public = init_client(directory, identity, decode_public(authority), anchor, epsilon, unit)
+    public = init_client(directory, identity, decode_public(authority), anchor, epsilon, unit=unit)
     print(f"{identity}={public.hex()}")
 
 

@@ -120,6 +120,7 @@ def init_client(
     authority: bytes,
     anchor: Path | None = None,
     epsilon: float = 10.0,
+    *,
     unit: Unit = Unit.CLIENT,
 ) -> bytes:
     """Make a client's directory, key, settings and log, and return its public key; overwrites nothing.

@@ -103,8 +103,8 @@ class Policy:
         the plan's adjacency and rate of coins, which the client tosses itself. Checked: test_policy.py.
         """
         self._check_sizes(plan)
-        self._check_profile(plan, enrolled)
         self._check_mechanism(plan)
+        self._check_profile(plan, enrolled)
         colluders = self.colluders(plan, enrolled)
         _check_graph(plan, colluders)
         self._check_epsilon(plan, colluders)
