@@ -370,7 +370,14 @@ def test_a_node_that_failed_once_is_announced_again_in_the_next_round(tmp_path):
 
 
 def test_secret_cohort_sizes_are_refused_where_messages_can_be_counted(tmp_path):
-    plan = make_plan(5, population=50, sampling=Sampling.POISSON, mechanism=MechanismName.DESIGNATED, dropouts=0.0)
+    plan = make_plan(
+        5,
+        population=50,
+        sampling=Sampling.POISSON,
+        mechanism=MechanismName.DESIGNATED,
+        dropouts=0.0,
+        consistency=Consistency.ASSUMED,
+    )
     with pytest.raises(ConfigError, match="the pairwise protocol takes"):
         make_strategy(plan, tmp_path, None)
 
