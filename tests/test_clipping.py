@@ -416,7 +416,7 @@ def test_the_median_is_found_within_fifty_rounds(median, initial):
     optimizer = ServerOptimizer()
     start = replace(optimizer.start(np.zeros(D, np.float32), plan.adaptive_clip.initial))
     rounds = list(train(start, optimizer, 50, step))
-    # The released fraction has noise 0.1, so the clip's logarithm strays by 0.1 x 0.2 / sqrt(0.2) = 0.045: four times that.
+    # Noise of 0.1 in the released fraction moves the clip's logarithm by 0.1 x 0.2 / sqrt(0.2) = 0.045; four times it.
     assert rounds[-1].state.clip == pytest.approx(median, rel=0.18)
     assert rounds[0].clipping.clip == initial
     assert not math.isclose(initial, median, rel_tol=0.18)  # planted: a clip that stays is not it
