@@ -26,6 +26,7 @@ from d2pfed.flower.requests import (
     RunAcceptance,
     RunAnnouncement,
 )
+from d2pfed.flower.single_units import SingleUnits
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -197,12 +198,12 @@ class _Contribution:
     def _records(
         self, participant: Participant, settings: Mapping[str, object], arrays: NamedArrays
     ) -> RingVector:
-        """Return the vector of a secret batch; if it cannot be computed, that of an empty one, as in `_update`."""
+        """Return the vector of a secret batch, each of its units by itself; without units, that of an empty one."""
         try:
-            units = _units(self.train(arrays, settings))
+            units = SingleUnits(_units(self.train(arrays, settings)), self.attempt.plan.dimension)
             return participant.encode(self.attempt.session, units, None)
         except Exception:  # noqa: BLE001 - whatever it was, its text must not reach the server
-            _log.exception("the gradients of a batch failed: this silo contributes its noise alone")
+            _log.exception("this silo's units cannot be had: it contributes its noise alone")
             return participant.encode(self.attempt.session, _NoUnits(), None)
 
     def _update(self, settings: Mapping[str, object], params: FloatVector, layout: Layout) -> FloatVector:
