@@ -12,7 +12,7 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.flower import standing_keys
+from d2pfed.flower import private_client, standing_keys
 from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.client_standing import holds_keys
@@ -318,17 +318,25 @@ def test_a_restored_silo_is_found_out_by_its_peers_even_if_the_server_forgets(tm
 class Rows:
     """A silo's records: each row is what one adds to the model."""
 
-    def __init__(self, rows: np.ndarray, *, fails: bool = False) -> None:
-        self.rows, self.fails = rows.astype(np.float32), fails
+    def __init__(self, rows: np.ndarray, raising=()) -> None:
+        self.rows, self.raising = rows.astype(np.float32), raising
 
     @property
     def count(self) -> int:
         return len(self.rows)
 
     def gradients(self, chosen):
-        if self.fails:
+        if np.isin(chosen, self.raising).any():
             raise RuntimeError("a secret of the data")
         yield self.rows[chosen]
+
+
+class Uncounted(Rows):
+    """A silo that cannot say how many records it has."""
+
+    @property
+    def count(self) -> int:
+        raise RuntimeError("a secret of the data")
 
 
 def record_plan(records=200, rounds=2):
@@ -351,15 +359,16 @@ def record_plan(records=200, rounds=2):
     )
 
 
-def records_grid(tmp_path, plan, fails=()):
-    """Each silo holds forty records, all one-hot at its own place."""
+def records_grid(tmp_path, plan, others=None):
+    """Each silo holds forty records, all one-hot at its own place; `others` says what some hold instead."""
+    tmp_path.mkdir(exist_ok=True)
     roster, grid = federation(tmp_path)
 
     def units(client):
         def of(arrays, settings, context):
             rows = np.zeros((40, DIMENSION))
             rows[:, client] = 1.0
-            return Rows(rows, fails=client in fails)
+            return (others or {}).get(client, Rows)(rows)
 
         return of
 
@@ -382,11 +391,31 @@ def test_records_over_flower_are_drawn_clipped_and_summed(tmp_path):
     assert set(kinds_sent(grid)) >= {MessageKind.STANDING_REQUEST}
 
 
-def test_gradients_that_fail_give_noise_alone_and_no_word_of_why(tmp_path):
+def require_records(params, plan, counted):
+    """Each silo's place in the model has as many clipped records as are counted, up to noise that hides one of them."""
+    clip, spread = min(1.0, plan.codec.clip), 8 * plan.sigma * 2 / plan.divisor
+    assert spread < 39 * clip / plan.divisor
+    for client, count in enumerate(counted):
+        assert abs(params[client] - count * clip / plan.divisor) < spread
+
+
+def one_raises(rows):
+    return Rows(rows, raising=(7,))
+
+
+def test_a_record_that_raises_moves_the_sum_by_itself_alone(tmp_path, monkeypatch):
+    """The server picks a model under which one record raises: taken together, it would carry its batch away."""
     plan = record_plan(rounds=1)
-    silos, grid = records_grid(tmp_path, plan, fails=(2,))
-    params = start(silos, grid)
-    present = 40 * min(1.0, plan.codec.clip) / plan.divisor
-    assert abs(params[2]) < 8 * plan.sigma * 2 / plan.divisor < present
-    assert abs(params[1] - present) < 8 * plan.sigma * 2 / plan.divisor
+    silos, grid = records_grid(tmp_path / "here", plan, {2: one_raises})
+    require_records(start(silos, grid), plan, [40, 40, 39, 40, 40])
+    monkeypatch.setattr(private_client, "SingleUnits", lambda units, _dimension: units)  # the twin
+    silos, grid = records_grid(tmp_path / "there", plan, {2: one_raises})
+    require_records(start(silos, grid), plan, [40, 40, 0, 40, 40])
+
+
+@pytest.mark.parametrize("silo", [lambda rows: Rows(rows, raising=range(40)), Uncounted, lambda rows: 1 / 0])
+def test_a_silo_without_vectors_sends_noise_alone_and_no_word_of_why(tmp_path, silo):
+    plan = record_plan(rounds=1)
+    silos, grid = records_grid(tmp_path, plan, {2: silo})
+    require_records(start(silos, grid), plan, [40, 40, 0, 40, 40])
     assert not any(reply.has_error() for reply in grid.received)

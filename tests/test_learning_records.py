@@ -1,5 +1,7 @@
 """Gradients of single records: those of autograd, the same in any place, and refused where records mix."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +123,98 @@ def test_random_layers_are_refused():
     own = trainer(network(torch.nn.Linear(6, 4), torch.nn.Dropout(), torch.nn.Linear(4, 3)))
     with pytest.raises(ConfigError, match="record by record"):
         own.tried(own.model.initial(), 10)
+
+
+# One record that raises.
+
+
+def with_a_bad_label(rows=23, bad=7):
+    inputs, labels = data(rows)
+    labels[bad] = 9  # of three classes: torch raises for its whole chunk
+    return inputs, labels
+
+
+def test_a_record_that_raises_counts_as_zero_and_moves_no_other():
+    own, params = trainer(silos=[with_a_bad_label()]), network().initial()
+    whole = fixed_chunks(trainer(), params, np.arange(23))
+    for chosen in (np.arange(23), np.array([7]), np.array([6, 7, 8]), np.arange(23)[::-1], np.arange(4, 17)):
+        found = fixed_chunks(own, params, chosen)
+        others = chosen != 7
+        assert np.isnan(found[~others]).all()  # which a batch counts as zero
+        assert np.array_equal(found[others], whole[chosen[others]])
+
+
+def test_a_record_that_raises_changes_none_of_other_silos_in_its_chunk():
+    silos = [data(5, seed=3), with_a_bad_label(4, bad=2), data(3, seed=4)]
+    params = network().initial()
+    found = every(trainer(silos=silos), params)
+    assert list(np.isnan(found[1]).all(axis=1)) == [False, False, True, False]
+    for silo in (0, 2):
+        assert np.array_equal(found[silo], every(trainer(silos=[silos[silo]]), params)[0])
+
+
+def cholesky_loss(outputs, labels):
+    """Raises for a record whose outputs are not positive."""
+    return torch.linalg.cholesky(torch.diag_embed(outputs)).sum((-1, -2))
+
+
+def test_a_model_under_which_zeros_raise_does_not_tell_how_many_were_drawn():
+    """The server picks a model without a bias: a chunk filled up with zeros would raise, and a full one would not."""
+    model = network(torch.nn.Linear(6, 3), loss=cholesky_loss)
+    own = trainer(model, [(torch.ones(16, 6), torch.zeros(16, dtype=torch.long))])
+    chosen_by_the_server = np.concatenate([np.full(18, 0.1), np.zeros(3)]).astype(np.float32)
+    full = fixed_chunks(own, chosen_by_the_server, np.arange(16))
+    assert np.isfinite(full).all()
+    for count in (1, 7, 9, 15):
+        assert np.array_equal(fixed_chunks(own, chosen_by_the_server, np.arange(count)), full[:count])
+
+
+def test_a_patient_with_a_row_that_raises_counts_as_zero_and_no_other():
+    groups = [np.arange(23) // 3]
+    own, params = trainer(silos=[with_a_bad_label()], groups=groups), network().initial()
+    found, whole = every(own, params)[0], every(trainer(groups=groups), params)[0]
+    assert np.isnan(found[2]).all()
+    assert np.array_equal(np.delete(found, 2, axis=0), np.delete(whole, 2, axis=0))
+
+
+def test_a_patient_with_rows_of_both_infinities_is_no_warning():
+    inputs = torch.tensor([[1e30], [1e30], [1.0]])
+    model = own_model(torch.nn.Linear(1, 1), loss=lambda outputs, wanted: (outputs * wanted).squeeze(-1))
+    silos = [(inputs, torch.tensor([[1e30], [-1e30], [1.0]]))]
+    found = every(trainer(model, silos, groups=[[0, 0, 1]]), model.initial())[0]
+    assert np.isnan(found[0]).any()
+    assert np.array_equal(found[1], [-1, -1])
+
+
+def test_the_trial_is_not_refused_for_one_record_and_its_holder_is_told(caplog):
+    own = trainer(silos=[with_a_bad_label()])
+    with caplog.at_level(logging.WARNING, "d2pfed.learning"):
+        assert own.tried(own.model.initial(), 20).chunk == 8
+        fixed_chunks(own, own.model.initial(), np.arange(23))
+    assert [each.getMessage() for each in caplog.records] == [
+        "the gradient of a record cannot be computed: it counts as zero"
+    ]
+
+
+def test_a_loss_that_remembers_what_came_before_is_refused():
+    calls = []
+
+    def loss(outputs, labels):
+        calls.append(1)
+        return torch.nn.functional.cross_entropy(outputs, labels, reduction="none") * len(calls)
+
+    own = trainer(network(loss=loss))
+    with pytest.raises(ConfigError, match="must be the same every time"):
+        own.tried(own.model.initial(), 10)
+
+
+def test_fit_goes_on_where_the_gradient_of_a_record_raises(tmp_path):
+    own = silos()
+    own[2][1][11] = 5
+    found = d2pfed.fit(
+        torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=2, directory=tmp_path / "run", progress=False
+    )
+    assert found.summary.rounds == 2
 
 
 def test_a_patients_gradients_add_up_to_one_unit():

@@ -123,6 +123,23 @@ def test_batches_of_two_attempts_are_not_added_together(plan):
         Batches.of(two)
 
 
+def test_rows_left_over_are_dithered_by_their_own_silo(plan):
+    """Rows beyond the compiled loop's range are added afterwards, and must not share another silo's offsets."""
+    rows = vectors(6, scale=1e25)
+
+    def fresh(silo):
+        return Batch(plan, SEED, ROOT.child("silo", silo), np.arange(3), np.zeros(plan.codec.length, np.int64))
+
+    together = Batches.of([fresh(0), fresh(1)])
+    together.add(np.repeat([0, 1], 3), rows)
+    for silo, own in ((0, rows[:3]), (1, rows[3:])):
+        alone, other = fresh(silo), fresh(1 - silo)
+        alone.add(own)
+        other.add(own)
+        assert np.array_equal(together.each[silo].total, alone.total)
+        assert not np.array_equal(alone.total, other.total)
+
+
 def own_integers(plan, row):
     return plan.codec.prepare(row, SEED, ROOT.child("attempt").child("dither").stream()).values
 

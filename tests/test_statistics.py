@@ -11,12 +11,16 @@ from scipy.stats import chi2
 
 import d2pfed
 from d2pfed import Adjacency, BudgetExceeded, ConfigError, Ledger, PrivacyTarget, calibrate
-from d2pfed.api.statistics import releasing
+from d2pfed.api.statistics import metrics, releasing
 from d2pfed.api.statistics.counts import cumulative_root
 from d2pfed.ledger import Budget
 from d2pfed.plan import ideal_multiplier
 from d2pfed.plan.calibrate import _Draft
 from d2pfed.round import run_plan
+from d2pfed.statistics.means import Ball
+from d2pfed.statistics.metrics import MetricName, MetricScheme
+from d2pfed.statistics.questions import Bounds, MetricMeans, ScoreMetrics
+from d2pfed.statistics.records import CodedRecords
 
 CALM = {"epsilon": 1e3, "delta": 1e-6, "seed": 1, "fidelity": "sum"}  # hardly any noise
 
@@ -152,9 +156,12 @@ def test_metrics_are_those_of_the_pooled_records():
 def test_metrics_by_a_prediction_and_for_several_classes():
     inputs = np.eye(3)[[0, 1, 2, 2]]
     clients = [(inputs, np.array([0, 1, 2, 1]))] * 10
-    result = d2pfed.private_metrics(clients, ["accuracy", "calibration"], predict=lambda x: 0.7 * x + 0.1, **CALM)
-    assert abs(result.value["accuracy"] - 0.75) < 0.05
-    assert abs(result.value["calibration"] - 0.05) < 0.1
+    for unit in ({}, {"privacy": RECORDS}):
+        result = d2pfed.private_metrics(
+            clients, ["accuracy", "calibration"], predict=lambda x: 0.7 * x + 0.1, classes=3, **unit, **CALM
+        )
+        assert abs(result.value["accuracy"] - 0.75) < 0.05
+        assert abs(result.value["calibration"] - 0.05) < 0.1
 
 
 # How large the noise is
@@ -327,8 +334,6 @@ BAD = [
     (lambda: d2pfed.private_sum([]), "at least 2 clients, got 0"),
     (lambda: d2pfed.private_sum([1.0]), "at least 2 clients, got 1"),
     (lambda: d2pfed.private_sum(3.0), "vectors must be a sequence or mapping with an entry per client, got float"),
-    (lambda: d2pfed.private_sum([[1.0], [math.nan]]), "vectors of client 1 must be finite"),
-    (lambda: d2pfed.private_sum([1.0, math.inf]), "vectors of client 1 must be finite"),
     (lambda: d2pfed.private_sum([[1.0], [1.0, 2.0]]), r"client 0 has \(1,\), client 1 has \(2,\)"),
     (lambda: d2pfed.private_sum(np.zeros((3, 2, 2))), r"one number or one vector per client, got the shape \(2, 2\)"),
     (lambda: d2pfed.private_sum(["a", "b"]), "vectors of client 0 must be numbers"),
@@ -346,10 +351,9 @@ BAD = [
     (lambda: d2pfed.private_mean([1, 2], bounds=(0, 1), clip=1.0), "a mean has a clip or bounds"),
     (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, 2]), "weights need max_weight"),
     (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, 2, 3], max_weight=3), "one number for each of 2 clients"),
-    (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, -2], max_weight=3), "weights must be at least 0, got -2"),
-    (lambda: d2pfed.private_mean([1, 2], clip=1, weights=[1, math.nan], max_weight=3), "weights must be finite"),
     (lambda: d2pfed.private_histogram([1, 2], [0, 2, 1]), "bins must rise strictly, got 2 before 1"),
     (lambda: d2pfed.private_histogram([1, 2], [0]), "bins must be at least two edges"),
+    (lambda: d2pfed.private_histogram([1, 2], [0, math.nan]), "bins must be finite"),
     (lambda: d2pfed.private_histogram([1, 2], [0, 1], max_values=0), "max_values must be positive"),
     (lambda: d2pfed.private_histogram([[[1]], 2], [0, 1]), "values of client 0 must be a list of numbers"),
     (lambda: d2pfed.private_quantile([1, 2], 1.5, bounds=(0, 1)), r"levels must be numbers in \[0, 1\], got 1.5"),
@@ -357,13 +361,9 @@ BAD = [
     (lambda: d2pfed.private_table([[1], [2]], []), "categories must be a list for each variable"),
     (lambda: d2pfed.private_table([[1], [2]], [[1, 1]]), "categories of a variable must differ"),
     (lambda: d2pfed.private_table([[1], [2]], ["ab"]), "categories of a variable must be a list, got 'ab'"),
-    (lambda: d2pfed.private_table([[(1, 2)], [(2,)]], [[1], [2]]), "rows of client 1 must have 2 entries each"),
     (lambda: d2pfed.private_table([1, 2], [[1], [2]]), "rows of client 0 must be a list, got int"),
-    (lambda: d2pfed.private_table([[({},)], []], [[1]]), "rows of client 0 must have plain entries"),
     (lambda: d2pfed.private_table([[], []], [range(2000), range(2000)]), "a table must have at most 1048576 cells"),
     (lambda: d2pfed.private_metrics([1, 2]), "client 0 must have a pair of scores and labels, got int"),
-    (lambda: d2pfed.private_metrics([([0.5], [0]), ([1.5], [0])]), r"scores of client 1 must be probabilities"),
-    (lambda: d2pfed.private_metrics([([0.5], [2]), ([0.5], [0])]), r"labels of client 0 must be whole numbers in"),
     (lambda: d2pfed.private_metrics([([0.5], [0, 1]), ([0.5], [0])]), "as many labels as rows of scores"),
     (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, ["f1"]), "metrics must be out of accuracy, .*, got 'f1'"),
     (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, []), "metrics must be different names"),
@@ -385,7 +385,13 @@ BAD = [
     (lambda: d2pfed.private_table([[1], [2]], [[[], 2]]), "categories of a variable must be plain values"),
     (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, [[]]), r"metrics must be out of accuracy, .*, got \[\]"),
     (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, predict=3), "predict must be a function, got int"),
-    (lambda: d2pfed.private_metrics([(0, [0])] * 2, predict=lambda x: 1 / x), "predict fails for client 0: ZeroDiv"),
+    (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, predict=abs), "predict needs classes, their number"),
+    (lambda: d2pfed.private_metrics([([0.5], [0])] * 2, classes=3), "scores of client 0 must have 3 classes, got 2"),
+    (lambda: d2pfed.private_metrics([(0, [0])] * 2, predict=abs, classes=2, privacy=RECORDS), "a row of inputs"),
+    (
+        lambda: d2pfed.private_metrics([([0.5], [0, 1])] * 2, predict=abs, classes=2, privacy=RECORDS),
+        "client 0 must have a row of inputs for each label",
+    ),
 ]  # fmt: skip
 
 
@@ -481,6 +487,226 @@ def test_a_ledger_has_one_unit(tmp_path):
         d2pfed.private_sum(np.ones((5, 3)), epsilon=1.0, ledger=ledger, privacy=RECORDS)
         with pytest.raises(ConfigError, match="the ledger's runs protect a record, and this statistic a client"):
             d2pfed.private_sum(np.ones((5, 3)), epsilon=1.0, ledger=ledger)
+
+
+# What cannot be counted counts as zero, and shows nowhere
+
+
+@pytest.fixture
+def contributions(monkeypatch):
+    """What each client gave to the sum of the last release: its vector, or the vectors of its records as rows."""
+    last, given_sum = [], releasing.given_sum
+
+    def rows(given):
+        if isinstance(given, CodedRecords):
+            return np.concatenate([np.empty((0, given.code.dimension)), *given.gradients(np.arange(given.count))])
+        return given[None, :]
+
+    def seen(plan, attempt, vectors, *rest, **options):
+        last[:] = map(rows, vectors.values())
+        return given_sum(plan, attempt, vectors, *rest, **options)
+
+    monkeypatch.setattr(releasing, "given_sum", seen)
+    return last
+
+
+ODD = [math.nan, math.inf, -math.inf, None]
+OF_VALUES = {
+    "sum": lambda values, **more: d2pfed.private_sum(values, clip=5.0, **more),
+    "mean": lambda values, **more: d2pfed.private_mean(values, clip=5.0, **more),
+    "bounded mean": lambda values, **more: d2pfed.private_mean(values, bounds=(2, 9), **more),
+    "histogram": lambda values, **more: d2pfed.private_histogram(values, [0, 2, 5, 10], **more),
+    "quantile": lambda values, **more: d2pfed.private_quantile(values, 0.5, bounds=(0, 10), **more),
+    "table": lambda values, **more: d2pfed.private_table(values, [[1, 3, 4]], **more),
+}
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+@pytest.mark.parametrize("statistic", OF_VALUES.values(), ids=OF_VALUES.keys())
+def test_a_record_that_is_not_finite_adds_nothing_and_is_no_error(contributions, statistic, odd):
+    statistic([[1, 3, odd, 4], [4], [3]], privacy=RECORDS, **CALM)
+    whole = contributions[0]
+    statistic([[1, 3, 4], [4], [3]], privacy=RECORDS, **CALM)
+    assert not whole[2].any()
+    assert whole[[0, 1, 3]].any()
+    assert np.array_equal(np.delete(whole, 2, axis=0), contributions[0])  # to the bit
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+@pytest.mark.parametrize("statistic", list(OF_VALUES.values())[:-1], ids=list(OF_VALUES)[:-1])
+def test_a_client_whose_value_is_not_finite_adds_nothing_and_is_no_error(contributions, statistic, odd):
+    result = statistic([4.0, odd, 3.0], **CALM)
+    assert np.isfinite(result.value).all()
+    assert not contributions[1].any()
+    assert contributions[0].any()
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_a_vector_or_weight_that_is_not_finite_has_no_weight(contributions, odd):
+    given = {"bounds": (0, 10), "max_weight": 4, **CALM}
+    d2pfed.private_mean([[1.0, 2.0], [3.0, odd], [5.0, 6.0]], weights=[1, 2, 3], **given)
+    assert [each.any() for each in contributions] == [True, False, True]
+    d2pfed.private_mean([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], weights=[1, odd, -3], **given)
+    assert [each.any() for each in contributions] == [True, False, False]
+
+
+def test_a_row_without_one_entry_per_variable_is_counted_nowhere(contributions):
+    rows = [[("a", 1), ("a",), ("a", 1, 1), ({}, 1), (None, 1), 7], [("a", 1)], []]
+    d2pfed.private_table(rows, [["a"], [1, 2]], privacy=RECORDS, **CALM)
+    assert contributions[0].tolist() == [[1, 0]] + [[0, 0]] * 5
+
+
+UNUSABLE = [([math.nan, 0.5, 0.5], 0), ([0.2, 0.2, 1.5], 0), ([-0.1, 0.5, 0.5], 0)]
+UNUSABLE += [([0.5, 0.3, 0.2], label) for label in (3, -1, 0.5, math.nan, math.inf)]
+
+
+@pytest.mark.parametrize(("scores", "label"), UNUSABLE)
+def test_a_scored_record_that_cannot_be_used_adds_nothing(contributions, scores, label):
+    names, good = ["accuracy", "loss", "confusion", "calibration"], np.eye(3)[[0, 1, 2]]
+    others = [(good, [0, 1, 2])] * 2
+    clients = [(np.vstack([good, scores]), [0, 1, 1, label]), *others]
+    d2pfed.private_metrics(clients, names, privacy=RECORDS, **CALM)
+    whole = contributions[0]
+    assert not whole[3].any()
+    d2pfed.private_metrics([(good, [0, 1, 1]), *others], names, privacy=RECORDS, **CALM)
+    assert np.array_equal(whole[:3], contributions[0])
+    one = d2pfed.private_metrics(clients, names, max_values=4, **CALM)
+    assert np.isfinite(one.value["loss"])
+
+
+def test_who_holds_the_records_is_told_and_the_result_is_not(caplog):
+    with caplog.at_level("WARNING", "d2pfed.statistics"):
+        odd = d2pfed.private_sum([[1.0, math.nan], [1.0], []], privacy=RECORDS, **CALM)
+    assert ["count as zero" in each.getMessage() for each in caplog.records] == [True]
+    assert odd.warnings == d2pfed.private_sum([[1.0], [1.0], []], privacy=RECORDS, **CALM).warnings
+
+
+# A user's own function, and the records that it sees
+
+
+def normalised_by_batch(inputs):
+    """Scores as of a network with batch norm in training mode: all depend on each."""
+    return 1 / (1 + np.exp(-9 * (inputs - inputs.mean()) / (inputs.std() + 1e-9)))
+
+
+def moved_by_one_record(contributions, predict):
+    """Return by how many bounds on a record the sum moves if one record is added, and by how many the record itself."""
+    inputs, totals = np.linspace(-1, 1, 200), []
+    for own in (inputs, np.append(inputs, 1e6)):
+        clients = [(each, (each > 0).astype(int)) for each in (own, inputs, inputs)]
+        result = d2pfed.private_metrics(clients, "accuracy", predict=predict, classes=2, privacy=RECORDS, **CALM)
+        totals.append(contributions[0].sum(0))
+    return np.linalg.norm(totals[1] - totals[0]) / result.bound
+
+
+def test_a_record_is_scored_by_itself_alone(contributions, monkeypatch):
+    """One record with a large value would move the scores of all others: more than forty bounds, printed as one."""
+    assert moved_by_one_record(contributions, normalised_by_batch) <= 1
+    of = metrics._Scoring.of
+    monkeypatch.setattr(  # the twin
+        metrics._Scoring, "of", staticmethod(lambda *given, of_records: of(*given, of_records=False))
+    )
+    assert moved_by_one_record(contributions, normalised_by_batch) > 40
+
+
+def test_a_network_in_training_mode_moves_the_sum_by_one_record(contributions):
+    import torch  # noqa: PLC0415
+
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(1, affine=False), torch.nn.Linear(1, 2), torch.nn.Softmax(1))
+
+    def predict(inputs):
+        return net(torch.tensor(inputs, dtype=torch.float32)[:, None]).detach().numpy()
+
+    assert moved_by_one_record(contributions, predict) <= 1
+
+
+def fails_for_large(inputs):
+    if (np.abs(inputs) > 10).any():
+        raise RuntimeError("a value of the data")
+    return 1 / (1 + np.exp(-inputs))
+
+
+def test_a_record_that_predict_fails_for_counts_as_zero_alone(contributions):
+    assert moved_by_one_record(contributions, fails_for_large) == 0
+    clients = [(np.array([1.0, -1.0, 1e9]), [1, 0, 1]), (np.array([1e9]), [0]), (np.ones(1), [1])]
+    result = d2pfed.private_metrics(clients, "accuracy", predict=fails_for_large, classes=2, **CALM)  # of clients
+    assert [each.any() for each in contributions] == [False, False, True]
+    assert abs(result.value["accuracy"] - 1 / 3) < 0.1
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda x: 0.5, lambda x: "a", lambda x: np.full((1, 3), 0.3), lambda x: [0.5, 0.5]]
+)
+def test_what_is_no_score_of_a_record_counts_as_zero(contributions, wrong):
+    def predict(inputs):
+        return wrong(inputs) if inputs[0] == 7 else [0.9]
+
+    clients = [(np.array([1.0, 7.0]), [1, 1]), (np.array([]), []), (np.ones(1), [1])]
+    d2pfed.private_metrics(clients, "accuracy", predict=predict, classes=2, privacy=RECORDS, **CALM)
+    assert contributions[0].tolist() == [[1, 1], [0, 0]]
+
+
+def test_scores_that_depend_on_what_was_scored_before_are_refused():
+    """Dropout, say: a record that is left out would give all later ones other scores."""
+    calls = []
+
+    def predict(inputs):
+        calls.append(1)
+        return np.full(len(inputs), 1 / len(calls))
+
+    with pytest.raises(ConfigError, match="the same scores every time"):
+        d2pfed.private_metrics([(np.ones(3), np.ones(3))] * 2, predict=predict, classes=2, privacy=RECORDS)
+
+
+# Bounds, weights and their errors
+
+
+def test_each_number_is_brought_within_its_bounds():
+    """Not only the whole vector within its radius, where a large number would go beyond and others shrink."""
+    result = d2pfed.private_mean([[50.0, 0.75, 0.25]] * 12, bounds=(0, 1), **CALM)
+    assert near(result, [1, 0.75, 0.25])
+    metrics_of = MetricMeans({"accuracy": Bounds(0.0, 1.0), "loss": Bounds(0.0, 10.0)}, 5)
+    beyond = metrics_of.encode({"accuracy": 3.0, "loss": 4.0}, 5)
+    assert np.array_equal(beyond, metrics_of.encode({"accuracy": 1.0, "loss": 4.0}, 5))
+    assert not np.array_equal(beyond, metrics_of.encode({"accuracy": 1.0, "loss": 10.0}, 5))
+
+
+def test_a_weight_is_capped_in_an_evaluation():
+    means = MetricMeans({"accuracy": Bounds(0.0, 1.0)}, 30)
+    for accuracy in (0.0, 0.5, 1.0):
+        most = means.encode({"accuracy": accuracy}, 30)
+        assert np.array_equal(means.encode({"accuracy": accuracy}, 3000), most)
+        assert np.linalg.norm(most) <= 1 + 1e-12
+        assert np.allclose(means.encode({"accuracy": accuracy}, 15), most / 2)
+    names = MetricScheme(names=(MetricName.ACCURACY,), classes=2, bins=2, max_loss=5.0, has_count=True)
+    of_scores = ScoreMetrics(names, 4)
+    assert np.linalg.norm(of_scores.encode([0.9] * 400, [1] * 400)) <= 1 + 1e-12
+
+
+def require_error(decoded, noisy):
+    """The stated standard error is the spread of what noisy sums are decoded to."""
+    value, stated = decoded
+    spread = np.std([decode for decode, _ in noisy], axis=0)
+    assert np.abs(spread / stated - 1).max() < 0.06, (spread, stated)
+    assert value.shape == stated.shape
+
+
+def test_the_error_of_a_mean_has_the_noise_of_its_weight():
+    """Far from the middle the weight's noise is a large part of it."""
+    import torch  # noqa: PLC0415
+
+    noise = torch.randn(4000, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64).numpy()
+    ball = Ball(2, math.sqrt(2), (-1.0, 1.0))
+    total = 100 * ball.joint(np.array([[0.95, -0.9]]))[0]
+    require_error(ball.mean(total, 1.0), [ball.mean(total + each, 1.0) for each in noise])
+    scheme = MetricScheme(names=(MetricName.ACCURACY,), classes=2, bins=2, max_loss=5.0, has_count=True)
+
+    def accuracy(sums):
+        value, error = scheme.decode(scheme.split(sums), 1.0, sums[1])
+        return value["accuracy"], error["accuracy"]
+
+    sums = np.array([95.0, 100.0])
+    require_error(accuracy(sums), [accuracy(sums + each[:2]) for each in noise])
 
 
 def test_the_example_prints_its_statistics(capsys):

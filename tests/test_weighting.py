@@ -166,7 +166,7 @@ def test_weights_decide_whom_a_model_serves(tmp_path):
         ({"weights": [1.0] * 60}, "weights and max_weight go together"),
         ({"max_weight": 3.0}, "weights and max_weight go together"),
         ({"weights": [1.0] * 59, "max_weight": 3.0}, "one number for each of 60 clients"),
-        ({"weights": [-1.0] * 60, "max_weight": 3.0}, "weights must be at least 0"),
+        ({"weights": [-1.0] * 60, "max_weight": 3.0}, "weights must be finite and at least 0"),
         ({"weights": [float("nan")] * 60, "max_weight": 3.0}, "weights must be finite"),
         ({"weights": [1.0] * 60, "max_weight": 0}, "max_weight must be positive"),
     ],

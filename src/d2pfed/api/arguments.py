@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from d2pfed.api.filling import Scope
 from d2pfed.api.result import FitResult
 from d2pfed.api.stopping import EarlyStop
@@ -87,7 +89,10 @@ def checked_weights(
         )
     if scope.target is None:
         raise ConfigError("weights are for private training, and privacy is None")
-    return tuple(client_weights(weights, clients).tolist()), positive("max_weight", max_weight)
+    given = client_weights(weights, clients)
+    if not (np.isfinite(given) & (given >= 0)).all():
+        raise ConfigError("weights must be finite and at least 0")
+    return tuple(given.tolist()), positive("max_weight", max_weight)
 
 
 def checked_callbacks(callbacks: object) -> tuple[Callback, ...]:

@@ -57,8 +57,12 @@ class PrivateRecords:
     model, minus its gradient, say, flat in the order of the arrays. A batch of them is drawn by secret coins, each is
     clipped by itself, and their sum leaves noised and masked. The app's training function is not called.
 
-    Guarantee: neither the batch nor its size leaves; gradients that cannot be computed give noise alone.
-    Checked: test_flower_standing.py::test_records_over_flower_are_drawn_clipped_and_summed.
+    Units are asked for one at a time. `units` and `count` must not fail because of a single record: then the silo sends
+    noise alone. Nothing may be kept from one call to the next.
+
+    Guarantee: neither the batch nor its size leaves; a unit whose vector cannot be had counts as zero, alone.
+    Checked: test_flower_standing.py::test_records_over_flower_are_drawn_clipped_and_summed,
+    test_flower_standing.py::test_a_record_that_raises_moves_the_sum_by_itself_alone.
     """
 
     units: Callable[[NamedArrays, Mapping[str, object], Context], Units]

@@ -24,6 +24,7 @@ from d2pfed.flower.requests import (
     RunAcceptance,
     RunAnnouncement,
 )
+from d2pfed.flower.single_units import SingleUnits
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -153,7 +154,7 @@ class PrivateClient:
             made = self.train(layout.unflatten(params), settings)
             if not isinstance(made, Units):
                 raise ConfigError("a plan with the unit record needs a silo's units (PrivateRecords), got arrays")
-            return made
+            return SingleUnits(made, attempt.plan.dimension)
         local = LocalArrays(attempt.config.directory, attempt.session.run)
         trained = self.train(layout.unflatten(params) | local.load(layout), settings)
         if isinstance(trained, Units):

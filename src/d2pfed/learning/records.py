@@ -1,9 +1,11 @@
 """Gradients of single records, many at once, each a function of its record and the model alone, bit for bit.
 
-Records are processed in chunks of one fixed shape, filled up with rows that count for nothing. A trial at the start
-compares bits across orders, neighbours and places in a chunk; where they differ, chunks have one record.
+Records are processed in chunks of one fixed shape, filled up with copies that count for nothing. A trial at the start
+compares bits across orders, neighbours and places in a chunk; where they differ, chunks have one record. A record whose
+gradient raises counts as zero, and changes no other.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,8 @@ _MOST_ROWS = 512  # of a chunk
 _LEAST_ROWS = 8
 _CHUNK_BYTES = 1 << 23  # of the gradients of a chunk: they should not leave the cache
 _TRIED = 8  # rows that the trial puts in other places
+
+_log = logging.getLogger("d2pfed.learning")  # of whoever holds the records
 
 
 class _Silo:
@@ -59,6 +63,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.silos: dict[int, _Silo] = {}
+        self.has_told = False  # that a record counts as zero
         self._table: tuple[Rows, Index] | None = None
         self._room = torch.empty(0, 0)
 
@@ -119,8 +124,14 @@ class RecordTrainer:
         rows = next((silo.rows for each in range(self.silos.population) if (silo := self.silo(each)).count), None)
         if rows is None:
             raise ConfigError("some silo must hold records, none does")
-        blind = self._is_place_blind(params, rows.take(np.arange(size) % len(rows)))
-        return replace(self, chunk=size if blind else 1)
+        for chunk, count in ((size, size), (1, _TRIED)):
+            own = replace(self, chunk=chunk)
+            if own._is_place_blind(params, rows.take(np.arange(count) % len(rows))):  # noqa: SLF001 - its own
+                return own
+        raise ConfigError(
+            "a record's gradient must be the same every time, and this module's, loss's or step's is not: it draws "
+            "random numbers, or keeps something from one record to the next"
+        )
 
     def _chunk(self, expected: float) -> int:
         most = min(_MOST_ROWS, max(_LEAST_ROWS, _CHUNK_BYTES // (4 * self.model.dimension)))
@@ -169,7 +180,7 @@ class RecordTrainer:
         for start in range(0, len(rows), self.chunk):
             own = rows.between(start, start + self.chunk)
             end = start + len(own)
-            found = gradients(_padded(own, self.chunk))[: len(own)]
+            found = self._each(gradients, own)
             if sums is None:
                 yield clients[start:end], found
             elif ended := sums.add(clients[start:end], units[start:end], found, is_last=end == len(rows)):
@@ -213,18 +224,57 @@ class RecordTrainer:
 
         return gradients
 
+    def _each(self, gradients: Callable[[Rows], Gradients], rows: Rows) -> Gradients:
+        """Return the gradient of each row of a chunk; one that raises is not a number, and counts as zero.
+
+        Guarantee: what a row gets does not depend on which others are in the chunk, or raise. A chunk that raises is
+        halved until the row is alone, in the same shape, with copies of itself. Proof: theory.md#records.
+        Checked: test_learning_records.py::test_a_record_that_raises_counts_as_zero_and_moves_no_other.
+        """
+        try:
+            return gradients(_padded(rows, self.chunk))[: len(rows)]
+        except Exception:  # noqa: BLE001 - whatever a user's module or torch raises
+            if len(rows) == 1:
+                self._tell()
+                return np.full((1, self.model.dimension), np.nan, np.float32)
+        half = len(rows) // 2
+        first = self._each(gradients, rows.between(0, half)).copy()
+        return np.concatenate([first, self._each(gradients, rows.between(half, len(rows)))])
+
+    def _tell(self) -> None:
+        """Log, once, that a record counts as zero: no result may show it, but its holder should know."""
+        if not self.held.has_told:
+            _log.warning("the gradient of a record cannot be computed: it counts as zero", exc_info=True)
+        self.held.has_told = True
+
     def _is_place_blind(self, params: Params, rows: Rows) -> bool:
         """Tell whether rows have the same gradients, to the bit, in another order, with others, and in other places."""
-        size, gradients = len(rows), self._at(params)
+        size, plainly = len(rows), self._at(params)
+        self._require_computable(plainly, rows)
+
+        def gradients(some: Rows) -> Gradients:
+            parts = (some.between(start, start + self.chunk) for start in range(0, len(some), self.chunk))
+            return np.concatenate([self._each(plainly, part).copy() for part in parts])
+
         plain = gradients(rows)
         for order in (np.arange(size)[::-1], np.roll(np.arange(size), 1), np.argsort(np.arange(size) * 7 % size)):
             if not np.array_equal(gradients(rows.take(order)), plain[order], equal_nan=True):
                 return False
         for row in range(0, size, max(1, size // _TRIED)):
-            alone = gradients(_padded(rows.between(row, row + 1), size))
-            if not np.array_equal(alone[0], plain[row], equal_nan=True):
+            if not np.array_equal(gradients(rows.between(row, row + 1))[0], plain[row], equal_nan=True):
                 return False
         return True
+
+    def _require_computable(self, gradients: Callable[[Rows], Gradients], rows: Rows) -> None:
+        """Refuse a module whose gradient raises for every row: then it is no record's doing."""
+        for row in range(len(rows)):
+            try:
+                gradients(_padded(rows.between(row, row + 1), self.chunk))
+            except Exception:
+                if row + 1 == len(rows):
+                    raise
+            else:
+                return
 
     def _owners(self, client: int, rows: int) -> Index | None:
         if self.groups is None:
@@ -288,30 +338,30 @@ class _Sums:
     ) -> list[tuple[int, NDArray[np.float32]]]:
         """Take the gradients of some rows; return those of the units that end among them, each with its silo."""
         ended: list[tuple[int, NDArray[np.float32]]] = []
-        for client, owner, gradient in zip(clients.tolist(), owners.tolist(), found, strict=True):
-            if self._key != (client, owner):
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite counts as zero later
+            for client, owner, gradient in zip(clients.tolist(), owners.tolist(), found, strict=True):
+                if self._key != (client, owner):
+                    self._end(ended)
+                    self._key = (client, owner)
+                self._total += gradient
+            if is_last:
                 self._end(ended)
-                self._key = (client, owner)
-            self._total += gradient
-        if is_last:
-            self._end(ended)
         return ended
 
     def _end(self, ended: list[tuple[int, NDArray[np.float32]]]) -> None:
         if self._key is not None:
-            with np.errstate(over="ignore"):
-                ended.append((self._key[0], self._total.astype(np.float32)))
+            ended.append((self._key[0], self._total.astype(np.float32)))
         self._key = None
         self._total[:] = 0
 
 
 def _padded(rows: Rows, size: int) -> Rows:
-    """Return the rows filled up with zeros to a fixed number."""
+    """Return the rows filled up to a fixed number with copies of the last: zeros could raise where no row does."""
     if len(rows) == size:
         return rows
 
     def fill(leaf: torch.Tensor) -> torch.Tensor:
-        return torch.cat([leaf, leaf.new_zeros((size - len(leaf), *leaf.shape[1:]))])
+        return torch.cat([leaf, leaf[-1:].expand(size - len(leaf), *leaf.shape[1:])])
 
     return Rows(mapped(fill, rows.inputs), mapped(fill, rows.labels))
 

@@ -29,7 +29,11 @@ class Units(Protocol):
         ...
 
     def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
-        """Yield rows with the vectors of the chosen units, one for each; a vector depends on its unit alone."""
+        """Yield rows with the vectors of the chosen units, one for each, in their order.
+
+        A vector depends on its unit and the model alone, to the bit; that of a unit that fails is not finite, or zero.
+        What a user has made is not relied on for that: `flower.single_units` asks for its units one at a time.
+        """
         ...
 
 

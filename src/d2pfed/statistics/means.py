@@ -24,14 +24,16 @@ class Ball:
         return 0.0 if self.bounds is None else sum(self.bounds) / 2
 
     def around(self, vector: Array) -> Array:
-        """Return a vector as seen from the centre, within the radius."""
-        return clipped(vector if self.bounds is None else np.clip(vector, *self.bounds) - self.centre, self.radius)
+        """Return a vector as seen from the centre, within the radius; one that is not finite is at the centre."""
+        if self.bounds is None or not np.isfinite(vector).all():
+            return clipped(vector, self.radius)
+        return clipped(np.clip(vector, *self.bounds) - self.centre, self.radius)
 
     def joint(self, rows: Array) -> Array:
         """Return rows with their weight of 1 as a last number, both scaled so that the norm is at most 1."""
         both = Weighting.balanced(1.0, self.radius, self.dimension)
         joint = [np.append(both.rest / self.radius * self.around(row), both.share) for row in rows]
-        return np.array(joint).reshape(len(rows), -1)
+        return np.array(joint).reshape(len(rows), self.dimension + 1)
 
     def mean(self, total: Array, sigma: float) -> tuple[Array, Array]:
         """Return the weighted mean and its standard error, from a sum of weighted `joint` rows with this noise."""
@@ -48,10 +50,11 @@ class Ball:
 
 
 def capped_shares(weights: object, max_weight: object, clients: int) -> Array:
-    """Return each client's weight over the cap, at most 1."""
+    """Return each client's weight over the cap, in [0, 1]; 0 where it is not finite."""
     if max_weight is None:
         raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
-    return np.minimum(client_weights(weights, clients) / positive("max_weight", max_weight), 1.0)
+    given = client_weights(weights, clients)
+    return np.clip(np.where(np.isfinite(given), given, 0.0) / positive("max_weight", max_weight), 0.0, 1.0)
 
 
 def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:

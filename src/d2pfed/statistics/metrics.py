@@ -70,7 +70,9 @@ class MetricScheme:
                     parts.append(is_right[:, None].astype(np.float64))
                 case MetricName.LOSS:
                     chosen = scores[np.arange(len(labels)), labels]
-                    losses = -np.log(np.maximum(chosen, math.exp(-self.max_loss)))
+                    least = np.maximum(chosen, math.exp(-self.max_loss))
+                    # One by one: a vector's logarithms may depend on their places in it, in the last bit.
+                    losses = -np.array([math.log(score) for score in least.tolist()])
                     parts.append(np.clip(losses / self.max_loss, 0, 1)[:, None])
                 case MetricName.CONFUSION:
                     parts.append(one_hot(labels * self.classes + guesses, self.classes**2))
@@ -144,8 +146,11 @@ def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
     return np.asarray(np.clip(area, 0, 1)), np.asarray(noise * np.linalg.norm(slopes))
 
 
-def scored_records(scores: object, labels: object, whose: str) -> Array:
-    """Return checked records: a row of scores, one per class, and the label last."""
+def scored_records(scores: object, labels: object, whose: str, classes: int | None = None) -> Array:
+    """Return records, a row of scores, one per class, and the label last; not a number where they cannot be used.
+
+    That is where a score is no probability, or the label no class. Such a record counts as zero.
+    """
     scores = numbers(scores, f"scores of {whose}")
     labels = np.atleast_1d(numbers(labels, f"labels of {whose}"))
     if scores.ndim == 1:
@@ -154,11 +159,10 @@ def scored_records(scores: object, labels: object, whose: str) -> Array:
         raise ConfigError(
             f"{whose} must have as many labels as rows of scores, got {labels.shape} and {scores.shape}"
         )
-    if (scores < 0).any() or (scores > 1).any():
-        raise ConfigError(f"scores of {whose} must be probabilities in [0, 1]")
-    if (labels != np.floor(labels)).any() or (labels < 0).any() or (labels >= scores.shape[1]).any():
-        raise ConfigError(f"labels of {whose} must be whole numbers in [0, {scores.shape[1]})")
-    return np.column_stack([scores, labels])
+    if len(labels) and classes not in (None, scores.shape[1]):
+        raise ConfigError(f"scores of {whose} must have {classes} classes, got {scores.shape[1]}")
+    usable = ((scores >= 0) & (scores <= 1)).all(axis=1) & np.isin(labels, np.arange(scores.shape[1]))
+    return np.where(usable[:, None], np.column_stack([scores, labels]), np.nan)
 
 
 def metric_names(metrics: object) -> tuple[MetricName, ...]:

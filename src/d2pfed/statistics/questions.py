@@ -107,9 +107,7 @@ class ScoreMetrics:
 
     def encode(self, scores: object, labels: object) -> Array:
         """Return the vector of a client with these scores and labels."""
-        records = scored_records(scores, labels, "this client")
-        if records.shape[1] != self.scheme.classes + 1:
-            raise ConfigError(f"scores must have {self.scheme.classes} classes, got {records.shape[1] - 1}")
+        records = scored_records(scores, labels, "this client", self.scheme.classes)
         return self.scheme.code.of_client(records, self.max_values) / self._bound
 
     def decode(self, total: Array, sigma: float, clients: int) -> tuple[Metrics, Metrics]:

@@ -20,7 +20,8 @@ class RecordCode:
     """How one record becomes a vector.
 
     Attributes:
-        encode: From records, one per row, to as many vectors.
+        encode: From records, one per row, all finite, to as many vectors: each a function of its record alone, to the
+            bit.
         dimension: The length of a vector.
         bound: The largest L2 norm of a vector.
     """
@@ -37,10 +38,17 @@ class RecordCode:
         return total
 
     def parts(self, records: Array) -> Iterator[Array]:
-        """Yield the vectors of some records, as rows, not too many at once."""
+        """Yield the vectors of some records, as rows, not too many at once.
+
+        Guarantee: a record that is not finite has a row of zeros, and changes no other row.
+        Checked: test_statistics.py::test_a_record_that_is_not_finite_adds_nothing_and_is_no_error.
+        """
         step = max(1, _TOGETHER // self.dimension)
         for start in range(0, len(records), step):
-            yield self.encode(records[start : start + step])
+            part = records[start : start + step]
+            rows, known = np.zeros((len(part), self.dimension)), are_known(part)
+            rows[known] = self.encode(part[known])
+            yield rows
 
     def of_client(self, records: Array, most: float | None) -> Array:
         """Return a client's vector: the mean of its records' vectors, or their sum scaled down to `most` records."""
@@ -64,7 +72,15 @@ class CodedRecords:
     def gradients(self, chosen: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of some records, as rows."""
         for part in self.code.parts(self.records[chosen]):
-            yield part.astype(np.float32)
+            with np.errstate(over="ignore"):  # what is not finite counts as zero later
+                rows = part.astype(np.float32)
+            yield rows
+
+
+def are_known(records: Array) -> NDArray[np.bool_]:
+    """Tell which records, one per row, are finite: the others count as zero."""
+    rows = np.isfinite(records).reshape(len(records), math.prod(records.shape[1:]))
+    return np.asarray(rows.all(axis=1))
 
 
 def clients_of(data: object, what: str) -> list[object]:
@@ -83,16 +99,24 @@ def clients_of(data: object, what: str) -> list[object]:
 
 
 def numbers(value: object, where: str) -> Array:
-    """Return an array of finite numbers."""
+    """Return an array of a client's numbers, NaN where one is missing; refuse what has another form."""
     try:
         found = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):
-        found = np.asarray(None)
+        if found.dtype == object:  # None becomes NaN
+            found = found.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        found = np.asarray("")
     if found.dtype.kind not in "biuf" and found.size:
         raise ConfigError(f"{where} must be numbers in a rectangular array, got {_kind(value)}")
-    if not np.isfinite(found).all():
-        raise ConfigError(f"{where} must be finite, got NaN or infinity")
     return found.astype(np.float64)
+
+
+def settings(value: object, name: str) -> Array:
+    """Return an array of public numbers, which must be finite."""
+    found = numbers(value, name)
+    if not np.isfinite(found).all():
+        raise ConfigError(f"{name} must be finite, got NaN or infinity")
+    return found
 
 
 def equal_vectors(data: object, what: str) -> tuple[list[Array], bool]:
@@ -131,12 +155,12 @@ def columns(data: object, what: str) -> list[Array]:
 
 
 def clipped(vector: Array, clip: float) -> Array:
-    """Return a vector, scaled down to an L2 norm of at most `clip`."""
+    """Return a vector, scaled down to an L2 norm of at most `clip`; zero if it is not finite."""
     peak = float(np.abs(vector).max(initial=0.0))
-    if not peak:
-        return vector
+    if not 0 < peak < math.inf:
+        return np.zeros_like(vector)
     shape = vector / peak  # whose squares do not overflow
-    norm = float(np.linalg.norm(shape))
+    norm = math.sqrt((shape * shape).sum())  # a library's sum may depend on where in memory the vector is
     return shape * (clip / norm) if peak > clip / norm else vector
 
 
@@ -150,12 +174,10 @@ def positive(name: str, value: object) -> float:
 
 
 def client_weights(weights: object, clients: int) -> Array:
-    """Return one weight from 0 on for each client."""
+    """Return one number for each client."""
     given = numbers(weights, "weights")
     if given.shape != (clients,):
         raise ConfigError(f"weights must be one number for each of {clients} clients, got the shape {given.shape}")
-    if (given < 0).any():
-        raise ConfigError(f"weights must be at least 0, got {given.min():g}")
     return given
 
 
@@ -168,7 +190,7 @@ def whole(name: str, value: object, most: int) -> int:
 
 def interval(bounds: object) -> tuple[float, float]:
     """Return the ends of an interval."""
-    ends = numbers(bounds, "bounds")
+    ends = settings(bounds, "bounds")
     if ends.shape != (2,) or not ends[0] < ends[1]:
         raise ConfigError(f"bounds must be two numbers, the lower one first, got {bounds!r}")
     low, high = float(ends[0]), float(ends[1])
@@ -179,7 +201,7 @@ def interval(bounds: object) -> tuple[float, float]:
 
 def sorted_edges(bins: object) -> Array:
     """Return the edges of bins, strictly rising."""
-    edges = numbers(bins, "bins")
+    edges = settings(bins, "bins")
     if edges.ndim != 1 or len(edges) < 2:
         raise ConfigError(f"bins must be at least two edges, got {bins!r}")
     if (np.diff(edges) <= 0).any():

@@ -17,8 +17,8 @@ from d2pfed.statistics.records import (
     clients_of,
     columns,
     interval,
-    numbers,
     one_hot,
+    settings,
     sorted_edges,
     whole,
 )
@@ -150,7 +150,7 @@ def private_quantile(
         BudgetExceeded: if the ledger does not allow the release.
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    asked = numbers(levels, "levels")
+    asked = settings(levels, "levels")
     if asked.ndim > 1 or not asked.size or (asked < 0).any() or (asked > 1).any():
         raise ConfigError(f"levels must be numbers in [0, 1], got {levels!r}")
     low, high = interval(bounds)
@@ -207,17 +207,15 @@ def _variables(categories: object) -> list[dict[object, int]]:
 
 
 def _cells(rows: object, variables: list[dict[object, int]], shape: tuple[int, ...], client: int) -> Array:
-    """Return the cell of each row of a client; -1 for a row with an unknown category."""
+    """Return the cell of each row of a client; -1 for a row with an unknown category, or without one per variable."""
     if isinstance(rows, (str, bytes)) or not isinstance(rows, (Sequence, np.ndarray)):
         raise ConfigError(f"rows of client {client} must be a list, got {type(rows).__name__}")
     found = []
     for row in rows:
         entries = list(row) if isinstance(row, (tuple, list, np.ndarray)) else [row]
-        if len(entries) != len(shape):
-            raise ConfigError(f"rows of client {client} must have {len(shape)} entries each, got {row!r}")
         try:
             places = [known.get(entry, -1) for known, entry in zip(variables, entries, strict=True)]
-        except TypeError:
-            raise ConfigError(f"rows of client {client} must have plain entries, got {row!r}") from None
+        except (TypeError, ValueError):  # an entry that cannot be looked up, or too few or too many of them
+            places = [-1]
         found.append(-1 if min(places) < 0 else int(np.ravel_multi_index(places, shape)))
     return np.array(found, dtype=np.float64)

@@ -1,5 +1,6 @@
 """One release: from the clients' bounded vectors, through the protocol and a ledger, to their noisy sum."""
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,13 +20,14 @@ from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
 from d2pfed.round.participant import Update
-from d2pfed.statistics.records import Array, CodedRecords, RecordCode, positive
+from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
 
 PROTOCOL_UP_TO = 100  # clients whose every message is sent in this process, unless another fidelity is asked for
 FEW = 1000  # clients or records: below it, the default delta is no small number
 MOST_ROOM = 0.02  # of the clip, that a codec's room for rounding may take
 LEAST_BOUND = 1e-30  # on a vector; the most is its inverse: sums are decoded in single precision
 SPARE_BITS = 2  # of the ring: a sum that wraps would be far off, and bits cost a short vector nothing
+_log = logging.getLogger("d2pfed.statistics")  # of whoever holds the data
 _CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "unit", "records", "max_silos")
 _DEFAULTS = PrivacyTarget(
     against=SERVER, sampling=Sampling.NONE, adjacency=Adjacency.ZERO_OUT, dropouts=0.1, colluders=0.1
@@ -160,8 +162,11 @@ def release_records(name: str, clients: Sequence[Array], code: RecordCode, most:
     """Release a sum over the clients' records.
 
     Where a client is protected it contributes one vector: the mean of its records' vectors, or their sum scaled down to
-    `most` records. Where a record is, each contributes its own.
+    `most` records. Where a record is, each contributes its own. One that is not finite contributes zero: its holder is
+    told, and no result.
     """
+    if not all(are_known(records).all() for records in clients):
+        _log.warning("some records hold what is no number, or is out of its range: they count as zero")
     if terms.of_records:
         if most is not None:
             raise ConfigError(f"max_values is for the unit client, got {most} and the unit record")

@@ -111,7 +111,7 @@ def private_mean(
         return statistic("private mean", *_as_given(value, error, is_plain), released)
     else:
         shares = capped_shares(weights, max_weight, len(given))
-        joint = [u * ball.joint(x[None, :])[0] for u, x in zip(shares, given, strict=True)]
+        joint = [u * ball.code.total(x[None, :]) for u, x in zip(shares, given, strict=True)]
         released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)
     value, error = ball.mean(released.total, released.sigma)
     name = "private mean" if terms.of_records else "private weighted mean"

@@ -1,0 +1,87 @@
+"""A silo's own units are asked for one at a time: what is no vector counts as zero, and no unit sees another."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from d2pfed.flower.single_units import SingleUnits
+
+ROWS = (np.arange(60, dtype=np.float32).reshape(12, 5) - 30) / 7
+
+
+@dataclass
+class Odd:
+    """Twelve units, one of which answers with something else."""
+
+    odd: int = -1
+    answer: object = None
+    asked: list = field(default_factory=list)
+    count: int = 12
+
+    def gradients(self, chosen):
+        self.asked.append(chosen.tolist())
+        if self.odd in chosen:
+            return self.answer()
+        return iter([ROWS[chosen]])
+
+
+def vectors(units, chosen=range(12), dimension=5):
+    own = SingleUnits(units, dimension)
+    return np.concatenate([np.empty((0, dimension), np.float32), *own.gradients(np.array(list(chosen), np.int64))])
+
+
+def late():
+    yield from ()
+    raise RuntimeError("in the middle")
+
+
+NO_VECTOR = {
+    "raises": lambda: 1 / 0,
+    "raises later": late,
+    "nothing": lambda: iter(()),
+    "no iterator": lambda: None,
+    "two rows": lambda: iter([ROWS[:2]]),
+    "two arrays": lambda: iter([ROWS[:1], ROWS[1:2]]),
+    "endless": lambda: iter(lambda: ROWS[:1], None),
+    "too short": lambda: iter([ROWS[:1, :4]]),
+    "flat": lambda: iter([ROWS[0]]),
+    "whole numbers": lambda: iter([np.ones((1, 5), np.int64)]),
+    "words": lambda: iter([[["a"] * 5]]),
+    "complex": lambda: iter([np.ones((1, 5), np.complex64)]),
+}
+
+
+@pytest.mark.parametrize("answer", NO_VECTOR.values(), ids=NO_VECTOR.keys())
+def test_what_is_no_vector_counts_as_zero_for_its_unit_alone(answer):
+    found = vectors(Odd(4, answer))
+    assert not found[4].any()
+    assert np.array_equal(np.delete(found, 4, axis=0), np.delete(ROWS, 4, axis=0))
+
+
+def test_a_unit_is_asked_for_by_itself_in_whatever_batch_it_is():
+    units = Odd()
+    assert np.array_equal(vectors(units, [3, 9, 0]), ROWS[[3, 9, 0]])
+    assert units.asked == [[3], [9], [0]]
+    assert vectors(units, []).shape == (0, 5)
+
+
+def test_other_floats_and_memory_that_is_used_again_are_taken_as_they_were():
+    room = np.empty((1, 5))
+
+    class Reused(Odd):
+        def gradients(self, chosen):
+            room[:] = ROWS[chosen]
+            yield room
+
+    assert np.array_equal(vectors(Reused()), ROWS)
+    assert np.isinf(vectors(Odd(4, lambda: iter([np.full((1, 5), 1e300)])))[4]).all()  # a batch counts it as zero
+
+
+def test_many_units_come_in_parts_and_their_holder_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr("d2pfed.flower.single_units._TOGETHER", 20)
+    own = SingleUnits(Odd(4, lambda: 1 / 0), 5)
+    assert [len(part) for part in own.gradients(np.repeat(np.arange(12), 2)[:-1])] == [4, 4, 4, 4, 4, 3]
+    (told,) = caplog.records
+    assert "count as zero" in told.getMessage()
+    assert own.count == 12
