@@ -24,6 +24,7 @@ from d2pfed.flower.standing_keys import KeyFile
 from d2pfed.ledger import RowKind, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.round.standing import StandingRun
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
@@ -146,6 +147,31 @@ def test_a_silo_that_is_gone_is_left_out_and_one_without_keys_gets_a_new_epoch(t
     assert kinds_sent(grid).count(MessageKind.STANDING_INVITATION) == CLIENTS
     assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 0)
     assert np.abs(params - exact((0, 1, 2, 4), range(CLIENTS))).max() < 2 * noise_bound(plan, CLIENTS)
+
+
+def die_once_the_keys_stand(tmp_path, monkeypatch, *, forgets=False):
+    """A server that is killed after the set-up, before anything is charged; and another one, which goes on."""
+    plan = make_plan(rounds=1)
+    roster, grid = federation(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(StandingRun, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(strategy(plan, tmp_path, roster), grid)
+    if forgets:
+        (tmp_path / "run" / "epochs").unlink()
+    start(strategy(plan, tmp_path, roster), grid)
+
+
+def test_a_server_that_died_at_the_set_up_opens_a_later_epoch(tmp_path, monkeypatch):
+    die_once_the_keys_stand(tmp_path, monkeypatch)
+    assert rows_of(tmp_path) == [(RowKind.RESERVE, 0, 0), (RowKind.COMMIT, 0, 0)]
+    begun = read_client_config(directory_of(tmp_path, 0)).log.read().bodies(Entry.BEGUN)
+    assert [body["epoch"] for body in begun] == [0, 1]
+
+
+def test_a_server_that_forgets_the_number_of_its_epoch_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(TooFewClients):
+        die_once_the_keys_stand(tmp_path, monkeypatch, forgets=True)
 
 
 def test_a_silo_whose_machine_was_started_again_says_so(tmp_path, monkeypatch):

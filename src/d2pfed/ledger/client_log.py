@@ -39,6 +39,8 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics.chain import first_head
 from d2pfed.numerics.randomness import digest
 
+MOST_ROWS = 1 << 18  # each request reads all of them, which takes seconds by then
+
 
 class ClientLog:
     """The file of one client's log and the anchor outside; each call holds the lock for its own length only.
@@ -104,6 +106,10 @@ class ClientLog:
 
     def append(self, seen: ClientHistory, entry: Entry, body: Body) -> ClientHistory | None:
         """Add a row after the history that the caller has seen; None, and nothing is added, if others came first."""
+        if len(seen.rows) >= MOST_ROWS:
+            raise LedgerError(
+                f"this client's log has {len(seen.rows)} rows and takes no more: begin a new one under a new key"
+            )
         row = self._row(seen.head, entry, body)
         with self._locked():
             anchor = self._require_anchor()

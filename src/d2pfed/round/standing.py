@@ -60,6 +60,8 @@ class StandingRun:
         remembered: where the server has met each silo last; `remember` takes what is new.
         refused: hears of each answer that does not count.
         attempts, void: how many steps were asked for, and how many of them were void. All are charged.
+        epochs: the number of the next epoch. Silos take part in epochs with rising numbers only, so it must survive
+            this process: `note_epochs` takes it before an invitation leaves.
         failing: silos that are not asked any more.
     """
 
@@ -75,6 +77,7 @@ class StandingRun:
     attempts: int = 0
     void: int = 0
     epochs: int = 0
+    note_epochs: Callable[[int], None] = lambda _number: None
     failing: set[int] = field(default_factory=set)
     _current: StandingEpoch | None = None
     _away: frozenset[int] = frozenset()
@@ -142,6 +145,7 @@ class StandingRun:
         for _ in range(SETUPS):
             epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
             self.epochs += 1
+            self.note_epochs(self.epochs)
             advertising = StandingAdvertising(epoch, self.roster, self.remembered)
             run_exchange(advertising, self.exchange, self.refused)
             self._note(advertising.positions)
