@@ -31,8 +31,6 @@ ASSUMPTIONS = (
     "encrypted). Every attempt is charged against the server, void ones too."
 )
 
-SETUPS = 2  # that are tried before an epoch is given up: in the second, silos hear where peers have met them
-
 
 @dataclass(frozen=True, slots=True)
 class StandingSum:
@@ -142,7 +140,7 @@ class StandingRun:
         if len(invited) < self.plan.quorum:
             raise TooFewClients(f"at least {self.plan.quorum} silos must be there, got {len(invited)}", invited)
         first = attempt.round * self.plan.attempts_per_round + attempt.number
-        for _ in range(SETUPS):
+        for again in range(len(invited)):
             epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
             self.epochs += 1
             self.note_epochs(self.epochs)
@@ -152,7 +150,9 @@ class StandingRun:
             agreeing = advertising.close()
             run_exchange(agreeing, self.exchange, self.refused)
             self._note(agreeing.claims)
-            if not agreeing.claims:
+            # After claims a second set-up: in it, silos hear where peers have met them, and those that come with no
+            # later position are left out. Another one only while claims about others leave too few ready.
+            if not agreeing.claims or (again and agreeing.is_enough):
                 break
         self._current, self._away = agreeing.close(), frozenset()
 
