@@ -120,8 +120,9 @@ def announce(server, *runs):
         replace(server, run=run).announce(VICTIM)
 
 
-def known(server, run):
-    return AcceptedRuns(config_of(server).directory).file(run).exists()
+def known(server, *runs):
+    accepted = AcceptedRuns(config_of(server).directory)
+    return [run for run in runs if accepted.file(run).exists()]
 
 
 def test_runs_that_never_began_make_room_for_later_ones(server, monkeypatch):
@@ -129,19 +130,29 @@ def test_runs_that_never_began_make_room_for_later_ones(server, monkeypatch):
     monkeypatch.setattr(client_state, "MAX_RUNS", 3)
     server.invite(VICTIM)
     announce(server, *"bcdefg")
-    assert [run for run in ("a run", *"bcdefg") if known(server, run)] == ["a run", "f", "g"]
+    assert known(server, "a run", *"bcdefg") == ["a run", "f", "g"]
     server.invite(VICTIM, 0, 1)  # it has lost nothing
     monkeypatch.setattr(AcceptedRuns, "_make_room", lambda *_: None)
     announce(server, *"hijk")
-    assert sum(known(server, run) for run in ("a run", *"bcdefghijk")) == 7
+    assert len(known(server, "a run", *"bcdefghijk")) == 7
 
 
-def test_runs_that_began_are_not_forgotten_for_others(server, monkeypatch):
-    monkeypatch.setattr(client_state, "MAX_RUNS", 1)
+def test_of_runs_that_began_the_longest_idle_makes_room(server, monkeypatch):
+    monkeypatch.setattr(client_state, "MAX_RUNS", 3)
+    for run in "bc":
+        announce(server, run)
+        replace(server, run=run).invite(VICTIM)
     server.invite(VICTIM)
-    with pytest.raises(PeerError, match="its own log says why"):
-        announce(server, "b")
-    assert known(server, "a run")
+    replace(server, run="b").invite(VICTIM, 0, 1)
+    announce(server, "d")
+    assert known(server, "a run", *"bcd") == ["a run", "b", "d"]
+    with pytest.raises(PeerError, match="run c was never announced"):
+        replace(server, run="c").invite(VICTIM, 0, 1)
+    announce(server, "c")  # in the place of d, which never began
+    assert known(server, "a run", *"bcd") == ["a run", "b", "c"]
+    with pytest.raises(PeerError, match="round 0, attempt 0 of run c is stale"):
+        replace(server, run="c").invite(VICTIM)
+    replace(server, run="c").invite(VICTIM, 0, 1)
 
 
 def test_the_terms_of_all_runs_have_a_limited_size(tmp_path, monkeypatch):
@@ -149,7 +160,7 @@ def test_the_terms_of_all_runs_have_a_limited_size(tmp_path, monkeypatch):
     monkeypatch.setattr(client_state, "MAX_RUNS_BYTES", 10_000)
     accepted = AcceptedRuns(tmp_path)
     for number in range(20):
-        accepted.accept(f"run {number}", RunTerms("plan", "layout" * 500, 0, b"", b""), ["run 3"])
+        accepted.accept(f"run {number}", RunTerms("plan", "layout" * 500, 0, b"", b""), {"run 3": 0})
     found = [number for number in range(20) if accepted.file(f"run {number}").exists()]
     assert found == [3, 18, 19]
     assert sum(file.stat().st_size for file in (tmp_path / "runs").glob("*.json")) <= 10_000

@@ -43,7 +43,7 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
     roster = b"" if enrolment is None else enrolment.roster.digest
     allowed = digest("d2pfed allowed", canonical.encode(config.policy))
     terms = RunTerms(announcement.plan, announcement.layout, announcement.first_draw, roster, allowed)
-    begun = {str(body["run"]) for body in history.bodies(Entry.BEGUN)}
+    begun = {str(body["run"]): place for place, body in enumerate(history.bodies(Entry.BEGUN))}
     AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
 
 

@@ -4,13 +4,13 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import (
-    FileError,
     keep_newest,
     locked,
     make_directory,
@@ -50,17 +50,17 @@ class AcceptedRuns:
         self._runs = directory / "runs"
         make_directory(self._runs)
 
-    def accept(self, run: str, terms: RunTerms, begun: Collection[str] = ()) -> None:
+    def accept(self, run: str, terms: RunTerms, begun: Mapping[str, int] = MappingProxyType({})) -> None:
         """Keep the terms of a run; a known run may be announced again under a newer roster, otherwise unchanged.
 
-        `begun` are the runs that this client has begun anything in: the others may have to make room.
+        `begun` says of each run in which this client has begun anything at which place of its log that was last.
         """
         fields = {"plan": terms.plan, "layout": terms.layout, "first_draw": terms.first_draw}
         text = json.dumps({**fields, "roster": terms.roster.hex(), "allowed": terms.allowed.hex()})
         with locked(self._runs / "lock"):
             before = self._read(run)
             if before is None:
-                self._make_room(len(text), {self.file(each) for each in begun})
+                self._make_room(len(text), begun)
             else:
                 require_same_plan(run, before, terms)
                 require_same_draws(before, terms)
@@ -86,22 +86,20 @@ class AcceptedRuns:
         roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
         return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed)
 
-    def _make_room(self, size: int, begun: Collection[Path]) -> None:
-        """Forget the oldest runs in which nothing was begun, as far as one more needs it; they can be announced again.
+    def _make_room(self, size: int, begun: Mapping[str, int]) -> None:
+        """Forget runs, as far as one more needs it: first those in which nothing was begun, then the longest idle.
 
-        Otherwise a server that announces runs and does no more would keep this client out of all later ones.
+        A refusal would let a server that announces runs keep this client out of all later ones. What is forgotten can
+        be announced again, and is then checked as a new run is; what it has begun and sent is in the log.
         """
-        sizes = {file: file.stat() for file in self._runs.iterdir() if file.suffix == ".json"}
-        count, total = len(sizes) + 1, size + sum(found.st_size for found in sizes.values())
-        for file in sorted(sizes.keys() - set(begun), key=lambda file: sizes[file].st_mtime_ns):
+        places = {self.file(run): place for run, place in begun.items()}
+        found = {file: file.stat() for file in self._runs.iterdir() if file.suffix == ".json"}
+        count, total = len(found) + 1, size + sum(each.st_size for each in found.values())
+        for file in sorted(found, key=lambda file: (places.get(file, -1), found[file].st_mtime_ns)):
             if count <= MAX_RUNS and total <= MAX_RUNS_BYTES:
                 break
             file.unlink()
-            count, total = count - 1, total - sizes[file].st_size
-        if count > MAX_RUNS or total > MAX_RUNS_BYTES:
-            raise FileError(
-                f"{self._runs} must hold at most {MAX_RUNS} runs and {MAX_RUNS_BYTES} bytes: remove those that are over"
-            )
+            count, total = count - 1, total - found[file].st_size
 
     def file(self, run: str) -> Path:
         """Return where the terms of a run are kept."""
