@@ -3,6 +3,7 @@ import os
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ from d2pfed.ledger import client_log
 from d2pfed.ledger import files as ledger_files
 from d2pfed.ledger.client_history import (
     Anchor,
+    Body,
     ClientHistory,
     Entry,
     LogRow,
     anchor_after,
     head_after,
     parse,
-    require_one_row_more,
+    require_announced,
 )
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
@@ -138,42 +140,106 @@ def test_an_older_anchor_is_refused_and_without_the_rule_it_is_not(log, tmp_path
     begin(log, 3)
     begin(log, 4)
     (tmp_path / "outside" / "head").write_bytes(old)
-    with pytest.raises(LedgerError, match="2 rows more than its anchor"):
+    with pytest.raises(LedgerError, match="beyond its anchor by 2"):
         log_in(tmp_path).read()
-    monkeypatch.setattr(client_log, "require_one_row_more", lambda *_: None)
+    monkeypatch.setattr(client_log, "require_announced", lambda *_: None)
     assert numbers(log_in(tmp_path).read()) == [0, 1, 2, 3, 4]
+
+
+def chained(log: ClientLog, tmp_path: Path, entry: Entry, body: Body, number: int | None = None) -> None:
+    """Somebody who can write the log, and not the anchor, adds a row that follows from those before it."""
+    row = log._row(log.read().head, entry, body, number)
+    with (tmp_path / "home" / "log").open("ab") as file:
+        file.write(row.line())
+
+
+FOREIGN = {
+    "a charge": (Entry.CHARGE, {"run": "a run", "release": ""}, None),
+    "an attempt": (Entry.BEGUN, {"number": 9}, None),
+    "a declaration above all that others have seen": (Entry.DECLARATION, {"carried": "nothing"}, 1 << 40),
+}
+
+
+@pytest.mark.parametrize(("entry", "body", "number"), FOREIGN.values(), ids=FOREIGN)
+def test_a_row_that_somebody_else_has_chained_to_the_log_is_refused(log, tmp_path, entry, body, number):
+    seen = log.read()
+    chained(log, tmp_path, entry, body, number)
+    for call in (log_in(tmp_path).read, lambda: log_in(tmp_path).append(seen, Entry.BEGUN, {"number": 3})):
+        with pytest.raises(
+            LedgerError, match="beyond its anchor by 1, and only the row that the anchor announces"
+        ):
+            call()
+    assert log_in(tmp_path).adopt({"carried": "all"}).rows[-1].body["carried"] == "all"
+
+
+def test_without_the_announcement_such_a_row_hides_a_rollback(log, tmp_path, monkeypatch):
+    """A declaration speaks for all positions below its number: what peers remember of a lost row counts as held."""
+    lost = Head(7, digest("a position of another life"))
+    assert not log.read().holds(lost)
+    chained(log, tmp_path, *FOREIGN["a declaration above all that others have seen"])
+    monkeypatch.setattr(client_log, "require_announced", lambda *_: None)
+    assert log_in(tmp_path).read().holds(lost)
+
+
+def interrupted(root: Path, before: bytes, announced: Head) -> None:
+    """Put the anchor back to where it announces a row, as a crash in the middle of `append` leaves it."""
+    (root / "outside" / "head").write_bytes(replace(Anchor.decode(before), announced=announced).encode())
 
 
 def test_a_crash_between_row_and_anchor_moves_the_anchor_up(log, tmp_path):
     old = (tmp_path / "outside" / "head").read_bytes()
     after = begin(log, 3)
-    (tmp_path / "outside" / "head").write_bytes(old)
+    interrupted(tmp_path, old, after.head)
     assert log_in(tmp_path).read() == after
-    assert (tmp_path / "outside" / "head").read_text().startswith(after.head.encode())
+    assert (tmp_path / "outside" / "head").read_bytes() == Anchor(after.head).encode()
 
 
-def test_an_anchor_at_the_very_beginning_is_moved_up_to_the_first_row(tmp_path):
-    log = log_in(tmp_path)
-    opened = log.create({"carried": "nothing"})
-    anchor = tmp_path / "outside" / "head"
-    anchor.write_bytes(Anchor(opened.start).encode())
-    assert log.read() == opened
-    assert Anchor.decode(anchor.read_bytes()).head == opened.head
+def test_a_crash_between_announcement_and_row_leaves_the_log_as_it_was(log, tmp_path):
+    seen, anchor = log.read(), (tmp_path / "outside" / "head").read_bytes()
+    interrupted(tmp_path, anchor, Head(5, digest("a row that was never written")))
+    assert log_in(tmp_path).read() == seen
+    assert (tmp_path / "outside" / "head").read_bytes() == anchor
+    assert begin(log, 3).head.seq == 5
+
+
+def test_who_goes_on_after_another_process_died_at_its_row_comes_second(log, tmp_path):
+    seen, old = log.read(), (tmp_path / "outside" / "head").read_bytes()
+    after = begin(log, 3)
+    interrupted(tmp_path, old, after.head)
+    assert log.append(seen, Entry.BEGUN, {"number": 4}) is None
+    assert log.read() == after
+
+
+def test_another_row_than_the_announced_one_is_refused(log, tmp_path):
+    old = (tmp_path / "outside" / "head").read_bytes()
+    begin(log, 3)
+    interrupted(tmp_path, old, Head(5, digest("another row")))
+    with pytest.raises(LedgerError, match="beyond its anchor by 1"):
+        log_in(tmp_path).read()
+
+
+def test_anchors_of_before_rows_were_announced_are_read(log, tmp_path):
+    """The file at rest has not changed; what an older version left in the middle of a row is for a person."""
+    head = log.read().head
+    assert (tmp_path / "outside" / "head").read_text() == f"{head.encode()} 0 -\n"
+    assert Anchor.decode(f"{head.encode()} 0 -\n".encode()) == Anchor(head)
+    with pytest.raises(LedgerError, match="client adopt"):
+        Anchor.decode(f"{head.encode()} 0 - {head.encode()} {head.encode()}\n".encode())
 
 
 def test_a_line_that_a_crash_cut_short_is_removed_wherever_it_was_cut(log, tmp_path):
     file, anchor = tmp_path / "home" / "log", tmp_path / "outside" / "head"
     whole, old = file.read_bytes(), anchor.read_bytes()
-    begin(log, 3)
+    after = begin(log, 3)
     longer = file.read_bytes()
     for size in range(len(whole), len(longer)):
         file.write_bytes(longer[:size])
-        anchor.write_bytes(old)
+        interrupted(tmp_path, old, after.head)
         assert numbers(log_in(tmp_path).read()) == [0, 1, 2]
         assert file.read_bytes() == whole
     zeros = whole + bytes(len(longer) - len(whole))  # what some file systems leave of a block that was not written
     file.write_bytes(zeros)
-    anchor.write_bytes(old)
+    interrupted(tmp_path, old, after.head)
     assert numbers(log_in(tmp_path).read()) == [0, 1, 2]
 
 
@@ -448,10 +514,11 @@ def test_the_first_row_has_a_time_as_well(tmp_path):
 
 def test_a_row_beyond_the_anchor_and_a_torn_line_are_more_than_a_crash(log):
     rows = log.read().rows
-    require_one_row_more(rows, b"", rows[-2].head)
-    require_one_row_more(rows, b"half", rows[-1].head)
-    with pytest.raises(LedgerError, match="2 rows more"):
-        require_one_row_more(rows, b"half", rows[-2].head)
+    before = Anchor(rows[-2].head, announced=rows[-1].head)
+    require_announced(rows, b"", before)
+    require_announced(rows, b"half", Anchor(rows[-1].head))
+    with pytest.raises(LedgerError, match="beyond its anchor by 2"):
+        require_announced(rows, b"half", before)
 
 
 def test_a_row_says_names_and_values():

@@ -213,6 +213,16 @@ def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(
         account.require_room(FIXED, "a run", config.log.read())
 
 
+@pytest.mark.parametrize(("choice", "runs"), [(NOTHING, {}), (RUNS, {"since the backup": FIXED})])
+def test_no_later_declaration_brings_back_a_budget_that_is_spent(config, account, choice, runs):
+    for carried in (carried_over(ALL, {}), carried_over(choice, runs)):
+        (config.anchor / "head").unlink()
+        config.log.adopt(carried)
+    assert ClientSpending.of(config.log.read()).epsilon(DELTA) == float("inf")
+    with pytest.raises(ConfigError, match="epsilon inf"):
+        account.require_room(FIXED, "a run", config.log.read())
+
+
 def test_a_run_that_is_carried_over_counts_wholly(config, account):
     lost(config).adopt(carried_over(RUNS, {"since the backup": FIXED}))
     spending = ClientSpending.of(config.log.read())

@@ -211,13 +211,6 @@ def test_a_damaged_run_must_be_announced_again_and_blocks_nothing_else(server, d
     server.invite()
 
 
-def test_a_server_fills_no_disk_with_runs(server, monkeypatch):
-    monkeypatch.setattr(client_state, "MAX_RUNS", 1)
-    server.announce(VICTIM)  # a known one
-    with pytest.raises(PeerError, match="its own log says why"):
-        replace(server, run="another run", first_draw=20).announce(VICTIM)
-
-
 def test_nothing_of_an_attempt_prints_its_secrets(server):
     server.invite()
     (file,) = (config_of(server).directory / "states").glob("*.state")

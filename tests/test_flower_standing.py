@@ -24,6 +24,8 @@ from d2pfed.flower.standing_keys import KeyFile
 from d2pfed.ledger import RowKind, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.round.standing import StandingRun
+from d2pfed.secagg import checks, standing_checks
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
@@ -146,6 +148,31 @@ def test_a_silo_that_is_gone_is_left_out_and_one_without_keys_gets_a_new_epoch(t
     assert kinds_sent(grid).count(MessageKind.STANDING_INVITATION) == CLIENTS
     assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 0)
     assert np.abs(params - exact((0, 1, 2, 4), range(CLIENTS))).max() < 2 * noise_bound(plan, CLIENTS)
+
+
+def die_once_the_keys_stand(tmp_path, monkeypatch, *, forgets=False):
+    """A server that is killed after the set-up, before anything is charged; and another one, which goes on."""
+    plan = make_plan(rounds=1)
+    roster, grid = federation(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(StandingRun, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            start(strategy(plan, tmp_path, roster), grid)
+    if forgets:
+        (tmp_path / "run" / "epochs").unlink()
+    start(strategy(plan, tmp_path, roster), grid)
+
+
+def test_a_server_that_died_at_the_set_up_opens_a_later_epoch(tmp_path, monkeypatch):
+    die_once_the_keys_stand(tmp_path, monkeypatch)
+    assert rows_of(tmp_path) == [(RowKind.RESERVE, 0, 0), (RowKind.COMMIT, 0, 0)]
+    begun = read_client_config(directory_of(tmp_path, 0)).log.read().bodies(Entry.BEGUN)
+    assert [body["epoch"] for body in begun] == [0, 1]
+
+
+def test_a_server_that_forgets_the_number_of_its_epoch_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(TooFewClients):
+        die_once_the_keys_stand(tmp_path, monkeypatch, forgets=True)
 
 
 def test_a_silo_whose_machine_was_started_again_says_so(tmp_path, monkeypatch):
@@ -295,24 +322,64 @@ def test_standing_keys_need_a_roster_and_a_plan_that_they_can_carry(tmp_path):
     assert not strategy(make_plan(), tmp_path, roster, keys=None).has_standing_keys
 
 
+def restored_between_rounds(tmp_path, *, forgets):
+    """A run of which silo 1 is restored after two rounds, and again at each invitation; what is left is the third."""
+    plan = make_plan(rounds=3)
+    roster, grid = federation(tmp_path)
+    places = directory_of(tmp_path, 1), anchor_in(tmp_path, 1)
+
+    def restore(client, message):
+        if client == 1 and asked(grid) is MessageKind.STANDING_INVITATION:
+            for place in places:
+                if (backup := tmp_path / "backup" / place.name).exists():
+                    shutil.copytree(backup, place, dirs_exist_ok=True)
+                else:
+                    shutil.copytree(place, backup)
+        return message
+
+    grid.going = restore  # to before its first epoch
+    start(strategy(plan, tmp_path, roster), grid, 1)
+    grid.going = lambda _client, message: message
+    start(strategy(plan, tmp_path, roster), grid, 2)
+    grid.going = restore
+    for file in (tmp_path / "run").glob("positions-*") if forgets else ():
+        file.unlink()
+    return lambda: start(strategy(plan, tmp_path, roster), grid)
+
+
+def third_round(tmp_path):
+    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 2, 0)
+    (last,) = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.kind is RowKind.COMMIT][2:]
+    return last.release.participants
+
+
 def test_a_restored_silo_is_found_out_by_its_peers_even_if_the_server_forgets(tmp_path):
     """Its peers do not become ready and return what they remember; the server passes it on; the silo marks itself."""
-    plan = make_plan(rounds=2)
-    roster, grid = federation(tmp_path)
-    home, anchor = directory_of(tmp_path, 1), anchor_in(tmp_path, 1)
-    for place in (home, anchor):
-        shutil.copytree(place, tmp_path / "backup" / place.name)
-    start(strategy(plan, tmp_path, roster), grid, 1)
-    for place in (home, anchor):
-        shutil.rmtree(place)
-        shutil.copytree(tmp_path / "backup" / place.name, place)
-    for file in (tmp_path / "run").glob("positions-*"):
-        file.unlink()
-    start(strategy(plan, tmp_path, roster), grid)
-    assert (anchor / "mark").exists()
-    assert rows_of(tmp_path)[-1] == (RowKind.COMMIT, 1, 0)
-    (last,) = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.kind is RowKind.COMMIT][1:]
-    assert last.release.participants == (0, 2, 3, 4)
+    restored_between_rounds(tmp_path, forgets=True)()
+    assert (anchor_in(tmp_path, 1) / "mark").exists()
+    assert third_round(tmp_path) == (0, 2, 3, 4)
+
+
+@pytest.fixture
+def deaf(monkeypatch):
+    """Silo 1 runs a program that does not care where others say they have met it."""
+    check = checks.require_server_position
+    monkeypatch.setattr(checks, "require_server_position", lambda *given: None if given[2] == 1 else check(*given))
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_restored_silo_that_comes_all_the_same_is_left_out(tmp_path, deaf, caplog, forgets):
+    with caplog.at_level(logging.WARNING):
+        restored_between_rounds(tmp_path, forgets=forgets)()
+    assert third_round(tmp_path) == (0, 2, 3, 4)
+    assert "client 1 is left out: it shows row " in caplog.text
+
+
+def test_unless_it_is_left_out_a_restored_silo_stops_all_others(tmp_path, deaf, monkeypatch):
+    go_on = restored_between_rounds(tmp_path, forgets=False)
+    monkeypatch.setattr(standing_checks, "require_later_position", lambda *_: None)
+    with pytest.raises(TooFewClients):
+        go_on()
 
 
 class Rows:

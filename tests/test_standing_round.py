@@ -15,9 +15,13 @@ from d2pfed.plan import MechanismName, PrivacyTarget, calibrate, require_standin
 from d2pfed.round import Attempt, aggregate, aggregation, can_stand
 from d2pfed.round.standing import StandingRun
 from d2pfed.round.standing_silo import invited_epoch
-from d2pfed.secagg import Consistency
+from d2pfed.secagg import Consistency, standing_checks
 from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.standing_messages import encode_standing_invitation
+from d2pfed.secagg.standing_messages import (
+    decode_standing_adverts,
+    encode_standing_claims,
+    encode_standing_invitation,
+)
 from d2pfed.secagg.wire import kind_of
 from d2pfed.simulation import Dropouts, Fidelity, StandingFederation
 from d2pfed.simulation import Silos as SilosBackend
@@ -212,14 +216,73 @@ def test_where_silos_stand_when_they_join_is_remembered_and_one_restored_since_i
     assert again.members(Attempt("run", 1, 0)) == tuple(client for client in range(SILOS) if client != 3)
 
 
-def test_two_silos_that_never_agree_hold_an_epoch_up_once(plan):
-    """One claims in each set-up to have met the other later on, which comes all the same."""
-    heard = Heard(plan, forgetful=(3,))
-    heard.silos[8].known[3] = position_of(3, 50, heard.roster)
-    run = heard.run()
-    assert run.members(Attempt("run", 0, 0)) == tuple(client for client in range(SILOS) if client != 8)
+def without(client):
+    return tuple(other for other in range(SILOS) if other != client)
+
+
+@pytest.mark.parametrize("peers", [(8,), without(3)], ids=["one peer", "all peers"])
+def test_a_silo_that_shows_older_rows_is_left_out_and_named(plan, monkeypatch, peers):
+    """Its peers have met it later on and the server has not; it comes all the same, whatever it is told."""
+    heard, named = Heard(plan, forgetful=(3,)), {}
+    for peer in peers:
+        heard.silos[peer].known[3] = position_of(3, 50, heard.roster)
+    run = heard.run(refused=lambda client, error: named.update({client: str(error)}))
+    assert run.members(Attempt("run", 0, 0)) == without(3)
     assert run.epochs == 2
     assert run.remembered[3].count == 50
+    assert named[3].startswith("client 3 is left out: it shows row 3 of its log and was met at row 50")
+    monkeypatch.setattr(standing_checks, "require_later_position", lambda *_: None)
+    if len(peers) > SILOS - plan.quorum:
+        with pytest.raises(TooFewClients):
+            heard.run().members(Attempt("run", 1, 0))
+    else:
+        assert heard.run().members(Attempt("run", 1, 0)) == without(8)
+
+
+def test_silos_that_come_late_with_older_rows_do_not_stop_a_set_up(plan):
+    """Two of them, each first heard of in a later set-up than the one before."""
+    heard = Heard(plan, forgetful=(3, 4))
+    late = {3: 1, 4: 2}
+    for peer in range(5, SILOS):
+        heard.silos[peer].known |= {client: position_of(client, 50, heard.roster) for client in late}
+    run = heard.run()
+    run.note_epochs = lambda number: setattr(heard, "lost", [each for each in late if late[each] > number])
+    assert run.members(Attempt("run", 0, 0)) == tuple(client for client in range(SILOS) if client not in late)
+    assert run.epochs == 3
+
+
+def claiming(heard, claim):
+    """Have silo 8 say in every set-up that it has met silo 3 where `claim` says, given the adverts."""
+    answer = heard.answer
+
+    def lie(silo, request):
+        if silo.client == 8 and kind_of(request) == MessageKind.STANDING_ADVERTS:
+            epoch = silo.epoch
+            adverts = decode_standing_adverts(epoch, epoch.rank(8), request)
+            return encode_standing_claims(epoch, epoch.rank(8), {epoch.rank(3): claim(adverts[epoch.rank(3)])})
+        return answer(silo, request)
+
+    heard.answer = lie
+    return heard
+
+
+def test_an_old_position_of_an_honest_silo_keeps_nobody_out_but_the_liar(plan, monkeypatch):
+    heard, named = claiming(Heard(plan), lambda advert: position_of(3, 1, roster_for(range(SILOS)))), {}
+    run = heard.run(refused=lambda client, error: named.update({client: str(error)}))
+    assert run.members(Attempt("run", 0, 0)) == without(8)
+    assert run.epochs == 1
+    assert "a row that it does not go beyond, got 1" in named[8]
+    monkeypatch.setattr(standing_checks, "require_current_claim", lambda *_: None)
+    again = heard.run()
+    again.members(Attempt("run", 1, 0))
+    assert again.epochs == 2  # held up
+
+
+def test_the_position_that_a_silo_has_just_shown_is_no_proof_against_it(plan):
+    heard = claiming(Heard(plan), lambda advert: advert.position)
+    run = heard.run()
+    assert run.members(Attempt("run", 0, 0)) == without(8)
+    assert run.epochs == 2
 
 
 @pytest.mark.parametrize(

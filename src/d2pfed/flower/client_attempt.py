@@ -20,6 +20,7 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Protocol, decode_plan
+from d2pfed.plan.bounds import MOST_ATTEMPTS
 from d2pfed.round import enrolled_in, invited_session
 from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
 from d2pfed.secagg import History as Memory
@@ -28,6 +29,8 @@ from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.wire import kind_of
 
 _log = logging.getLogger("d2pfed.flower")
+
+RESTARTS = 100  # of a server in one run: what it had begun before is begun anew
 
 
 def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
@@ -40,7 +43,8 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
     roster = b"" if enrolment is None else enrolment.roster.digest
     allowed = digest("d2pfed allowed", canonical.encode(config.policy))
     terms = RunTerms(announcement.plan, announcement.layout, announcement.first_draw, roster, allowed)
-    AcceptedRuns(config.directory).accept(announcement.run, terms)
+    begun = {str(body["run"]): place for place, body in enumerate(history.bodies(Entry.BEGUN))}
+    AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class ClientAttempt:
         history = attempt.history
         while True:
             require_later(history, attempt.session)
+            require_beginnings_left(history, attempt.session.run, attempt.plan)
             if attempt.is_drawn:
                 require_unused_draw(history, attempt.session, attempt.plan)
             after = config.log.append(history, Entry.BEGUN, _begun(attempt.session))
@@ -176,6 +181,17 @@ def require_later(history: ClientHistory, session: Session) -> None:
             f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: "
             f"round {last[0]}, attempt {last[1]} has begun here"
         )
+
+
+def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> None:
+    """Refuse to begin more often than a run of this plan needs: each time leaves a row in this client's log for ever.
+
+    A run begins as often as it has attempts, at most; with standing keys, once and after void attempts.
+    """
+    most = min(plan.attempts_per_round * plan.max_attempts, MOST_ATTEMPTS) + RESTARTS
+    begun = sum(body["run"] == run for body in history.bodies(Entry.BEGUN))
+    if begun >= most:
+        raise PeerError(f"run {run} has begun {begun} times here, a run of its plan begins at most {most} times")
 
 
 def require_unused_draw(history: ClientHistory, session: Session, plan: Plan) -> None:

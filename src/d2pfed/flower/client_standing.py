@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from d2pfed.errors import PeerError, RolledBack
 from d2pfed.flower.client_account import ClientAccount
-from d2pfed.flower.client_attempt import enrolment_of, require_same_roster
+from d2pfed.flower.client_attempt import enrolment_of, require_beginnings_left, require_same_roster
 from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.client_state import AcceptedRuns, RunTerms
 from d2pfed.flower.positions import Positions
@@ -169,6 +169,8 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     while True:
         ClientAccount(config.log, config.budget).require_below_cap(place.plan, place.epoch.run, history)
         require_first_is_new(place.epoch.first, charged_steps(history, place.epoch))
+        require_later_epoch(history, place.epoch)
+        require_beginnings_left(history, place.epoch.run, place.plan)
         after = config.log.append(history, Entry.BEGUN, _begun(place.epoch))
         if after is not None:
             break
@@ -180,6 +182,14 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     keys.keep_only(place.epoch.run)
     keys.write(invitation, advertised.encode(place.epoch, config.client))
     return answer
+
+
+def require_later_epoch(history: ClientHistory, epoch: Epoch) -> None:
+    """Refuse an epoch that is not later than all that this silo has begun in its run: stale, or repeated."""
+    begun = [body.get("epoch") for body in history.bodies(Entry.BEGUN) if body["run"] == epoch.run]
+    last = max((number for number in begun if isinstance(number, int)), default=-1)
+    if epoch.epoch <= last:
+        raise PeerError(f"epoch {epoch.epoch} of run {epoch.run} is stale: epoch {last} has begun here")
 
 
 def _agree(place: _Place, keys: "KeyFile", frame: bytes) -> bytes:
@@ -208,6 +218,7 @@ def charged_steps(history: ClientHistory, epoch: Epoch) -> frozenset[int]:
 def _begun(epoch: Epoch) -> Mapping[str, object]:
     return {
         "run": epoch.run,
+        "epoch": epoch.epoch,
         "round": epoch.first // epoch.attempts,
         "attempt": epoch.first % epoch.attempts,
         "session": epoch.digest.hex(),

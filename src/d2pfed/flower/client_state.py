@@ -4,13 +4,14 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import (
-    FileError,
+    keep_newest,
     locked,
     make_directory,
     read_file,
@@ -23,7 +24,10 @@ from d2pfed.secagg.wire import Reader, pack_integer, pack_text
 
 _log = logging.getLogger("d2pfed.flower")
 
-MAX_RUNS = 10_000  # a server that announces run after run fills no disk
+# A server that announces run after run, or leaves attempt after attempt, fills no disk.
+MAX_RUNS = 10_000
+MAX_RUNS_BYTES = 1 << 28
+MAX_PHASES = 64
 
 _CHECKSUM_BYTES = 32
 
@@ -46,14 +50,17 @@ class AcceptedRuns:
         self._runs = directory / "runs"
         make_directory(self._runs)
 
-    def accept(self, run: str, terms: RunTerms) -> None:
-        """Keep the terms of a run; a known run may be announced again under a newer roster, otherwise unchanged."""
+    def accept(self, run: str, terms: RunTerms, begun: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Keep the terms of a run; a known run may be announced again under a newer roster, otherwise unchanged.
+
+        `begun` says of each run in which this client has begun anything at which place of its log that was last.
+        """
         fields = {"plan": terms.plan, "layout": terms.layout, "first_draw": terms.first_draw}
         text = json.dumps({**fields, "roster": terms.roster.hex(), "allowed": terms.allowed.hex()})
         with locked(self._runs / "lock"):
             before = self._read(run)
             if before is None:
-                self._require_room()
+                self._make_room(len(text), begun)
             else:
                 require_same_plan(run, before, terms)
                 require_same_draws(before, terms)
@@ -79,9 +86,20 @@ class AcceptedRuns:
         roster, allowed = bytes.fromhex(found["roster"]), bytes.fromhex(found["allowed"])
         return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed)
 
-    def _require_room(self) -> None:
-        if sum(file.suffix == ".json" for file in self._runs.iterdir()) >= MAX_RUNS:
-            raise FileError(f"{self._runs} holds {MAX_RUNS} runs already: remove those that are over")
+    def _make_room(self, size: int, begun: Mapping[str, int]) -> None:
+        """Forget runs, as far as one more needs it: first those in which nothing was begun, then the longest idle.
+
+        A refusal would let a server that announces runs keep this client out of all later ones. What is forgotten can
+        be announced again, and is then checked as a new run is; what it has begun and sent is in the log.
+        """
+        places = {self.file(run): place for run, place in begun.items()}
+        found = {file: file.stat() for file in self._runs.iterdir() if file.suffix == ".json"}
+        count, total = len(found) + 1, size + sum(each.st_size for each in found.values())
+        for file in sorted(found, key=lambda file: (places.get(file, -1), found[file].st_mtime_ns)):
+            if count <= MAX_RUNS and total <= MAX_RUNS_BYTES:
+                break
+            file.unlink()
+            count, total = count - 1, total - found[file].st_size
 
     def file(self, run: str) -> Path:
         """Return where the terms of a run are kept."""
@@ -154,9 +172,10 @@ class SavedPhases:
             sync_directory(self._states)
 
     def save(self, session: bytes, saved: SavedPhase) -> None:
-        """Keep an attempt until its next request."""
+        """Keep an attempt until its next request, and forget the oldest if there are too many."""
         with locked(self._states / "lock"):
             replace_file(self._state_file(session), saved.encode())
+            keep_newest(self._states, MAX_PHASES)
 
     def take(self, session: bytes) -> SavedPhase:
         """Return what was kept for a session, once: it is gone from the disk before this returns.

@@ -10,10 +10,12 @@ from safetensors.numpy import load, save
 
 from d2pfed.errors import D2PFedError
 from d2pfed.flower.layout import Layout, NamedArrays
-from d2pfed.ledger.files import make_directory, read_file, replace_file
+from d2pfed.ledger.files import keep_newest, locked, make_directory, read_file, replace_file
 from d2pfed.numerics.randomness import digest
 
 _log = logging.getLogger("d2pfed.flower")
+
+MOST_RUNS = 64  # whose arrays are kept: those of a run that is over are of no use
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class LocalArrays:
         before = self.load(layout)
         if any(not np.array_equal(found[name], before[name]) for name in found):
             make_directory(self._file.parent)
-            replace_file(self._file, save(found))
+            with locked(self.directory / "local.lock"):
+                replace_file(self._file, save(found))
+                keep_newest(self._file.parent, MOST_RUNS)
 
     @property
     def _file(self) -> Path:

@@ -36,19 +36,21 @@ class SingleUnits:
 
     def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of the chosen units, a row of zeros for one that has none."""
-        first_failure: list[Exception] = []
+        first_failure: list[BaseException] = []
         step = max(1, _TOGETHER // self.dimension)
         for start in range(0, len(chosen), step):
             yield np.stack([self._vector(int(unit), first_failure) for unit in chosen[start : start + step]])
         if first_failure:
             _log.error("units without a vector count as zero; this is the first", exc_info=first_failure[0])
 
-    def _vector(self, unit: int, first_failure: list[Exception]) -> NDArray[np.float32]:
+    def _vector(self, unit: int, first_failure: list[BaseException]) -> NDArray[np.float32]:
         try:
             (given,) = islice(self.units.gradients(np.array([unit])), 2)
             found: NDArray[np.floating] = np.asarray(given)
             require_row(found, self.dimension)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is this unit's alone
+        except KeyboardInterrupt:  # its owner stops it
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it was, `sys.exit` included, it is this unit's alone
             if not first_failure:
                 first_failure.append(error)
             return np.zeros(self.dimension, np.float32)

@@ -21,6 +21,8 @@ from d2pfed.secagg import StandingStep
 
 _log = logging.getLogger("d2pfed.flower")
 
+_EPOCHS = "epochs"  # file in the run's directory: the number of the next epoch
+
 
 class StandingSilos:
     """Silos behind Flower's grid, all of a roster, asked in every round.
@@ -53,6 +55,7 @@ class StandingSilos:
         self._exchange = GridExchange(
             transport, self._registry.nodes, deadlines, lambda _kind: None, quorum=len(silos)
         )
+        numbers = run.directory.path / _EPOCHS
         self._standing = StandingRun(
             plan=plan,
             run=run.name,
@@ -63,6 +66,8 @@ class StandingSilos:
             remembered=positions.latest(),
             remember=positions.keep,
             refused=self._exchange.refused,
+            epochs=int(numbers.read_text()) if numbers.exists() else 0,
+            note_epochs=lambda number: run.directory.replace(_EPOCHS, str(number).encode()),
         )
         _log.info("%s", ASSUMPTIONS.format(colluders=plan.colluders))
 
@@ -81,7 +86,7 @@ class StandingSilos:
 
     def _waiting(self, attempt: Attempt) -> float:
         """Return for how long silos may appear: before the first attempt, for as long as is planned."""
-        is_first = self._standing.epochs == 0
+        is_first = self._standing.attempts == 0
         return self._deadlines.joining if is_first or attempt.number else self._deadlines.poll
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> StandingStep:

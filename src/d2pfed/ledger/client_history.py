@@ -41,22 +41,28 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What is kept outside of the home: the log's head, and the newest roster's serial and digest."""
+    """What is kept outside of the home: the log's head, and the newest roster's serial and digest.
+
+    While a row is added, `announced` is the head that the log will have: only that row may be beyond `head`.
+    """
 
     head: Head
     serial: int = 0
     roster: str = ""
+    announced: Head | None = None
 
     def encode(self) -> bytes:
         """Return the file's content."""
-        return f"{self.head.encode()} {self.serial} {self.roster or '-'}\n".encode()
+        announced = "" if self.announced is None else f" {self.announced.encode()}"
+        return f"{self.head.encode()} {self.serial} {self.roster or '-'}{announced}\n".encode()
 
     @staticmethod
     def decode(data: bytes) -> "Anchor":
         """Read the file's content."""
         try:
-            head, serial, roster = data.decode("ascii").split()
-            return Anchor(Head.decode(head), int(serial), bytes.fromhex(roster.strip("-")).hex())
+            head, serial, roster, *announced = data.decode("ascii").split()
+            (following,) = map(Head.decode, announced) if announced else (None,)
+            return Anchor(Head.decode(head), int(serial), bytes.fromhex(roster.strip("-")).hex(), following)
         except (ValueError, LedgerError) as error:
             raise LedgerError(f"not an anchor: {error}: {ADOPT}") from None
 
@@ -126,11 +132,18 @@ def require_anchored(rows: Sequence[LogRow], start: Head, anchored: Head) -> Non
         )
 
 
-def require_one_row_more(rows: Sequence[LogRow], torn: bytes, anchored: Head) -> None:
-    """Refuse a log that goes on beyond the anchor by more than the one row of a crash: an old anchor was put back."""
-    more = sum(row.head.seq > anchored.seq for row in rows) + len(torn.splitlines())
-    if more > 1:
-        raise LedgerError(f"the log has {more} rows more than its anchor, at most 1 is a crash: {ADOPT}")
+def require_announced(rows: Sequence[LogRow], torn: bytes, anchor: Anchor) -> None:
+    """Refuse rows beyond the anchor but for the one that it announces, which a crash leaves.
+
+    The chain has no key: whoever can write the log can add a row that follows from those before it.
+    """
+    more = [row.head for row in rows if row.head.seq > anchor.head.seq]
+    count = len(more) + len(torn.splitlines())
+    if count > 1 or more not in ([], [anchor.announced]):
+        raise LedgerError(
+            f"the log goes beyond its anchor by {count}, and only the row that the anchor announces may be there: "
+            f"{ADOPT}"
+        )
 
 
 def _parsed(line: bytes, before: Head) -> LogRow | None:

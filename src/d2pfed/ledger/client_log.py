@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from d2pfed.errors import LedgerError
@@ -22,7 +23,7 @@ from d2pfed.ledger.client_history import (
     head_after,
     parse,
     require_anchored,
-    require_one_row_more,
+    require_announced,
 )
 from d2pfed.ledger.files import (
     append_file,
@@ -38,12 +39,19 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics.chain import first_head
 from d2pfed.numerics.randomness import digest
 
+MOST_ROWS = 1 << 18  # each request reads all of them, which takes seconds by then
+
 
 class ClientLog:
     """The file of one client's log and the anchor outside; each call holds the lock for its own length only.
 
-    Guarantee: when `append` returns, row and anchor survive a power cut, in this order; so what is sent afterwards is
-    never without its row. Checked: test_client_log.py::test_power_loss_at_any_moment_leaves_log_and_anchor_agreed.
+    A row is added in three steps, each synced before the next: the anchor announces the row's head, the row is written,
+    the anchor moves to it.
+
+    Guarantee: when `append` returns, row and anchor survive a power cut; so what is sent afterwards is never without
+    its row. A row that is read was written by this client, unless somebody else can write the anchor, too.
+    Checked: test_client_log.py::test_power_loss_at_any_moment_leaves_log_and_anchor_agreed,
+    test_client_log.py::test_a_row_that_somebody_else_has_chained_to_the_log_is_refused.
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class ClientLog:
     def read(self) -> ClientHistory:
         """Return the log, found whole and at one with its anchor; refuse everything else.
 
-        A crash between row and anchor leaves one row more: the anchor is moved up. A line that a crash cut short was
+        A crash may leave the row that the anchor announces: the anchor is moved up. A line that a crash cut short was
         never followed by anything that left: it is removed.
         """
         with self._locked():
@@ -98,14 +106,17 @@ class ClientLog:
 
     def append(self, seen: ClientHistory, entry: Entry, body: Body) -> ClientHistory | None:
         """Add a row after the history that the caller has seen; None, and nothing is added, if others came first."""
+        if len(seen.rows) >= MOST_ROWS:
+            raise LedgerError(
+                f"this client's log has {len(seen.rows)} rows and takes no more: begin a new one under a new key"
+            )
         row = self._row(seen.head, entry, body)
         with self._locked():
             anchor = self._require_anchor()
-            if anchor.head != seen.head:
-                self._read()  # another process came first, if this holds together
+            if anchor.head != seen.head or read_file(self._file) != seen.content():
+                self._read()  # another process came first, or died while it did, if this holds together
                 return None
-            if read_file(self._file) != seen.content():
-                raise LedgerError(f"{self._file} was changed by somebody else while it was in use: {ADOPT}")
+            self._move(replace(anchor, announced=row.head))
             append_file(self._file, row.line())
             anchor = anchor_after(anchor, [row])
             self._move(anchor)
@@ -172,12 +183,11 @@ class ClientLog:
             raise LedgerError(f"{self._file} is missing, and its anchor is not: {ADOPT}")
         rows, torn = parse(self._start, data)
         require_anchored(rows, self._start, anchor.head)
-        require_one_row_more(rows, torn, anchor.head)
+        require_announced(rows, torn, anchor)
         if torn:
             truncate_file(self._file, len(data) - len(torn))
-        if rows and rows[-1].head != anchor.head:
-            anchor = anchor_after(anchor, rows)
-            self._move(anchor)
+        if rows and (settled := anchor_after(anchor, rows)) != anchor:
+            self._move(anchor := settled)
         return ClientHistory(self._start, rows, anchor.serial, anchor.roster)
 
     def _require_anchor(self) -> Anchor:

@@ -103,6 +103,13 @@ def truncate_file(file: Path, size: int) -> None:
         os.fsync(descriptor)
 
 
+def keep_newest(directory: Path, most: int) -> None:
+    """Erase all but the newest files of a directory, by their last change; whoever calls it holds its lock."""
+    files = [file for file in directory.iterdir() if file.name != "lock" and file.is_file()]
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)[:-most]:
+        file.unlink()
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -12,6 +12,7 @@ from typing import TypeVar
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger.files import (
     OTHERS_MAY_USE,
+    keep_newest,
     locked,
     make_directory,
     read_file,
@@ -28,6 +29,7 @@ _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS_FILE = Path("/proc/self/mountinfo")
 _IN_MEMORY = ("tmpfs", "ramfs")
 _CHECKSUM_BYTES = 32
+MOST_FILES = 64  # of keys of different runs: a server that begins run after run fills no memory
 
 KEYS_ON_DISK = "standing keys are on a disk (keys_on_disk = true): a backup of that directory voids the guarantee"
 
@@ -122,11 +124,12 @@ class VolatileFile:
             return result
 
     def sweep(self, holds: Callable[[Head], bool], over: Callable[[bytes], bool]) -> None:
-        """Erase all values in the directory that are over, or do not fit."""
+        """Erase all values in the directory that are over, or do not fit, or that newer ones leave no room for."""
         with locked(self._directory / "lock"):
             for file in self._directory.iterdir():
                 if file.name != "lock" and not _is_useful(file, holds, over):
                     file.unlink(missing_ok=True)
+            keep_newest(self._directory, MOST_FILES)
             sync_directory(self._directory)
 
     def erase(self) -> None:

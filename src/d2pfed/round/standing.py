@@ -31,8 +31,6 @@ ASSUMPTIONS = (
     "encrypted). Every attempt is charged against the server, void ones too."
 )
 
-SETUPS = 2  # that are tried before an epoch is given up: in the second, silos hear where peers have met them
-
 
 @dataclass(frozen=True, slots=True)
 class StandingSum:
@@ -60,6 +58,8 @@ class StandingRun:
         remembered: where the server has met each silo last; `remember` takes what is new.
         refused: hears of each answer that does not count.
         attempts, void: how many steps were asked for, and how many of them were void. All are charged.
+        epochs: the number of the next epoch. Silos take part in epochs with rising numbers only, so it must survive
+            this process: `note_epochs` takes it before an invitation leaves.
         failing: silos that are not asked any more.
     """
 
@@ -75,6 +75,7 @@ class StandingRun:
     attempts: int = 0
     void: int = 0
     epochs: int = 0
+    note_epochs: Callable[[int], None] = lambda _number: None
     failing: set[int] = field(default_factory=set)
     _current: StandingEpoch | None = None
     _away: frozenset[int] = frozenset()
@@ -139,16 +140,19 @@ class StandingRun:
         if len(invited) < self.plan.quorum:
             raise TooFewClients(f"at least {self.plan.quorum} silos must be there, got {len(invited)}", invited)
         first = attempt.round * self.plan.attempts_per_round + attempt.number
-        for _ in range(SETUPS):
+        for again in range(len(invited)):
             epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
             self.epochs += 1
+            self.note_epochs(self.epochs)
             advertising = StandingAdvertising(epoch, self.roster, self.remembered)
             run_exchange(advertising, self.exchange, self.refused)
             self._note(advertising.positions)
             agreeing = advertising.close()
             run_exchange(agreeing, self.exchange, self.refused)
             self._note(agreeing.claims)
-            if not agreeing.claims:
+            # After claims a second set-up: in it, silos hear where peers have met them, and those that come with no
+            # later position are left out. Another one only while claims about others leave too few ready.
+            if not agreeing.claims or (again and agreeing.is_enough):
                 break
         self._current, self._away = agreeing.close(), frozenset()
 

@@ -74,6 +74,23 @@ def not_later(
     }
 
 
+def require_later_position(client: ClientId, position: Position, remembered: Position | None) -> None:
+    """Refuse a silo that shows no later position than before: no peer that has met it becomes ready beside it."""
+    if remembered is not None and position.count <= remembered.count:
+        raise PeerError(
+            f"client {client} is left out: it shows row {position.count} of its log and was met at row "
+            f"{remembered.count}, so it was restored from an older state, or has a twin"
+        )
+
+
+def require_current_claim(client: ClientId, claim: Position, advert: StandingAdvert | None) -> None:
+    """Refuse a claim that a silo was met at an earlier row than it shows, or that did not come: it proves nothing."""
+    if advert is None or claim.count < advert.position.count:
+        raise PeerError(
+            f"a claim about client {client} must be of a row that it does not go beyond, got {claim.count}"
+        )
+
+
 def require_member(step: StandingStep, rank: int) -> None:
     """Refuse a step without this silo."""
     if not step.members[rank]:

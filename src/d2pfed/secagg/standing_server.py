@@ -82,6 +82,7 @@ class StandingAdvertising:
         epoch, rank = self._pending.session, self._pending.admit(client)
         advert = standing_messages.decode_standing_advert(epoch, rank, data)
         checks.require_adverts_signed(epoch, self._roster, {rank: advert})
+        checks.require_later_position(client, advert.position, self._remembered.get(client))
         checks.require_no_low_order(advert.public)
         checks.require_distinct({**self._adverts, rank: advert})
         self._adverts[rank] = advert
@@ -109,6 +110,11 @@ class StandingAgreeing:
         """Return positions of silos that a peer has met and that are not earlier than now: to be passed on to them."""
         return MappingProxyType(self._claims)
 
+    @property
+    def is_enough(self) -> bool:
+        """Say whether a quorum is ready."""
+        return len(self._ready) >= self._keys.epoch.quorum
+
     def outbox(self) -> Outbox:
         """Return the adverts for each that joined."""
         epoch = self._keys.epoch
@@ -128,6 +134,7 @@ class StandingAgreeing:
         for other, position in said.items():
             name = epoch.cohort[other]
             verify_position(position, self._roster.key(name), self._roster.authority, name)
+            checks.require_current_claim(name, position, self._adverts.get(other))
             if name not in self._claims or position.count > self._claims[name].count:
                 self._claims[name] = position
 

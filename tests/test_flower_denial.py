@@ -1,0 +1,210 @@
+"""A server that wants to fill a client's disk or to keep it out of later runs: what it can leave there is bounded."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from d2pfed.errors import LedgerError, PeerError
+from d2pfed.flower import client_attempt, client_standing, client_state, local_arrays
+from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.client_state import AcceptedRuns, RunTerms
+from d2pfed.flower.layout import Layout
+from d2pfed.flower.local_arrays import LocalArrays
+from d2pfed.ledger import client_log, volatile
+from d2pfed.ledger.client_history import Entry
+from d2pfed.round import epoch_of
+from d2pfed.secagg.standing_messages import encode_standing_invitation
+from support.enrolled_clients import directory_of, enrol, make_plan
+from support.malicious_server import MaliciousServer
+
+VICTIM, SILOS = 0, 5
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Five silos, asked together, whose keys live in a directory of their own."""
+    roster = enrol(tmp_path, SILOS, None)
+    for client in range(SILOS):
+        file = directory_of(tmp_path, client) / "client.toml"
+        file.write_text(f'state = "{tmp_path}/keys"\nkeys_on_disk = true\n{file.read_text()}')
+    made = MaliciousServer(tmp_path, make_plan(rounds=1, spare=0, attempts_per_round=2), roster)
+    made.announce(VICTIM)
+    return made
+
+
+def config_of(server):
+    return read_client_config(directory_of(server.directory, VICTIM))
+
+
+def begun(server):
+    return len(config_of(server).log.read().bodies(Entry.BEGUN))
+
+
+def begin_epoch(server, number, run="a run"):
+    """Invite the victim to an epoch of standing keys; nobody else ever hears of it."""
+    roster = server.roster.roster
+    epoch = epoch_of(server.plan, run, roster, roster.clients, epoch=number)
+    server.ask_frame(VICTIM, encode_standing_invitation(epoch, epoch.rank(VICTIM), roster.serial, None))
+    return epoch
+
+
+# Rows
+
+
+def test_an_epoch_begins_once_and_its_number_rises(server, monkeypatch):
+    for number in (0, 5):
+        begin_epoch(server, number)
+    for number in (0, 4, 5):
+        with pytest.raises(PeerError, match=f"epoch {number} of run a run is stale: epoch 5 has begun here"):
+            begin_epoch(server, number)
+    assert begun(server) == 2
+    monkeypatch.setattr(client_standing, "require_later_epoch", lambda *_: None)
+    begin_epoch(server, 5)
+    assert begun(server) == 3
+
+
+def test_epochs_that_a_silo_began_before_they_had_numbers_block_none(server, monkeypatch):
+    rows = client_standing._begun
+    with monkeypatch.context() as patched:
+        patched.setattr(client_standing, "_begun", lambda epoch: {**rows(epoch), "epoch": None})
+        begin_epoch(server, 3)
+    begin_epoch(server, 0)
+
+
+def test_a_run_begins_a_limited_number_of_epochs(server, monkeypatch):
+    """Each costs the server one message, and the silo a row that it keeps for ever."""
+    monkeypatch.setattr(client_attempt, "RESTARTS", 3)
+    most = server.plan.attempts_per_round * server.plan.max_attempts + 3
+    for number in range(most):
+        begin_epoch(server, number)
+    with pytest.raises(PeerError, match=f"begun {most} times here, a run of its plan begins at most {most} times"):
+        begin_epoch(server, most)
+    assert begun(server) == most
+    server.run = "another run"
+    server.announce(VICTIM)
+    begin_epoch(server, 0, "another run")
+    monkeypatch.setattr(client_standing, "require_beginnings_left", lambda *_: None)
+    begin_epoch(server, most)
+
+
+def test_a_run_begins_a_limited_number_of_attempts(server, monkeypatch):
+    """Steps of a plan may be many more than any run charges: 100,000 rounds of 1,000 attempts each."""
+    monkeypatch.setattr(client_attempt, "RESTARTS", 0)
+    monkeypatch.setattr(client_attempt, "MOST_ATTEMPTS", 1)
+    server.invite(VICTIM, 0, 0)
+    with pytest.raises(PeerError, match="begun 1 times here, a run of its plan begins at most 1 times"):
+        server.invite(VICTIM, 0, 1)
+    assert begun(server) == 1
+    monkeypatch.setattr(client_attempt, "require_beginnings_left", lambda *_: None)
+    server.invite(VICTIM, 0, 1)
+
+
+def test_a_log_does_not_grow_without_end_whatever_is_begun(server, monkeypatch):
+    log = config_of(server).log
+    monkeypatch.setattr(client_log, "MOST_ROWS", len(log.read().rows) + 1)
+    begin_epoch(server, 0)
+    with pytest.raises(PeerError, match="its own log says why"):
+        begin_epoch(server, 1)
+    with pytest.raises(LedgerError, match="takes no more: begin a new one under a new key"):
+        log.append(log.read(), Entry.BEGUN, {})
+    monkeypatch.setattr(client_log, "MOST_ROWS", 1 << 18)
+    begin_epoch(server, 1)
+
+
+# Files
+
+
+def announce(server, *runs):
+    for run in runs:
+        replace(server, run=run).announce(VICTIM)
+
+
+def known(server, *runs):
+    accepted = AcceptedRuns(config_of(server).directory)
+    return [run for run in runs if accepted.file(run).exists()]
+
+
+def test_runs_that_never_began_make_room_for_later_ones(server, monkeypatch):
+    """Otherwise whoever announces runs and does no more keeps a client out of all others until somebody cleans up."""
+    monkeypatch.setattr(client_state, "MAX_RUNS", 3)
+    server.invite(VICTIM)
+    announce(server, *"bcdefg")
+    assert known(server, "a run", *"bcdefg") == ["a run", "f", "g"]
+    server.invite(VICTIM, 0, 1)  # it has lost nothing
+    monkeypatch.setattr(AcceptedRuns, "_make_room", lambda *_: None)
+    announce(server, *"hijk")
+    assert len(known(server, "a run", *"bcdefghijk")) == 7
+
+
+def test_of_runs_that_began_the_longest_idle_makes_room(server, monkeypatch):
+    monkeypatch.setattr(client_state, "MAX_RUNS", 3)
+    for run in "bc":
+        announce(server, run)
+        replace(server, run=run).invite(VICTIM)
+    server.invite(VICTIM)
+    replace(server, run="b").invite(VICTIM, 0, 1)
+    announce(server, "d")
+    assert known(server, "a run", *"bcd") == ["a run", "b", "d"]
+    with pytest.raises(PeerError, match="run c was never announced"):
+        replace(server, run="c").invite(VICTIM, 0, 1)
+    announce(server, "c")  # in the place of d, which never began
+    assert known(server, "a run", *"bcd") == ["a run", "b", "c"]
+    with pytest.raises(PeerError, match="round 0, attempt 0 of run c is stale"):
+        replace(server, run="c").invite(VICTIM)
+    replace(server, run="c").invite(VICTIM, 0, 1)
+
+
+def test_the_terms_of_all_runs_have_a_limited_size(tmp_path, monkeypatch):
+    """A layout may have two megabytes, and ten thousand runs as many layouts."""
+    monkeypatch.setattr(client_state, "MAX_RUNS_BYTES", 10_000)
+    accepted = AcceptedRuns(tmp_path)
+    for number in range(20):
+        accepted.accept(f"run {number}", RunTerms("plan", "layout" * 500, 0, b"", b""), {"run 3": 0})
+    found = [number for number in range(20) if accepted.file(f"run {number}").exists()]
+    assert found == [3, 18, 19]
+    assert sum(file.stat().st_size for file in (tmp_path / "runs").glob("*.json")) <= 10_000
+
+
+def test_attempts_that_are_left_do_not_fill_a_disk(server, monkeypatch):
+    monkeypatch.setattr(client_state, "MAX_PHASES", 2)
+    states = config_of(server).directory / "states"
+
+    def leave(*runs):
+        for run in runs:
+            other = replace(server, run=run)
+            other.announce(VICTIM)
+            other.invite(VICTIM)
+        return len(list(states.glob("*.state")))
+
+    assert leave(*"bcde") == 2
+    monkeypatch.setattr(client_state, "keep_newest", lambda *_: None)
+    assert leave(*"fgh") == 5
+
+
+def test_keys_of_runs_that_are_left_do_not_fill_the_memory(server, monkeypatch):
+    monkeypatch.setattr(volatile, "MOST_FILES", 2)
+
+    def leave(*runs):
+        for run in runs:
+            announce(server, run)
+            begin_epoch(server, 0, run)
+        return sum(file.name != "lock" for file in (server.directory / "keys").glob("*/*"))
+
+    assert leave(*"bcdef") == 3  # with those of the epoch that has just begun
+    monkeypatch.setattr(volatile, "keep_newest", lambda *_: None)
+    assert leave(*"gh") == 4 + 1
+
+
+def test_arrays_of_runs_that_are_over_do_not_fill_a_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_arrays, "MOST_RUNS", 2)
+    layout = Layout.of({"params": np.zeros(3, np.float32), "seen": np.zeros(3)}, ["params"])
+    runs = [LocalArrays(tmp_path, f"run {number}") for number in range(5)]
+    for each in runs:
+        each.keep(layout, {"seen": np.ones(3)})
+    kept = [bool(each.load(layout)["seen"].any()) for each in runs]
+    assert kept == [False, False, False, True, True]
+    monkeypatch.setattr(local_arrays, "keep_newest", lambda *_: None)
+    for each in runs:
+        each.keep(layout, {"seen": np.full(3, 2.0)})
+    assert all(each.load(layout)["seen"].any() for each in runs)
