@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.api import Job, Settings
-from d2pfed.api.audit import Worlds, audit_mechanism, audit_training, audited_plan
+from d2pfed.api.audit import Worlds, audit_mechanism, audit_training, audited_plan, write_plot
 from d2pfed.api.audit.bounds import (
     counted_epsilon,
     gaussian_epsilon,
@@ -24,7 +24,7 @@ from d2pfed.api.audit.bounds import (
     upper_rate,
 )
 from d2pfed.api.audit.canaries import Canaries, CanaryRecords
-from d2pfed.api.audit.membership import curve
+from d2pfed.api.audit.membership import MembershipCurve, curve
 from d2pfed.api.audit.training import WatchedFederation, guess
 from d2pfed.cli import audit as audit_command
 from d2pfed.cli import train as train_command
@@ -34,6 +34,7 @@ from d2pfed.noise import mechanisms
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget
+from d2pfed.runs.report import writing
 from d2pfed.simulation import Dropouts, Fidelity, InProcess
 from d2pfed.training import ServerOptimizer
 from support.adjacencies import OF_CLIENTS
@@ -374,6 +375,62 @@ def test_a_curve_is_that_of_its_thresholds():
     false, true = curve(np.array([3.0, 2.0, 2.0]), np.array([2.0, 1.0]))
     assert false.tolist() == [0, 0, 0.5, 1]
     assert true.tolist() == pytest.approx([0, 1 / 3, 1, 1])
+
+
+PLANTED = """
+from pathlib import Path
+from d2pfed.learning import build_model, load_task
+
+def task():
+    Path("executed").touch()
+    return load_task("digits", population=100)
+
+def model():
+    Path("executed").touch()
+    return build_model("logistic", load_task("digits", population=100), seed=0)
+"""
+
+
+@pytest.mark.parametrize("what", ["task", "model"])
+@pytest.mark.parametrize("command", ["training", "membership"])
+def test_an_audit_executes_no_code_that_only_the_run_names(command, what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with job(30.0).open(tmp_path / "run", None):
+        settings = (tmp_path / "run" / "settings.json").read_text()
+    own = {"task": '"digits"', "model": '"logistic"'}[what]
+    assert settings.count(f'"{what}":{own}') == 1
+    lie = settings.replace(f'"{what}":{own}', f'"{what}":"planted:{what}"')
+    (tmp_path / "run" / "settings.json").write_text(lie)
+    (tmp_path / "planted.py").write_text(PLANTED)  # or it is a module that is installed
+
+    def executed(*options: str) -> bool:
+        (tmp_path / "executed").unlink(missing_ok=True)
+        found = CliRunner().invoke(audit_command.app, [command, "run", *options])
+        assert isinstance(found.exception, ConfigError)  # if not for this, then as nobody took part
+        is_executed = (tmp_path / "executed").exists()
+        assert is_executed != (f"trust it, name it by --{what}" in str(found.exception))
+        return is_executed
+
+    assert not executed()
+    assert executed(f"--{what}", f"planted:{what}")
+    monkeypatch.setattr(audit_command, "require_trusted", lambda name, _given, _option: name)
+    assert executed()
+
+
+def test_an_audit_writes_no_plot_through_a_link(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plots").symlink_to(tmp_path / "elsewhere")
+    rates = np.array([0.0, 1.0])
+    found = MembershipCurve(
+        false_positive=rates, true_positive=rates, members=9, others=9, others_are="", epsilon=1.0, delta=1e-5
+    )
+    with pytest.raises(ConfigError, match="plots must not be a link: files would be written elsewhere"):
+        write_plot(found, tmp_path / "run")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    monkeypatch.setattr(writing, "require_no_link", lambda _path: None)
+    write_plot(found, tmp_path / "run")
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 2
 
 
 def test_commands_audit_a_run_and_its_report_shows_it(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What a person sees: no escapes where none are wanted, help that fits, and one line for each mistake."""
 
+import json
 import os
 import pty
 import re
@@ -15,9 +16,11 @@ from support.commands import run_command
 
 ENTRY = "import sys; sys.argv[0] = 'd2pfed'; from d2pfed.cli import main; main()"
 TINY = (
-    "train --task digits --model logistic --population 40 --cohort-size 20 --rounds 2 --epsilon 30 --name [red]tiny"
+    "train --task digits --model logistic --population 40 --cohort-size 20 --rounds 2 --epsilon 30 --name tiny"
     " --against released --sampling fixed --dropouts 0 --colluders 0 --backend in-process"
 )
+
+PLAIN_NAME = "letters, digits and underscores, after the first also dashes and dots, at most 100 of all"
 
 
 def on_terminal(line: str, columns: int, directory: Path, **environment: str) -> str:
@@ -58,7 +61,8 @@ def test_a_terminal_that_wants_no_escapes_gets_none(tmp_path, environment):
     written = on_terminal(TINY, 80, tmp_path, **environment)
     assert "\x1b" not in written
     assert "round 2 of 2: accuracy" in written
-    assert "runs/[red]tiny" in written  # a name is no markup
+    (tmp_path / "runs" / "tiny").rename(tmp_path / "runs" / "[red]tiny")
+    assert "runs/[red]tiny" in on_terminal("report runs/[red]tiny", 80, tmp_path, **environment)  # no markup
 
 
 def test_a_terminal_that_takes_escapes_gets_a_moving_bar(tmp_path):
@@ -121,7 +125,10 @@ def test_every_help_fits_eighty_columns_and_says_all(run, line):
         ("plan --epsilonn 1", "No such option '--epsilonn'. Did you mean '--epsilon'? See `d2pfed plan --help`."),
         ("roster draw", "No such command 'draw'. Did you mean 'draws'? See `d2pfed roster --help`."),
         ("plan more", "Got unexpected extra argument (more). See `d2pfed plan --help`."),
-        ("train --name ", "a run's name must be that of a directory, of at most 100 characters, got ''"),
+        *(
+            (f"train --name {name}", f"a run's name must be {PLAIN_NAME}, got {name!r}")
+            for name in ("", "..", "a/b")
+        ),
         ("train --lost 2", "lost must be in [0, 1], got 2"),
         ("train --config t.toml", "t.toml: there is no option nonsense; --help lists them"),
         ("report nowhere", "there is no run directory nowhere; there are runs/one"),
@@ -136,6 +143,39 @@ def test_a_mistake_is_one_line_with_what_would_do(run, tmp_path, words, complain
     (tmp_path / "runs" / "one" / "settings.json").touch()
     (tmp_path / "t.toml").write_text("nonsense = 1")
     assert run(*words.split(" ")) == (2, "", f"d2pfed: {complaint}\n")
+
+
+def test_what_a_file_says_does_not_speak_to_the_terminal(run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.json").write_text("{}")
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({"directory": "", "rounds": "\x1b]0;planted\x07"}))
+    status, _, said = run("report", "run")
+    assert (status, "got ?]0;planted?" in said, "\x1b" in said) == (2, True, False)
+
+
+STARTS_AFRESH = """
+import multiprocessing, typer
+from d2pfed.cli import run
+app = typer.Typer()
+
+@app.command()
+def command():
+    multiprocessing.get_context("forkserver").Process(target=print).start()
+
+run(app, "command")
+"""
+
+
+@pytest.mark.parametrize("is_safe", [True, False])
+def test_workers_run_nothing_of_the_current_directory(is_safe, tmp_path):
+    (tmp_path / "received").mkdir()
+    (tmp_path / "received" / "selectors.py").write_text("open('planted', 'w').close()")
+    (tmp_path / "command.py").write_text(STARTS_AFRESH)  # as an installed command, of another directory
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment = own if is_safe else own | {"PYTHONSAFEPATH": ""}  # without the setting
+    command = [sys.executable, str(tmp_path / "command.py")]
+    subprocess.run(command, cwd=tmp_path / "received", env=environment, check=False, capture_output=True)
+    assert (tmp_path / "received" / "planted").exists() != is_safe
 
 
 def test_data_that_needs_no_files_says_so(run):

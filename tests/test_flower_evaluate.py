@@ -14,7 +14,7 @@ from d2pfed.accounting import SERVER, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
 from d2pfed.flower.client import private
 from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.evaluate import private_evaluate, private_metrics
+from d2pfed.flower.evaluate import evaluation_strategy, private_evaluate, private_metrics
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.layout import MOST_LOCAL_BYTES
 from d2pfed.ledger import RowKind, read_rows
@@ -195,7 +195,18 @@ def test_what_cannot_be_asked_for_is_refused(tmp_path):
         private_evaluate(strategy, grid, MODEL, {}, epsilon=1.0, max_examples=1)
     with pytest.raises(ConfigError, match="max_examples must be positive and finite, got 0"):
         ask(strategy, grid, max_examples=0.0)
-    with pytest.raises(ConfigError, match=r"must be that of a directory, got '\.\./a'"):
-        ask(strategy, grid, name="../a")
     with pytest.raises(ConfigError, match="give the strategy its target"):
         ask(replace(strategy, target=None), grid)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../a", "a/b", "-a", "a\n", "a" * 101])
+def test_an_evaluations_name_leads_to_no_other_directory(name, tmp_path, monkeypatch):
+    grid, strategy = federation(tmp_path, metrics_of)
+    with pytest.raises(ConfigError, match="an evaluation's name must be letters, digits and underscores"):
+        ask(strategy, grid, name=name)
+    with pytest.raises(ConfigError, match="an evaluation's name must be letters, digits and underscores"):
+        private_metrics(strategy, grid, MODEL, epsilon=1.0, classes=2, name=name)
+    if name == "..":  # the directory of the run itself
+        monkeypatch.setattr("d2pfed.flower.evaluate.check_name", lambda *_: None)
+        found = evaluation_strategy(strategy, MODEL, 1, 1.0, name)
+        assert found.directory.resolve() == strategy.directory.resolve()

@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
@@ -15,7 +16,7 @@ from d2pfed.accounting import CLIENT, Adjacency, Sampling, colluding, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.plan import MechanismName
 from d2pfed.runs import End, ExchangeRecord
-from d2pfed.runs.report import RunReport, write_report
+from d2pfed.runs.report import RunReport, write_report, writing
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
 from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
@@ -474,6 +475,55 @@ def test_metrics_of_any_name_are_shown_and_one_that_a_round_lacks_is_left_out():
     assert page.cells[1:8:6] == ["0.25", "0.75"]
     assert "Validation f1 0.75" in page.text
     assert panels(given)[0].plot.name == "f1"
+
+
+NAMES = ("../../outside", "/outside", HOSTILE, ".hidden", "a" * 300, r"$\frac$", "..")
+
+
+def named(*names: str) -> RunReport:
+    """A report whose metrics have these names."""
+    given = report(2)
+    metrics = dict.fromkeys(names, 0.5)
+    rounds = tuple(replace(record, metrics=metrics) for record in given.rounds)
+    return with_summary(replace(given, rounds=rounds), metrics=metrics, test_metrics={})
+
+
+def test_a_metrics_name_leads_no_file_elsewhere_and_is_no_code_of_the_page(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "run"
+    run.mkdir(parents=True)
+    page = written(named(*NAMES), run)
+    plots = {f"metric-{number}" for number in range(1, len(NAMES) + 1)} | {
+        "attempts",
+        "noise",
+        "survivors",
+        "upload",
+    }
+    assert {Path(name).stem for name in files(tmp_path)} == plots | {"report"}
+    assert outside(page) == []
+    monkeypatch.setattr("d2pfed.runs.report.panels.is_plain", lambda _name: True)
+    with pytest.raises(ConfigError, match="a plot's name must be letters"):
+        write_report(named("../../outside"), run)
+    # Without both checks.
+    monkeypatch.setattr("d2pfed.runs.report.plots.check_name", lambda *_: None)
+    write_report(named("../../outside"), run)
+    assert (tmp_path / "runs" / "outside.png").exists()
+    given = named(HOSTILE)
+    assert "<script>" in render(given, [(panel, draw(panel.plot)) for panel in panels(given)])
+
+
+def test_a_report_is_not_written_through_a_link(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plots").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "kept").write_text("kept")
+    (tmp_path / "run" / "report.html").symlink_to(tmp_path / "kept")
+    with pytest.raises(ConfigError, match="plots must not be a link: files would be written elsewhere"):
+        write_report(report(2), tmp_path / "run")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    monkeypatch.setattr(writing, "require_no_link", lambda _path: None)
+    write_report(report(2), tmp_path / "run")
+    assert list((tmp_path / "elsewhere").iterdir()) != []
+    assert (tmp_path / "kept").read_text() == "kept"  # a file that is replaced takes the place of a link
 
 
 def test_a_run_without_any_evaluation_has_a_report():

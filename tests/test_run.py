@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -122,6 +123,26 @@ def test_a_directory_that_cannot_be_used_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot use the run directory"):
         RunDirectory.open(tmp_path / "file" / "run", "{}")
+
+
+def test_no_file_of_a_run_is_written_through_a_link(tmp_path, monkeypatch):
+    def attacked(path: Path) -> list[str]:
+        """Open a run whose files lead elsewhere and add a line; return what was changed elsewhere."""
+        path.mkdir()
+        elsewhere = {name: path.with_name(f"{path.name}-{name}") for name in ("lock", "metrics.jsonl", "seen")}
+        for name, file in elsewhere.items():
+            file.write_text("kept")
+            (path / name).symlink_to(file)
+        for _ in range(2):  # once more without the first link, at which it stops
+            with suppress(ConfigError), RunDirectory.open(path, "{}") as run:
+                run.replace("seen", b"replaced")
+                run.append("{}")
+            (path / "lock").unlink()
+        return [name for name, file in elsewhere.items() if file.read_text() != "kept"]
+
+    assert attacked(tmp_path / "checked") == []
+    monkeypatch.setattr("d2pfed.runs.directory.opened_for_lines", lambda file: file.open("w"))
+    assert attacked(tmp_path / "unchecked") == ["lock", "metrics.jsonl"]
 
 
 def test_a_damaged_checkpoint_is_refused(parts, tmp_path):

@@ -130,11 +130,17 @@ class Federation:
         )
         wait_for_port(self.port, self.superlink)
 
-    def start_supernode(self, client: int, certificate: Path | None = None, name: str = "supernode") -> None:
-        """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given."""
+    def start_supernode(
+        self, client: int, certificate: Path | None = None, name: str = "supernode", pin: str | None = None
+    ) -> None:
+        """Start a client's SuperNode, trusting the SuperLink's certificate unless another is given.
+
+        `pin` is the SHA-256 of the bundle that a warm node runs; None: the app of this machine.
+        """
         own = f'd2pfed-directory="{self.client_directory(client)}"'
         config = f"{own} partition-id={client} num-partitions={self.clients}"
-        warm = ("-m", "d2pfed.flower.node", "--app", str(self.app), "--preload", self.preload, "--")
+        app = ("--app", str(self.app)) if pin is None else ("--fab-sha256", pin)
+        warm = ("-m", "d2pfed.flower.node", *app, "--preload", self.preload, "--")
         self.nodes[client] = self._start(
             f"{name}-{client}",
             *(("flower-supernode",) if self.app is None else ("python", *warm)),

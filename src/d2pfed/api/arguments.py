@@ -14,7 +14,7 @@ from d2pfed.learning import LocalTraining, Metric, Model, accuracy, fixed_conten
 from d2pfed.ledger.files import replace_file
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan.bounds import check_range
+from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.runs import RunSettings
 from d2pfed.runs.plain import to_json
 from d2pfed.runs.report import BASELINE, Baseline, read_report
@@ -24,8 +24,9 @@ from d2pfed.statistics.records import client_weights, positive
 def run_directory(given: object, settings: RunSettings, model: Model) -> Path:
     """Return where a run is kept; by default another place for other settings or another initial module."""
     if given is None:
-        name = digest(canonical.encode(settings), model.initial().tobytes()).hex()[:8]
-        return Path("runs") / f"{settings.title.lower()}-{name}"
+        made = digest(canonical.encode(settings), model.initial().tobytes()).hex()[:8]
+        check_name("a run's", name := f"{settings.title.lower()}-{made}")
+        return Path("runs") / name
     if not isinstance(given, (str, Path)):
         raise ConfigError(f"directory must be a path, got {type(given).__name__}")
     return Path(given)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from d2pfed.ledger.files import opened_for_lines
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
 from d2pfed.round import Units
@@ -32,7 +33,7 @@ class NormRecorder:
                 norm = float(np.linalg.norm(update.astype(np.float64)))
                 norms.append(norm if np.isfinite(norm) else None)
             yield update
-        with self._file.open("a", encoding="utf-8") as opened:
+        with opened_for_lines(self._file) as opened:
             opened.write(json.dumps(norms) + "\n")
 
     def encode(

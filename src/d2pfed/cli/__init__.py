@@ -99,6 +99,9 @@ def run(app: typer.Typer, name: str) -> None:
     """Run a command line; on bad input print one line that says rule and value, and exit with 2."""
     # Else numba, where colorama is installed, leaves an escape sequence on the terminal at exit.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
+    # Else worker processes that start afresh look for Python's own modules in the current directory first, and that may
+    # be a run that somebody else has made.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         app(sys.argv[1:], prog_name=name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -140,5 +143,7 @@ def _names(context: "Context") -> list[str]:
 
 
 def _fail(name: str, text: str) -> None:
-    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
+    # What a file says must not speak to the terminal.
+    said = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    print(f"{name}: {said}", file=sys.stderr)
     sys.exit(2)

@@ -20,8 +20,8 @@ from d2pfed.cli.options import (
     with_fields,
 )
 from d2pfed.cli.show import out, plain, print_json
-from d2pfed.errors import needs_extra
-from d2pfed.fields import DATA
+from d2pfed.errors import ConfigError, needs_extra
+from d2pfed.fields import DATA, TRAINING
 from d2pfed.plan import PrivacyTarget
 from d2pfed.plan.bounds import check_range
 from d2pfed.simulation import Fidelity
@@ -60,6 +60,11 @@ TARGET = FieldOptions(
     defaults={"epsilon": 4.0, "delta": 1e-5, "cohort_size": 4},
 )
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")]
+OwnTask = Annotated[
+    str | None,
+    option("As it was given to `train`; needed, as a sign of trust, where it is MODULE:FUNCTION.", DATA, "--task"),
+]
+OwnModel = Annotated[str | None, option("As --task, for the model.", TRAINING, "--model")]
 Partition = Annotated[str | None, option("As it was given to `train`. Default: the task's.", DATA, "--partition")]
 
 
@@ -114,6 +119,8 @@ def training(
         int, option("Clients, or records, that a canary takes the place of. Default: 1000.")
     ] = 1000,
     confidence: Annotated[float, option("Confidence of the lower bounds together. Default: 0.95.")] = 0.95,
+    task: OwnTask = None,
+    model: OwnModel = None,
     partition: Partition = None,
     data: DataDirectory = None,
     workers: Annotated[int | None, option("Worker processes. Default: one per core.")] = None,
@@ -131,7 +138,7 @@ def training(
     from d2pfed.simulation.process_backend import start_workers  # noqa: PLC0415 - as above
 
     use_one_thread()
-    job = _job(run, partition, data)
+    job = _job(run, (task, model), partition, data)
     with Watcher(job.settings.target.rounds, "round") as watcher:
 
         def listen(record: "RoundRecord") -> bool:
@@ -160,13 +167,15 @@ def membership(
     run: RunDirectory,
     *,
     records: Annotated[int, option("Records of members, and of others, at most. Default: 10000.")] = 10_000,
+    task: OwnTask = None,
+    model: OwnModel = None,
     partition: Partition = None,
     data: DataDirectory = None,
     json: AsJson = False,
 ) -> None:
     """Tell records of members from others by the loss of the released model; plot the attack's error rates."""
     check_range("records", records, 1, MOST_TRIALS)
-    found = attack_membership(run, _job(run, partition, data), records)
+    found = attack_membership(run, _job(run, (task, model), partition, data), records)
     plot = write_plot(found, run)
     if json:
         print_json({**found.summary(), "plot": str(plot)})
@@ -185,17 +194,28 @@ def membership(
     console.print(f"The plot is {plot}.", soft_wrap=True)
 
 
-def _job(run: Path, partition: str | None, data: Path | None) -> Job:
+def require_trusted(name: str, given: str | None, option_name: str) -> str:
+    """Return what to load, given here or named by a run; code that only the run names is that of whoever made it."""
+    if given is None and ":" in name:
+        raise ConfigError(
+            f"the run names code to execute, {name[:80]!r}: if you know it and trust it, name it by {option_name}"
+        )
+    return name if given is None else given
+
+
+def _job(run: Path, given: tuple[str | None, str | None], partition: str | None, data: Path | None) -> Job:
     """Return the job that a run was, its clients made again."""
     from d2pfed.cli.train import own  # noqa: PLC0415 - only here
 
-    def task(name: str) -> Task:
+    def task(stated: str) -> Task:
+        name = require_trusted(stated, given[0], "--task")
         if ":" in name:
             return own(name, Task)
         divided = parse_partition(partition) if partition else None
         return load_task(name, population=_population(run), partition=divided, data_dir=data)
 
-    def model(name: str, chosen: Task, seed: int) -> Model:
+    def model(stated: str, chosen: Task, seed: int) -> Model:
+        name = require_trusted(stated, given[1], "--model")
         return own(name, Model) if ":" in name else build_model(name, chosen, seed=seed)
 
     return Job.read(run, task, model)

@@ -33,7 +33,7 @@ from d2pfed.fields import DATA, TRAINING
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, describe, record_terms
-from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_range
+from d2pfed.plan.bounds import MOST_ATTEMPTS_PER_ROUND, check_name, check_range
 from d2pfed.plan.policy import default_refusal
 from d2pfed.training import ServerOptimizer
 
@@ -64,7 +64,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 Own = TypeVar("Own", Task, Model)
 
 DEFAULT_TASK = "infimnist"
-LONGEST_NAME = 100
 EXHAUSTED = 3  # the exit status of a run that its budget or its attempts have ended
 
 
@@ -216,12 +215,8 @@ def _check_run(seed: int | None, name: str | None) -> None:
     """Refuse a seed or a name that a run cannot have."""
     if seed is not None:
         check_range("seed", seed, 0, 2**63 - 1)
-    if name is not None and not (
-        name and name.isprintable() and Path(name).name == name and len(name) <= LONGEST_NAME
-    ):
-        raise ConfigError(
-            f"a run's name must be that of a directory, of at most {LONGEST_NAME} characters, got {name!r}"
-        )
+    if name is not None:
+        check_name("a run's", name)
 
 
 def _task(name: str, population: int | None, partition: str | None, data: Path | None) -> Task:

@@ -6,7 +6,6 @@ one round with a directory of its own: asked again under the same name, it gives
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -21,6 +20,7 @@ from d2pfed.flower.records import EVALUATION_TYPE, to_named_arrays
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.flower.statistics import PrivateTotal, private_total
 from d2pfed.plan import calibrate
+from d2pfed.plan.bounds import check_name
 from d2pfed.statistics.metrics import Metrics, MetricScheme, metric_names
 from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, Bounds, MetricMeans, ScoreMetrics
 
@@ -135,8 +135,7 @@ def evaluation_strategy(
         raise ConfigError("an evaluation follows from the target of training: give the strategy its target")
     if strategy.plan.unit is Unit.RECORD:
         raise ConfigError("an evaluation over Flower protects clients; the strategy's plan has the unit record")
-    if not name or Path(name).name != name:
-        raise ConfigError(f"an evaluation's name must be that of a directory, got {name!r}")
+    check_name("an evaluation's", name)
     model = to_named_arrays(arrays)
     is_small = sum(array.nbytes for array in model.values()) <= MOST_LOCAL_BYTES
     sent = {} if is_small else {key: array.size for key, array in model.items() if array.dtype == np.float32}

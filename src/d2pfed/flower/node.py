@@ -100,6 +100,12 @@ def reseed() -> None:
             getattr(sys.modules[name], seed)(int.from_bytes(fresh.bytes(4), "little"))
 
 
+def bypass_proxies() -> None:
+    """Keep what is for this machine on it: a proxy of the environment is asked for loopback, too, unless told not."""
+    excluded = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    os.environ["no_proxy"] = f"{excluded},127.0.0.1,localhost,::1".removeprefix(",")
+
+
 def follow(parent: int, number: signal.Signals) -> None:
     """Have this process end by a signal once its parent has: what is orphaned would keep a restarted node out."""
 
@@ -194,7 +200,8 @@ def started_supernode(arguments: Sequence[str]) -> Iterator[tuple[str, bytes, "s
         create_file(Path(directory) / "secret", secret)
         own = ["--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
         own += ["--superexec-auth-secret-file", str(Path(directory) / "secret")]
-        command = [sys.executable, "-m", "d2pfed.flower.node", _SUPERNODE, *own, *arguments]
+        # -P: or what lies in the current directory comes before what is installed. Ours last: the last one counts.
+        command = [sys.executable, "-P", "-m", "d2pfed.flower.node", _SUPERNODE, *arguments, *own]
         process = subprocess.Popen(command)  # noqa: S603 - this program itself
         try:
             yield f"127.0.0.1:{port}", secret, process
@@ -226,6 +233,7 @@ def _main(arguments: list[str]) -> None:
     if bool(supernode) == (chosen.runtime is not None):
         raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
     _show_log()
+    bypass_proxies()
     signal.signal(signal.SIGTERM, _stop)
     if not supernode:
         secret = None if chosen.secret is None else chosen.secret.read_bytes()
@@ -254,11 +262,13 @@ def _serve(
 ) -> None:
     from d2pfed.flower.runtime import LocalApp, PinnedApp, Runtime  # noqa: PLC0415
 
-    source = PinnedApp(chosen.fab_sha256) if chosen.app is None else LocalApp(chosen.app)
-    source.preload()
-    rehearse()
-    preload(["d2pfed.flower.client", *chosen.preload.split(",")])
-    serve(Runtime(address, certificates, secret), source, process)
+    runtime = Runtime(address, certificates, secret)
+    with tempfile.TemporaryDirectory() as place:  # outlives forks that are killed, and what they have unpacked
+        source = PinnedApp(chosen.fab_sha256, Path(place)) if chosen.app is None else LocalApp(chosen.app)
+        source.preload()
+        rehearse()
+        preload(["d2pfed.flower.client", *chosen.preload.split(",")])
+        serve(runtime, source, process)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -270,7 +280,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     app.add_argument("--fab-sha256", help="SHA-256 of the app bundle that this client runs when it is sent it")
     parser.add_argument("--runtime", help="address of the runtime API of a SuperNode with --isolation process")
     parser.add_argument("--secret", type=Path, help="file that the SuperNode has as --superexec-auth-secret-file")
-    parser.add_argument("--root-certificates", type=Path, help="of the runtime API; without: plain HTTP")
+    parser.add_argument(
+        "--root-certificates", type=Path, help="of the runtime API; without: plain HTTP, on loopback only"
+    )
     parser.add_argument("--preload", default="torch", help="modules to load once, with commas; default: torch")
     return parser.parse_args(arguments)
 

@@ -6,17 +6,19 @@ This is such an asker. Checked: test_flower_node.py, which fails when a name or 
 
 import hashlib
 import logging
+import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import httpx
 from flwr.app import Context, Error, Message
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
 from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.config import get_metadata_from_config, get_project_config
@@ -45,6 +47,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from flwr.supernode.start_client_internal import _init_connection, _pull_and_store_message, _push_messages
 
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.bundle import loaded
 from d2pfed.flower.pace import SHORTEST, Pace
 from d2pfed.ledger.files import FileError
 
@@ -63,8 +66,8 @@ class AppSource(Protocol):
         """Load what can be loaded before the first message."""
         ...
 
-    def load(self, run: Run, fab: Fab) -> ClientApp:
-        """Return the app that answers the messages of a run, or refuse."""
+    def load(self, run: Run, fab: Fab) -> AbstractContextManager[ClientApp]:
+        """Return the app that answers the messages of a run, for as long as it answers, or refuse."""
         ...
 
 
@@ -79,32 +82,38 @@ class LocalApp:
         config = get_project_config(self.directory)
         load_app(config["tool"]["flwr"]["app"]["components"]["clientapp"], ConfigError, self.directory)
 
-    def load(self, run: Run, _fab: Fab) -> ClientApp:
-        """Return the app; refuse a run of an app with another name or version."""
+    @contextmanager
+    def load(self, run: Run, _fab: Fab) -> Iterator[ClientApp]:
+        """Yield the app; refuse a run of an app with another name or version."""
         own = get_metadata_from_config(get_project_config(self.directory))
         if own != (run.fab_id, run.fab_version):
             raise PeerError(f"this client runs the app {' '.join(own)}, and was asked for another")
         app: ClientApp = get_load_client_app_fn("", str(self.directory), multi_app=True)(*own, "")
-        return app
+        yield app
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedApp:
-    """The app that the SuperLink sends, if its bundle has this SHA-256."""
+    """The app that the SuperLink sends, if its bundle has this SHA-256; unpacked below `place` for each message."""
 
     sha256: str
+    place: Path
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ConfigError(f"a bundle's SHA-256 must be 64 digits of 0-9 and a-f, got {self.sha256[:80]!r}")
 
     def preload(self) -> None:
         """Load nothing: the app comes with the first message."""
 
-    def load(self, run: Run, fab: Fab) -> ClientApp:
-        """Return the app; refuse another bundle before anything of it is unpacked."""
+    @contextmanager
+    def load(self, _run: Run, fab: Fab) -> Iterator[ClientApp]:
+        """Yield the app; refuse another bundle before anything of it is unpacked."""
         found = hashlib.sha256(fab.content).hexdigest()
         if found != self.sha256:
             raise PeerError(f"this client runs the app {self.sha256[:16]}... only, and was sent {found[:16]}...")
-        install_from_fab(fab.content, skip_prompt=True)
-        app: ClientApp = get_load_client_app_fn("", None, multi_app=True)(run.fab_id, run.fab_version, found)
-        return app
+        with loaded(fab.content, self.place) as app:
+            yield app
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,10 @@ class Runtime:
     address: str
     certificates: bytes | None
     secret: bytes | None
+
+    def __post_init__(self) -> None:
+        if self.certificates is None:
+            require_loopback(self.address)
 
     def client(self, token: str | None) -> RuntimeHttpClient:
         """Return a connection: for one message with its token, for asking for messages without."""
@@ -140,6 +153,17 @@ class Runtime:
             # Who asks for messages asks again anyway, and must notice in between that its SuperNode has ended.
             retry_invoker=None if token is None else make_simple_http_retry_invoker(),
         )
+
+
+def require_loopback(address: str) -> None:
+    """Refuse an address beyond this machine: messages and their tokens would cross a network in the clear."""
+    host = address.rpartition(":")[0]
+    try:
+        is_loopback = host == "localhost" or ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise ConfigError(f"without --root-certificates the runtime must be on loopback, got {address[:80]!r}")
 
 
 def acquire(client: RuntimeHttpClient) -> str | None:
@@ -170,7 +194,8 @@ def answer(runtime: Runtime, token: str, source: AppSource) -> None:
 
 def _reply(source: AppSource, message: Message, context: Context, run: Run, fab: Fab) -> tuple[Message, str, str]:
     try:
-        return source.load(run, fab)(message=message, context=context), SubStatus.COMPLETED, ""
+        with source.load(run, fab) as app:
+            return app(message=message, context=context), SubStatus.COMPLETED, ""
     except Exception as error:  # noqa: BLE001 - whatever it was, the server must hear that this client has failed
         _log.exception("a message cannot be answered")
         reason = _reason(error)

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from d2pfed.errors import ConfigError
 
@@ -28,6 +29,12 @@ def require_directory(path: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise FileError(f"{path} must be a directory, and no link to one")
     _require_own(path, found, forbidden)
+
+
+def require_no_link(path: Path) -> None:
+    """Refuse a link where a directory is written to: whoever made it has chosen another place."""
+    if path.is_symlink():
+        raise ConfigError(f"{path} must not be a link: files would be written elsewhere")
 
 
 def make_directory(path: Path) -> None:
@@ -94,6 +101,13 @@ def append_file(file: Path, content: bytes) -> None:
         os.lseek(descriptor, 0, os.SEEK_END)
         _write(descriptor, content)
         os.fsync(descriptor)
+
+
+def opened_for_lines(file: Path) -> TextIO:
+    """Open a file to add lines to it, made if there is none; never through a link."""
+    return os.fdopen(
+        os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a", encoding="utf-8"
+    )
 
 
 def truncate_file(file: Path, size: int) -> None:

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger import Head, Ledger, read_budget
-from d2pfed.ledger.files import replace_file, sync_directory
+from d2pfed.ledger.files import opened_for_lines, replace_file, sync_directory
 from d2pfed.ledger.software import software_digest
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.plan import Plan
@@ -55,7 +55,7 @@ class RunDirectory:
         try:
             _make_durably(path)
             with ExitStack() as undo:
-                lock = undo.enter_context((path / "lock").open("w"))
+                lock = undo.enter_context(opened_for_lines(path / "lock"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 run = RunDirectory(path, undo.pop_all())
         except BlockingIOError:
@@ -186,7 +186,7 @@ class RunDirectory:
         file = self.path / "metrics.jsonl"
         is_new = not file.exists()
         with _explained(file):
-            with file.open("a") as opened:
+            with opened_for_lines(file) as opened:
                 opened.write(record + "\n")
                 opened.flush()
                 os.fsync(opened.fileno())

@@ -19,6 +19,7 @@ from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.files import replace_file
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
+from d2pfed.runs.report import make_plots
 
 _LEVELS = (0.001, 0.01, 0.1)  # false positive rates at which the attack is told in numbers
 _ALPHA = 0.05  # of the one-sided bound on a true positive rate
@@ -158,8 +159,7 @@ def write_plot(found: MembershipCurve, directory: Path) -> Path:
         axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
         axes.set(xlabel="false positive rate", ylabel="true positive rate", title="Membership inference")
         axes.legend(loc="lower right", fontsize=7)
-        plots = directory / "plots"
-        plots.mkdir(exist_ok=True)
+        plots = make_plots(directory)
         for kind, notes in (
             ("svg", dict.fromkeys(("Date", "Creator", "Format", "Type"))),
             ("png", {"Software": None}),

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from d2pfed.accounting import round_up
 from d2pfed.plan import Plan
+from d2pfed.plan.bounds import is_plain
 from d2pfed.runs.records import RoundRecord
 from d2pfed.runs.report.plots import Ink, Line, Plot, Scale
 from d2pfed.runs.report.run_report import RunReport
@@ -26,7 +27,7 @@ def panels(report: RunReport) -> tuple[Panel, ...]:
     """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
     if not report.rounds:
         return ()
-    metrics = [_metric(report, name) for name in report.metric_names]
+    metrics = [_metric(report, name, number) for number, name in enumerate(report.metric_names, 1)]
     private = (
         (*_upload(report), _attempts(report, report.plan), _noise(report), *_clipping(report, report.plan))
         if report.plan
@@ -52,7 +53,7 @@ def _line(rounds: tuple[RoundRecord, ...], name: str, label: str, ink: Ink) -> L
     return Line(label, ink, heights, tuple(float(record.round) for record in rounds))
 
 
-def _metric(report: RunReport, name: str) -> Panel | None:
+def _metric(report: RunReport, name: str, number: int) -> Panel | None:
     rounds = _measured(report.rounds, name)
     if not rounds:
         return None
@@ -65,7 +66,8 @@ def _metric(report: RunReport, name: str) -> Panel | None:
         lines.append(_line(others, name, f"baseline {end}", Ink.THIRD))
         beside = f" The baseline {report.baseline.name} ends at {end}."
     scale = {"scale": Scale.SHARES} if is_share else {}
-    plot = Plot(name=name, title=f"Validation {name}", across="round", lines=tuple(lines), **scale)
+    file = name if is_plain(name) else f"metric-{number}"
+    plot = Plot(name=file, title=f"Validation {name}", across="round", lines=tuple(lines), **scale)
     if is_share:
         best = max(rounds, key=lambda record: record.metrics[name])
         text = f"Best {shown(name, best.metrics[name])}, after round {best.round}; last {shown(name, last)}."

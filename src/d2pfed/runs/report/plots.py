@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 
+from d2pfed.plan.bounds import check_name
+
 MOST_POINTS = 400  # of one line: more than its pixels can show
 _MARKED = 40  # with so few points each one is marked
 _WIDTH, _HEIGHT = 4.2, 2.75  # inches: small, so that letters stay legible on a phone
@@ -59,6 +61,9 @@ class Plot:
     across: str  # what the horizontal axis counts
     lines: tuple[Line, ...]
     scale: Scale = Scale.NUMBERS
+
+    def __post_init__(self) -> None:
+        check_name("a plot's", self.name)  # it is also a part of the page, between quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,7 @@ def _scale(axes: Axes, plot: Plot) -> None:
     counted = all(x == int(x) for x in places)
     highest = max(max(line.ys) for line in plot.lines)
     axes.set_ylim(0, 1.0 if plot.scale is Scale.SHARES else 1.08 * highest or 1.0)
-    axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=9)
+    axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=9, parse_math=False)
     axes.set_xlabel(plot.across, color=Ink.TEXT)
     axes.grid(axis="y", color=Ink.GRID, linewidth=0.7)
     axes.set_axisbelow(True)

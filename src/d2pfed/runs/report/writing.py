@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from d2pfed.errors import ConfigError
-from d2pfed.ledger.files import replace_file
+from d2pfed.ledger.files import replace_file, require_no_link
 from d2pfed.runs.report.page import render
 from d2pfed.runs.report.panels import panels
 from d2pfed.runs.report.plots import draw
@@ -20,8 +20,7 @@ def write_report(report: RunReport, directory: Path) -> Path:
     drawn = [(panel, draw(panel.plot)) for panel in panels(report)]
     page = render(report, drawn)
     try:
-        plots = directory / "plots"
-        plots.mkdir(exist_ok=True)
+        plots = make_plots(directory)
         for panel, drawing in drawn:
             replace_file(plots / f"{panel.plot.name}.png", drawing.png, mode=_MODE)
             replace_file(plots / f"{panel.plot.name}.svg", drawing.svg.encode(), mode=_MODE)
@@ -29,3 +28,11 @@ def write_report(report: RunReport, directory: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot write the report in {directory}: {error.strerror}") from error
     return directory / "report.html"
+
+
+def make_plots(directory: Path) -> Path:
+    """Return the folder of a run's plots, made if there is none."""
+    plots = directory / "plots"
+    require_no_link(plots)
+    plots.mkdir(exist_ok=True)
+    return plots
