@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
+from scipy.stats import binomtest
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.flower import private_client, standing_keys
@@ -21,7 +22,7 @@ from d2pfed.flower.records import from_record
 from d2pfed.flower.requests import ExchangeRequest, RequestKind
 from d2pfed.flower.server import KeyUse
 from d2pfed.flower.standing_keys import KeyFile
-from d2pfed.ledger import RowKind, read_rows, volatile
+from d2pfed.ledger import RowKind, decode_release, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round.standing import StandingRun
@@ -74,9 +75,12 @@ def rows_of(tmp_path):
     return [(row.kind, row.key.round, row.key.attempt) for row in rows if row.key is not None]
 
 
+def rows_charged(tmp_path, client):
+    return read_client_config(directory_of(tmp_path, client)).log.read().bodies(Entry.CHARGE)
+
+
 def charges(tmp_path, client):
-    log = read_client_config(directory_of(tmp_path, client)).log
-    return len(log.read().bodies(Entry.CHARGE))
+    return len(rows_charged(tmp_path, client))
 
 
 def gone(message):
@@ -398,6 +402,7 @@ class Rows:
         yield self.rows[chosen]
 
 
+<<<<<<< HEAD
 class Uncounted(Rows):
     """A silo that cannot say how many records it has."""
 
@@ -407,6 +412,9 @@ class Uncounted(Rows):
 
 
 def record_plan(records=200, rounds=2):
+=======
+def record_plan(records=200, rounds=2, batch_rate=1.0):
+>>>>>>> bugs
     return calibrate(
         PrivacyTarget(
             unit="record",
@@ -414,7 +422,7 @@ def record_plan(records=200, rounds=2):
             population=CLIENTS,
             rounds=rounds,
             records=records,
-            batch_rate=1.0,
+            batch_rate=batch_rate,
             epsilon=5000.0,
             delta=1e-5,
             colluders=0.2,
@@ -426,6 +434,7 @@ def record_plan(records=200, rounds=2):
     )
 
 
+<<<<<<< HEAD
 def records_grid(tmp_path, plan, others=None):
     """Each silo holds forty records, all one-hot at its own place; `others` says what some hold instead."""
     tmp_path.mkdir(exist_ok=True)
@@ -436,8 +445,19 @@ def records_grid(tmp_path, plan, others=None):
             rows = np.zeros((40, DIMENSION))
             rows[:, client] = 1.0
             return (others or {}).get(client, Rows)(rows)
+=======
+def records_grid(tmp_path, plan, fails=(), units_of=None):
+    """Each silo holds forty records, all one-hot at its own place, unless it is said what it holds."""
+    roster, grid = federation(tmp_path)
 
-        return of
+    def forty(client):
+        rows = np.zeros((40, DIMENSION))
+        rows[:, client] = 1.0
+        return Rows(rows, fails=client in fails)
+>>>>>>> bugs
+
+    def units(client):
+        return lambda arrays, settings, context: (units_of or forty)(client)
 
     for client in range(CLIENTS):
         app = ClientApp(mods=[PrivateRecords(units(client))])
@@ -486,3 +506,30 @@ def test_a_silo_without_vectors_sends_noise_alone_and_no_word_of_why(tmp_path, s
     silos, grid = records_grid(tmp_path, plan, {2: silo})
     require_records(start(silos, grid), plan, [40, 40, 0, 40, 40])
     assert not any(reply.has_error() for reply in grid.received)
+
+
+class Many:
+    """Units that add nothing, and note whose coin came up."""
+
+    count = 1_000_000
+
+    def __init__(self) -> None:
+        self.tossed = []
+
+    def gradients(self, chosen):
+        self.tossed.append(len(chosen))
+        return iter(())
+
+
+def test_a_deployed_silo_tosses_at_the_rate_that_its_own_log_was_charged(tmp_path):
+    plan = record_plan(rounds=1, batch_rate=0.25)
+    held = [Many() for _ in range(CLIENTS)]
+    silos, grid = records_grid(tmp_path, plan, units_of=held.__getitem__)
+    start(silos, grid)
+    (commit,) = [row for row in read_rows(tmp_path / "run" / "ledger.sqlite") if row.kind is RowKind.COMMIT]
+    for client, own in enumerate(held):
+        ((charge,), (heads,)) = rows_charged(tmp_path, client), own.tossed
+        release = decode_release(charge["release"])
+        assert release.batches == commit.release.batches
+        # An exact test at the level 1e-6: a rate that is off by one in a hundred is more than five deviations away.
+        assert binomtest(heads, own.count, float(release.batches.rate)).pvalue >= 1e-6

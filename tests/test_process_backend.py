@@ -18,7 +18,9 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, session_of
 from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend, warm_up, warming
+from d2pfed.simulation.backend import simulated_participant
 from d2pfed.simulation.process_backend import ProcessBackend, _Stage
+from d2pfed.training import shuffle_seed
 
 DIMENSION, CLIENTS = 60, 80
 PARAMS = np.linspace(-1, 1, DIMENSION).astype(np.float32)
@@ -92,6 +94,18 @@ def test_sums_are_those_of_the_in_process_backend(start, fidelity):
         there = simulate(plan, backend, fidelity, participations)
         assert there.survivors == here.survivors == tuple(range(CLIENTS))
         assert np.array_equal(there.unmask().vector, here.unmask().vector)
+
+
+def test_a_sum_here_has_the_vector_of_each_client_that_it_names():
+    plan, entropy = make_plan(), Entropy.replay(b"processes")
+    collected = simulate(plan, InProcess(known), Fidelity.SUM)
+    session, total = collected.session, np.zeros(plan.codec.length, np.uint32)
+    seed = shuffle_seed(session.run, session.round)
+    for client, update in zip(collected.survivors, known(PARAMS, collected.survivors, seed), strict=True):
+        own = simulated_participant(plan, client, entropy, {})
+        plan.ring.add_into(total, own.encode(session, update, None))
+    assert collected.survivors == tuple(range(CLIENTS))
+    assert np.array_equal(collected.unmask().vector, total)
 
 
 def test_other_updates_give_another_sum():

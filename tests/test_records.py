@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 from d2pfed.accounting import BatchSampling, Sampling, Unit
 from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
@@ -505,6 +505,73 @@ def test_both_fidelities_give_the_same_sum(small_plan, ledger, tmp_path):
         found.append(aggregate(small_plan, Attempt("run", 0, 0), params, own, other).mean)
     assert np.array_equal(*found)
     assert ledger.charged("run") == 1
+
+
+# Coins of whole attempts, against the rate that the ledger was charged.
+
+LEVEL = 1e-6  # of the exact binomial tests: a rate that is off by one in fifty is ten deviations away
+UNITS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Many:
+    """A silo with so many units that the rate of their coins shows; they add nothing."""
+
+    tossed: list
+    count: int = UNITS
+
+    def gradients(self, chosen):
+        self.tossed.append(chosen)
+        return iter(())
+
+
+@dataclass(frozen=True)
+class ManyEach:
+    """Silos of this kind, as a backend asks for them."""
+
+    tossed: dict
+
+    def count(self, client):
+        return UNITS
+
+    def units(self, _params, client):
+        return Many(self.tossed.setdefault(client, []))
+
+    def chunks(self, _params, wanted):
+        for client, chosen in wanted:
+            self.tossed.setdefault(client, []).append(chosen)
+        return iter(())
+
+
+def is_tossed_at(rate, chosen):
+    return bool(binomtest(len(chosen), UNITS, float(rate)).pvalue >= LEVEL)
+
+
+@pytest.mark.parametrize("fidelity", Fidelity)
+def test_every_silo_tosses_at_the_rate_that_the_ledger_was_charged(small_plan, ledger, fidelity):
+    tossed = {}
+    own = replace(federation(small_plan, fidelity, ledger), backend=Silos(ManyEach(tossed)))
+    first = Attempt("run", 0, 0)
+    aggregate(small_plan, first, network().initial(), own, ledger)
+    (release,), (charged,) = ledger.releases(), ledger.plans()
+    assert release.batches == charged.release.batches
+    rate, session = release.batches.rate, own.bind(first, release.participants)
+    assert sorted(tossed) == list(release.participants) == list(range(SILOS))
+    for client, (chosen,) in tossed.items():
+        # Exactly: a coin comes up if its word is below the charged rate, in units of 2^-32.
+        words = np.empty(UNITS, np.uint32)
+        fresh = own.entropy.child("client", client).child("contribution", session.digest, client)
+        fresh.child("coins").stream().fill(words)
+        assert np.array_equal(chosen, np.flatnonzero(words < int(rate * 2**32)))
+        # And by its frequency, wherever the words come from.
+        assert is_tossed_at(rate, chosen)
+
+
+def test_the_check_of_the_rate_finds_one_that_is_off_by_a_fiftieth(plan):
+    charged = plan.batches.rate
+    for rate, passes in ((charged, True), (charged * 51 / 50, False), (charged * 49 / 50, False)):
+        coins = BatchSampling(Fraction(int(rate * 2**32), 2**32))
+        assert is_tossed_at(charged, toss(coins, UNITS, ROOT.child("twin").stream())) is passes
 
 
 def test_an_attempt_that_fails_after_vectors_were_sent_stays_charged(small_plan, ledger):

@@ -8,7 +8,7 @@ from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, Participant, accept, aggregate, gather, given_sum, session_of
+from d2pfed.round import Attempt, Participant, accept, aggregate, gather, given_sum, rotation_seed, session_of
 from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.simulation.backend import simulated_participant
@@ -138,6 +138,75 @@ def test_the_commitment_names_the_survivors_and_their_noise():
     _, _, participants, noise = diary.events[-1]
     assert outcome.survivors == len(participants) == noise.contributors < len(COHORT)
     assert noise.contributors >= plan.quorum
+
+
+def sum_of(plan, session, clients, root):
+    """What these clients would send, added up in the ring."""
+    total = np.zeros(session.dimension, np.uint32)
+    for client in clients:
+        own = simulated_participant(plan, client, root, {})
+        plan.ring.add_into(total, own.encode(session, update_of(client), None))
+    return total
+
+
+@pytest.mark.parametrize("fidelity", Fidelity)
+@pytest.mark.parametrize("kind", [MechanismName.CENTERED, MechanismName.DDGAUSS])
+def test_the_opened_sum_is_of_exactly_the_clients_committed(fidelity, kind):
+    plan, diary, opened = make_plan(kind, dropouts=0.4, attempts_per_round=1), Diary(), []
+    lost = COHORT[1], COHORT[4]  # asked for a vector, and their worker died
+
+    def trained(clients):
+        return (None if client in lost else update_of(client) for client in clients)
+
+    engine = replace(simulation(plan, Dropouts(masked=Fraction(1, 12))), updates=trained)
+
+    def watched(session, _taken):
+        opened.append(session)
+        return engine.collect(session, fidelity)
+
+    outcome = aggregate(plan, FIRST, NO_MODEL, Attempting(plan, same, watched), diary)
+    (session,) = opened
+    _, _, participants, noise = diary.events[-1]
+    assert plan.quorum <= len(participants) == outcome.survivors <= len(COHORT) - len(lost)
+    assert not set(participants) & set(lost)
+    assert noise == plan.noise(len(participants) - plan.cut_off)
+    expected = sum_of(plan, session, participants, engine.entropy)
+    mean = plan.codec.decode(plan.ring.centre(expected), rotation_seed(session), plan.divisor)
+    np.testing.assert_array_equal(outcome.mean, mean)
+    fewer = sum_of(plan, session, participants[1:], engine.entropy)  # the twin: a sum with one of them missing
+    assert not np.array_equal(fewer, expected)
+
+
+@pytest.mark.parametrize("fidelity", Fidelity)
+def test_workers_that_take_a_quorum_with_them_void_the_attempt(fidelity):
+    plan, diary = make_plan(dropouts=0.25, attempts_per_round=1), Diary()
+    assert plan.quorum == 9
+    for lost, events in ((COHORT[:3], ["reserve", "commit"]), (COHORT[:4], ["reserve", "void"])):
+        engine = replace(
+            simulation(plan),
+            updates=lambda clients, lost=lost: (None if each in lost else update_of(each) for each in clients),
+        )
+        attempts = Attempting(plan, same, lambda session, _taken, own=engine: own.collect(session, fidelity))
+        diary = Diary()
+        if "void" in events:
+            with pytest.raises(TooFewClients):
+                aggregate(plan, FIRST, NO_MODEL, attempts, diary)
+        else:
+            assert aggregate(plan, FIRST, NO_MODEL, attempts, diary).survivors == plan.quorum
+        assert [event[0] for event in diary.events] == events
+
+
+@pytest.mark.parametrize("fidelity", Fidelity)
+def test_a_sum_of_given_vectors_is_of_exactly_the_clients_committed(fidelity):
+    plan, diary, root = make_plan(sampling="none"), Diary(), Entropy.replay(b"given")
+    vectors = {client: update_of(client) for client in COHORT}
+    total = given_sum(plan, FIRST, vectors, diary, root, fidelity=fidelity)
+    _, _, participants, noise = diary.events[-1]
+    assert (participants, noise) == (COHORT, plan.noise(len(COHORT) - plan.cut_off))
+    session = session_of(plan, FIRST, COHORT)
+    centred = plan.ring.centre(sum_of(plan, session, participants, root))
+    mean = plan.codec.decode(centred, rotation_seed(session), plan.divisor)
+    np.testing.assert_array_equal(total, mean * np.float32(plan.divisor))
 
 
 def test_a_round_below_quorum_is_void_and_tried_again_until_attempts_end():

@@ -29,6 +29,7 @@ WARM = (
     "numpy numpy.testing numpy.random scipy.stats scipy.special scipy.fft scipy.optimize scipy.signal numba "
     "numba.core.caching cryptography.hazmat.primitives.ciphers.aead dp_accounting dp_accounting.rdp dp_accounting.pld "
     "torch mpmath hypothesis.strategies hypothesis.stateful safetensors.numpy sqlite3 typer rich.console "
+    "flwr.app flwr.clientapp flwr.serverapp "
     "opendp.prelude _hypothesis_pytestplugin pytest_cov.plugin anyio.pytest_plugin _pytest.junitxml pdb"
 )
 LEAST_SECONDS, FACTOR = 10.0, 10.0  # of processor time that one test may use
