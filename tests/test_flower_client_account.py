@@ -277,3 +277,29 @@ def test_a_vector_of_the_whole_client_ends_the_amplification_of_a_silos_account(
         charge(account, SILOS, number=number)
     with pytest.raises(ConfigError, match="this client would spend epsilon"):
         account.require_room(FIXED, "another run", config.log.read())
+
+
+def test_one_cheap_vector_of_another_rate_spends_most_of_a_silos_budget(config):
+    """Not prevented: a server that has a quorum's help for one cheap run takes the amplification away."""
+    cheap = calibrate(
+        PrivacyTarget(
+            unit="record",
+            records=2000,
+            batch_rate=0.02,
+            dimension=16,
+            population=12,
+            rounds=1,
+            epsilon=0.05,
+            delta=DELTA,
+            against=SERVER,
+            consistency=Consistency.SIGNED,
+        )
+    )
+    account = ClientAccount(config.log, ClientBudget(18.0, DELTA))
+    assert client_epsilon([charged(SILOS, "", 0, 0)] * SILOS.max_participations, DELTA) < 5
+    assert client_epsilon([charged(cheap, "", 0, 0)], DELTA) < 0.1
+    charge(account, SILOS)
+    account.require_room(cheap, "another run", config.log.read())
+    charge(account, cheap, "another run")
+    with pytest.raises(PeerError, match="cap or budget is reached"):
+        charge(account, SILOS, number=1)

@@ -1,21 +1,32 @@
 """A server that wants to fill a client's disk or to keep it out of later runs: what it can leave there is bounded."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from d2pfed.errors import LedgerError, PeerError
+from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.flower import client_attempt, client_standing, client_state, local_arrays
 from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.client_state import AcceptedRuns, RunTerms
-from d2pfed.flower.layout import Layout
+from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.local_arrays import LocalArrays
 from d2pfed.ledger import client_log, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.round import epoch_of
-from d2pfed.secagg.standing_messages import encode_standing_invitation
-from support.enrolled_clients import directory_of, enrol, make_plan
+from d2pfed.secagg import checks, standing_checks
+from d2pfed.secagg.messages import MessageKind
+from d2pfed.secagg.standing import StandingStep
+from d2pfed.secagg.standing_messages import (
+    StandingRequest,
+    decode_standing_advert,
+    encode_standing_adverts,
+    encode_standing_invitation,
+    encode_standing_request,
+)
+from d2pfed.secagg.wire import HEADER_BYTES, binding_of, frame, kind_of, subset_of
+from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan
 from support.malicious_server import MaliciousServer
 
 VICTIM, SILOS = 0, 5
@@ -208,3 +219,66 @@ def test_arrays_of_runs_that_are_over_do_not_fill_a_disk(tmp_path, monkeypatch):
     for each in runs:
         each.keep(layout, {"seen": np.full(3, 2.0)})
     assert all(each.load(layout)["seen"].any() for each in runs)
+
+
+# The budget
+
+
+def charges(server):
+    return len(config_of(server).log.read().bodies(Entry.CHARGE))
+
+
+def ask_for_step(server, helpers):
+    """Set up an epoch with the victim and some others alone, and ask the victim for its vector."""
+    roster, ask = server.roster.roster, server.ask_frame
+    epoch = epoch_of(server.plan, server.run, roster, roster.clients, epoch=begun(server))
+    ranks = [epoch.rank(client) for client in (VICTIM, *helpers)]
+    adverts = {
+        rank: decode_standing_advert(
+            epoch, rank, ask(epoch.cohort[rank], encode_standing_invitation(epoch, rank, roster.serial, None))
+        )
+        for rank in ranks
+    }
+    ask(VICTIM, encode_standing_adverts(epoch, epoch.rank(VICTIM), adverts))
+    step = StandingStep(epoch, 0, 0, subset_of(SILOS, ranks))
+    model = encode_model(np.zeros(DIMENSION, np.float32))
+    request = StandingRequest(step, encode_task(server.layout, {}), model)
+    ask(VICTIM, encode_standing_request(epoch, epoch.rank(VICTIM), request))
+
+
+def test_a_vector_is_charged_only_after_a_quorum_has_agreed_on_keys(server, monkeypatch):
+    """A server with one silo of its own spends nothing of the victim's budget."""
+    server.announce()
+    with pytest.raises(PeerError, match="at least 3 silos must join, got 2"):
+        ask_for_step(server, (1,))
+    assert charges(server) == 0
+    monkeypatch.setattr(standing_checks, "require_joined_quorum", lambda *_: None)
+    with pytest.raises(PeerError, match="at least 3 members, got 2"):
+        ask_for_step(server, (1,))
+    monkeypatch.setattr(standing_checks, "require_quorum", lambda *_: None)
+    ask_for_step(server, (1,))
+    assert charges(server) == 1
+
+
+def test_a_vector_is_charged_only_after_the_others_have_sent_shares(server, monkeypatch):
+    """A server that has the cohort's keys, but not what it has sealed for the victim, spends nothing of its budget."""
+    server.announce()
+    ask = server.ask_frame
+
+    def spoil(client, request):
+        answer = ask(client, request)
+        if client != VICTIM and kind_of(answer) == MessageKind.ENCRYPTED_SHARES:
+            sealed = bytes(byte ^ 1 for byte in answer[HEADER_BYTES + 8 :])
+            body = answer[HEADER_BYTES : HEADER_BYTES + 8] + sealed
+            return frame(MessageKind.ENCRYPTED_SHARES, binding_of(answer), client, body)
+        return answer
+
+    server.ask_frame = spoil
+    with pytest.raises(TooFewClients):
+        server.attempt()
+    assert "at most 1 ciphertexts may fail to open, got 4" in str(server.refusals[VICTIM])
+    assert charges(server) == 0
+    monkeypatch.setattr(checks, "require_few_unopened", lambda *_: None)
+    with suppress(TooFewClients):
+        server.attempt(0, 1)
+    assert charges(server) == 1
