@@ -34,8 +34,9 @@ from d2pfed.plan import (
     quorums,
 )
 from d2pfed.plan import plan as plan_module
-from d2pfed.plan.collusion import colluders_within
-from d2pfed.secagg.graph import Consistency, Neighbourhood, make_graph
+from d2pfed.plan.collusion import colluders_within, colluding_clients
+from d2pfed.plan.widths import variance, widest
+from d2pfed.secagg.graph import Consistency, Neighbourhood, Risk, exposed, make_graph
 
 TARGET = PrivacyTarget(
     dimension=100,
@@ -390,3 +391,83 @@ def test_a_policy_does_not_trust_the_observer_of_the_plan():
     amplified = planned(replace(TARGET, against=RELEASED, max_participations=None, epsilon=1.0, rounds=100))
     with pytest.raises(ConfigError, match="must be at most"):
         Policy(least_noise_multiplier=0.0).check(amplified, ENROLLED)
+
+
+# Each number that a client computes for itself, to its edge
+
+
+def test_the_noise_multiplier_is_over_the_distance_of_two_vectors():
+    plan = planned(TARGET)
+    left = plan.noise(plan.quorum - plan.cut_off).without(plan.colluders)
+    multiplier = math.sqrt(variance(left)) / (2 * float(left.radius))  # one vector in the place of another
+    Policy(least_noise_multiplier=multiplier * (1 - 1e-9)).check(plan, ENROLLED)
+    with pytest.raises(ConfigError, match="noise multiplier must be at least"):
+        Policy(least_noise_multiplier=multiplier * (1 + 1e-9)).check(plan, ENROLLED)
+
+
+def test_epsilon_is_of_every_vector_that_the_plan_allows_for():
+    plan = planned(replace(TARGET, population=60, sampling=Sampling.NONE, max_participations=None))
+    assert plan.max_participations == plan.max_attempts > plan.rounds
+    release = replace(plan.release("", 0, 0, (), plan.quorum), noise=plan.contributed)
+    fewer, every = (client_epsilon([release] * n, plan.delta) for n in (plan.rounds, plan.max_participations))
+    assert fewer < every
+    Policy(most_epsilon=every, least_noise_multiplier=0.0).check(plan, Enrolled(60, 0))
+    with pytest.raises(ConfigError, match=r"epsilon against colluding\(6\) must be at most"):
+        Policy(most_epsilon=(fewer + every) / 2, least_noise_multiplier=0.0).check(plan, Enrolled(60, 0))
+
+
+def test_epsilon_of_records_is_of_every_vector_that_a_silo_may_send():
+    wish = {"unit": "record", "dimension": 10, "population": 20, "rounds": 3, "spare": 3, "records": 200}
+    plan = planned(PrivacyTarget(**wish, batch_rate=0.2, epsilon=4.0, delta=1e-5, colluders=0.1, against="server"))
+    assert plan.max_attempts > plan.rounds
+    release = replace(plan.release("", 0, 0, (), plan.quorum), noise=plan.contributed)
+    every = account([release] * plan.max_attempts, SERVER, delta=plan.delta, max_participations=plan.max_attempts)
+    assert policy._epsilon(plan, plan.contributed) == every.epsilon
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.0, 31), (0.7, 43)])
+def test_a_threshold_is_more_than_half_and_more_than_the_colluders(share, least):
+    target = replace(TARGET, population=60, sampling=Sampling.NONE, dropouts=0.0, colluders=share, epsilon=8.0)
+    plan = planned(replace(target, consistency=Consistency.ASSUMED))
+    assert (plan.neighbours, plan.quorum) == (59, 60)  # each holds a share of each
+    lenient = Policy(least_colluders=share, least_noise_multiplier=0.0, most_epsilon=20)
+    lenient.check(replace(plan, threshold=least))
+    with pytest.raises(ConfigError, match=f"threshold must be at least {least}, the plan has {least - 1}"):
+        lenient.check(replace(plan, threshold=least - 1))
+
+
+def test_a_sparse_graph_withstands_the_dropouts_that_the_quorum_allows():
+    target = replace(TARGET, cohort_size=400, dropouts=0.2, colluders=0.05, consistency=Consistency.ASSUMED)
+    plan = planned(target)
+    thin = replace(plan, neighbours=40, threshold=27)
+    risks = [Risk(dropouts=lost, colluders=plan.colluders) for lost in (0, 400 - plan.quorum)]
+    bare, real = (exposed(400, thin.neighbourhood, risk) for risk in risks)
+    assert bare <= Fraction(1, 1 << 40) < real  # all is well as long as everyone stays
+    lenient = Policy(least_colluders=0.05)
+    lenient.check(plan)
+    with pytest.raises(ConfigError, match="must withstand 80 dropouts"):
+        lenient.check(thin)
+
+
+def test_the_largest_clip_is_that_of_an_update():
+    adaptive = planned(replace(TARGET, clip="auto(0.5)"))
+    weighted = calibrate(replace(TARGET, clip=3.0), max_weight=100.0)
+    assert weighted.codec.clip == 1
+    for plan, clip in ((adaptive, adaptive.adaptive_clip.most), (weighted, 3.0)):
+        Policy(most_clip_norm=clip)._check_sizes(plan)
+        with pytest.raises(ConfigError, match="clip norm must be at most"):
+            Policy(most_clip_norm=clip * 0.999).check(plan, ENROLLED)
+
+
+def test_noise_that_no_table_of_a_client_holds_is_refused():
+    plan = planned(TARGET)
+    most = widest(plan.codec, plan.mechanism)
+    Policy().check(replace(plan, mechanism=Centered(Fraction(most)), ring=Ring(32)), ENROLLED)
+    wide = replace(plan, mechanism=Centered(Fraction(most) + Fraction(1, 1024)), ring=Ring(32))
+    with pytest.raises(ConfigError, match=f"width of a client's noise must be at most {most}"):
+        Policy().check(wide, ENROLLED)
+
+
+def test_a_share_of_the_population_is_rounded_up():
+    counts = {(0.1, 2000): 200, (0.1, 2001): 201, (0.1, 1): 1, (0.001, 5): 1, (0.3, 10): 3, (0.0, 10): 0}
+    assert {case: colluding_clients(*case) for case in counts} == counts
