@@ -399,9 +399,9 @@ def test_an_audit_executes_no_code_that_only_the_run_names(command, what, tmp_pa
         settings = (tmp_path / "run" / "settings.json").read_text()
     own = {"task": '"digits"', "model": '"logistic"'}[what]
     assert settings.count(f'"{what}":{own}') == 1
-    lie = settings.replace(f'"{what}":{own}', f'"{what}":"planted:{what}"')
+    lie = settings.replace(f'"{what}":{own}', f'"{what}":"received_code:{what}"')
     (tmp_path / "run" / "settings.json").write_text(lie)
-    (tmp_path / "planted.py").write_text(PLANTED)  # or it is a module that is installed
+    (tmp_path / "received_code.py").write_text(PLANTED)  # or it is a module that is installed
 
     def executed(*options: str) -> bool:
         (tmp_path / "executed").unlink(missing_ok=True)
@@ -412,7 +412,7 @@ def test_an_audit_executes_no_code_that_only_the_run_names(command, what, tmp_pa
         return is_executed
 
     assert not executed()
-    assert executed(f"--{what}", f"planted:{what}")
+    assert executed(f"--{what}", f"received_code:{what}")
     monkeypatch.setattr(audit_command, "require_trusted", lambda name, _given, _option: name)
     assert executed()
 

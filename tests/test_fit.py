@@ -101,6 +101,17 @@ def test_without_privacy_the_same_training_is_in_the_clear_with_norms():
     assert "trained in the clear" in repr(result)
 
 
+def test_a_modules_name_leads_to_no_other_directory(tmp_path, monkeypatch):
+    module = type("../outside", (nn.Linear,), {})(4, 2)
+    with pytest.raises(ConfigError, match=r"a run's name must be letters, .* got '\.\./outside-"):
+        d2pfed.fit(module, pairs(), **CLEAR)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("d2pfed.api.arguments.check_name", lambda *_: None)
+    (tmp_path / "runs").mkdir()
+    d2pfed.fit(module, pairs(), **CLEAR)
+    assert len(list(tmp_path.glob("outside-*"))) == 1
+
+
 def test_a_repeated_call_goes_on_and_a_finished_run_is_not_trained_again():
     calls = []
     settings = CLEAR | {"directory": "runs/mine"}

@@ -305,9 +305,10 @@ def test_a_proxy_is_not_asked_for_this_machines_own_runtime(monkeypatch):
     assert (len(heard_by_proxy), len(heard)) == (1, 1)
 
 
-def test_a_supernode_runs_nothing_of_the_current_directory_and_keeps_its_secret(tmp_path, monkeypatch):
+def test_a_supernode_runs_nothing_here_and_keeps_its_secret(tmp_path, monkeypatch):
     (tmp_path / "numpy.py").write_text("open('planted', 'w').close()")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with node.started_supernode(["--isolation", "subprocess", "--host", "0.0.0.0", "--help"]) as (_, _, process):
         assert process.args.index("0.0.0.0") < process.args.index("127.0.0.1")
         assert process.args.index("subprocess") < process.args.index("process")
