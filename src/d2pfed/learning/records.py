@@ -233,7 +233,9 @@ class RecordTrainer:
         """
         try:
             return gradients(_padded(rows, self.chunk))[: len(rows)]
-        except Exception:  # noqa: BLE001 - whatever a user's module or torch raises
+        except KeyboardInterrupt:  # its owner stops it
+            raise
+        except BaseException:  # noqa: BLE001 - whatever a user's module or torch raises
             if len(rows) == 1:
                 self._tell()
                 return np.full((1, self.model.dimension), np.nan, np.float32)
