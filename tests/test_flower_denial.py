@@ -14,6 +14,7 @@ from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.local_arrays import LocalArrays
 from d2pfed.ledger import client_log, volatile
 from d2pfed.ledger.client_history import Entry
+from d2pfed.plan import Policy
 from d2pfed.round import epoch_of
 from d2pfed.secagg import checks, standing_checks
 from d2pfed.secagg.messages import MessageKind
@@ -109,6 +110,55 @@ def test_a_run_begins_a_limited_number_of_attempts(server, monkeypatch):
     assert begun(server) == 1
     monkeypatch.setattr(client_attempt, "require_beginnings_left", lambda *_: None)
     server.invite(VICTIM, 0, 1)
+
+
+def test_what_comes_to_nothing_is_bounded_by_the_day_over_all_runs(server, monkeypatch):
+    """Names of runs are free: each run alone stays within its own bound."""
+    monkeypatch.setattr(client_attempt, "UNCHARGED_A_DAY", 3)
+    for run in ("one", "two", "three", "four"):
+        server.run = run
+        server.announce(VICTIM)
+        if run != "four":
+            server.invite(VICTIM)
+    with pytest.raises(PeerError, match="3 attempts came to nothing within a day here, at most 3 may"):
+        server.invite(VICTIM)
+    with monkeypatch.context() as later:
+        later.setattr(client_attempt.time, "time", lambda: 2e9 + 86_400)
+        server.invite(VICTIM)
+
+
+def test_what_is_charged_does_not_count_as_nothing(server, monkeypatch):
+    monkeypatch.setattr(client_attempt, "UNCHARGED_A_DAY", 1)
+    longer = replace(server, plan=make_plan(rounds=2), run="a longer run")
+    longer.announce()
+    longer.attempt()
+    assert longer.refusals == {}
+    longer.invite(VICTIM, 1, 0)
+
+
+def test_a_refusal_names_no_directory_of_the_client(tmp_path):
+    roster = enrol(tmp_path, SILOS, None)
+    server = MaliciousServer(tmp_path, make_plan(rounds=1), replace(roster, data=b""))
+    with pytest.raises(PeerError, match="this client failed; its own log says why"):
+        server.announce(VICTIM)
+    server = MaliciousServer(tmp_path, make_plan(rounds=1), roster)
+    server.announce(VICTIM)
+    file = directory_of(tmp_path, VICTIM) / "client.toml"
+    file.write_text(f'state = "{tmp_path}/keys"\n{file.read_text()}')
+    with pytest.raises(PeerError, match="this client failed; its own log says why"):
+        begin_epoch(server, 0)
+
+
+def test_other_software_holds_a_plan_against_the_policy_again(server, monkeypatch):
+    """A release that mends the check must not go on with what the one before has allowed."""
+    monkeypatch.setattr(client_attempt, "software_digest", lambda: "another release")
+
+    def mended(*_):
+        raise PeerError("the mended check")
+
+    monkeypatch.setattr(Policy, "check", mended)
+    with pytest.raises(PeerError, match="the mended check"):
+        server.invite(VICTIM)
 
 
 def test_a_log_does_not_grow_without_end_whatever_is_begun(server, monkeypatch):

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from d2pfed.flower.single_units import SingleUnits
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.plan import PrivacyTarget, calibrate
+from d2pfed.round import Batch
 
 ROWS = (np.arange(60, dtype=np.float32).reshape(12, 5) - 30) / 7
 
@@ -85,3 +88,31 @@ def test_many_units_come_in_parts_and_their_holder_is_told_once(monkeypatch, cap
     (told,) = caplog.records
     assert "count as zero" in told.getMessage()
     assert own.count == 12
+
+
+@pytest.mark.parametrize("tiny", [np.float64(1e-40), np.float32(1e-44)])
+def test_a_unit_that_underflows_moves_no_other_where_numpy_raises(tiny):
+    """A user's function may set numpy to raise; then one record must not fail its batch."""
+    plan = calibrate(
+        PrivacyTarget(
+            unit="record",
+            dimension=5,
+            population=5,
+            rounds=1,
+            records=12,
+            batch_rate=1.0,
+            epsilon=100.0,
+            delta=1e-5,
+        )
+    )
+    huge_and_tiny = lambda: iter([np.array([[3e38, tiny, 0, 0, 0]], np.asarray(tiny).dtype)])  # noqa: E731
+
+    def total(units):
+        batch = Batch.draw(plan, bytes(32), units.count, Entropy.replay(b"batch"))
+        with np.errstate(all="raise"):
+            for rows in SingleUnits(units, 5).gradients(batch.chosen):
+                batch.add(rows)
+        return batch.total
+
+    moved = total(Odd(7, huge_and_tiny)) - total(Odd(7, lambda: 1 / 0))
+    assert 0 < np.linalg.norm(moved.astype(float)) <= plan.codec.grid_radius

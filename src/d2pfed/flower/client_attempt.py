@@ -17,9 +17,10 @@ from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.flower.rosters import accept_roster, current_roster
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
+from d2pfed.ledger.software import software_digest
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.plan import Plan, Protocol, decode_plan
+from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
 from d2pfed.round import enrolled_in, invited_session
 from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
@@ -31,6 +32,8 @@ from d2pfed.secagg.wire import kind_of
 _log = logging.getLogger("d2pfed.flower")
 
 RESTARTS = 100  # of a server in one run: what it had begun before is begun anew
+UNCHARGED_A_DAY = 1000  # attempts and epochs that came to nothing, over all runs
+_DAY = 86_400
 
 
 def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
@@ -41,8 +44,9 @@ def accept_run(config: ClientConfig, announcement: RunAnnouncement) -> None:
     require_same_dimension(plan, layout)
     ClientAccount(config.log, config.budget).require_room(plan, announcement.run, history)
     roster = b"" if enrolment is None else enrolment.roster.digest
-    allowed = digest("d2pfed allowed", canonical.encode(config.policy))
-    terms = RunTerms(announcement.plan, announcement.layout, announcement.first_draw, roster, allowed)
+    terms = RunTerms(
+        announcement.plan, announcement.layout, announcement.first_draw, roster, verdict_of(config.policy)
+    )
     begun = {str(body["run"]): place for place, body in enumerate(history.bodies(Entry.BEGUN))}
     AcceptedRuns(config.directory).accept(announcement.run, terms, begun)
 
@@ -115,8 +119,8 @@ class ClientAttempt:
         terms = AcceptedRuns(config.directory).terms(invited.run)
         require_same_roster(invited.run, terms, b"" if roster is None else roster.digest)
         plan = decode_plan(terms.plan)
-        if terms.allowed != digest("d2pfed allowed", canonical.encode(config.policy)):
-            config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since
+        if terms.allowed != verdict_of(config.policy):
+            config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software
         config.policy.require_served(Protocol.PAIRWISE, plan, enrolled_in(roster))
         least = config.policy.least_cohort
         session = invited_session(plan, saved.invitation, least, roster, terms.first_draw)
@@ -160,6 +164,11 @@ class ClientAttempt:
         )
 
 
+def verdict_of(policy: Policy) -> bytes:
+    """Return what a plan was allowed by: the policy, and the software that has held the plan against it."""
+    return digest("d2pfed allowed", software_digest(), canonical.encode(policy))
+
+
 def require_same_dimension(plan: Plan, layout: Layout) -> None:
     """Refuse a plan for another number of parameters than the layout has."""
     if layout.dimension != plan.codec.rotation.dimension:
@@ -186,12 +195,22 @@ def require_later(history: ClientHistory, session: Session) -> None:
 def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> None:
     """Refuse to begin more often than a run of this plan needs: each time leaves a row in this client's log for ever.
 
-    A run begins as often as it has attempts, at most; with standing keys, once and after void attempts.
+    A run begins as often as it has attempts, at most; with standing keys, once and after void attempts. Names of runs
+    cost nothing, so what comes to nothing is bounded over all runs, by the day.
     """
     most = min(plan.attempts_per_round * plan.max_attempts, MOST_ATTEMPTS) + RESTARTS
     begun = sum(body["run"] == run for body in history.bodies(Entry.BEGUN))
     if begun >= most:
         raise PeerError(f"run {run} has begun {begun} times here, a run of its plan begins at most {most} times")
+    since = time.time() - _DAY
+    begun, charged = (
+        sum(int(str(body["time"])) > since for body in history.bodies(entry))
+        for entry in (Entry.BEGUN, Entry.CHARGE)
+    )
+    if begun - charged >= UNCHARGED_A_DAY:
+        raise PeerError(
+            f"{begun - charged} attempts came to nothing within a day here, at most {UNCHARGED_A_DAY} may"
+        )
 
 
 def require_unused_draw(history: ClientHistory, session: Session, plan: Plan) -> None:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from d2pfed.errors import PeerError, RolledBack
 from d2pfed.flower.client_account import ClientAccount
-from d2pfed.flower.client_attempt import enrolment_of, require_beginnings_left, require_same_roster
+from d2pfed.flower.client_attempt import enrolment_of, require_beginnings_left, require_same_roster, verdict_of
 from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.client_state import AcceptedRuns, RunTerms
 from d2pfed.flower.positions import Positions
@@ -15,8 +15,7 @@ from d2pfed.flower.standing_keys import KeyFile, KeyStore, is_state, join, split
 from d2pfed.ledger import decode_release
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
-from d2pfed.numerics import canonical
-from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, Protocol, decode_plan
 from d2pfed.round import enrolled_in, invited_epoch
@@ -127,8 +126,10 @@ class _Place:
         terms = AcceptedRuns(config.directory).terms(invited.run)
         require_same_roster(invited.run, terms, enrolment.roster.digest)
         plan = decode_plan(terms.plan)
-        if terms.allowed != digest("d2pfed allowed", canonical.encode(config.policy)):
-            config.policy.check(plan, enrolled_in(enrolment.roster))  # its owner has changed it since
+        if terms.allowed != verdict_of(config.policy):
+            config.policy.check(
+                plan, enrolled_in(enrolment.roster)
+            )  # its owner has changed it since, or the software
         config.policy.require_served(Protocol.STANDING, plan, enrolled_in(enrolment.roster))
         epoch = invited_epoch(plan, invitation, enrolment.roster)
         if len(epoch.cohort) < config.policy.least_cohort:

@@ -10,7 +10,7 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.enrolment import decode_public
 from d2pfed.ledger.client_history import ClientHistory, Entry
-from d2pfed.ledger.files import read_file, replace_file
+from d2pfed.ledger.files import FileError, read_file, replace_file
 from d2pfed.ledger.rows import Head
 from d2pfed.secagg import Enrolment, Roster, decode_roster
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
@@ -62,7 +62,7 @@ def current_roster(config: ClientConfig, clock: Clock = time.time) -> tuple[Enro
     """Return the enrolment under the roster that this client has."""
     data = read_file(_file(config))
     if data is None:
-        raise ConfigError(
+        raise FileError(
             f"there is no roster in {config.directory}: it comes with a run's announcement, or `d2pfed client enrol`"
         )
     return accept_roster(config, data, clock)

@@ -48,14 +48,14 @@ class SingleUnits:
             (given,) = islice(self.units.gradients(np.array([unit])), 2)
             found: NDArray[np.floating] = np.asarray(given)
             require_row(found, self.dimension)
+            with np.errstate(all="ignore"):  # what is not finite counts as zero later
+                row: NDArray[np.float32] = found[0].astype(np.float32)
         except KeyboardInterrupt:  # its owner stops it
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it was, `sys.exit` included, it is this unit's alone
             if not first_failure:
                 first_failure.append(error)
             return np.zeros(self.dimension, np.float32)
-        with np.errstate(over="ignore"):  # what is not finite counts as zero later
-            row: NDArray[np.float32] = found[0].astype(np.float32)
         return row
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger.files import (
     OTHERS_MAY_USE,
+    FileError,
     keep_newest,
     locked,
     make_directory,
@@ -68,7 +69,7 @@ def is_in_memory(directory: Path) -> bool:
 def require_volatile(directory: Path, *, keys_on_disk: bool) -> None:
     """Refuse a directory on a disk, unless the client's own settings say that keys may lie there."""
     if not (keys_on_disk or is_in_memory(directory)):
-        raise ConfigError(
+        raise FileError(
             f"standing keys are kept in memory only, and {directory} is on a disk: name a directory on a tmpfs "
             f"(state = ...), or accept that a backup voids the guarantee (keys_on_disk = true)"
         )

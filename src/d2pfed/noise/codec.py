@@ -103,6 +103,9 @@ class Codec:
         )
         return math.ceil(bound)
 
+    @np.errstate(
+        all="ignore"
+    )  # a user's function may have set it to raise, and one record would then fail its batch
     def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Stream | None = None) -> Centres:
         """Clip, rotate and round an update to the grid; refuse what is not a finite vector of the right length.
 
@@ -130,6 +133,7 @@ class Codec:
             self.fraction_bits,
         )
 
+    @np.errstate(all="ignore")
     def add_prepared(
         self,
         totals: NDArray[np.int64],

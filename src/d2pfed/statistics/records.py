@@ -72,7 +72,7 @@ class CodedRecords:
     def gradients(self, chosen: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of some records, as rows."""
         for part in self.code.parts(self.records[chosen]):
-            with np.errstate(over="ignore"):  # what is not finite counts as zero later
+            with np.errstate(all="ignore"):  # what is not finite counts as zero later
                 rows = part.astype(np.float32)
             yield rows
 
