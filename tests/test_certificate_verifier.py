@@ -1,11 +1,13 @@
 """The verifier finds every forgery, agrees with the accountants, and would be noticed if it were wrong itself."""
 
+import copy
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 
@@ -15,19 +17,21 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import d2pfed.certificate_verifier as verifier
-from d2pfed.accounting import DiscreteGaussianSum, SkellamSum
+from d2pfed.accounting import RELEASED, DiscreteGaussianSum, SkellamSum
+from d2pfed.accounting.filters import CONDITION, Filter
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.api.statement import event as stated_event
+from d2pfed.api.statement import planned
 from d2pfed.cli import main
 from d2pfed.ledger import Head, Ledger
-from d2pfed.ledger.budget import ChargedRun
+from d2pfed.ledger.budget import ChargedRun, RunPlan
 from d2pfed.noise.mechanisms import l1_radius
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.plan.plan import guarantees
 from d2pfed.round import run_plan
-from support.certificates import OTHER, PUBLIC, SILO_KINDS, certified, forged, key_in, statistics
+from support.certificates import OTHER, PUBLIC, SILO_KINDS, certified, forged, key_in, signed, statistics
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +279,6 @@ CONTRADICTIONS = {
         both(in_plan("rounds", 1000), state("subject.rounds_planned", 1000)),
         "are not in their order",
     ),
-    "more rounds than were planned": ("once", state("subject.rounds_complete", 1000), "are not in their order"),
     "another delta in the plan": ("once", in_plan("delta.is", (1e-12).hex()), "ledger.budget.delta is stated as"),
     "no delta in the plan": ("once", in_plan("delta.is", "nan"), "ledger.budget.delta is stated as"),
     "claims at another delta": ("once", lambda s: [c.update(delta=0.9) for c in s["claims"]], "delta 0.9"),
@@ -318,7 +321,7 @@ CONTRADICTIONS = {
     "a reason beside a number": (
         "once",
         lambda s: s["claims"][0].update(reason="it is 0.01"),
-        "are expected, got",
+        "stands beside one",
     ),
     "grids of any fineness": ("once", in_plan("codec.fraction_bits", 10**11), "are not in their order"),
     "a width beyond all numbers": ("once", in_plan("mechanism.sigma.is", "1e30000000"), "was expected, got"),
@@ -361,7 +364,7 @@ def test_a_mechanism_that_is_spelt_unlike_any_is_not_checked(certificates):
     shared = forged(certificates["once"], both(in_plan("mechanism.", "SHARED"), rounded))
     found = verifier.verify(shared, [PUBLIC])
     assert found.status == 3
-    assert "'SHARED', where Centered" in dict(found.lines)["NOT CHECKED"]
+    assert dict(found.lines)["NOT CHECKED"] == "plan: a mechanism that is not known here: SHARED"
 
 
 def test_what_takes_more_memory_than_there_is_is_not_checked():
@@ -381,9 +384,7 @@ def test_an_honest_certificate_that_is_signed_again_holds(certificates, name):
 def test_what_has_no_arithmetic_here_is_named_and_ends_with_3(certificates):
     for change, word in (
         (alter(kind="binomial"), "binomial"),
-        (alter(unit="person"), "person"),
-        (lambda s: s["claims"].append(s["claims"][0] | {"observer": "moon"}), "moon"),
-        (alter(variance="1/100"), "too narrow"),
+        (alter(variance="1/100"), "less than 0.4 steps"),
         (lambda s: s.update(plan=None) or s["events"][0].update(kind="skellam"), "no Gaussian stands for"),
     ):
         found = verifier.verify(forged(certificates["fixed"], change), [PUBLIC])
@@ -391,6 +392,27 @@ def test_what_has_no_arithmetic_here_is_named_and_ends_with_3(certificates):
         if found.status != 1:  # the plan of a forged event may be wrong as well
             assert found.status == 3
         assert any(word in text for text in told), found.lines
+
+
+def test_only_what_the_documentation_lists_ends_with_3(certificates):
+    """A name or number that makes no sense is wrong; it does not end as something that could not be checked."""
+    page = (Path(__file__).parent.parent / "docs" / "certificate.md").read_text()
+    assert [kind for kind in verifier.UNCHECKED.values() if f"* {kind}\n" not in page] == []
+    listed = page[page.index("ends with 3:") : page.index("`d2pfed certify verify` takes")]
+    assert listed.count("\n* ") == len(verifier.UNCHECKED)
+    for change in (
+        alter(unit="person"),
+        alter(kind="moonlight"),
+        alter(method="twice"),
+        alter(radius="1" * 80),
+        lambda s: s["claims"].append(s["claims"][0] | {"observer": "moon"}),
+        lambda s: s["ledger"]["budget"].update(declared=[1]),
+        lambda s: s["ledger"]["budget"].update(epsilon=10**400),
+    ):
+        assert statuses(forged(certificates["fixed"], change)) == 1
+    found = verifier.Findings()
+    found.note("plan", lambda: str(math.exp(1e6)))
+    assert found.status == 1
 
 
 def test_a_signature_by_another_key_is_found(certificates):
@@ -532,7 +554,7 @@ def test_the_profile_of_secret_coins_is_dp_accountings(coins):
         variance=Fraction(10**4),
         contributors=1,
         radius=Fraction(70),
-        l1_radius=Fraction(70),
+        l1_radius=l1_radius(Fraction(70), 1),
         dimension=1,
         releases=10,
         max_participations=10,
@@ -562,8 +584,9 @@ def test_a_record_that_its_noise_hardly_hides_is_not_certified_with_a_small_epsi
     statement = json.loads(certificates["record replaced"].read_text())["statement"]
     one = verifier.event_of(statement["events"][0])
     for factor in (9, 10, 40):
-        radius, l1_radius = one.radius * factor, one.l1_radius * factor**2
-        bare = replace(one, radius=radius, l1_radius=l1_radius, releases=1, max_participations=1)
+        radius = one.radius * factor
+        l1 = l1_radius(radius, one.dimension)
+        bare = replace(one, radius=radius, l1_radius=l1, releases=1, max_participations=1)
         for claimed in (1.5, 20.0, 350.0):
             with pytest.raises(verifier.Unchecked, match="too wide for a grid"):
                 verifier.own_bound([bare], "alone", 1e-6, claimed)
@@ -607,13 +630,14 @@ def rounding_plan(mechanism: str):
 
 
 @pytest.mark.parametrize("mechanism", ["shared", "ddgauss", "skellam"])
-def test_a_radius_less_than_rounding_makes_it_is_found(mechanism):
+def test_a_radius_that_is_not_what_rounding_makes_it_is_found(mechanism):
     """Of mechanisms that round first, a vector may be longer than the clip."""
     plan = rounding_plan(mechanism)
     own = verifier.event_of(stated_event(Head(1, bytes(32)), ChargedRun("run", "owner", run_plan(plan))))
     text = json.loads(canonical.encode(plan))
-    for factor, is_it in ((1, True), (Fraction(999, 1000), False)):
-        given = replace(own, radius=own.radius * factor, l1_radius=own.l1_radius)
+    for factor, is_it in ((1, True), (Fraction(999, 1000), False), (Fraction(1001, 1000), False)):
+        radius = own.radius * factor
+        given = replace(own, radius=radius, l1_radius=l1_radius(radius, own.dimension))
         assert (dict(verifier._computed(text, given, [given]))["radius"] == given.radius) is is_it
 
 
@@ -622,11 +646,171 @@ def test_events_of_different_persons_make_no_claim_together(certificates):
     statement = json.loads(certificates["record"].read_text())["statement"]
     one = verifier.event_of(statement["events"][0])
     two = replace(one, run="other", coins=2)
-    claim = {"scope": "ledger", "runs": [one.run, two.run], "observer": "server", "epsilon": 1e3, "delta": 1e-3}
-    claim |= {"unit": one.unit, "adjacency": one.adjacency, "max_participations": 1}
+    claim = {"scope": "composed", "runs": [one.run, two.run], "observer": "server", "epsilon": 1e3, "delta": 1e-3}
+    claim |= {"unit": one.unit, "adjacency": one.adjacency, "max_participations": one.max_participations}
+    claim |= {"reason": ""}
     assert verifier.check_claim(claim, [one, replace(two, coins=1)])
     with pytest.raises(verifier.Wrong, match="a person's silos are not the same"):
         verifier.check_claim(claim, [one, two])
+
+
+SAMPLED = {"sampling": "fixed", "against": "released", "rounds": 20, "epsilon": 1.0}
+SILOS = {"unit": "record", "population": 10, "records": 2000, "against": "server", "epsilon": 1.0}
+ONCE = {"sampling": "once", "against": "server", "cohort_size": 100, "rounds": 10, "epsilon": 1.0}
+# Runs that share a ledger, each kind by what it changes in a target.
+LEDGERS = {
+    "two kinds of cohorts": [SAMPLED | {"cohort_size": 200}, SAMPLED | {"cohort_size": 20}],
+    "the same twice": [SAMPLED | {"cohort_size": 200}, SAMPLED | {"cohort_size": 200}],
+    "records": [SILOS | {"batch_rate": 0.05, "rounds": 20}, SILOS | {"batch_rate": 0.02, "rounds": 40}],
+    "known cohorts": [ONCE, SAMPLED | {"cohort_size": 20, "against": "server"}],
+    "Renyi curves": [ONCE | {"mechanism": "skellam"}, ONCE | {"mechanism": "skellam", "rounds": 5}],
+    "noises of two kinds": [ONCE | {"mechanism": "skellam"}, ONCE],
+    "partitions": [ONCE, ONCE | {"rounds": 5, "dropouts": 0.1}],
+    "drawn cohorts after known ones": [
+        ONCE | {"against": "released"},
+        SAMPLED | {"cohort_size": 20},
+        SAMPLED | {"cohort_size": 20},
+    ],
+}
+
+
+def charges(name: str) -> list[RunPlan]:
+    base = {"dimension": 8, "population": 2000, "delta": 1e-4, "spare": 0}
+    return [run_plan(calibrate(PrivacyTarget(**(base | changes)))) for changes in LEDGERS[name]]
+
+
+def event_of(plan: RunPlan) -> verifier.Event:
+    return verifier.event_of({"run": "run", "row": "row", "software": "none"} | planned(plan)).cost
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_the_verifiers_filter_admits_what_the_ledgers_filter_admits(name):
+    """Two implementations of the same rules, on other grids, by other transforms."""
+    plans = charges(name)
+    first, *later = map(event_of, plans)
+    observer, delta = plans[0].observer, plans[0].delta
+    needed = min(rule() for rule in verifier.filter_rules([first], later, str(observer), delta, 2.0))
+    costs = [plan.cost for plan in plans]
+    assert Filter(needed * 1.005, delta, observer).charge(costs).admitted
+    assert not Filter(needed * 0.99, delta, observer).charge(costs).admitted
+    declared = Filter(needed, delta, observer, tuple(costs)).charge(costs)
+    budget = {"epsilon": declared.composed_epsilon * 1.0001, "delta": delta, "observer": str(observer)}
+    events = [replace(each, run=str(number)) for number, each in enumerate([first, *later])]
+    assert verifier.check_budget(budget | {"declared": list(map(planned, plans))}, events)
+    with pytest.raises(verifier.Wrong, match="is claimed at"):
+        verifier.check_budget(budget | {"declared": []}, events)
+
+
+def shared_ledger(file: Path, name: str, declared: int = 0) -> Path:
+    """Return the certificate of a ledger on which these runs have begun."""
+    plans = charges(name)
+    budget = replace(
+        plans[0].budget, epsilon=3.0, max_participations=max(plan.max_participations for plan in plans)
+    )
+    with Ledger.create(file, replace(budget, declared=tuple(plans[:declared]))) as book:
+        for number, plan in enumerate(plans):
+            book.begin(f"run {number}", f"owner {number}", plan)
+    return certify(file, key=key_in(file.parent)).certificate
+
+
+def test_a_budget_that_the_ledgers_filter_refuses_is_refused_here(tmp_path, monkeypatch):
+    """The product of the runs fits it, but the second run may have been chosen from what the first one showed."""
+    of_two_kinds = shared_ledger(tmp_path / "shared.sqlite", "two kinds of cohorts")
+    assert statuses(of_two_kinds) == 0
+    statement = json.loads(of_two_kinds.read_text())["statement"]
+    assert statement["claims"][-1]["condition"] == CONDITION
+    product = statement["claims"][-1]["epsilon"] * 1.01
+    costs = [plan.cost for plan in charges("two kinds of cohorts")]
+    refused = Filter(product, statement["ledger"]["budget"]["delta"], RELEASED).charge(costs)
+    assert not refused.admitted
+    file = forged(of_two_kinds, lambda s: s["ledger"]["budget"].update(epsilon=product))
+    found = verifier.verify(file, [PUBLIC])
+    assert found.status == 1
+    assert [kind for kind, line in found.lines if line.startswith("budget against released")] == ["WRONG"]
+    monkeypatch.setattr(
+        verifier,
+        "filter_rules",
+        lambda fixed, later, *rest: [lambda: verifier.own_bound([*fixed, *later], *rest)],
+    )
+    assert statuses(file) == 0
+
+
+def numbers(value: object, path: tuple = ()):
+    """Yield the place of each number: whole ones, floats, fractions in texts, and the number of a row."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from numbers(item, (*path, name))
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from numbers(item, (*path, place))
+    elif type(value) in (int, float) or (
+        isinstance(value, str) and re.fullmatch(r"\d+(/\d+)?|\d+:[0-9a-f]{64}", value)
+    ):
+        yield path
+
+
+def changed(value: object, up: bool) -> object:  # noqa: FBT001 - which way
+    """Return a number a little above or below."""
+    if isinstance(value, int):
+        return value + (1 if up else -1)
+    if isinstance(value, float):
+        return value * (1.01 if up else 0.99)
+    row, mark, rest = value.partition(":")
+    return (
+        f"{int(row) + (1 if up else -1)}:{rest}"
+        if mark
+        else str(Fraction(value) * (Fraction(101 if up else 99, 100)))
+    )
+
+
+def unnoticed(certificate: Path) -> set[tuple[str, bool]]:
+    """Change each number of a certificate in turn, sign it anew with the signer's key, and return what holds."""
+    statement = json.loads(certificate.read_text())["statement"]
+    found = set()
+    for *path, name in list(numbers(statement)):
+        for up in (True, False):
+            other, quick, events = copy.deepcopy(statement), verifier.Findings(), []
+            place = reduce(getitem, path, other)
+            place[name] = changed(place[name], up)
+            if quick.note("content", partial(verifier.check_content, other, events)):
+                quick.note("plan", partial(verifier.check_plan, other, events))
+            if quick.status == 1:  # by what takes no time
+                continue
+            file = certificate.with_name("forged.json")
+            file.write_bytes(signed(other))
+            if statuses(file) != 1:
+                found.add((".".join(part for part in (*path, name) if isinstance(part, str)), up))
+    return found
+
+
+# A greater epsilon than this file's own is a weaker claim, and holds; a budget may leave room for more runs.
+WEAKER = {("claims.epsilon", True), ("ledger.budget.epsilon", True), ("ledger.budget.epsilon", False)}
+# Numbers that nothing else in a certificate contradicts when they are changed alone: docs/certificate.md lists them.
+ROWS = {"ledger.head", "events.row"}
+NOISE = {"events.variance", "events.contributors"}
+
+
+@pytest.mark.parametrize("name", ["once", "fixed", "record replaced"])
+def test_each_number_of_a_runs_certificate_is_recomputed_or_compared(certificates, name):
+    assert {place for place, up in unnoticed(certificates[name]) - WEAKER} <= ROWS
+
+
+def test_each_number_of_a_ledgers_certificate_is_checked_or_listed(tmp_path):
+    """Of its runs the ledger has no plans: while it is not at hand, what they were charged for is the signer's word."""
+    certificate = shared_ledger(tmp_path / "shared.sqlite", "partitions", declared=1)
+    found = {place for place, up in unnoticed(certificate) - WEAKER}
+    declared = {place for place in found if place.startswith("ledger.budget.declared.")}
+    assert found - declared == ROWS | NOISE
+    page = (Path(__file__).parent.parent / "docs" / "certificate.md").read_text()
+    for place in {*ROWS, *NOISE, "ledger.budget.declared"}:
+        assert f"`{place}`" in page
+    statement = json.loads(certificate.read_text())["statement"]
+    for *path, name in list(numbers(statement["events"])):
+        other = copy.deepcopy(statement)
+        place = reduce(getitem, path, other["events"])
+        place[name] = changed(place[name], up=True)
+        with pytest.raises(verifier.Wrong, match="charged other runs"):
+            check_ledger(other, tmp_path / "shared.sqlite")
 
 
 # Mistakes in the verifier, and the lie that would then hold: without the one check it is believed.
@@ -683,9 +867,9 @@ BAD = {
     "a list": b"[]",
     "another object": b'{"statement": {"format": "something else"}}',
     "no statement": b'{"statement": 1}',
-    "not a number": b'{"statement": {"format": "d2pfed certificate 1", "epsilon": NaN}}',
-    "infinite": b'{"statement": {"format": "d2pfed certificate 1", "epsilon": Infinity}}',
-    "many digits": b'{"statement": {"format": "d2pfed certificate 1", "epsilon": ' + b"9" * 10_000 + b"}}",
+    "not a number": b'{"statement": {"format": "d2pfed certificate 2", "epsilon": NaN}}',
+    "infinite": b'{"statement": {"format": "d2pfed certificate 2", "epsilon": Infinity}}',
+    "many digits": b'{"statement": {"format": "d2pfed certificate 2", "epsilon": ' + b"9" * 10_000 + b"}}",
     "deep": b"[" * 100_000,
     "huge": b'{"statement": "' + b"x" * (1 << 22) + b'"}',
 }
@@ -717,7 +901,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, monkeypatch, capsy
         assert all(word in line for line in complaints([str(tmp_path / name)], monkeypatch, capsys))
 
 
-UNREAD = ("software", "accountant", "sampling", "max_participations", "reason", "run", "row", "l1_radius")
+UNREAD = ("software", "accountant", "sampling", "reason", "run", "row")
 
 
 def test_what_is_signed_and_makes_no_sense_is_wrong_and_raises_nothing(certificates):

@@ -1,16 +1,19 @@
 """Check a certificate of d2pfed without d2pfed: `python certificate_verifier.py FILE --key PUBLIC`.
 
-It checks the signed bytes, that all fields agree, and that each claimed epsilon is at least its own bound less 0.1 %.
+It checks the signed bytes, that all fields agree, and that each claimed epsilon is at least its own bound less 0.1 %: a
+run's by composition, a ledger's budget by a privacy filter, as plans and stops may have been chosen from outputs.
 Exit status: 0 all of it holds; 1 something is wrong; 2 it cannot be read; 3 something that is named was not checked.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial, reduce
@@ -26,10 +29,13 @@ from dp_accounting.rdp import compute_epsilon
 from scipy.special import log_ndtr, logsumexp, ndtr
 from scipy.stats import binom
 
-FORMAT = "d2pfed certificate 1"
+FORMAT = "d2pfed certificate 2"
 FIELDS = """format issued subject released unit adjacency mechanism sampling participations colluders dropouts tuning
     trust_model evaluation assumptions not_covered software plan events claims ledger"""
-CLAIM = "observer epsilon delta max_participations scope runs unit adjacency accountant sampling reason"
+CLAIM = "observer epsilon delta max_participations scope runs unit adjacency accountant sampling reason condition"
+LEDGER, BUDGET = "head runs budget means", "observer epsilon delta declared"
+# By the scope of a claim, on what it rests beside the assumptions: the product of runs is no filter (theory 15).
+CONDITIONS = {"run": "", "composed": "if no plan or stop depended on outputs"}
 # The same fact in an event, in a plan's text and as it is stated for readers, of all runs and of the run of a plan.
 FACTS = """unit,unit.is,unit.name adjacency,adjacency.is,adjacency.name method,sampling.method.is,sampling.method
     population,sampling.population,sampling.population cohort_size,sampling.cohort_size,sampling.cohort_size"""
@@ -40,6 +46,21 @@ MECHANISM = Literal["Centered", "Shared", "Designated", "DDGauss", "SkellamNoise
 TOLERANCE = 1e-3  # relative: a claim may be so much below this file's own bound, as two grids are never the same
 LEAST_DELTA, MOST_RUNS, MOST_COINS = 1e-11, 6, 64  # of loss distributions: beyond are rounding errors and minutes
 MOST_BYTES, MOST_CLAIMS, OBSERVERS = 1 << 22, 1000, {"released", "server", "client", "alone"}
+# All that this file has no arithmetic for; docs/certificate.md lists the same.
+UNCHECKED = {
+    "signer": "whose key it is, as none was named",
+    "noise": "binomial noise, and noise of a trusted server",
+    "skellam": "noise behind sampled cohorts that no Gaussian stands for",
+    "mechanism": "a mechanism that is not known here",
+    "narrow": "noise of less than 0.4 steps",
+    "delta": f"a delta below {LEAST_DELTA:g} behind sampled cohorts",
+    "kinds": f"more than {MOST_RUNS} kinds of runs, or a million releases, behind sampled cohorts",
+    "coins": f"a person in more than {MOST_COINS} silos",
+    "wide": "losses too wide for a grid",
+    "memory": "more than this machine has memory for",
+}
+# Of a budget whose later runs may have been chosen from outputs: shares of delta that are fixed beforehand (theory 15).
+SLACK, BASIC, EXCHANGED, MOST_UNITS = 0.05, 0.05, 1e-5, 1 << 17
 _SPELLED: dict[type, str] = {str: r"(?s).+", bytes: r"([0-9a-f]{64}){1,2}", int: r"[1-9][0-9]{0,9}"}
 _SPELLED[Fraction] = r"[1-9][0-9]{0,79}(/[1-9][0-9]{0,79})?"
 
@@ -51,8 +72,11 @@ class Wrong(Exception):  # noqa: N818 - the name of the finding
     """The certificate says something that is not so."""
 
 
-class Unchecked(ValueError):  # noqa: N818 - as above
-    """This file has no arithmetic for it."""
+class Unchecked(Exception):  # noqa: N818 - as above
+    """This file has no arithmetic for it: one of the kinds that are listed."""
+
+    def __init__(self, kind: str, found: object) -> None:
+        super().__init__(f"{UNCHECKED[kind]}: {str(found)[:80]}")
 
 
 @dataclass
@@ -70,9 +94,10 @@ class Findings:
         """Run a check, keep what it finds, in letters that move no cursor, and return whether it holds."""
         try:
             kind, text = "holds", check()
-        except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:  # Unchecked, or beyond all
-            kind, text = "NOT CHECKED", str(error)
-        except (Wrong, LookupError, TypeError, AttributeError) as error:  # the latter: fields of another kind
+        except (Unchecked, MemoryError) as error:
+            kind = "NOT CHECKED"
+            text = str(error if isinstance(error, Unchecked) else Unchecked("memory", error))
+        except Exception as error:  # noqa: BLE001 - of what makes no sense nothing holds
             kind, text = "WRONG", str(error) if isinstance(error, Wrong) else f"it cannot be read: {error!r:.80}"
         self.lines.append((kind, "".join(each if each.isprintable() else "?" for each in f"{what}: {text}")))
         return kind == "holds"
@@ -111,16 +136,20 @@ def check_bytes(data: bytes, content: Json) -> str:
 
 def check_key(public: str, keys: Sequence[str]) -> str:
     """Find a signature by another key than the expected ones."""
+    if not keys:
+        raise Unchecked("signer", public)
     if public not in keys:
-        raise (Wrong if keys else Unchecked)(f"{public} is not a key that was named with --key")
+        raise Wrong(f"{public} is not a key that was named with --key")
     return "the key that was asked for"
 
 
 def _read(value: object, kind: Any) -> Any:  # noqa: ANN401 - a type, and a value of it
     """Return what a field says: a whole number, or a text, bytes in hexadecimal or a fraction, each of one spelling."""
     known, spelled = get_args(kind), _SPELLED.get(kind, "")
+    if known and value in ("binomial", "gaussian"):
+        raise Unchecked("noise", value)
     if known and value not in known:
-        raise Unchecked(f"{str(value)[:40]!r}, where {', '.join(known)} are known")
+        raise Wrong(f"{', '.join(known)} are known, got {str(value)[:40]!r}")
     if spelled and (type(value) is not (int if kind is int else str) or not re.fullmatch(spelled, str(value))):
         raise Wrong(f"{spelled} was expected, got {str(value)[:40]!r}")
     return value if known else bytes.fromhex(str(value)) if kind is bytes else kind(value)
@@ -160,8 +189,9 @@ class Event:
             raise Wrong(
                 f"{rounds} x {self.cohort_size} clients of {self.population} with {self.contributors} noises"
             )
-        if self.l1_radius**2 < min(self.radius**2, Fraction(self.dimension)) * self.radius**2:  # theory 12
-            raise Wrong(f"an l1_radius of {float(self.l1_radius):g} is too small for {float(self.radius):g} in L2")
+        root = Fraction(math.isqrt(self.dimension << 64) + 1, 1 << 32)
+        if self.l1_radius != min(root * self.radius, self.radius**2):  # theory 12
+            raise Wrong(f"an l1_radius of {float(self.l1_radius):g} is not that of {float(self.radius):g} in L2")
 
     def is_hidden(self, observer: str) -> bool:
         """Whether it cannot know in which releases a unit is: coins of records are secret, cohorts for `released`."""
@@ -174,8 +204,13 @@ class Event:
             return min(1, self.contributors - 1)  # a single contributor may be another client
         colluding = re.fullmatch(r"colluding\(([1-9][0-9]{0,8})\)", observer, re.ASCII)
         if colluding is None and observer not in OBSERVERS:
-            raise Unchecked(f"the observer {observer[:40]!r}")
+            raise Wrong(f"the observer {observer[:40]!r} is none")
         return self.contributors - (int(colluding[1]) if colluding else observer == "client")
+
+    @property
+    def cost(self) -> "Event":
+        """All that its cost depends on."""
+        return replace(self, run="", row="", plan=b"", software="")
 
 
 def event_of(given: Json) -> Event:
@@ -196,8 +231,8 @@ def check_plan(statement: Json, events: Sequence[Event]) -> str:
         plan, found = dict(json.loads(text)), f"its digest is {digest.hex()}; {name} is what it allows at worst"
         if own.plan != digest or json.dumps(plan, sort_keys=True, separators=(",", ":")) != text:
             raise Wrong(f"its digest is {digest.hex()}, and that of the event of {name} is {own.plan.hex()}")
-        rounds, size = [statement["subject"]["rounds_complete"], plan["rounds"], own.releases], own.cohort_size
-        ranks = [[0, *rounds], [0, plan["cut_off"], plan["quorum"], size], [0, plan["codec"]["fraction_bits"], 64]]
+        size, bits = own.cohort_size, plan["codec"]["fraction_bits"]
+        ranks = [[0, plan["rounds"], own.releases], [0, plan["cut_off"], plan["quorum"], size], [0, bits, 64]]
         ranks += [[min(2, size), plan["threshold"], plan["neighbours"] + 1, size]]
         if odd := [rank for rank in ranks if rank != sorted(rank)]:
             raise Wrong(f"its numbers {str(odd[0])[:80]} are not in their order")
@@ -220,18 +255,23 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
         yield from (("subject.kind", "ledger"), ("released.at_most", sum(event.releases for event in events)))
         return
     mechanism, codec, grid = plan["mechanism"], plan["codec"], 1 << plan["codec"]["fraction_bits"]
+    if (name := mechanism[""]) not in get_args(MECHANISM):
+        raise Unchecked("mechanism", name)
     clip, step = (abs(float.fromhex(codec[name]["is"])) for name in ("clip", "granularity"))
     radius, root = Fraction(math.floor(Fraction(clip) / Fraction(step) * grid), grid), math.sqrt(own.dimension)
-    if mechanism[""] != "Centered":  # lengthened by conditional rounding (Kairouz, Liu and Steinke 2021)
-        spread, plain = math.sqrt(-2 * math.log(float.fromhex(mechanism["rounded"]["beta"]["is"]))), float(radius)
+    plain, is_whole = float(radius), name in ("Shared", "Designated")
+    yield "mechanism.wrap_probability", _wrapped(plan, own, plain)
+    if name != "Centered":  # lengthened by conditional rounding (Kairouz, Liu and Steinke 2021)
+        spread = math.sqrt(-2 * math.log(float.fromhex(mechanism["rounded"]["beta"]["is"])))
         square = min((plain + root) ** 2, plain**2 + root**2 / 4 + spread * (plain + root / 2))
-        radius = max(own.radius, Fraction(math.sqrt(square) * (1 - 1e-12)))
-    name, turn, view = _read(mechanism[""], MECHANISM), codec["rotation"], plan["against"]
+        is_next = square * (1 - 1e-12) <= own.radius**2 <= square + 2  # it is the root of the next whole number
+        radius = own.radius if is_next else Fraction(math.sqrt(square))
+    turn, view = codec["rotation"], plan["against"]
     size, is_skellam, missing = turn["dimension"], name == "SkellamNoise", own.cohort_size - plan["quorum"]
     yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
     yield "dimension", 1 << (size - 1).bit_length() if turn[""] == "Hadamard" else max(size, own.dimension)
     yield "variance", _read(mechanism["variance" if is_skellam else "sigma"]["is"], Fraction) ** (2 - is_skellam)
-    yield "contributors", 1 if name in ("Shared", "Designated") else plan["quorum"] - plan["cut_off"]
+    yield "contributors", 1 if is_whole else plan["quorum"] - plan["cut_off"]
     if own.unit == "record":
         yield "rate", _read(plan["batches"]["rate"]["is"], Fraction)
         yield "coins", plan["batches"]["max_silos"]
@@ -242,6 +282,24 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     width = math.sqrt(own.variance * max(own.contributors - plan["colluders"], 0))
     shift = float(own.radius) * (2 if own.adjacency == "replace-one" else 1)
     yield from (("mechanism.sigma", width * step), ("mechanism.noise_multiplier", width / shift))
+
+
+def _wrapped(plan: Json, own: Event, radius: float) -> float:
+    """Return the bound on the chance that a coordinate of a sum leaves the ring: sub-Gaussian tails."""
+    vectors = noises = own.cohort_size
+    if own.method == "poisson":
+        vectors = noises = int(binom.isf(1e-6, own.population, own.cohort_size / own.population))
+    if own.unit == "record":
+        vectors = int(binom.isf(1e-6, plan["records"], float(own.rate)))
+    is_whole = plan["mechanism"][""] in ("Shared", "Designated")
+    spread, reach = float(own.variance) * (1 if is_whole else noises), (1 << plan["ring"]["bits"]) / 2
+    proxy = (vectors * radius) ** 2 / own.dimension + spread
+    proxy += noises / 4 if "rounded" in plan["mechanism"] else 0.0  # the rounding's own
+    slope, excess = reach / proxy, 0.0
+    if own.kind == "skellam":  # heavier tails than a Gaussian's
+        slope = min(slope, 1.0)
+        excess = spread * (math.cosh(slope) - 1 - slope**2 / 2)
+    return min(1.0, 2 * own.dimension * math.exp(min(0.0, slope * (slope * proxy / 2 - reach) + excess)))
 
 
 @dataclass(frozen=True)
@@ -256,11 +314,16 @@ class Part:
     variance: float  # of the noise that is left
     excess: float  # what a cap on participations adds to delta while cohorts are hidden (theory 14)
 
+    @property
+    def round(self) -> "Part":
+        """One of its releases, of however many."""
+        return replace(self, event=replace(self.event, releases=1, max_participations=1), count=1, excess=0.0)
+
 
 def eta(width: float) -> float:
     """Bound by how much the mass of a lattice Gaussian varies with its centre (theory 5)."""
     if width < 0.4:
-        raise Unchecked(f"noise that is {width:.3g} steps wide is too narrow for any bound")
+        raise Unchecked("narrow", f"{width:.3g}")
     q = math.exp(-2 * (math.pi * width) ** 2)
     return 2 * q / (1 - q**3)
 
@@ -300,31 +363,28 @@ def gaussian_delta(epsilon: Floats, mu: float, rate: float = 1.0) -> Floats:
     return np.asarray(-rate * np.exp(upper) * np.expm1(np.minimum(lower - upper, 0.0)))
 
 
-def renyi_epsilon(parts: Sequence[Part], delta: float) -> float:
-    """Return epsilon by the Renyi curves of sums of discrete Gaussians (theory 6) and Skellam noises (theory 12)."""
-    orders = np.unique(np.rint(np.geomspace(2, 1 << 30, 3000)))
-    total = np.zeros(len(orders))
-    for part, dimension in ((part, part.event.dimension) for part in parts):
-        shift, variance = part.shift, part.variance
-        if part.event.kind == "skellam":
-            l1 = min(float(part.event.l1_radius / part.event.radius), shift, math.sqrt(dimension)) * shift
-            extra = np.minimum(((2 * orders - 1) * shift**2 + 6 * l1) / (4 * variance**2), 1.5 * l1 / variance)
-        else:
-            lattice = orders * 2 * math.atanh(eta(math.sqrt(variance))) + (2 * orders - 1) * gap(part)
-            extra = dimension * lattice / (orders - 1)
-        total += part.count * (orders * shift**2 / (2 * variance) + extra)
-    return float(compute_epsilon(orders.tolist(), total.tolist(), delta)[0])
+ORDERS = np.unique(np.rint(np.geomspace(2, 1 << 30, 3000)))
 
 
-def known_epsilon(parts: Sequence[Part], delta: float) -> float:
-    """Return epsilon where it is known who takes part: Gaussians' squared ratios add, else Renyi curves do."""
-    squared = slack = 0.0
-    for part in parts:
-        smooth = surrogate(part, sum(each.count for each in parts))
-        if smooth is None:
-            return renyi_epsilon(parts, delta)
-        squared += part.count * part.shift**2 / smooth[0]
-        slack += part.count * smooth[1]
+def renyi_curve(part: Part) -> Floats:
+    """Return the Renyi divergences of one release: sums of discrete Gaussians (theory 6), Skellam noise (theory 12)."""
+    shift, variance, dimension = part.shift, part.variance, part.event.dimension
+    if part.event.kind == "skellam":
+        l1 = min(float(part.event.l1_radius / part.event.radius), shift, math.sqrt(dimension)) * shift
+        extra = np.minimum(((2 * ORDERS - 1) * shift**2 + 6 * l1) / (4 * variance**2), 1.5 * l1 / variance)
+    else:
+        lattice = ORDERS * 2 * math.atanh(eta(math.sqrt(variance))) + (2 * ORDERS - 1) * gap(part)
+        extra = dimension * lattice / (ORDERS - 1)
+    return np.asarray(ORDERS * shift**2 / (2 * variance) + extra)
+
+
+def renyi_epsilon(curve: Floats, delta: float) -> float:
+    """Return epsilon by Renyi divergences at the orders (theory 4)."""
+    return float(compute_epsilon(ORDERS.tolist(), curve.tolist(), delta)[0])
+
+
+def gaussian_epsilon(squared: float, slack: float, delta: float) -> float:
+    """Return epsilon of Gaussians whose squared ratios add up to so much, exchanged at so much slack (theory 3, 8)."""
     low, high = 0.0, 1e6
     for _ in range(100):
         middle = (low + high) / 2
@@ -333,26 +393,72 @@ def known_epsilon(parts: Sequence[Part], delta: float) -> float:
     return high + 2 * slack if high < 1e6 else math.inf
 
 
-def hidden_epsilon(parts: Sequence[Part], delta: float, claimed: float) -> float:
-    """Return epsilon where it is hidden who takes part, by privacy-loss distributions (theory 9, 10)."""
-    counts = [part.event.releases if part.is_hidden else part.count for part in parts]
-    if delta < LEAST_DELTA or len(parts) > MOST_RUNS or sum(counts) > 10**6 or parts[0].event.coins > MOST_COINS:
-        raise Unchecked(f"{sum(counts)} releases of {len(parts)} runs at delta {delta:g} behind sampled cohorts")
-    step, total, slack, excess = min(claimed / max(4096, 256 * math.sqrt(sum(counts))), 1e-3), None, 0.0, 0.0
-    for part, count in zip(parts, counts, strict=True):
-        smooth = surrogate(part, sum(counts))
+Parts = Mapping[Part, int]  # and how many of each
+
+
+def known_epsilon(parts: Parts, delta: float) -> float:
+    """Return epsilon where it is known who takes part: Gaussians' squared ratios add, else Renyi curves do."""
+    squared = slack = 0.0
+    releases = sum(part.count * times for part, times in parts.items())
+    for part, times in parts.items():
+        smooth = surrogate(part, releases)
         if smooth is None:
-            raise Unchecked("noise behind sampled cohorts that no Gaussian stands for")
+            curves = [times * each.count * renyi_curve(each) for each, times in parts.items()]
+            return renyi_epsilon(np.sum(curves, axis=0), delta)
+        squared += times * part.count * part.shift**2 / smooth[0]
+        slack += times * part.count * smooth[1]
+    return gaussian_epsilon(squared, slack, delta)
+
+
+def hidden_epsilon(parts: Parts, delta: float, claimed: float) -> float:
+    """Return epsilon where it is hidden who takes part, by privacy-loss distributions (theory 9, 10)."""
+    counts = {
+        part: times * (part.event.releases if part.is_hidden else part.count) for part, times in parts.items()
+    }
+    require_computable(parts, delta, total := sum(counts.values()))
+    step, composed, slack, excess = grid_step(claimed, total), list[Any](), 0.0, 0.0
+    for part, count in counts.items():
+        smooth = surrogate(part, total)
+        if smooth is None:
+            raise Unchecked("skellam", part.event.kind)
         slack += count * smooth[1]
-        losses = _losses(part, math.sqrt(smooth[0]), step, delta / sum(counts)).self_compose(count)
-        total = losses if total is None else total.compose(losses)
-        excess += part.excess if part.is_hidden else 0.0
+        losses = [each.self_compose(count) for each in _losses(part, math.sqrt(smooth[0]), step, delta / total)]
+        composed = _product(composed, losses)
+        excess += parts[part] * part.excess if part.is_hidden else 0.0
     left = delta * math.exp(-slack) - excess
-    return math.inf if left <= 0 or total is None else float(total.get_epsilon_for_delta(left)) + 2 * slack
+    return math.inf if left <= 0 else _epsilon(composed, left) + 2 * slack
 
 
-def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa: ANN401 - dp-accounting has no types
-    """Return the privacy losses of one release, from above, on a grid."""
+def require_computable(parts: Parts, delta: float, releases: int) -> None:
+    """Refuse what would be rounding errors, or take minutes."""
+    if delta < LEAST_DELTA:
+        raise Unchecked("delta", delta)
+    if len(parts) > MOST_RUNS or releases > 10**6:
+        raise Unchecked("kinds", f"{len(parts)} with {releases} releases")
+    if any(part.event.coins > MOST_COINS for part in parts):
+        raise Unchecked("coins", max(part.event.coins for part in parts))
+
+
+def grid_step(epsilon: float, releases: int) -> float:
+    """Return a step of losses for about so much epsilon of so many releases."""
+    return min(epsilon / max(4096, 256 * math.sqrt(releases)), 1e-3)
+
+
+def _product(composed: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    """Return the losses of both, in each order; a single one is its own mirror image."""
+    if not composed:
+        return list(more)
+    size = max(len(composed), len(more))
+    pairs = zip((*composed, *composed)[:size], (*more, *more)[:size], strict=True)
+    return [one.compose(other) for one, other in pairs]
+
+
+def _epsilon(losses: Sequence[Any], delta: float) -> float:
+    return max(float(order.get_epsilon_for_delta(delta)) for order in losses)
+
+
+def _losses(part: Part, sigma: float, step: float, delta: float) -> list[Any]:
+    """Return the privacy losses of one release, from above, on a grid, in each order; one if both are the same."""
     event, mu, rate, top = part.event, float(part.event.radius) / sigma, float(part.event.rate), step
     if not part.is_hidden:
         profile = partial(gaussian_delta, mu=part.shift / sigma)
@@ -365,7 +471,7 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa
     while top < 600 and profile(np.array([top]))[0] > delta * 1e-6:
         top *= 1.25
     if not top < min(600, step * (1 << 20)):
-        raise Unchecked("losses behind sampled cohorts that are too wide for a grid")
+        raise Unchecked("wide", f"{top:.3g}")
     points = np.arange(-math.ceil(top / step), math.ceil(top / step) + 1)
     grid, ratio = points * step, np.exp(points * step)
     own = profile(grid if profile.func is coins_delta else np.abs(grid))
@@ -374,9 +480,8 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> Any:  # noqa
         orders = [np.where(points >= 0, own, 1 - ratio + ratio * own)]
     deltas = [np.minimum.accumulate(np.clip(order, 0.0, 1.0)) for order in orders]
     if not np.isfinite(deltas).all():
-        raise Unchecked("losses behind sampled cohorts that are beyond all numbers")
-    dots = partial(pld.pld_pmf.create_pmf_pessimistic_connect_dots, step, points)
-    return pld.privacy_loss_distribution.PrivacyLossDistribution(*map(dots, deltas))
+        raise Unchecked("wide", "beyond all numbers")
+    return [pld.pld_pmf.create_pmf_pessimistic_connect_dots(step, points, order) for order in deltas]
 
 
 def opposite_delta(epsilon: Floats, mu: float, rate: float) -> Floats:
@@ -398,22 +503,37 @@ def coins_delta(epsilon: Floats, mu: float, rate: float, coins: int) -> Floats:
     return np.asarray(np.maximum(np.interp(ratio, np.exp(loss[seen]), gain[seen]), 1 - ratio))
 
 
-def own_bound(events: Sequence[Event], observer: str, delta: float, claimed: float) -> float:
-    """Return this file's own epsilon; infinite if the observer knows all of a noise."""
-    parts = []
+def parts_of(events: Sequence[Event], observer: str) -> Parts:
+    """Return the events as an observer sees them."""
+    parts: Counter[Part] = Counter()
     for each in events:
         left, shift = each.unknown(observer), each.radius * (2 if each.adjacency == "replace-one" else each.coins)
         cap = each.releases if each.unit == "record" else min(each.max_participations, each.releases)
         others = binom(each.releases - 1, min(1.0, each.cohort_size / max(1, each.population - 1)))
         cost = float(each.releases * each.rate * (each.method == "fixed")) * float(others.sf(cap - 1))
-        parts += [Part(each, left, cap, each.is_hidden(observer), float(shift), float(each.variance) * left, cost)]
+        is_hidden, variance = each.is_hidden(observer), float(each.variance) * left
+        parts[Part(each.cost, left, cap, is_hidden, float(shift), variance, cost)] += 1
+    return parts
+
+
+def own_bound(events: Sequence[Event], observer: str, delta: float, claimed: float) -> float:
+    """Return this file's own epsilon of events that were fixed beforehand; infinite if a noise is all known.
+
+    It may be any bound that a claim of so much meets.
+    """
+    return bound(parts_of(events, observer), delta, claimed, claimed)
+
+
+def bound(parts: Parts, delta: float, scale: float, enough: float) -> float:
+    """Return epsilon of releases, at about this scale: the least that is known, or one that is small enough."""
     if any(part.left < 1 for part in parts):
         return math.inf
     known = known_epsilon(parts, delta)
-    if claimed >= known * (1 - TOLERANCE) or not any(part.is_hidden for part in parts):
+    if enough >= known * (1 - TOLERANCE) or not any(part.is_hidden for part in parts):
         return known
-    ways = {(*parts,), tuple(replace(part, is_hidden=part.is_hidden and not part.excess) for part in parts)}
-    return min(known, *(hidden_epsilon(way, delta, max(claimed, 1e-6)) for way in ways))
+    uncapped = {replace(part, is_hidden=part.is_hidden and not part.excess): n for part, n in parts.items()}
+    ways = [parts] if uncapped == parts else [parts, uncapped]
+    return min(known, *(hidden_epsilon(way, delta, max(scale, 1e-6)) for way in ways))
 
 
 def check_claim(claim: Json, events: Sequence[Event]) -> str:
@@ -422,18 +542,193 @@ def check_claim(claim: Json, events: Sequence[Event]) -> str:
     covered = [event for event in events if event.run in runs]
     if not len(covered) == len(runs) == {"run": 1}.get(claim["scope"], len(events)):
         raise Wrong(f"it covers the runs {str(runs)[:80]}, and the events are of others")
-    same = claim.get("unit", covered[0].unit), claim.get("adjacency", covered[0].adjacency), covered[0].coins
-    is_capped = claim["scope"] != "run" or claim["max_participations"] == covered[0].max_participations
-    if any((event.unit, event.adjacency, event.coins) != same for event in covered) or not is_capped:
-        raise Wrong("unit, adjacency, cap or a person's silos are not the same in it and in all of its events")
+    require_alike(covered)
+    same = claim["unit"], claim["adjacency"], claim["max_participations"]
+    if same != (covered[0].unit, covered[0].adjacency, max(event.max_participations for event in covered)):
+        raise Wrong(f"unit, adjacency and cap are not those of its events: {str(same)[:80]}")
     if claimed is None:
         return "nothing is claimed, epsilon is infinite"
-    if claim.get("reason") or not (type(claimed) is type(delta) is float and claimed > 0 and 0 < delta < 1):
-        raise Wrong(f"0 < epsilon (or null) and 0 < delta < 1 are expected, got {str((claimed, delta))[:80]}")
-    own = own_bound(covered, _read(observer, str), delta, claimed)
+    if claim["reason"]:
+        raise Wrong(f"a reason for no epsilon stands beside one: {str(claim['reason'])[:80]}")
+    require_numbers(claimed, delta)
+    return met(claimed, delta, own_bound(covered, _read(observer, str), delta, claimed))
+
+
+def require_alike(events: Sequence[Event]) -> None:
+    """Refuse events that are priced for different units."""
+    if len({(event.unit, event.adjacency, event.coins) for event in events}) > 1:
+        raise Wrong("unit, adjacency or a person's silos are not the same in all of its events")
+
+
+def require_numbers(epsilon: object, delta: object) -> None:
+    """Refuse what is no epsilon, or no delta."""
+    if not (isinstance(epsilon, float) and isinstance(delta, float) and epsilon > 0 and 0 < delta < 1):
+        raise Wrong(f"0 < epsilon and 0 < delta < 1 are expected, got {str((epsilon, delta))[:80]}")
+
+
+def met(claimed: float, delta: float, own: float) -> str:
+    """Find an epsilon that is less than this file's own."""
     if not claimed >= own * (1 - TOLERANCE):
         raise Wrong(f"epsilon {claimed:.6g} is claimed at delta {delta:.3g}, and it is {own:.6g}")
     return f"epsilon {claimed:.6g} at delta {delta:.3g}; recomputed {own:.6g}"
+
+
+def check_budget(budget: Json, events: Sequence[Event]) -> str:
+    """Compare a ledger's budget with what a privacy filter makes of its runs, in the order in which they began.
+
+    The product of what was begun is no filter: the next plan may have been chosen from what the last one showed.
+    """
+    epsilon, delta, observer = (budget[name] for name in ("epsilon", "delta", "observer"))
+    declared = [event_of({"run": "-", "row": "-", "software": "-"} | each) for each in budget["declared"]]
+    fixed = [event.cost for event in declared or events[:1]]
+    require_alike([*fixed, *events])
+    require_numbers(epsilon, delta)
+    unused, later = Counter(fixed), []
+    for event in (event.cost for event in events):
+        unused[event] -= 1
+        later += [event] if unused[event] < 0 else []
+    if not later:
+        return met(epsilon, delta, own_bound(fixed, _read(observer, str), delta, epsilon))
+    found, failed = [], list[Unchecked]()
+    for rule in filter_rules(fixed, later, observer, delta, epsilon):
+        try:
+            found.append(rule())
+        except Unchecked as error:
+            failed.append(error)
+        if found and epsilon >= found[-1] * (1 - TOLERANCE):
+            break
+    else:
+        if failed:
+            raise failed[0]
+    return met(epsilon, delta, min(found))
+
+
+Rule = Callable[[], float]
+
+
+def filter_rules(
+    fixed: Sequence[Event], later: Sequence[Event], observer: str, delta: float, epsilon: float
+) -> list[Rule]:
+    """Return the rules one of which must admit all runs, each as the epsilon that it needs (theory 15)."""
+    parts = [parts_of([event], observer) for event in (*fixed, *later)]
+    if any(part.left < 1 for each in parts for part in each):
+        return [lambda: math.inf]
+    hides = [part.is_hidden or part.event.unit == "record" for each in parts[: len(fixed)] for part in each]
+    if hides[0] and all(surrogate(part, 1 << 16) for each in parts[: len(fixed)] for part in each):
+        counted = partial(counted_epsilon, parts[: len(fixed)], parts[len(fixed) :], delta, epsilon)
+        return [counted, partial(added_epsilon, fixed, later, observer, BASIC * delta, epsilon)]
+    if any(hides):
+        return [partial(added_epsilon, fixed, later, observer, delta, epsilon)]
+    known = partial(filtered_epsilon, sum(map(Counter, parts), Counter()), (1 - BASIC) * delta)
+    return [known, partial(added_epsilon, fixed, later, observer, BASIC * delta, epsilon)]
+
+
+def added_epsilon(
+    fixed: Sequence[Event], later: Sequence[Event], observer: str, delta: float, epsilon: float
+) -> float:
+    """Return the sum of the epsilons, each at half the delta of the one before."""
+    stages, total = [parts_of(stage, observer) for stage in (fixed, *([event] for event in later))], 0.0
+    for stage in stages:
+        delta /= 2
+        total += bound(stage, delta, epsilon / len(stages), 0.0)
+    return total
+
+
+def filtered_epsilon(parts: Parts, delta: float) -> float:
+    """Return epsilon of releases each of which may have been chosen from outputs, where nothing is hidden.
+
+    Gaussians by the sum of their squared ratios, others by one rho with D(alpha) <= alpha rho. Which of these a ledger
+    will hold, and how epsilon is divided between them, was open: each case has its own share of delta.
+    """
+    squared = slack = rho = 0.0
+    for part, times in parts.items():
+        count, smooth = times * part.count, surrogate(part, 1 << 12)
+        if smooth is not None and smooth[1] <= 1e-4 / (1 << 12):
+            squared, slack = squared + count * part.shift**2 / smooth[0], slack + count * smooth[1]
+        else:
+            rho += count * float(np.max(renyi_curve(part) / ORDERS))
+    if slack > 1e-4:
+        return math.inf
+    if not rho:
+        return gaussian_epsilon(squared, 1e-4, 0.8 * delta)
+    if not squared:
+        return renyi_epsilon(rho * ORDERS, 0.1 * delta)
+    share = 0.05 * delta / (63 * 2)  # of 63 ways to give two or three kinds whole tenths of epsilon
+    smooth_one, other = gaussian_epsilon(squared, 1e-4, share), renyi_epsilon(rho * ORDERS, share)
+    return min(max(10 * smooth_one / tenths, 10 * other / (10 - tenths)) for tenths in range(1, 10))
+
+
+def counted_epsilon(fixed: Sequence[Parts], later: Sequence[Parts], delta: float, epsilon: float) -> float:
+    """Return epsilon of all runs, counted in rounds of the first one: of another kind, as many as cover it."""
+    first, every = next(iter(fixed[0])), list(itertools.chain(*fixed, *later))
+    counts = {part: part.event.releases if part.is_hidden else part.count for part in every}
+    require_computable(counts, delta, total := sum(counts[part] for part in every))
+    exchanged = {part: surrogate(part, 1 << 16) for part in counts}
+    if not all(exchanged.values()):
+        raise Unchecked("skellam", first.event.kind)
+    smooth = {part: found for part, found in exchanged.items() if found}
+    step = grid_step(epsilon, total)
+    losses = {part: _losses(part, math.sqrt(found[0]), step, delta / total) for part, found in smooth.items()}
+    left = SLACK * delta - math.fsum(part.excess for part in itertools.chain(*fixed))
+    units, others = 0, list[Any]()
+    for part in itertools.chain(*fixed):
+        if part.round == first.round:
+            units += counts[part]
+        else:
+            others = _product(others, [each.self_compose(counts[part]) for each in losses[part]])
+    for part in itertools.chain(*later):
+        left -= part.excess
+        if part.round == first.round:
+            units += counts[part]
+            continue
+        left /= 2
+        run = [each.self_compose(counts[part]) for each in losses[part]]
+        units += units_over(run, losses[first], left, step)
+    if left < 0 or math.fsum(counts[part] * smooth[part][1] for part in every) > EXCHANGED or units > MOST_UNITS:
+        return math.inf
+    whole = _product(others, [each.self_compose(units) for each in losses[first]])
+    return _epsilon(whole, delta * ((1 - BASIC) * math.exp(-EXCHANGED) - SLACK)) + 2 * EXCHANGED
+
+
+def units_over(run: Sequence[Any], unit: Sequence[Any], slack: float, step: float) -> int:
+    """Return the least number of units whose product plus a slack is nowhere below a run's profile, in both orders."""
+    slack -= (
+        1e-14 * MOST_UNITS
+    )  # more than rounding, which may have made products of the unit larger than they are
+    if slack < LEAST_DELTA:
+        return MOST_UNITS + 1
+    size = max(len(run), len(unit))
+    orders = list(zip((*run, *run)[:size], (*unit, *unit)[:size], strict=True))
+    tops = [math.ceil(max(one.get_epsilon_for_delta(slack), 0.0) / step) + 1 for one, _ in orders]
+    wanted = [_profile(one, step, top) - slack for (one, _), top in zip(orders, tops, strict=True)]
+
+    def covers(count: int) -> bool:
+        return all(
+            np.all(want <= _profile(each.self_compose(count), step, top))
+            for want, (_, each), top in zip(wanted, orders, tops, strict=True)
+        )
+
+    low, high = 0, 1
+    while not covers(high):
+        low, high = high, 2 * high
+        if high > MOST_UNITS:
+            return high
+    while high - low > max(1, low // 1000):
+        middle = (low + high) // 2
+        low, high = (low, middle) if covers(middle) else (middle, high)
+    return high
+
+
+def _profile(losses: Any, step: float, top: int) -> Floats:  # noqa: ANN401 - dp-accounting has no types
+    """Return delta at so many grid points from 0 on; beyond them the slack of a comparison alone is enough."""
+    dense = losses.to_dense_pmf()
+    masses, first = np.asarray(dense._probs), dense._lower_loss  # noqa: SLF001 - its own loop takes seconds
+    seen = np.arange(top + 1)
+    above = np.clip(seen + 1 - first, 0, len(masses))
+    with np.errstate(over="ignore"):
+        shrunk = masses * np.exp(-np.maximum((np.arange(len(masses)) + first) * step, 0.0))
+    tails = [np.append(np.cumsum(each[::-1])[::-1], 0.0)[above] for each in (masses, shrunk)]
+    return np.asarray(dense._infinity_mass + tails[0] - np.exp(seen * step) * tails[1])  # noqa: SLF001 - as above
 
 
 def check_content(statement: Json, events: list[Event]) -> str:
@@ -447,14 +742,16 @@ def check_content(statement: Json, events: list[Event]) -> str:
     kinds = {(event.plan, replace(event, run="", row="", software="")) for event in events}
     if len(kinds) > len(dict(kinds)):
         raise Wrong("events with the digest of one plan differ in what it allows")
-    odd = set(statement) ^ set(FIELDS.split()) | set(ledger["budget"]) ^ set(CLAIM.split()[:4])
+    odd = set(statement) ^ set(FIELDS.split()) | set(ledger) ^ set(LEDGER.split())
+    odd |= set(ledger["budget"]) ^ set(BUDGET.split())
     odd |= {name for name, value in statement.items() if not value and name != "plan"}
     for each in claims:
-        odd |= set(each) ^ set(CLAIM.split()) | {each["scope"]} - {"run", "ledger"}
+        odd |= set(each) ^ set(CLAIM.split()) | {each["scope"]} - set(CONDITIONS)
+        odd |= {f"condition {each['condition']}"} - {f"condition {CONDITIONS.get(each['scope'])}"}
         odd |= {f"delta {each['delta']}"} - {f"delta {ledger['budget']['delta']}"}
     if odd:
         raise Wrong(f"fields are missing, superfluous, empty or not the budget's: {', '.join(sorted(odd))[:200]}")
-    needed, observers = {("ledger", ledger["budget"]["observer"])} if len(names) > 1 else set(), set(OBSERVERS)
+    needed, observers = {("composed", ledger["budget"]["observer"])} if len(names) > 1 else set(), set(OBSERVERS)
     if statement["plan"] is not None:
         names, colluders = [statement["subject"]["name"]], statement["colluders"]["of_a_cohort"]
         observers |= {statement["trust_model"]["against"], f"colluding({colluders})" if colluders else "server"}
@@ -462,7 +759,7 @@ def check_content(statement: Json, events: list[Event]) -> str:
     said = {(str(item["runs"]) if item["scope"] == "run" else item["scope"], item["observer"]) for item in claims}
     if len(said) < len(claims) or len(claims) > MOST_CLAIMS:
         raise Wrong(f"of {len(claims)} claims some are made twice, or there are more than {MOST_CLAIMS}")
-    if others := [*(needed - said), *(it for it in said - needed if it[0] not in {*dict(needed)} - {"ledger"})]:
+    if others := [*(needed - said), *(it for it in said - needed if it[0] not in {*dict(needed)} - {"composed"})]:
         raise Wrong(f"about {str(others[0])[:80]} nothing is said, or it is not what this is about")
     return f"all fields, {len(events)} charged runs, {len(claims)} claims"
 
@@ -475,9 +772,10 @@ def verify(path: Path, keys: Sequence[str] = ()) -> Findings:
         found.note("signer", lambda: check_key(content["public_key"], keys))
         if found.status != 1 and found.note("content", lambda: check_content(statement, events)):
             found.note("plan", lambda: check_plan(statement, events))
-            budget = statement["ledger"]["budget"] | {"scope": "budget", "runs": [event.run for event in events]}
-            for claim in [*statement["claims"], budget]:
+            for claim in statement["claims"]:
                 found.note(f"{claim['scope']} against {claim['observer']}", partial(check_claim, claim, events))
+            budget = statement["ledger"]["budget"]
+            found.note(f"budget against {budget['observer']}", lambda: check_budget(budget, events))
     return found
 
 

@@ -227,18 +227,20 @@ def seen_cohort_delta(data, other, sequences, noise_of, ratio):
     return float(total)
 
 
-def best_stop(ratio, epsilons):
+def best_stop(ratio, epsilons, rate=1.0):
     """The largest delta of someone who watches Gaussian releases and stops when the printed epsilon suits best.
 
-    `epsilons[t]` is printed after t + 1 releases, each a shift of `ratio` deviations. Dynamic programming over a grid
-    of losses; the value is interpolated, which errs by less than the comparisons made with it.
+    `epsilons[t]` is printed after t + 1 releases, each a shift of `ratio` deviations behind a secret coin of this rate.
+    Dynamic programming over a grid of losses; the value is interpolated, which errs by less than the comparisons made
+    with it.
     """
     rounds = len(epsilons)
     top = max(epsilons) + 8 * ratio * np.sqrt(rounds) + 1
     losses = np.linspace(-10 * ratio * np.sqrt(rounds) - 1, top, 6001)
     nodes, weights = np.polynomial.hermite_e.hermegauss(41)
-    weights = weights / weights.sum()
-    steps = ratio * ratio / 2 + ratio * nodes
+    seen = np.concatenate([nodes + ratio, nodes])  # in deviations, if the coin came up and if not
+    weights = np.concatenate([rate * weights, (1 - rate) * weights]) / weights.sum()
+    steps = np.log1p(rate * np.expm1(ratio * seen - ratio * ratio / 2))
 
     def gain(epsilon):
         return np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)

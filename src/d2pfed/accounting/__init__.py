@@ -30,7 +30,6 @@ from d2pfed.accounting.observers import (
     account,
     colluding,
     realised_epsilon,
-    silo_epsilons,
     upper_bound,
 )
 from d2pfed.accounting.own_account import client_epsilon
@@ -50,7 +49,6 @@ __all__ = [
     "Guarantee",
     "account",
     "realised_epsilon",
-    "silo_epsilons",
     "upper_bound",
     "round_up",
     "cap_excess",

@@ -130,6 +130,8 @@ _SURROGATE_SLACK = 1e-5  # of all surrogates together
 _SMOOTHED = 1 << 16  # a release's own slack is that of one among so many
 _MOST_TIMES = 16  # the budget in units is searched up to this multiple of what is charged
 
+CONDITION = "if no plan or stop depended on outputs"  # on which `composed_epsilon` holds: print both, or neither
+
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
@@ -172,8 +174,8 @@ class FilterDecision:
         units: what each plan was charged, declared ones first, in rounds of the reference; empty where there is no
             reference.
         budget_units: the budget in the same units; 0 where there is no reference.
-        composed_epsilon: epsilon of exactly these plans composed, which holds only if no plan and no stop depended on
-            outputs (print it with these words, or not at all); for a single plan it holds as it is.
+        composed_epsilon: epsilon of exactly these plans composed, which holds on the `CONDITION` only; for a single
+            plan it holds as it is.
         reason: one line on why the last plan is refused; empty if it is admitted.
     """
 

@@ -144,7 +144,7 @@ def realised_epsilon(
     """
     check_delta(delta)
     check_releases(releases)
-    if releases[0].unit is Unit.RECORD:  # who took part is no secret: see `silo_epsilons`
+    if releases[0].unit is Unit.RECORD:  # every silo is asked, so who took part is no secret
         return None
     left = [_unknown_noise(release.noise, observer) for release in releases]
     noises = [noise for noise in left if noise is not None]
@@ -175,24 +175,6 @@ def realised_epsilon(
 
     most = max(sum(min(max_participations, len(run)) for run in pattern) for pattern in patterns)
     return _unamplified_epsilon(total, distinct, delta, most)[0]
-
-
-def silo_epsilons(releases: Sequence[Release], observer: Observer, *, delta: float) -> dict[int, float]:
-    """Return epsilon of the records of each silo, by the vectors that it sent: what a silo's own ledger counts.
-
-    For the unit record. Noise that counts is that of all honest silos in a sum, as the releases state it.
-    """
-    check_releases(releases)
-    by_counts: dict[tuple[Release, ...], float] = {}
-    found: dict[int, float] = {}
-    for silo in sorted({client for release in releases for client in release.participants}):
-        own = tuple(replace(each, participants=()) for each in releases if silo in each.participants)
-        kinds = tuple(sorted(own, key=lambda each: (each.run, str(each.noise))))
-        same = tuple(replace(each, round=0, attempt=0) for each in kinds)
-        if same not in by_counts:
-            by_counts[same] = account(same, observer, delta=delta, max_participations=len(same)).epsilon
-        found[silo] = by_counts[same]
-    return found
 
 
 def _account(

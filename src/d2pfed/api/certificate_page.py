@@ -31,7 +31,7 @@ def page(statement: dict[str, Any], signed: bytes, public: str) -> str:
     statement = statement | {"software": statement["software"] | began}
     return template.render(
         statement=statement,
-        claims=[_told(claim) for claim in statement["claims"]],
+        claims=[_told(claim) for claim in (*statement["claims"], _budget(statement))],
         sections=[(name.replace("_", " "), _rows(statement[name])) for name in sections],
         ledger=_rows(statement["ledger"]),
         digest=sha256(signed).hexdigest(),
@@ -39,10 +39,30 @@ def page(statement: dict[str, Any], signed: bytes, public: str) -> str:
     )
 
 
+_SCOPES = {"run": "this run", "composed": "the runs so far", "budget": "all runs of the ledger"}
+
+
+def _budget(statement: dict[str, Any]) -> dict[str, Any]:
+    """Return what a ledger claims, in the form of a claim: its budget."""
+    found: dict[str, Any] = (
+        statement["claims"][-1]
+        | statement["ledger"]["budget"]
+        | {
+            "scope": "budget",
+            "runs": [event["run"] for event in statement["events"]],
+            "accountant": "a privacy filter over whole runs",
+            "sampling": "that of each run",
+            "reason": "",
+            "condition": "whatever was chosen from outputs",
+        }
+    )
+    return found
+
+
 def _told(claim: dict[str, Any]) -> dict[str, str]:
     epsilon = "infinite" if claim["epsilon"] is None else round_up(claim["epsilon"], 4)
     return {
-        "scope": "this run" if claim["scope"] == "run" else "all runs of the ledger",
+        "scope": _SCOPES[claim["scope"]] + f", {claim['condition']}" * bool(claim["condition"]),
         "runs": ", ".join(claim["runs"]),
         "observer": claim["observer"],
         "who": _OBSERVED[claim["observer"].partition("(")[0]],
@@ -71,12 +91,12 @@ def registry_entry(statement: dict[str, Any]) -> str:
     letters beyond its first plane stay themselves; numbers have a point, as YAML 1.1 takes 1e-05 for a text.
     """
     subject, unit, trust = statement["subject"], statement["unit"], statement["trust_model"]
-    observer = trust.get("against", statement["ledger"]["budget"]["observer"])
-    chosen = [each for each in statement["claims"] if each["observer"] == observer]
-    chosen = chosen[0] if statement["plan"] else chosen[-1]  # of a ledger what all of its runs cost together
+    budget = _budget(statement)
+    of_run = [each for each in statement["claims"] if each["observer"] == trust.get("against")]
+    chosen = of_run[0] if statement["plan"] else budget
     others = "; ".join(
         f"{each['observer']}, {told['scope']} ({told['runs']}): {told['epsilon']}"
-        for each, told in ((each, _told(each)) for each in statement["claims"])
+        for each, told in ((each, _told(each)) for each in (*statement["claims"], budget))
     )
     entry = {
         "status": "Draft",
@@ -102,7 +122,8 @@ def registry_entry(statement: dict[str, Any]) -> str:
                 "privacy_unit_description": f"{unit['means']}; {statement['adjacency']['name']}: "
                 f"{statement['adjacency']['means']}",
                 "privacy_parameters": {"epsilon": chosen["epsilon"], "delta": chosen["delta"]},
-                "privacy_parameters_description": f"Against {chosen['observer']}. Against each observer: {others}.",
+                "privacy_parameters_description": f"Against {chosen['observer']}, {_told(chosen)['scope']}. "
+                f"Against each observer: {others}.",
             },
             "model": {
                 "model_name": "Federated",

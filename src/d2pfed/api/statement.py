@@ -24,9 +24,9 @@ from d2pfed.accounting import (
     SkellamSum,
     Unit,
 )
-from d2pfed.certificate_verifier import FORMAT
+from d2pfed.certificate_verifier import CONDITIONS, FORMAT
 from d2pfed.errors import ConfigError
-from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, Verification, read_rows, verify
+from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, RunPlan, Verification, read_rows, verify
 from d2pfed.ledger.software import software_digest
 from d2pfed.noise.mechanisms import l1_radius
 from d2pfed.plan.plan import guarantees, run_guarantee
@@ -75,15 +75,18 @@ class LedgerRecord:
 
 def event(head: Head, begun: ChargedRun) -> Json:
     """Return one charged run as a certificate has it: what it may release at worst, nothing of who took part."""
-    plan, release = begun.plan, begun.plan.release
+    named = {"run": begun.run, "row": head.encode(), "software": begun.software or "not recorded"}
+    return named | planned(begun.plan)
+
+
+def planned(plan: RunPlan) -> Json:
+    """Return what a run is charged for, or was declared as, by all that its cost depends on."""
+    release = plan.release
     kind, variance, l1 = _law(release.noise)
     rate, coins = _coins(release)
     contributors, dimension = (getattr(release.noise, name, 1) for name in ("contributors", "dimension"))
     return {
-        "run": begun.run,
-        "row": head.encode(),
         "plan": plan.plan.hex(),
-        "software": begun.software or "not recorded",
         "unit": release.unit.value,
         "adjacency": release.adjacency.value,
         "method": release.sampling.method.value,
@@ -137,6 +140,7 @@ def claim(scope: str, runs: Sequence[str], item: Guarantee) -> Json:
         "sampling": item.sampling,
         "max_participations": item.max_participations,
         "reason": item.reason,
+        "condition": CONDITIONS[scope],
     }
 
 
@@ -164,10 +168,10 @@ def _claims(report: RunReport | None, own: ChargedRun | None, record: LedgerReco
             unit=last.release.unit,
             adjacency=last.release.adjacency,
             sampling="that of each run",
-            max_participations=whole.budget.max_participations,
-            accountant="all runs composed, if none was begun or stopped for what another had shown",
+            max_participations=max(begun.plan.max_participations for _, begun in record.runs),
+            accountant="all runs composed",
         )
-        found.append(claim("ledger", [begun.run for _, begun in record.runs], together))
+        found.append(claim("composed", [begun.run for _, begun in record.runs], together))
     return found
 
 
@@ -221,7 +225,7 @@ def statement(
             "head": found.head.encode(),
             "runs": len(record.runs),
             "budget": allowed(found.budget),
-            "means": "the budget holds whatever runs and stops were chosen from earlier outputs",
+            "means": "the claim of a ledger is its budget: it holds whatever runs and stops were chosen from outputs",
         },
     }
 
@@ -232,7 +236,7 @@ def allowed(budget: Budget) -> Json:
         "epsilon": float(budget.epsilon),
         "delta": float(budget.delta),
         "observer": str(budget.observer),
-        "max_participations": budget.max_participations,
+        "declared": [planned(plan) for plan in budget.declared],
     }
 
 

@@ -49,7 +49,6 @@ def run_facts(run: Path, report: RunReport, plan: Plan, own: ChargedRun) -> Json
             "title": report.title,
             "data": report.data,
             "rounds_planned": plan.rounds,
-            "rounds_complete": report.summary.rounds,
             "end": report.summary.end.value,
         },
         "released": {

@@ -1,11 +1,13 @@
 """`d2pfed ledger`: what was released and what it cost."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from d2pfed.accounting import Sampling, round_up
+from d2pfed.accounting.filters import CONDITION
 from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, Group, SectionedCommand, option
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
@@ -39,13 +41,11 @@ def show(
     if plot is not None:
         _plot(budget, tuple(row.epsilon for row in rows if row.kind is RowKind.BEGIN), plot)
     if json:
-        print_json({"budget": budget, "rows": [_fields(row) for row in rows]})
+        print_json({"budget": budget, "rows": [_fields(row) for row in rows], "epsilon_holds": CONDITION})
         return
     from rich.table import Table  # noqa: PLC0415 - slow to load, and JSON needs no table
 
-    table = Table(
-        title=f"Budget: {_budget(budget)}", caption="epsilon: of all runs so far, if none was chosen from outputs"
-    )
+    table = Table(title=f"Budget: {_budget(budget)}", caption=f"epsilon: of all runs so far, {CONDITION}")
     for name in ("row", "server", "kind", "run", "round", "attempt", "survivors", "epsilon"):
         table.add_column(name, justify="left" if name in ("kind", "run") else "right")
     for row in rows:
@@ -61,15 +61,14 @@ def verify_command(path: File, json: AsJson = False) -> None:
     file = _file(path)
     found = verify(file)
     if json:
-        print_json(found)
+        print_json({item.name: getattr(found, item.name) for item in fields(found)} | {"spent_holds": CONDITION})
         return
     units = f" {found.units} of {found.of} units of it are charged." if found.of else ""
     servers = f"{found.servers} server{'s' * (found.servers != 1)}"
     out().print(
         f"{file} holds together: {found.committed} releases, {found.void} void attempts, {found.unfinished} unfinished "
         f"(counted as released), {servers}. The budget of {_budget(found.budget)} holds whatever was "
-        f"chosen from outputs.{units} If no run was begun and none stopped for what was seen, the runs cost epsilon "
-        f"{round_up(found.spent, 5)} together."
+        f"chosen from outputs.{units} The runs cost epsilon {round_up(found.spent, 5)} together, {CONDITION}."
     )
     for begun in found.runs:
         plan = begun.plan
@@ -120,7 +119,7 @@ def _plot(budget: Budget, epsilons: tuple[float, ...], path: Path) -> None:
 
     if not epsilons or path.suffix not in (".png", ".svg"):
         raise ConfigError(f"a plot needs a run and a name that ends in .png or .svg, got {len(epsilons)}, {path}")
-    spent = Line("charged", Ink.MAIN, epsilons, tuple(map(float, range(1, len(epsilons) + 1))))
+    spent = Line(f"charged, {CONDITION}", Ink.MAIN, epsilons, tuple(map(float, range(1, len(epsilons) + 1))))
     lines = (Line("budget", Ink.LIMIT, (budget.epsilon,)), spent)
     title = f"Epsilon charged against {budget.observer}"
     drawing = draw(Plot(name="ledger", title=title, across="run", lines=lines))
