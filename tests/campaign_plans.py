@@ -171,7 +171,9 @@ def _too_cheap(case: Case, plan: Plan, life: Outcome) -> Iterator[str]:
     if min(whole, oracles.MOST) * (1 - SLACK) > float(str(case.settings["budget"])):
         yield f"the plan may cost {whole:g}, and the budget is {case.settings['budget']}"
     own = oracles.least_epsilon(plan, honest, plan.max_participations, plan.delta)
-    if plan.unit is Unit.CLIENT and min(own, oracles.MOST) * (1 - SLACK) > float(str(case.settings["most_epsilon"])):
+    if plan.unit is Unit.CLIENT and min(own, oracles.MOST) * (1 - SLACK) > float(
+        str(case.settings["most_epsilon"])
+    ):
         yield f"the plan costs at least {own:g}, and {case.settings['most_epsilon']} is allowed"
 
 
@@ -243,7 +245,9 @@ def plans(
 
 def rule_of(text: str) -> str:
     """A refusal without its values."""
-    return re.sub(r"\b(got|the plan has) .*$", r"\1 ...", re.sub(r"[-+]?\b\d[\d.,]*(e[-+]?\d+)?\b|\binf\b", "#", text))
+    return re.sub(
+        r"\b(got|the plan has) .*$", r"\1 ...", re.sub(r"[-+]?\b\d[\d.,]*(e[-+]?\d+)?\b|\binf\b", "#", text)
+    )
 
 
 def main(name: str, size: int, directory: Path, seed: str) -> int:

@@ -1,20 +1,14 @@
 """Plans through real clients, in small: nothing is wrong, and each hole that was there once is found again."""
 
-import numpy as np
 import pytest
 
 import campaign_plans
 from d2pfed.accounting import Unit
-from d2pfed.flower import client_account
 from d2pfed.flower.private_client import PrivateClient
-from d2pfed.noise.mechanisms import Centered
-from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.plan import Policy, PrivacyTarget, Protocol, calibrate, policy
+from d2pfed.plan import Policy, Protocol, policy
 from d2pfed.round import standing_silo
-from d2pfed.secagg import standing_checks
 from support import lying_plans
 from support.ill_data import ILLS
-from support.noise_oracles import FALSE_ALARMS, Measure, least_epsilon
 from test_profiles import fragile, nothing
 
 PAIRWISE = {(Protocol.PAIRWISE, Unit.CLIENT): 1}

@@ -128,7 +128,7 @@ class Request:
 @pytest.fixture(scope="module")
 def requests():
     """Requests by their names; in memory, where there is a place for it: each of thousands syncs its rows."""
-    memory = Path("/dev/shm")  # noqa: S108 - a directory of its own
+    memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:
         yield cache(lambda name: Request.of(REQUESTS[name](Path(place) / name)))
 

@@ -58,6 +58,7 @@ from support.standing import Silo
 Settings = Mapping[str, object]
 Receive = Callable[[bytes], bytes]
 
+
 @dataclass(frozen=True)
 class Group:
     """A roster with its draws; who would collude, and in which order, was settled before the authority's nonce."""

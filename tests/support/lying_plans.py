@@ -82,11 +82,13 @@ def _calibrated(
         return share, None
 
 
-def _target(  # noqa: PLR0917 - all that a plan depends on
+def _target(
     stream: Stream, size: int, depth: int | None, protocol: Protocol, unit: Unit, share: float
 ) -> dict[str, object]:
     rounds, spare = among(stream, 1, 1, 2, 3), among(stream, 0, 1, 2)
-    population = max(3, among(stream, *(size,) * 8, size - 1, size // 2, size + 1))  # of another roster, now and then
+    population = max(
+        3, among(stream, *(size,) * 8, size - 1, size // 2, size + 1)
+    )  # of another roster, now and then
     target: dict[str, object] = {
         "dimension": among(stream, 64, 100, 128, 256),
         "population": population,
@@ -211,7 +213,9 @@ def _sampling(plan: Plan, stream: Stream) -> Plan:
         case 0:
             method = among(stream, *Sampling)
         case 1:
-            population = max(cohort, among(stream, population - 1, population + 1, 2 * population, population // 2))
+            population = max(
+                cohort, among(stream, population - 1, population + 1, 2 * population, population // 2)
+            )
         case 2:
             cohort = among(stream, cohort - 1, cohort + 1, max(3, cohort // 2))
             population = max(population, cohort)
@@ -289,7 +293,11 @@ def _in_text(plan: Plan, stream: Stream) -> tuple[Plan | None, str]:
     found = list(re.finditer(r"(?<![\w.\"])\d+", text))
     place = found[stream.below(len(found))]
     value = int(place.group())
-    text = text[: place.start()] + str(among(stream, 0, 1, value + 1, max(0, value - 1), 2 * value)) + text[place.end() :]
+    text = (
+        text[: place.start()]
+        + str(among(stream, 0, 1, value + 1, max(0, value - 1), 2 * value))
+        + text[place.end() :]
+    )
     try:
         return decode_plan(text), text
     except ConfigError:

@@ -21,7 +21,10 @@ from d2pfed.plan import Plan
 
 FALSE_ALARMS = 1e-6  # of a whole campaign
 _POOLED = 0.1  # of them
-_WIDE = 4.0, 100.0  # variances from which on sums of squares of discrete Gaussians and Skellams are as those of Gaussians
+_WIDE = (
+    4.0,
+    100.0,
+)  # variances from which on sums of squares of discrete Gaussians and Skellams are as those of Gaussians
 MOST = 500.0  # an epsilon above this guarantees nothing, and is compared with nobody's
 
 

@@ -82,7 +82,9 @@ class Script:
     def _places(self) -> list[Place]:
         """Round, attempt, draw and block of attempts that the plan has, the worst draw first; settles the first draw."""
         plan, attack = self.plan, self.attack
-        steps = [(number, attempt) for number in range(plan.rounds) for attempt in range(plan.attempts_per_round)][:6]
+        steps = [(number, attempt) for number in range(plan.rounds) for attempt in range(plan.attempts_per_round)][
+            :6
+        ]
         if self.case.group.roster.depth is None:
             return [(*step, 0, 0) for step in steps]
         with suppress(D2PFedError):
@@ -162,7 +164,9 @@ class Script:
 
     def _standing(self) -> None:
         plan, attack = self.plan, self.attack
-        steps = [(number, attempt) for number in range(plan.rounds) for attempt in range(plan.attempts_per_round)][:6]
+        steps = [(number, attempt) for number in range(plan.rounds) for attempt in range(plan.attempts_per_round)][
+            :6
+        ]
         size = among(self.stream, plan.quorum, plan.cohort_size, plan.cohort_size)
         if self.stream.below(8) == 0:
             self._other_protocol()
@@ -206,7 +210,9 @@ class Script:
             case _:
                 self._other_protocol()
 
-    def _step(self, current: StandingEpoch, number: int, attempt: int, size: int, *, flawed_task: bool = False) -> None:
+    def _step(
+        self, current: StandingEpoch, number: int, attempt: int, size: int, *, flawed_task: bool = False
+    ) -> None:
         attack, epoch = self.attack, current.epoch
         request, task, purpose = self._task(flawed_task)
         worst = self._by_worth(epoch.cohort)[:size]
