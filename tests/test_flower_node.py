@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import sys
 import time
 import zipfile
 from contextlib import nullcontext
@@ -184,6 +185,19 @@ def test_messages_are_answered_in_forks_and_one_that_hangs_holds_up_no_other(tmp
     assert caplog.text.count("its process ended with 1") == 1
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "stuck").read_text()), 0)
+
+
+def test_a_fork_ends_although_an_app_has_closed_its_streams(monkeypatch):
+    """Else it goes on as a second node, and ends the other forks."""
+    monkeypatch.setattr(runtime, "answer", lambda *_given: sys.stdout.close())
+    test, forks = os.getpid(), node.Forks()
+    try:
+        forks.start(None, "token", None)
+    finally:
+        if os.getpid() != test:
+            os._exit(9)
+    ((child, _),) = forks._begun.items()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_node_that_is_not_reached_has_no_message():

@@ -1,6 +1,5 @@
 """The client's half in a ClientApp: `ClientApp(mods=[private])` makes an existing training function private."""
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from d2pfed.flower.client_config import (
     simulated_client_config,
 )
 from d2pfed.flower.layout import NamedArrays
-from d2pfed.flower.private_client import PrivateClient, Purpose, TrainArrays
+from d2pfed.flower.private_client import PrivateClient, Purpose, TrainArrays, discreet, log_error
 from d2pfed.flower.questions import answer_question
 from d2pfed.flower.records import (
     EVALUATION_TYPE,
@@ -32,8 +31,6 @@ from d2pfed.round import Units
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is
-
-_log = logging.getLogger("d2pfed.flower")
 
 
 def private(message: Message, context: Context, train: Train) -> Message:
@@ -70,10 +67,11 @@ class PrivateRecords:
 
 
 def _answer(message: Message, context: Context, train: TrainArrays) -> Message:
-    kind, data = from_record(message.content)
-    purpose = Purpose.EVALUATION if message.metadata.message_type == EVALUATION_TYPE else Purpose.TRAINING
-    client = PrivateClient(_config(context), message.metadata.dst_node_id, context.run_config, train, purpose)
-    return Message(to_record(kind, client.answer(kind, data)), reply_to=message)
+    with discreet():  # Flower sends the text of whatever an app raises
+        kind, data = from_record(message.content)
+        purpose = Purpose.EVALUATION if message.metadata.message_type == EVALUATION_TYPE else Purpose.TRAINING
+        client = PrivateClient(_config(context), message.metadata.dst_node_id, context.run_config, train, purpose)
+        return Message(to_record(kind, client.answer(kind, data)), reply_to=message)
 
 
 def require_type(message: Message, *types: str) -> None:
@@ -103,7 +101,7 @@ def _config(context: Context) -> ClientConfig:
     try:
         return config_of(context)
     except Exception:  # noqa: BLE001 - whatever it is, Flower would send its text to the server
-        _log.exception("this client's config cannot be used")
+        log_error("this client's config cannot be used")
         raise ConfigError("this client is not set up; its own log says why") from None
 
 

@@ -160,6 +160,7 @@ def _anchor_line(anchor: Path | None) -> str:
 
 def read_client_config(directory: Path) -> ClientConfig:
     """Read a client's directory: client.toml, and for an enrolled client its private key."""
+    directory = directory.absolute()  # a user's function may change the working directory
     require_directory(directory)
     settings = _settings(directory / "client.toml")
     unknown = sorted(set(settings) - set(_TYPES))
@@ -173,11 +174,13 @@ def read_client_config(directory: Path) -> ClientConfig:
             directory=directory,
             client=client,
             authority=authority,
-            anchor=Path(anchor).expanduser() if anchor is not None else default_anchor(authority, client),
+            anchor=Path(anchor).expanduser().absolute()
+            if anchor is not None
+            else default_anchor(authority, client),
             policy=Policy(**_table(settings, "policy", Policy)),
             budget=ClientBudget(**_table(settings, "budget", ClientBudget)),
             secret=None if authority == NOBODY else read_secret(directory / "key"),
-            state=Path(settings["state"]).expanduser() if "state" in settings else None,
+            state=Path(settings["state"]).expanduser().absolute() if "state" in settings else None,
             keys_on_disk=settings.get("keys_on_disk", False),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -192,10 +195,10 @@ def simulated_client_config(root: Path, partition: object) -> ClientConfig:
     if not isinstance(partition, int):
         raise ConfigError(f"a simulated client needs a partition-id, got {partition!r}")
     config = ClientConfig(
-        directory=root / f"client-{partition}",
+        directory=root.absolute() / f"client-{partition}",
         client=partition,
         authority=NOBODY,
-        anchor=root / "anchors" / str(partition),
+        anchor=root.absolute() / "anchors" / str(partition),
         policy=_anything(),
         budget=ClientBudget(1e9),
         secret=None,

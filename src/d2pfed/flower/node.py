@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -178,8 +178,9 @@ def _answer(runtime: "Runtime", token: str, source: "AppSource") -> NoReturn:
     except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens
         _log.exception("a message was not answered")
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(BaseException):  # an app may have closed them
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 

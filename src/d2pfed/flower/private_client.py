@@ -1,7 +1,9 @@
 """The client's half of a private federation: (kind, bytes) in, bytes out, over whatever transport carries them."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -71,17 +73,12 @@ class PrivateClient:
 
     def answer(self, kind: RequestKind, data: bytes) -> bytes:
         """Return the answer to a request; raise PeerError or ConfigError where there is none."""
-        try:
+        with discreet():
             if kind is RequestKind.ANNOUNCEMENT:
                 return self._accept(RunAnnouncement.decode(data)).encode()
             if kind is RequestKind.PRESENCE:
                 return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
             return self._participate(ExchangeRequest.decode(data))
-        except Exception as error:  # whatever it is: a transport may send its text to the server
-            if isinstance(error, (PeerError, ConfigError)) and not isinstance(error, FileError):
-                raise
-            _log.exception("this client failed")
-            raise PeerError("this client failed; its own log says why") from None
 
     def _accept(self, announcement: RunAnnouncement) -> RunAcceptance:
         """Accept a run that this client's policy and budget allow, and say which client this is."""
@@ -132,12 +129,13 @@ class PrivateClient:
             entropy=Entropy.system().require_system(),
             participations=attempt.charge(),
         )
+        process = os.getpid()
         try:
             return participant.encode(attempt.session, self._update(attempt, settings, params, layout), group)
-        except KeyboardInterrupt:  # its owner stops it
-            raise
-        except BaseException:  # noqa: BLE001 - whatever it was, `sys.exit` in a user's function included
-            _log.exception("training failed: this client contributes zero and its noise")
+        except BaseException:  # noqa: BLE001 - whatever it was: a user's function may raise an exit or an interrupt
+            log_error("training failed: this client contributes zero and its noise")
+        finally:
+            end_copy(process)
         nothing = _NoUnits() if attempt.plan.unit is Unit.RECORD else np.zeros_like(params)
         return participant.encode(attempt.session, nothing, group)
 
@@ -163,6 +161,30 @@ class PrivateClient:
             raise ConfigError("the trained arrays must be finite, got NaN or infinity")
         local.keep(layout, trained)
         return update
+
+
+@contextmanager
+def discreet() -> Iterator[None]:
+    """Let errors of ours out, which name a rule; of any other a transport may send only that there was one."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (PeerError, ConfigError)) and not isinstance(error, FileError):
+            raise
+        log_error("this client failed")
+        raise PeerError("this client failed; its own log says why") from None
+
+
+def log_error(what: str) -> None:
+    """Log the error that is being handled; where a user's function has broken the log, nothing else changes."""
+    with suppress(BaseException):
+        _log.exception(what)
+
+
+def end_copy(process: int) -> None:
+    """End a process that a user's function has forked and let out: it would send a second vector with one noise."""
+    if os.getpid() != process:
+        os._exit(1)
 
 
 def _request(settings: Mapping[str, object]) -> Request:
