@@ -1,4 +1,4 @@
-"""From the first touch of a client's data its vector comes, whatever fails; what fails after that says nothing of them."""
+"""From the first touch of a client's data its vector comes, whatever fails; what fails later tells nothing of them."""
 
 import io
 import logging
@@ -34,8 +34,9 @@ SECRET = "patient 7"
 FAILED = "refused", "<class 'd2pfed.errors.PeerError'>:<'this client failed; its own log says why'>"
 NOT_SET_UP = "refused", "<class 'd2pfed.errors.ConfigError'>:<'this client is not set up; its own log says why'>"
 
-# Above these no function of ours catches an error; they hold no data.
+# Lines of these are outside of what catches errors, and hold no data.
 OUTERMOST = {f"flower.client.{name}" for name in ("private", "require_type", "PrivateRecords.__call__", "_answer")}
+OUTERMOST |= {"flower.private_client.discreet"}
 
 # What runs once the vector has its noise: masking, moving the keys, saving the phase. A function that is new here must
 # not see what was trained.

@@ -57,7 +57,7 @@ class Progress:
         def count(frame: FrameType) -> None:
             found[Line(self.stage, frame.f_code, frame.f_lineno)] += 1
 
-        with self._traced(lambda code: code.co_filename.startswith(_ROOT), count):
+        with self._traced(None, count):
             request()
         return found
 
@@ -67,30 +67,33 @@ class Progress:
 
         def count_down(frame: FrameType) -> None:
             nonlocal left
-            if frame.f_lineno == line.number and self.stage is line.stage:
+            if frame.f_lineno == line.number and frame.f_code is line.code and self.stage is line.stage:
                 left -= 1
                 if not left:
                     raise error
 
-        with self._traced(lambda code: code is line.code, count_down):
+        with self._traced(line.code, count_down):
             request()
         return left <= 0
 
     @contextmanager
-    def _traced(self, is_wanted: Callable[[CodeType], bool], visit: Visit) -> Iterator[None]:
-        """Visit each line of the code that is wanted, and note when the vector is complete."""
+    def _traced(self, wanted: CodeType | None, visit: Visit) -> Iterator[None]:
+        """Visit each line of one function, or of all of d2pfed, and note when the vector is complete."""
         encode = Participant.encode.__code__
         self.stage = Stage.BEFORE
 
         def follow(frame: FrameType, event: str, given: object):
-            if event == "line" and is_wanted(frame.f_code):
+            if event == "line":
                 visit(frame)
             elif event == "return" and frame.f_code is encode and given is not None:
                 self.stage = Stage.ENCODED
             return follow
 
         def begin(frame: FrameType, _event: str, _given: object):
-            return follow if is_wanted(frame.f_code) or frame.f_code is encode else None
+            code = frame.f_code
+            if code is wanted or code is encode or (wanted is None and code.co_filename.startswith(_ROOT)):
+                return follow
+            return None
 
         before = sys.gettrace()  # that of coverage, say
         sys.settrace(begin)
