@@ -8,6 +8,7 @@ from d2pfed.flower import client_account
 from d2pfed.flower.client_account import ALL, NOTHING, RUNS, ClientAccount, ClientSpending, carried_over, charged
 from d2pfed.flower.client_config import ClientBudget, init_client, read_client_config
 from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import ClientLog
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 
@@ -135,6 +136,21 @@ def test_where_nothing_is_sampled_a_client_at_its_cap_refuses(account, plan):
         account.require_room(plan, "a run", account.log.read())
 
 
+@pytest.mark.parametrize("plan", [FIXED, NONE], ids=["sampled", "not"])
+def test_nothing_is_left_at_the_cap_and_once_the_budget_is_spent(config, account, plan):
+    for number in range(plan.max_participations):
+        account.require_left(plan, "a run", number, 0, account.log.read())
+        charge(account, plan, number=number)
+    with pytest.raises(PeerError, match="cap or budget is reached"):
+        account.require_left(plan, "a run", 9, 0, account.log.read())
+    account.require_left(plan, "another run", 0, 0, account.log.read())
+    poor = ClientAccount(
+        config.log, ClientBudget(1.001 * ClientSpending.of(config.log.read()).epsilon(DELTA), DELTA)
+    )
+    with pytest.raises(PeerError, match="cap or budget is reached"):
+        poor.require_left(plan, "another run", 0, 0, config.log.read())
+
+
 def test_a_sampled_client_at_its_cap_takes_part_and_sends_zero(account):
     for number in range(FIXED.max_participations):
         charge(account, FIXED, number=number)
@@ -227,6 +243,18 @@ def test_a_declaration_that_nothing_was_lost_is_in_the_log(config, account):
     assert len(ClientSpending.of(config.log.read()).releases) == 1
     (body,) = config.log.read().bodies(Entry.DECLARATION)
     assert (body["carried"], body["why"]) == (NOTHING, "moved to another machine")
+
+
+def test_what_a_log_begins_with_counts_like_a_declaration(tmp_path):
+    def opened(name, carried):
+        (tmp_path / name).mkdir(mode=0o700)
+        log = ClientLog(tmp_path / name, tmp_path / f"anchor of {name}", bytes(32), 3)
+        return ClientSpending.of(log.create(carried))
+
+    assert opened("all", carried_over(ALL, {})).is_all_spent
+    moved = opened("runs", carried_over(RUNS, {"elsewhere": FIXED}))
+    assert moved.participations("elsewhere") == FIXED.max_participations
+    assert moved.epsilon(DELTA) == client_epsilon([charged(FIXED, "", 0, 0)] * 3, DELTA)
 
 
 @pytest.mark.parametrize(("choice", "runs"), [("some", {}), (RUNS, {}), (ALL, {"a run": FIXED})])

@@ -1,12 +1,13 @@
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from d2pfed.errors import PeerError
 from d2pfed.flower import client_state
-from d2pfed.flower.client_state import SavedPhase, SavedPhases
+from d2pfed.flower.client_state import AcceptedRuns, RunTerms, SavedPhase, SavedPhases
 from support.crash_moments import Disk, lay_out
 
 SESSION, OTHER = b"s" * 32, b"o" * 32
@@ -142,3 +143,33 @@ def test_what_is_kept_is_readable_by_its_owner_alone(tmp_path):
     SavedPhases(tmp_path).save(SESSION, saved())
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (tmp_path / "states").iterdir())
     assert stat.S_IMODE((tmp_path / "states").stat().st_mode) == 0o700
+
+
+TERMS = RunTerms("a plan", "a layout", 3, b"roster", b"policy")
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"plan": "another"}, "another plan or layout"),
+        ({"layout": "another"}, "another plan or layout"),
+        ({"roster": b"newer", "layout": "another"}, "another plan or layout"),
+        ({"first_draw": 4}, "first draw under one roster is 3, got 4"),
+    ],
+)
+def test_a_run_keeps_the_terms_that_it_was_announced_with(tmp_path, change, refusal):
+    runs = AcceptedRuns(tmp_path)
+    runs.accept("a run", TERMS)
+    with pytest.raises(PeerError, match=refusal):
+        runs.accept("a run", replace(TERMS, **change))
+    assert runs.terms("a run") == TERMS
+    runs.accept("another run", replace(TERMS, **change))
+
+
+def test_a_run_may_be_announced_again_under_a_newer_roster_with_draws_of_its_own(tmp_path):
+    runs = AcceptedRuns(tmp_path)
+    for terms in (TERMS, TERMS, replace(TERMS, roster=b"newer", first_draw=0, allowed=b"another policy")):
+        runs.accept("a run", terms)
+        assert AcceptedRuns(tmp_path).terms("a run") == terms
+    with pytest.raises(PeerError, match="was never announced to this client"):
+        runs.terms("another run")

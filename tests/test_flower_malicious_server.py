@@ -111,6 +111,15 @@ def test_a_draw_serves_one_run_and_without_the_check_the_same_clients_are_asked_
     other.invite()
 
 
+def test_a_draw_on_which_an_attempt_has_begun_serves_no_other_run(server):
+    server.invite()  # and no vector is asked for: the server has seen who answers
+    assert vectors(server) == 0
+    other = replace(server, run="another run")
+    other.announce(VICTIM)
+    with pytest.raises(PeerError, match="draw 0 of this roster was used before"):
+        other.invite()
+
+
 def test_under_once_a_client_that_has_sent_a_vector_is_not_asked_for_another(tmp_path, monkeypatch):
     plan = make_plan(5, rounds=1, population=10, sampling=Sampling.ONCE, spare=0)
     server = MaliciousServer(tmp_path, plan, enrol(tmp_path, 10))

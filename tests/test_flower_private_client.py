@@ -5,16 +5,25 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_account import ClientSpending
-from d2pfed.flower.client_config import read_client_config
+from d2pfed.flower.client_account import ClientAccount, ClientSpending
+from d2pfed.flower.client_config import NOBODY, ClientBudget, ClientConfig, read_client_config
 from d2pfed.flower.private_client import PrivateClient
-from d2pfed.flower.requests import RequestKind, RunAcceptance
+from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
+from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.files import make_directory
+from d2pfed.numerics import canonical
+from d2pfed.plan import Policy
+from d2pfed.round import Attempt, session_of
 from d2pfed.secagg.crypto import require_signature
+from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.invitation import encode_invitation
 from support.enrolled_clients import directory_of, enrol, make_plan
-from support.malicious_server import MaliciousServer, add_one
+from support.malicious_server import LAYOUT, MaliciousServer, add_one
 
 CLIENTS = 5
 
@@ -37,6 +46,21 @@ def test_an_attempt_over_plain_function_calls_charges_every_client_once(server):
     assert [spent(server, client) for client in range(CLIENTS)] == [1] * CLIENTS
 
 
+def test_a_row_says_of_which_round_and_attempt_its_vector_is(server):
+    for number, attempt in ((0, 0), (0, 1), (1, 0)):
+        server.attempt(number, attempt)
+    history = read_client_config(directory_of(server.directory, 3)).log.read()
+    releases = ClientSpending.of(history).releases
+    assert [(each.run, each.round, each.attempt) for each in releases] == [
+        (server.run, 0, 0),
+        (server.run, 0, 1),
+        (server.run, 1, 0),
+    ]
+    assert [body["draw"] for body in history.bodies(Entry.CHARGE)] == [
+        server.draw(*each) for each in ((0, 0), (0, 1), (1, 0))
+    ]
+
+
 def test_a_client_signs_for_its_own_node(server):
     announcement, config = server.announcement(), read_client_config(directory_of(server.directory, 2))
     data = PrivateClient(config, 42, {}, add_one(2)).answer(RequestKind.ANNOUNCEMENT, announcement.encode())
@@ -45,6 +69,56 @@ def test_a_client_signs_for_its_own_node(server):
     require_signature(key, acceptance.signature, announcement.statement(42, 2))
     with pytest.raises(PeerError, match="a signature does not fit"):
         require_signature(key, acceptance.signature, announcement.statement(43, 2))
+
+
+def test_at_its_cap_a_sampled_client_sends_zero_and_no_row_is_written(tmp_path):
+    plan = make_plan(CLIENTS, sampling=Sampling.FIXED, max_participations=1)
+    server = MaliciousServer(tmp_path, plan, enrol(tmp_path, CLIENTS))
+    server.announce()
+    first, second = server.sum_of_updates(0), server.sum_of_updates(1)
+    assert first[:CLIENTS].min() > 0.5 > np.abs(second).max()
+    assert server.refusals == {}
+    assert [spent(server, client) for client in range(CLIENTS)] == [1] * CLIENTS
+
+
+def test_at_its_cap_a_client_that_is_always_asked_begins_nothing(server):
+    config = read_client_config(directory_of(server.directory, 0))
+    account = ClientAccount(config.log, config.budget)
+    for number in range(server.plan.max_participations):
+        account.charge(server.plan, server.run, number, 0, {"roster": "", "draw": number})
+    before = config.log.read()
+    with pytest.raises(ConfigError, match=f"has sent {server.plan.max_participations} vectors in run"):
+        server.invite()
+    assert config.log.read() == before
+
+
+def test_a_client_joins_no_cohort_below_its_least_whatever_the_plan_allows(tmp_path):
+    """Shares of one noise are those of all: an attempt may go on with those who were left, down to two."""
+    plan = make_plan(CLIENTS, mechanism="shared", dropouts=0, colluders=0.0, consistency=Consistency.ASSUMED)
+    lenient = {"most_epsilon": 1e6, "least_noise_multiplier": 0.0, "least_colluders": 0.0, "least_quorum": 2}
+    config = ClientConfig(
+        directory=tmp_path / "client",
+        client=0,
+        authority=NOBODY,
+        anchor=tmp_path / "anchor",
+        policy=Policy(mechanisms=("shared",), least_cohort=4, **lenient),
+        budget=ClientBudget(1e6),
+        secret=None,
+    )
+    make_directory(config.directory)
+    config.log.create({"carried": "nothing"})
+    client = PrivateClient(config, 42, {}, add_one(0))
+    announcement = RunAnnouncement("a run", canonical.encode(plan), LAYOUT.encode())
+    client.answer(RequestKind.ANNOUNCEMENT, announcement.encode())
+    for attempt, cohort in enumerate([(0, 1, 2, 3, 4), (0, 2, 3, 4), (0, 3, 4)]):
+        session = session_of(plan, Attempt("a run", 0, attempt), cohort)
+        request = ExchangeRequest(encode_invitation(session, 0, None, None), 60.0, 300.0).encode()
+        if len(cohort) >= 4:
+            assert client.answer(RequestKind.EXCHANGE, request)
+        else:
+            with pytest.raises(PeerError, match="a cohort must have at least 4 clients, got 3"):
+                client.answer(RequestKind.EXCHANGE, request)
+    assert len(config.log.read().bodies(Entry.BEGUN)) == 2
 
 
 def test_a_client_trains_only_for_a_mask_request_and_with_what_was_sent(server):
