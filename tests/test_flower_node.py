@@ -6,11 +6,16 @@ import io
 import json
 import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
 import time
 import zipfile
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +24,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
 from flwr.supernode import start_client_internal
 from loopback import Federation
 
@@ -36,7 +42,6 @@ def takes(function: object, *names: str) -> bool:
 
 def test_the_private_interface_is_the_one_that_the_node_speaks():
     assert takes(runtime.get_load_client_app_fn, "default_app_ref", "app_path", "multi_app")
-    assert takes(runtime.install_from_fab, "fab_file", "skip_prompt")
     assert takes(runtime.pull_task_input, "client")
     assert takes(runtime.push_message, "client", "message", "context")
     assert takes(runtime.push_task_output, "client", "context", "sub_status", "details")
@@ -118,24 +123,12 @@ def test_a_local_app_answers_for_its_own_name_only():
     source = runtime.LocalApp(LIGHT)
     source.preload()
     own = runtime.get_metadata_from_config(runtime.get_project_config(LIGHT))
-    assert source.load(run_of(*own), bundle()).__class__.__name__ == "ClientApp"
+    with source.load(run_of(*own), bundle()) as app:
+        assert app.__class__.__name__ == "ClientApp"
     with pytest.raises(PeerError, match=r"this client runs the app .*light"):
-        source.load(run_of("someone/else"), bundle())
+        source.load(run_of("someone/else"), bundle()).__enter__()
     with pytest.raises(PeerError, match="and was asked for another"):
-        source.load(run_of(own[0], "9.9.9"), bundle())
-
-
-def test_another_bundle_than_the_pinned_one_is_not_unpacked(monkeypatch):
-    unpacked = []
-    monkeypatch.setattr(runtime, "install_from_fab", lambda content, skip_prompt: unpacked.append(content))
-    monkeypatch.setattr(runtime, "get_load_client_app_fn", lambda *_, multi_app: lambda *found: found)
-    fab = bundle()
-    pinned = hashlib.sha256(fab.content).hexdigest()
-    with pytest.raises(PeerError, match=r"this client runs the app 0000000000000000\.\.\. only"):
-        runtime.PinnedApp("0" * 64).load(run_of(), fab)
-    assert unpacked == []
-    assert runtime.PinnedApp(pinned).load(run_of(), fab)[2] == pinned
-    assert unpacked == [fab.content]
+        source.load(run_of(own[0], "9.9.9"), bundle()).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +143,7 @@ def test_the_server_hears_rules_and_nothing_else(error, said):
     def fail(message: Message, context: object) -> Message:
         raise error
 
-    source = SimpleNamespace(load=lambda run, fab: fail)
+    source = SimpleNamespace(load=lambda run, fab: nullcontext(fail))
     runtime_message = make_message(RecordDict(), 100)
     reply, status, details = runtime._reply(source, runtime_message, None, run_of(), bundle())
     assert (reply.error.reason, status, details) == (said, runtime.SubStatus.FAILED, said)
@@ -219,7 +212,7 @@ def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
     monkeypatch.setattr(runtime, "push_task_output", lambda **output: done.append(output["sub_status"]))
     beats = SimpleNamespace(start=lambda: done.append("heartbeat"))
     monkeypatch.setattr(runtime, "HeartbeatSender", lambda _send: beats)
-    source = SimpleNamespace(load=lambda _run, _fab: lambda message, context: "the answer")
+    source = SimpleNamespace(load=lambda _run, _fab: nullcontext(lambda message, context: "the answer"))
     runtime.answer(runtime.Runtime("127.0.0.1:1", None, None), "token", source)
     assert done == ["heartbeat", ("the answer", "context"), runtime.SubStatus.COMPLETED]
 
@@ -273,7 +266,76 @@ def test_a_node_has_one_supernode(arguments, monkeypatch):
         node.main()
 
 
+@contextmanager
+def listening() -> Iterator[tuple[int, list[bytes]]]:
+    """A listener on this machine that hangs up, its port, and the first bytes that it was sent by each caller."""
+    heard: list[bytes] = []
+
+    def hear() -> None:
+        with suppress(OSError):
+            while True:
+                caller, _ = server.accept()
+                with caller:
+                    heard.append(caller.recv(4096))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = Thread(target=hear)
+        thread.start()
+        yield server.getsockname()[1], heard
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "127.0.0.1:80@example.org", "[::]", ""])
+def test_a_runtime_beyond_loopback_needs_certificates(host):
+    with pytest.raises(ConfigError, match="without --root-certificates the runtime must be on loopback, got"):
+        runtime.Runtime(f"{host}:8001", None, b"secret")
+    runtime.Runtime(f"{host}:8001", b"certificates", b"secret")
+
+
+def test_without_the_check_messages_are_asked_for_in_the_clear(monkeypatch):
+    monkeypatch.setattr(runtime, "require_loopback", lambda _address: None)
+    with listening() as (port, heard):  # 0.0.0.0 is no loopback address, and happens to lead here
+        assert runtime.acquire(runtime.Runtime(f"0.0.0.0:{port}", None, b"secret").client(None)) is None
+    assert heard[0].startswith(b"POST /v1/runtime/acquire-task")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8001", "127.8.9.1:1", "localhost:8001", "[::1]:8001"])
+def test_a_runtime_on_loopback_needs_none(address):
+    runtime.Runtime(address, None, b"secret").client(None).close()
+
+
+def test_a_proxy_is_not_asked_for_this_machines_own_runtime(monkeypatch):
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", "")
+    with listening() as (proxy, heard_by_proxy), listening() as (port, heard):
+        for variable in ("http_proxy", "all_proxy"):
+            monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy}")
+        own = runtime.Runtime(f"127.0.0.1:{port}", None, b"secret")
+        runtime.acquire(own.client(None))
+        assert (len(heard_by_proxy), len(heard)) == (1, 0)
+        node.bypass_proxies()
+        runtime.acquire(own.client(None))
+    assert (len(heard_by_proxy), len(heard)) == (1, 1)
+
+
+def test_a_supernode_runs_nothing_here_and_keeps_its_secret(tmp_path, monkeypatch):
+    (tmp_path / "numpy.py").write_text("open('planted', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with node.started_supernode(["--isolation", "subprocess", "--host", "0.0.0.0", "--help"]) as (_, _, process):
+        assert process.args.index("0.0.0.0") < process.args.index("127.0.0.1")
+        assert process.args.index("subprocess") < process.args.index("process")
+        assert process.wait(timeout=60) == 0
+    assert not (tmp_path / "planted").exists()
+    # Without -P.
+    subprocess.run([arg for arg in process.args if arg != "-P"], check=False, capture_output=True, timeout=60)
+    assert (tmp_path / "planted").exists()
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_one_round_through_two_warm_nodes(tmp_path):
+    """One runs its own app, the other the bundle that it has pinned, although another lies where Flower unpacks it."""
     signals = tmp_path / "signals"
     signals.mkdir()
     (signals / "planted").write_text("planted")
@@ -283,9 +345,13 @@ def test_one_round_through_two_warm_nodes(tmp_path):
         tmp_path / "federation", 2, 2, 2, 0.0, environment={"PYTHONPATH": str(ROOT / "src")}, app=LIGHT, preload=""
     ) as federation:
         federation.start_superlink()
-        for client in range(2):
+        sha256 = hashlib.sha256(build_fab_from_disk(LIGHT)).hexdigest()
+        planted = federation.directory / "flower" / "apps" / f"d2pfed.light.1.0.0.{sha256[:8]}"
+        shutil.copytree(LIGHT, planted)
+        (planted / "light" / "client_app.py").write_text("raise RuntimeError('it was run')")
+        for client, pin in enumerate([None, sha256]):
             federation.register(client)
-            federation.start_supernode(client)
+            federation.start_supernode(client, pin=pin)
         files = {
             "roster": str(federation.roster),
             "authority": federation.authority,
