@@ -45,10 +45,13 @@ class Progress:
     """Where a client is in a request; the user's function says when it is called."""
 
     stage: Stage = Stage.BEFORE
+    woken: Callable[[], None] | None = None  # a trace that begins where data are touched: it costs time
 
     def touch(self) -> None:
         if self.stage is Stage.BEFORE:
             self.stage = Stage.TOUCHED
+            if self.woken is not None:
+                self.woken()
 
     def record(self, request: Callable[[], object]) -> Counter[Line]:
         """How often each line is reached, in the order of their first times."""
@@ -57,7 +60,7 @@ class Progress:
         def count(frame: FrameType) -> None:
             found[Line(self.stage, frame.f_code, frame.f_lineno)] += 1
 
-        with self._traced(None, count):
+        with self._traced(None, Stage.BEFORE, count):
             request()
         return found
 
@@ -72,13 +75,13 @@ class Progress:
                 if not left:
                     raise error
 
-        with self._traced(line.code, count_down):
+        with self._traced(line.code, line.stage, count_down):
             request()
         return left <= 0
 
     @contextmanager
-    def _traced(self, wanted: CodeType | None, visit: Visit) -> Iterator[None]:
-        """Visit each line of one function, or of all of d2pfed, and note when the vector is complete."""
+    def _traced(self, wanted: CodeType | None, stage: Stage, visit: Visit) -> Iterator[None]:
+        """Visit each line of one function, or of all of d2pfed, from a stage on; note when the vector is complete."""
         encode = Participant.encode.__code__
         self.stage = Stage.BEFORE
 
@@ -95,9 +98,19 @@ class Progress:
                 return follow
             return None
 
+        def wake() -> None:
+            frame: FrameType | None = sys._getframe()
+            while frame is not None:
+                if begin(frame, "call", None) is not None:
+                    frame.f_trace = follow
+                frame = frame.f_back
+            sys.settrace(begin)
+
         before = sys.gettrace()  # that of coverage, say
-        sys.settrace(begin)
+        self.woken = None if stage is Stage.BEFORE else wake
+        sys.settrace(begin if stage is Stage.BEFORE else None)
         try:
             yield
         finally:
+            self.woken = None
             sys.settrace(before)
