@@ -212,7 +212,7 @@ class _Contribution:
         show it. What went wrong is for this client's own log.
         """
         try:
-            local = LocalArrays(self.attempt.config.directory, self.attempt.session.run)
+            local = LocalArrays(self.attempt.config.directory, self.attempt.session.run, self.attempt.plan)
             trained = _arrays(self.train(layout.unflatten(params) | local.load(layout), settings))
             update = _finite(layout.flatten(trained) - params)
             local.keep(layout, trained)
