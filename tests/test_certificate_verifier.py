@@ -907,12 +907,13 @@ UNREAD = ("software", "accountant", "sampling", "reason", "run", "row")
 def test_what_is_signed_and_makes_no_sense_is_wrong_and_raises_nothing(certificates):
     """Every field of event and claim with values of every type: a finding, never an exception, never a pass by type."""
     for where in ("events", "claims"):
-        names = list(json.loads(certificates["once"].read_text())["statement"][where][0])
-        for name in names:
+        for name, stated in json.loads(certificates["once"].read_text())["statement"][where][0].items():
             for value in (None, [], {}, -1, 10**30, 1e300, "", "x", True):
+                if value == stated:
+                    continue
                 file = forged(certificates["once"], lambda s, n=name, v=value, w=where: s[w][0].update({n: v}))
                 found = verifier.verify(file, [PUBLIC])
-                allowed = (0, 1, 3) if name in UNREAD or value is None or value == 1e300 else (1, 3)
+                allowed = (0, 1) if name in UNREAD or value is None or value == 1e300 else (1,)
                 assert found.status in allowed, (name, value)
 
 

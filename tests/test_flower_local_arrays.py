@@ -1,4 +1,4 @@
-"""Buffers, such as the statistics of batch norms: they stay with their client, get no noise, and outlive a round."""
+"""Buffers, such as the statistics of batch norms: they stay with their client, and outlive a round where they may."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError
+from d2pfed.flower import local_arrays
 from d2pfed.flower.layout import ArraySpec, Layout, LocalArray
 from d2pfed.flower.local_arrays import LocalArrays
 from d2pfed.flower.records import from_record
@@ -67,6 +69,26 @@ def test_statistics_stay_with_their_client(tmp_path):
     assert [file.stat().st_mode & 0o777 for file in kept] == [0o600]
 
 
+def drawn(tmp_path, monkeypatch=None) -> list[int]:
+    """How many batches clients had counted before, in all rounds behind cohorts of four of six."""
+    if monkeypatch is not None:
+        monkeypatch.setattr(local_arrays, "may_outlive_rounds", lambda _plan: True)
+    tmp_path.mkdir()
+    seen: dict[int, list[np.ndarray]] = {}
+    plan = make_plan(6, rounds=3, cohort_size=4, sampling=Sampling.FIXED, dropouts=0.0, max_participations=3)
+    roster, grid = enrol(tmp_path, 6), make_grid(tmp_path, 6, train=counting(seen))
+    make_strategy(plan, tmp_path, roster, trained=("params",)).start(grid, initial(), 3, 60.0)
+    assert max(map(len, seen.values())) > 1
+    return sorted(count for rounds in seen.values() for _, count in rounds)
+
+
+def test_behind_drawn_cohorts_no_client_keeps_a_state(tmp_path, monkeypatch):
+    """Else its vector tells who sees the models in which rounds it was, which amplification takes for a secret."""
+    assert set(drawn(tmp_path / "refused")) == {0}
+    assert not list(tmp_path.glob("refused/*/local"))
+    assert max(drawn(tmp_path / "kept", monkeypatch)) > 0
+
+
 def test_without_the_names_of_what_is_trained_buffers_are_trained_or_refused(tmp_path):
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     with pytest.raises(ConfigError, match="counters and other buffers are no parameters"):
@@ -83,17 +105,17 @@ def test_a_layout_with_local_arrays_is_read_back():
 
 
 def test_what_was_kept_is_used_if_it_fits(tmp_path):
-    arrays = LocalArrays(tmp_path, "a run")
+    arrays = LocalArrays(tmp_path, "a run", make_plan())
     assert arrays.load(layout())["mean"].tolist() == [0.0, 0.0]
     arrays.keep(layout(), {"mean": np.array([1, 2], np.float32), "params": np.ones(4, np.float32)})
     assert arrays.load(layout())["mean"].tolist() == [1.0, 2.0]
-    assert LocalArrays(tmp_path, "another").load(layout())["mean"].tolist() == [0.0, 0.0]
+    assert LocalArrays(tmp_path, "another", make_plan()).load(layout())["mean"].tolist() == [0.0, 0.0]
     wider = Layout(layout().entries, (LocalArray.of("mean", np.zeros(3, np.float32)),))
     assert arrays.load(wider)["mean"].tolist() == [0.0] * 3
 
 
 def test_a_damaged_file_is_as_before_the_first_round(tmp_path, caplog):
-    arrays = LocalArrays(tmp_path, "a run")
+    arrays = LocalArrays(tmp_path, "a run", make_plan())
     arrays.keep(layout(), {"mean": np.array([1, 2], np.float32)})
     (file,) = (tmp_path / "local").iterdir()
     file.write_bytes(b"\xff" * 40)

@@ -191,21 +191,23 @@ def undrawn(population, cohort):
 def transcript_law(data, sequences, noise_of, caps=None):
     """The joint law of all sums, one axis for each attempt.
 
-    `data[t][i]` is what client i holds in attempt t; `caps[i]` says how often it sends it before it sends zeros.
+    `data[t][i]` is what client i holds in attempt t: a number, or one for each number of attempts that it took part in
+    before, where it keeps a state; `caps[i]` says how often it sends it before it sends zeros.
     """
     centres = {}
     for drawn, chance in sequences:
         participations, sums = {}, []
         for held, chosen in zip(data, drawn, strict=True):
+            past = {client: participations.get(client, 0) for client in chosen}
             sums.append(
                 sum(
-                    held[client]
+                    held[client][past[client]] if isinstance(held[client], tuple) else held[client]
                     for client in chosen
-                    if caps is None or participations.get(client, 0) < caps[client]
+                    if caps is None or past[client] < caps[client]
                 )
             )
             for client in chosen:
-                participations[client] = participations.get(client, 0) + 1
+                participations[client] = past[client] + 1
         centres[tuple(sums)] = centres.get(tuple(sums), 0.0) + chance
     total = 0.0
     for sums, chance in centres.items():

@@ -1,4 +1,4 @@
-"""What stays with a client between the rounds of a run: arrays that are part of its model and not trained together."""
+"""What stays with a client: arrays that are part of its model and not trained together, from round to round."""
 
 import logging
 from dataclasses import dataclass
@@ -8,31 +8,43 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from d2pfed.accounting import is_amplified
 from d2pfed.errors import D2PFedError
 from d2pfed.flower.layout import Layout, NamedArrays
 from d2pfed.ledger.files import keep_newest, locked, make_directory, read_file, replace_file
 from d2pfed.numerics.randomness import digest
+from d2pfed.plan import Plan
 
 _log = logging.getLogger("d2pfed.flower")
 
 MOST_RUNS = 64  # whose arrays are kept: those of a run that is over are of no use
 
 
+def may_outlive_rounds(plan: Plan) -> bool:
+    """Return whether a client may train from what earlier rounds have left with it.
+
+    Where cohorts hide who takes part, its vector would tell others in which rounds it was.
+    Proof: theory.md#state. Checked: test_flower_local_arrays.py::test_behind_drawn_cohorts_no_client_keeps_a_state.
+    """
+    return plan.batches is None and not is_amplified(plan.sampling)
+
+
 @dataclass(frozen=True, slots=True)
 class LocalArrays:
     """A client's own arrays of one run, such as the statistics of batch norms, in a file of its directory.
 
-    Guarantee: they get no noise because they do not leave. What cannot be read is as before the first round.
-    Checked: test_flower_local_arrays.py::test_statistics_stay_with_their_client.
+    Guarantee: they get no noise because they do not leave. What cannot be read, and everything behind drawn cohorts,
+    is as before the first round. Checked: test_flower_local_arrays.py::test_statistics_stay_with_their_client.
     """
 
     directory: Path
     run: str
+    plan: Plan
 
     def load(self, layout: Layout) -> dict[str, np.ndarray]:
         """Return the arrays as this client has left them, or as they are before the first round."""
         arrays = layout.initial_local()
-        if not arrays:
+        if not arrays or not may_outlive_rounds(self.plan):
             return arrays
         try:
             kept = load(read_file(self._file) or save({}))
@@ -46,7 +58,9 @@ class LocalArrays:
         }
 
     def keep(self, layout: Layout, trained: NamedArrays) -> None:
-        """Keep what training has made of them."""
+        """Keep what training has made of them, where it may be kept."""
+        if not may_outlive_rounds(self.plan):
+            return
         found = {
             array.name: np.asarray(trained[array.name], order="C")
             for array in layout.local or ()

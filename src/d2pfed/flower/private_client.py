@@ -153,7 +153,7 @@ class PrivateClient:
             if not isinstance(made, Units):
                 raise ConfigError("a plan with the unit record needs a silo's units (PrivateRecords), got arrays")
             return SingleUnits(made, attempt.plan.dimension)
-        local = LocalArrays(attempt.config.directory, attempt.session.run)
+        local = LocalArrays(attempt.config.directory, attempt.session.run, attempt.plan)
         trained = self.train(layout.unflatten(params) | local.load(layout), settings)
         if isinstance(trained, Units):
             raise ConfigError("units of records are for a plan with the unit record")
