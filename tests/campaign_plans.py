@@ -12,8 +12,9 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 from d2pfed.accounting import Sampling, Unit, client_epsilon
@@ -26,7 +27,8 @@ from d2pfed.plan import Plan, Protocol
 from d2pfed.plan.collusion import colluding_clients
 from d2pfed.plan.profiles import mechanism_name
 from support import noise_oracles as oracles
-from support.attacked_clients import Attack, Group, Life, Opened, make_group
+from support.attacked_clients import Group, Life, make_group
+from support.attacks import Attack, Opened
 from support.ill_data import ILLS, MARK, SILENT
 from support.lying_plans import USUAL, Case, draw_case
 from support.server_scripts import Script
@@ -37,12 +39,14 @@ KINDS = {  # what is drawn, and how often of ten
     (Protocol.STANDING, Unit.RECORD): 2,
 }
 SIZES = (3, 4, 5, 5, 6, 6, 7, 8, 9, 10, 12)
-MORE = (20, 40)
+MORE = (20, 40)  # now and then
+DEPTHS = (None, 5)  # of trees of draws
 LARGE = 300  # a roster in which drawn cohorts hold few of the colluders
 RENEWED = 2000  # cases after which there are new rosters
 DELTA = 1e-5  # of a client's budget
 SLACK = 1e-3  # by which a charge may be below an oracle: their own rounding
 TESTS = 40  # of one plan's sums, at most
+LEAST_ACCEPTED = 20  # one plan in so many
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,30 @@ def live(case: Case, home: Path, moves: bytes, ill: str) -> Outcome:
     )
 
 
+def lives_of(case: Case, home: Path, stream: Stream) -> dict[str, Outcome]:
+    """The victim's life with zeros, and if a sum was opened another one with other data and the same server."""
+    moves = stream.bytes(32)
+    lives = {"zeros": live(case, home, moves, "zeros")}
+    if case.plan is not None and lives["zeros"].opened:
+        ills = list(ILLS[case.plan.unit])
+        ill = ills[-1 if stream.below(4) == 0 else 1 + stream.below(len(ills) - 1)]  # the last one is huge
+        lives[ill] = live(case, home, moves, ill)
+    return lives
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Write what clients tell their owners, and let nobody read it."""
+    log, handler = logging.getLogger("d2pfed"), logging.StreamHandler(StringIO())
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.propagate = True
+        log.removeHandler(handler)
+
+
 def faults_of(case: Case, lives: dict[str, Outcome], measure: oracles.Measure) -> Iterator[str]:
     """What is wrong with what a victim did under a plan."""
     (zeros, *others) = lives
@@ -121,9 +149,9 @@ def _unserved(case: Case, plan: Plan, life: Outcome) -> Iterator[str]:
             "units": str(plan.unit),
             "mechanisms": str(mechanism_name(plan.mechanism)),
         }
-        for field, value in found.items():
-            if value not in case.settings[field]:
-                yield f"{value} was served, {field} lists {case.settings[field]}"
+        for name, value in found.items():
+            if value not in case.settings[name]:
+                yield f"{value} was served, {name} lists {case.settings[name]}"
 
 
 def _uncharged(plan: Plan, life: Outcome, measure: oracles.Measure) -> Iterator[str]:
@@ -137,9 +165,10 @@ def _uncharged(plan: Plan, life: Outcome, measure: oracles.Measure) -> Iterator[
     for sent in life.opened:
         is_charged = sent.row < len(rows)
         radius = float(rows[sent.row].noise.radius) if is_charged else 0.0
-        if sent.own is not None and not isinstance(plan.mechanism, Shared) and oracles.is_measurable(plan, own):
-            if measure.exceeds(sent.own, radius, own):
-                yield f"a vector that was {'' if is_charged else 'not '}charged is longer than {radius:g} steps"
+        if sent.own is None or isinstance(plan.mechanism, Shared) or not oracles.is_measurable(plan, own):
+            continue
+        if measure.exceeds(sent.own, radius, own):
+            yield f"a vector that was {'' if is_charged else 'not '}charged is longer than {radius:g} steps"
 
 
 def _lacking(plan: Plan, life: Outcome, measure: oracles.Measure, *, is_silent: bool) -> Iterator[str]:
@@ -182,16 +211,18 @@ class Rosters:
     """Rosters of all sizes, with and without draws, made when they are first asked for."""
 
     home: Path
-    made: dict[tuple[int, int | None], Group]
+    seed: str
+    made: dict[tuple[int, int | None], Group] = field(default_factory=dict)
 
     def draw(self, stream: Stream, protocol: Protocol) -> Group:
         sizes = MORE if stream.below(30) == 0 else SIZES
         size = sizes[stream.below(len(sizes))]
-        depth = (None, 5)[stream.below(2)]
+        depth = DEPTHS[stream.below(len(DEPTHS))]
         if protocol is Protocol.PAIRWISE and stream.below(25) == 0:
             size = LARGE
         if (size, depth) not in self.made:
-            self.made[size, depth] = make_group(self.home / f"{size}-{depth}", size, depth, stream)
+            own = Stream(digest("roster", self.seed, self.home.name, f"{size} {depth}"))
+            self.made[size, depth] = make_group(self.home / f"{size}-{depth}", size, depth, own)
         return self.made[size, depth]
 
 
@@ -199,34 +230,32 @@ def plans(
     count: int, directory: Path, seed: str, lies: tuple[str, ...] = USUAL, kinds: dict = KINDS
 ) -> dict[str, object]:
     """Put plans to victims until so many were accepted and had a sum opened."""
-    logging.getLogger("d2pfed").setLevel(logging.CRITICAL + 1)  # what clients tell their owners
     wanted = [kind for kind, times in kinds.items() for _ in range(times)]
     accepted, refused, offered, wrong = Counter[str](), Counter[str](), 0, 0
-    measure, rosters, number = oracles.Measure(TESTS * count), Rosters(directory, {}), 0
-    while accepted.total() < count:
+    measure, rosters = oracles.Measure(TESTS * count), Rosters(directory, seed)
+    for number in range(LEAST_ACCEPTED * count):
+        if accepted.total() == count:
+            break
         stream = Stream(digest("plans", seed, number))
         if number % RENEWED == 0:
-            rosters = Rosters(directory / f"rosters-{number}", {})
+            rosters = Rosters(directory / f"rosters-{number}", seed)
             rosters.home.mkdir()
-        number += 1
-        protocol, unit = kind = wanted[stream.below(len(wanted))]
-        case = draw_case(stream, seed, rosters.draw(stream, protocol), kind, lies)
+        kind = wanted[stream.below(len(wanted))]
+        case = draw_case(stream, seed, rosters.draw(stream, kind[0]), kind, lies)
         if case is None:
             continue
         offered += 1
-        moves = digest("moves", seed, number)
-        lives = {"zeros": live(case, directory / "life", moves, "zeros")}
+        with unheard():
+            lives = lives_of(case, directory / "life", stream)
         refused.update(rule_of(text) for text in lives["zeros"].refusals)
-        if lives["zeros"].opened and case.plan is not None:
-            ills = list(ILLS[case.plan.unit])
-            ill = ills[-1 if stream.below(4) == 0 else 1 + stream.below(len(ills) - 1)]  # the last one is huge
-            lives[ill] = live(case, directory / "life", moves, ill)
-            accepted[f"{protocol}/{case.plan.unit}"] += any(
-                sent.protocol == protocol for sent in lives["zeros"].opened
-            )
+        if case.plan is not None and lives["zeros"].opened:
+            accepted[f"{lives['zeros'].opened[0].protocol}/{case.plan.unit}"] += 1
         for fault in faults_of(case, lives, measure):
             wrong += 1
             sys.stderr.write(f"plan {number} ({case.lie}): {fault}\n")
+    if accepted.total() < count:
+        wrong += 1
+        sys.stderr.write(f"of {offered} plans only {accepted.total()} were accepted, {count} are wanted\n")
     if measure.pool_lacks():
         wrong += 1
         sys.stderr.write(f"all sums together lack {measure.pooled_lack():.2%} of their noise\n")
@@ -235,9 +264,9 @@ def plans(
         "campaign": "plans through clients",
         "command": f"scripts/campaign plans-clients {count} --seed {seed}",
         "result": f"{offered:,} plans offered to real clients, {accepted.total():,} accepted ({by_kind}), "
-        f"{refused.total():,} requests refused by {len(refused)} rules; {measure.coordinates:,} measured coordinates of "
-        f"opened sums have {-measure.pooled_lack():+.2%} of the charged variance: {wrong} charged too little or told "
-        "two data sets apart",
+        f"{refused.total():,} requests refused by {len(refused)} rules; the variance of {measure.coordinates:,} "
+        f"coordinates of opened sums is {1 - measure.pooled_lack():.2%} of what honest clients owe: {wrong} sums or "
+        "epsilons below what was charged, or data sets told apart",
         "failed": wrong,
         "details": dict(refused.most_common()),
     }

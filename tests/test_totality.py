@@ -57,6 +57,7 @@ AFTER_PAIRWISE = """
 flower.client_attempt: ClientAttempt.answer
 flower.client_state: SavedPhase.encode SavedPhases._state_file SavedPhases.save
 flower.private_client: PrivateClient._participate
+ledger.files: keep_newest
 secagg.advertisements: JoinedClients.partners _others _within
 secagg.checks: ClientSession.client
 secagg.client: Client.met Client.receive Client.save _pack _pack_by_rank _pack_joined encode_phase
@@ -73,7 +74,7 @@ AFTER_STANDING = """
 flower.client_config: ClientConfig.log
 flower.standing_keys: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
 ledger.client_history: Anchor.decode ClientHistory.__post_init__ ClientHistory.head ClientHistory.holds LogRow.line
-ledger.client_history: _parsed head_after parse require_anchored require_one_row_more
+ledger.client_history: _integer _parsed anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read
 ledger.files: _require_file _require_own read_file require_directory
 ledger.rows: Head.__post_init__ Head.decode Head.encode

@@ -73,7 +73,7 @@ def draw_case(
 def _calibrated(
     base: str, size: int, depth: int | None, protocol: Protocol, unit: Unit
 ) -> tuple[float, Plan | None]:
-    """One of the plans for rosters of a kind, and the share of colluders that a client of it fears; None: there is none."""
+    """One of the plans for rosters of a kind, None if there is none, and the share of colluders that a client fears."""
     stream = Stream(digest("base", f"{base} {size} {depth} {protocol} {unit}"))
     share = among(stream, *(SHARES if size <= LARGEST else FEW))
     try:
@@ -86,9 +86,9 @@ def _target(
     stream: Stream, size: int, depth: int | None, protocol: Protocol, unit: Unit, share: float
 ) -> dict[str, object]:
     rounds, spare = among(stream, 1, 1, 2, 3), among(stream, 0, 1, 2)
-    population = max(
-        3, among(stream, *(size,) * 8, size - 1, size // 2, size + 1)
-    )  # of another roster, now and then
+    other = (size - 1, size // 2, size + 1)  # of another roster
+    usual = 8 if protocol is Protocol.PAIRWISE else 24
+    population = max(3, among(stream, *(size,) * usual, *other))
     target: dict[str, object] = {
         "dimension": among(stream, 64, 100, 128, 256),
         "population": population,

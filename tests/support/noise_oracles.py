@@ -1,7 +1,7 @@
 """What noise a sum must have by what was charged for it, measured; and epsilons by code that is not ours.
 
-A measured sum of squares is compared with the law that was charged: below the quantile of a chance that is shared by all
-tests of a campaign it is wrong. A pool over all sums finds a small lack that no single one shows.
+A measured sum of squares is compared with the law that was charged: it is wrong below the quantile of a chance that is
+shared by all tests of a campaign. A pool over all sums finds a small lack that no single one shows.
 """
 
 import math
@@ -107,8 +107,9 @@ def is_measurable(plan: Plan, variance: float) -> bool:
 
 def least_epsilon(plan: Plan, honest: int, vectors: int, delta: float) -> float:
     """A lower bound on what so many vectors cost in sums with so many honest contributors; dp-accounting's."""
-    steps = plan.codec.clip / plan.codec.granularity
-    ratio = math.sqrt(added_variance(plan.mechanism, honest)) / steps if steps else math.inf
+    grid = 1 << plan.codec.fraction_bits
+    steps = math.floor(plan.codec.clip / plan.codec.granularity * grid) / grid  # all that the grid lets through
+    ratio = math.sqrt(added_variance(plan.mechanism, honest)) / steps
     if vectors == 0 or ratio > 1e4:
         return 0.0
     if ratio < 0.01:

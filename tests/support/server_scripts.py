@@ -16,11 +16,13 @@ from d2pfed.secagg import StandingEpoch, StandingStep
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import subset_of
 from d2pfed.statistics.questions import MEANS, STATISTIC
-from support.attacked_clients import Attack
-from support.lying_plans import Case, among
+from support.attacks import Attack
+from support.lying_plans import LARGEST, Case, among
 
 TASKS = {"training": {}, "statistics": {STATISTIC: "sum"}, "evaluation": {MEANS: "{}"}}
 LOSSES = (MessageKind.INVITATION, MessageKind.KEY_ADVERTISEMENTS, MessageKind.MASK_REQUEST)
+
+MOST_STEPS = 6
 
 Place = tuple[int, int, int, int]  # round, attempt, draw and block
 
@@ -77,14 +79,17 @@ class Script:
                     return False
         return True
 
+    def _steps(self) -> list[tuple[int, int]]:
+        """Rounds and attempts that the plan has, the first ones."""
+        return [divmod(step, self.plan.attempts_per_round) for step in range(MOST_STEPS)][
+            : self.plan.rounds * self.plan.attempts_per_round
+        ]
+
     # ---- the pairwise protocol
 
     def _places(self) -> list[Place]:
-        """Round, attempt, draw and block of attempts that the plan has, the worst draw first; settles the first draw."""
-        plan, attack = self.plan, self.attack
-        steps = [(number, attempt) for number in range(plan.rounds) for attempt in range(plan.attempts_per_round)][
-            :6
-        ]
+        """Attempts that the plan has, the worst draw first; this settles the run's first draw."""
+        plan, attack, steps = self.plan, self.attack, self._steps()
         if self.case.group.roster.depth is None:
             return [(*step, 0, 0) for step in steps]
         with suppress(D2PFedError):
@@ -99,6 +104,8 @@ class Script:
         return []
 
     def _pairwise(self, places: list[Place]) -> None:
+        if len(self.case.group.roster.clients) > LARGEST or self.stream.below(6) == 0:
+            self._other_protocol()
         wanted = among(self.stream, 1, 1, 2)
         for count, place in enumerate(places[: 2 * wanted]):
             if self.stream.below(3) == 0:
@@ -108,8 +115,6 @@ class Script:
             self._attempt(*place)
             if count + 1 >= wanted and self.plan.max_participations > count:
                 break
-        if self.stream.below(6) == 0:
-            self._other_protocol()
 
     def _flawed(self, place: Place) -> None:
         """Something that the victim should refuse, or that does no harm."""
@@ -137,7 +142,7 @@ class Script:
         self, number: int, attempt: int, draw: int, block: int, *, few: bool = False, flawed_task: bool = False
     ) -> None:
         attack = self.attack
-        request, task, purpose = self._task(flawed_task)
+        request, task, purpose = self._task(flawed=flawed_task)
         gone, survivors_only = LOSSES[self.stream.below(3)], bool(self.stream.below(2))
         before = attack.life.vectors
         with suppress(D2PFedError, IndexError):  # no such draw
@@ -149,7 +154,7 @@ class Script:
         if attack.life.vectors > before:
             self.served.add(("pairwise", request))
 
-    def _task(self, flawed: bool = False) -> tuple[str, bytes, Purpose]:
+    def _task(self, *, flawed: bool) -> tuple[str, bytes, Purpose]:
         requests = list(self.case.settings["requests"]) if self.stream.below(8) else list(TASKS)
         request = requests[self.stream.below(len(requests))]
         purpose = Purpose.EVALUATION if request == "evaluation" else Purpose.TRAINING
@@ -163,16 +168,14 @@ class Script:
     # ---- standing keys
 
     def _standing(self) -> None:
-        plan, attack = self.plan, self.attack
-        steps = [(number, attempt) for number in range(plan.rounds) for attempt in range(plan.attempts_per_round)][
-            :6
-        ]
-        size = among(self.stream, plan.quorum, plan.cohort_size, plan.cohort_size)
+        plan = self.plan
+        least = max(plan.quorum, int(str(self.case.settings["least_cohort"])))
+        size = among(self.stream, least, least, plan.quorum, plan.cohort_size)
         if self.stream.below(8) == 0:
             self._other_protocol()
         wanted, done, epochs = among(self.stream, 1, 1, 2), 0, 0
         current = None
-        for number, attempt in steps:
+        for number, attempt in self._steps():
             if self.stream.below(5) == 0:
                 continue
             if current is None or self.stream.below(6) == 0:
@@ -214,7 +217,7 @@ class Script:
         self, current: StandingEpoch, number: int, attempt: int, size: int, *, flawed_task: bool = False
     ) -> None:
         attack, epoch = self.attack, current.epoch
-        request, task, purpose = self._task(flawed_task)
+        request, task, purpose = self._task(flawed=flawed_task)
         worst = self._by_worth(epoch.cohort)[:size]
         members = subset_of(len(epoch.cohort), map(epoch.rank, worst))
         before = attack.life.vectors
