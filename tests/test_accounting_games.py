@@ -130,6 +130,17 @@ def test_a_clients_own_cap_costs_nothing_and_everyones_no_more_than_kappa(sizes,
         assert everyone <= kappa or claimed(sizes, width, attempts, everyone - kappa) >= epsilon - 1e-9
 
 
+@pytest.mark.parametrize(("sizes", "width", "attempts", "cap"), CAPPED[:3])
+def test_budgets_that_end_before_the_cap_cost_the_kappa_of_a_lower_cap(sizes, width, attempts, cap):
+    """One other client has a single vector left, the rest their cap."""
+    population = sizes[0]
+    kappa = cap_excess(CohortSampling(Sampling.FIXED, *sizes), attempts, 1)
+    own = [cap, 1, *[cap] * (population - 2)]
+    for epsilon in (0.3, 1.0):
+        truth = worst_delta(sizes, width, attempts, epsilon, oracle.fresh, own, count=1)
+        assert truth <= kappa or claimed(sizes, width, attempts, truth - kappa) >= epsilon - 1e-9
+
+
 def test_runs_add_up_and_the_comparison_rejects_runs_taken_for_one():
     """Two partitions, each with one block that the server knows the client to be in."""
     noise, sampling = gaussian(1.5), CohortSampling(Sampling.ONCE, 100, 10)
@@ -215,6 +226,34 @@ def test_what_is_charged_in_units_of_the_reference_holds_for_every_menu():
         two_stages([COIN, PLAIN], math.exp(10.097))
         > 1.4 * profile_bounds([(own, 2)], 1 << 13)[1][int(10.097 / own.step)]
     )
+
+
+def test_a_run_begun_amid_another_is_covered_by_what_both_were_charged():
+    """Two rounds of the coin; after the first, by its output, another run begins: a plain Gaussian, or the coin."""
+    reference, slack = ReferenceRound.of(COIN, 2, 1e-3), 1e-5
+    units = reference.units({PLAIN: 1}, slack)
+    logs = np.linspace(-40, 40, 8001)
+    z = np.linspace(-12, 16, 8001)
+    q = norm.pdf(z)
+    p = 0.9 * q + 0.1 * norm.pdf(z, 3.0)
+
+    def before(later, ratio):
+        """Delta of a round of the coin and then of what has this profile on the grid of logarithms."""
+        return float(np.trapezoid(p * np.interp(math.log(ratio) + np.log(q / p), logs, later), z))
+
+    def with_the_other_round(parts):
+        begun = np.max([profile(part, np.exp(logs)) for part in parts], axis=0)
+        return np.array([before(begun, math.exp(log)) for log in logs[::20]])
+
+    own = reference._losses(COIN)[0]
+    most = profile_bounds([(own, 2 + units)], width := 1 << 13)[1]
+    kinds = [np.interp(logs, logs[::20], with_the_other_round([part])) for part in (COIN, PLAIN)]
+    for epsilon in (0.5, 2.0, 6.0, 10.0):
+        place = min(int(epsilon / own.step), width - 1)
+        assert before(np.max(kinds, axis=0), math.exp(epsilon)) <= most[place] + slack
+    # At one unit for the plain one the run that is begun amid the other costs more than was charged.
+    thin = profile_bounds([(own, 3)], width)[1]
+    assert before(np.max(kinds, axis=0), math.exp(10.097)) > 1.2 * thin[int(10.097 / own.step)]
 
 
 def test_the_profiles_of_the_menu_are_those_of_the_laws():

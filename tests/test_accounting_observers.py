@@ -33,7 +33,9 @@ from d2pfed.accounting.observers import (
     realised_epsilon,
     upper_bound,
 )
+from d2pfed.cli.show import epsilons
 from d2pfed.errors import ConfigError
+from d2pfed.secagg.graph.tails import COHORT_BITS
 from support.adjacencies import OF_CLIENTS
 
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 100)
@@ -94,6 +96,22 @@ def test_a_guarantee_states_observer_unit_adjacency_delta_and_sampling(observer)
     assert (result.unit, result.adjacency) == (Unit.CLIENT, Adjacency.REPLACE_ONE)
     assert ("not amplified" in result.sampling) == (observer != RELEASED)
     assert result.accountant == ("pld" if observer == RELEASED else "gaussian")
+
+
+def test_the_chance_of_more_colluders_stands_beside_delta():
+    """Of a drawn cohort; where nothing is drawn, or everyone is asked, no such chance is taken."""
+    beside = f"with chance 2^-{COHORT_BITS}, which is not in delta"
+    for sampling, observer, is_said in (
+        (FIXED, colluding(2), True),
+        (replace(FIXED, method=Sampling.ONCE), colluding(2), True),
+        (replace(FIXED, method=Sampling.NONE), colluding(2), False),
+        (replace(FIXED, population=FIXED.cohort_size), colluding(2), False),
+        (FIXED, SERVER, False),
+    ):
+        item = account(rows(5, sampling=sampling), observer, delta=1e-6, max_participations=5)
+        assert (beside in item.sampling) is is_said
+        table = epsilons((item,))
+        assert (beside in str(table.caption)) is is_said
 
 
 def test_observers_print_as_they_are_named():

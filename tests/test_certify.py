@@ -69,6 +69,22 @@ def test_a_certificate_says_who_draws_and_that_coins_are_taken_to_be_secret(runs
     assert any("secret coin" in assumed for assumed in statement["assumptions"]) == (kind == "record")
 
 
+@pytest.mark.parametrize(
+    ("kind", "word", "is_said"),
+    [
+        ("once", "more colluders than stated has a chance of at most 2^-40, which is not in delta", True),
+        ("fixed", "no client's own budget ends before its cap", True),
+        ("fixed", "no client keeps a state", True),
+        ("once", "no client keeps a state", False),
+    ],
+)
+def test_a_certificate_says_what_else_its_rows_rest_on(runs, key, kind, word, is_said):
+    directory = certified(runs, kind)
+    statement = json.loads((directory / "certificate.json").read_text())["statement"]
+    assert any(word in assumed for assumed in statement["assumptions"]) is is_said
+    assert (word in Page.read((directory / "certificate.html").read_text()).text) is is_said
+
+
 def test_a_run_over_flower_is_certified_with_its_trust_model(tmp_path, key):
     pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
     from support.enrolled_clients import enrol, make_plan  # noqa: PLC0415

@@ -242,6 +242,28 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     assert np.abs(params[:5] - 3 / 5).max() < 3**0.5 * noise_bound(plan, 5)
 
 
+def trained_anyhow(client: int):
+    """Training that succeeds, fails, explodes or yields no numbers, by the client."""
+
+    def train(message: Message, _context: object) -> Message:
+        params = message.content["arrays"]["params"].numpy().copy()
+        if client == 1:
+            raise RuntimeError("records of client 1")
+        params += (1.0, 0.0, 1e30, np.nan, 0.0)[client]
+        return Message(RecordDict({"arrays": ArrayRecord({"params": Array(params)})}), reply_to=message)
+
+    return train
+
+
+def test_what_a_client_has_spent_depends_on_no_training(tmp_path):
+    """Its silence, once its budget is spent, then tells nothing that the cohorts do not."""
+    start(make_strategy(make_plan(), tmp_path, enrol(tmp_path, 5)), make_grid(tmp_path, train=trained_anyhow))
+    logs = [read_client_config(directory_of(tmp_path, client)).log.read() for client in range(5)]
+    spent = [[body["release"] for body in log.bodies(Entry.CHARGE)] for log in logs]
+    assert len(spent[0]) == 2
+    assert all(each == spent[0] for each in spent)
+
+
 def test_unsampled_clients_at_their_cap_refuse_and_the_run_ends(tmp_path):
     plan, roster, grid = make_plan(rounds=2, spare=0), enrol(tmp_path, 5), make_grid(tmp_path)
 

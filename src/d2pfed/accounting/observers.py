@@ -39,6 +39,9 @@ from d2pfed.accounting.rdp import check_delta, sparse_orders
 from d2pfed.accounting.records import record_runs_epsilon
 from d2pfed.errors import ConfigError
 
+# That a verified draw has more colluders than were planned for (`secagg.graph.COHORT_BITS`): it stands beside delta.
+UNCOUNTED = "2^-40, which is not in delta"
+
 
 class View(StrEnum):
     """What an observer sees."""
@@ -310,6 +313,9 @@ def _describe_one(sampling: CohortSampling, batches: BatchSampling | None, obser
             f"{person}"
         )
     drawn = f"{sampling.cohort_size} of {sampling.population}, {sampling.method}"
+    is_drawn = sampling.method is not Sampling.NONE and sampling.cohort_size < sampling.population
+    if observer.view is View.COLLUDING and is_drawn:
+        drawn += f", more than {observer.colluders} colluders in a drawn cohort with chance {UNCOUNTED}"
     if observer.view is View.RELEASED and is_amplified(sampling):
         size = "secret" if sampling.method is Sampling.POISSON else "known"
         return f"{drawn}, amplified, {size} size"

@@ -3,7 +3,7 @@
 from hashlib import sha256
 from pathlib import Path
 
-from d2pfed.accounting import Sampling, is_amplified
+from d2pfed.accounting import UNCOUNTED, Sampling, is_amplified
 from d2pfed.api.statement import Json, LedgerRecord, drawn
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import ChargedRun
@@ -116,6 +116,14 @@ def _assumptions(plan: Plan) -> list[str]:
         "At most the stated number of clients of a cohort collude, and honest clients run the stated software.",
         "What a client trains depends on released sums and its own data, never on its own noise.",
     ]
+    if (
+        plan.colluders
+        and plan.cohort_size < plan.sampling.population
+        and plan.sampling.method is not Sampling.NONE
+    ):
+        found.append(f"That a drawn cohort has more colluders than stated has a chance of at most {UNCOUNTED}.")
+    if plan.consistency is Consistency.SIGNED and plan.neighbours < plan.cohort_size - 1:
+        found.append(f"That the graph of shares lets a server open less than a quorum: {UNCOUNTED}.")
     if plan.batches is not None:
         found += [
             "Each silo tosses a fresh secret coin for each of its records in every attempt.",
@@ -128,6 +136,7 @@ def _assumptions(plan: Plan) -> list[str]:
             "For `released`: who reads the models does not learn who took part. The clients of a cohort do.",
             "For `released`: who sees the ledger, the server's log or its traffic has the row `server` instead.",
             "For `released`: dropping out depends neither on who was drawn nor on what a client holds.",
+            "For `released`: no client's own budget ends before its cap; no client keeps a state from round to round.",
         ]
     if plan.sampling.method is Sampling.POISSON:
         found.append("For `released`: the size of no cohort becomes known.")
@@ -166,6 +175,7 @@ def ledger_facts(path: Path, record: LedgerRecord) -> Json:
         "assumptions": [
             "Every run over these clients drew on this ledger.",
             "The system's entropy and the ciphers are sound, and honest clients run the stated software.",
+            f"That a drawn cohort has more colluders than a plan allows for has a chance of at most {UNCOUNTED}.",
         ],
         "not_covered": _NOT_COVERED,
         "plan": None,

@@ -113,8 +113,9 @@ def show(directory: ClientDirectory, json: AsJson = False) -> None:
         return
     out().print(
         f"Client {config.client}: {len(spending.releases)} vectors sent, epsilon {round_up(spent, 4)} of "
-        f"{round_up(config.budget.epsilon, 6)} at delta {delta_as_given(config.budget.delta)} against the server "
-        "and the colluders that each plan allows for, over all runs."
+        f"{round_up(config.budget.epsilon, 6)} counted. The budget holds, at delta "
+        f"{delta_as_given(config.budget.delta)} against the server and the colluders that each plan allows for, over "
+        "all runs; what was counted so far is no guarantee by itself."
     )
     for body in history.bodies(Entry.DECLARATION):
         why = f" ({body['why']})" if body.get("why") else ""
