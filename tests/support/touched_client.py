@@ -38,7 +38,7 @@ MODEL = ArrayRecord({"params": Array(np.zeros(DIMENSION, np.float32)), "mean": A
 _CACHES = [
     found
     for found in gc.get_objects()
-    if isinstance(found, _lru_cache_wrapper)
+    if type(found) is _lru_cache_wrapper
     and found.__module__.startswith(("d2pfed.noise", "d2pfed.round", "d2pfed.numerics.rotation"))
     and found.__name__ != "_centred_table"
 ]
