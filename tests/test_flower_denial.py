@@ -260,7 +260,7 @@ def test_keys_of_runs_that_are_left_do_not_fill_the_memory(server, monkeypatch):
 def test_arrays_of_runs_that_are_over_do_not_fill_a_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(local_arrays, "MOST_RUNS", 2)
     layout = Layout.of({"params": np.zeros(3, np.float32), "seen": np.zeros(3)}, ["params"])
-    runs = [LocalArrays(tmp_path, f"run {number}") for number in range(5)]
+    runs = [LocalArrays(tmp_path, f"run {number}", make_plan()) for number in range(5)]
     for each in runs:
         each.keep(layout, {"seen": np.ones(3)})
     kept = [bool(each.load(layout)["seen"].any()) for each in runs]
