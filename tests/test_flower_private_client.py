@@ -12,17 +12,20 @@ from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_account import ClientAccount, ClientSpending
 from d2pfed.flower.client_config import NOBODY, ClientBudget, ClientConfig, read_client_config
+from d2pfed.flower.layout import encode_model, encode_task
 from d2pfed.flower.private_client import PrivateClient
 from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.files import make_directory
 from d2pfed.numerics import canonical
 from d2pfed.plan import Policy
-from d2pfed.round import Attempt, session_of
+from d2pfed.round import Attempt, Invite, gather, rotation_seed, session_of
 from d2pfed.secagg.crypto import require_signature
 from d2pfed.secagg.graph import Consistency
 from d2pfed.secagg.invitation import encode_invitation
-from support.enrolled_clients import directory_of, enrol, make_plan
+from d2pfed.secagg.messages import MessageKind
+from d2pfed.secagg.wire import frame
+from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound
 from support.malicious_server import LAYOUT, MaliciousServer, add_one
 
 CLIENTS = 5
@@ -59,6 +62,26 @@ def test_a_row_says_of_which_round_and_attempt_its_vector_is(server):
     assert [body["draw"] for body in history.bodies(Entry.CHARGE)] == [
         server.draw(*each) for each in ((0, 0), (0, 1), (1, 0))
     ]
+
+
+def test_what_leaves_is_the_difference_to_the_model_that_was_sent(server):
+    model, session = np.full(DIMENSION, 0.25, np.float32), server.session()
+    opening, task = server.opening(session.draw), encode_task(LAYOUT, {"server-round": 1})
+    invite = Invite(roster=server.roster.roster, opening=opening)
+    total = gather(session, encode_model(model), server.exchange, task=task, invite=invite).unmask().vector
+    found = server.plan.codec.decode(server.plan.ring.centre(total), rotation_seed(session), 1)
+    expected = np.where(np.arange(DIMENSION) < CLIENTS, min(1.0, server.plan.codec.clip), 0)
+    assert np.abs(found - expected).max() < CLIENTS * noise_bound(server.plan, CLIENTS) < 0.6
+
+
+def test_any_frame_makes_a_client_erase_what_a_crash_has_left(server):
+    server.invite()
+    left = directory_of(server.directory, 0) / "states" / "left-by-a-crash.state"
+    left.write_bytes(b"secrets of another attempt")
+    stale = frame(MessageKind.UNMASK_REQUEST, bytes(32), 0)
+    with pytest.raises(PeerError, match="no saved phase"):
+        server.ask_frame(0, stale)
+    assert not left.exists()
 
 
 def test_a_client_signs_for_its_own_node(server):

@@ -129,6 +129,15 @@ def test_an_invitation_for_another_silo_is_refused(server):
         server.ask_frame(0, frame)
 
 
+def test_an_epoch_of_another_plan_or_of_more_silos_than_planned_begins_nothing(server):
+    before = config_of(server).log.read()
+    with pytest.raises(PeerError, match="was agreed on with another plan or roster"):
+        replace(server, plan=make_plan(SILOS, rounds=5)).invite()
+    with pytest.raises(PeerError, match="an epoch has at most the planned 5 silos, got 6"):
+        server.invite(silos=tuple(range(6)))
+    assert config_of(server).log.read() == before
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_epoch_that_begins_at_a_charged_step_is_refused_and_begins_nothing(server, first):
     for number in range(2):

@@ -355,6 +355,8 @@ def test_the_centre_of_what_is_sent_is_the_batch_drawn(plan):
 def test_a_single_vector_is_refused_where_the_unit_is_a_record_and_records_elsewhere(plan):
     with pytest.raises(ConfigError, match="takes a silo's records"):
         participant(plan).encode(attempt(plan), vectors(1)[0], None)
+    with pytest.raises(ConfigError, match="the plan's clip is fixed"):
+        participant(plan).encode(attempt(plan), Held(vectors(), []), None, clip=0.5)
     client = calibrate(PrivacyTarget(dimension=DIMENSION, population=20, cohort_size=20, rounds=2, delta=1e-3))
     own = Participant(plan=client, client=0, entropy=ROOT, participations=0)
     session = session_of(client, Attempt("run", 0, 0), tuple(range(20)))

@@ -12,6 +12,7 @@ import pytest
 
 from d2pfed.accounting import BatchSampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients, VoidStep
+from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import DDGauss, Designated, Shared
 from d2pfed.noise.weighting import Weighting
@@ -20,7 +21,7 @@ from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Participant, aggregate, given_sum, run_plan, session_of
 from d2pfed.round.aggregation import Outcome
-from d2pfed.round.gathering import run_exchange
+from d2pfed.round.gathering import gather, run_exchange
 from d2pfed.round.given import Fidelity, _GivenVectors
 from d2pfed.round.invited import (
     _drawn,
@@ -364,6 +365,18 @@ def test_below_its_cap_a_client_sends_its_vector_and_from_it_on_zero():
     np.testing.assert_array_equal(contribution(plan, 3, full), silent)
 
 
+def test_two_clients_with_one_root_of_randomness_have_noise_of_their_own():
+    plan = make()
+    session = session_of(plan, Attempt("run", 0, 0), tuple(range(plan.cohort_size)))
+    vectors = [
+        Participant(plan=plan, client=client, entropy=Entropy.replay(b"x"), participations=0).encode(
+            session, np.zeros(D, np.float32), None
+        )
+        for client in (3, 4)
+    ]
+    assert not np.array_equal(*vectors)
+
+
 def test_an_update_has_the_plans_length_and_kind():
     plan = make(sampling="none")
     for length in (D - 1, D + 1):
@@ -592,6 +605,35 @@ def test_a_vector_with_a_bit_or_a_weight_is_dithered_and_no_other(monkeypatch):
     assert seen == [False, True, True]
     with pytest.raises(ConfigError, match="clip"):
         contribution(make(), 0, np.zeros(D, np.float32), 1.0)
+
+
+def test_a_dither_has_a_stream_of_its_own(monkeypatch):
+    taken, right = [], Entropy.stream
+    monkeypatch.setattr(Entropy, "stream", lambda self: taken.append(self.key) or right(self))
+    adaptive = make(clip="auto", mechanism="ddgauss", population=10, sampling="none")
+    contribution(adaptive, 0, np.full(D, 0.1, np.float32), 1.0)
+    assert len(taken) == len(set(taken)) == 3  # dither, rounding, noise
+
+
+def test_a_client_trains_with_the_task_and_without_the_clip_before_it():
+    adaptive = make(clip="auto", population=10, sampling="none", dropouts=0.2)
+    session, told = session_of(adaptive, Attempt("run", 0, 0), tuple(range(10))), []
+
+    def train(task, model):
+        told.append((task, model))
+        return np.full(D, 0.1, np.float32)
+
+    machines = {
+        client: Participant(
+            plan=adaptive, client=client, entropy=Entropy.replay(bytes([client])), participations=0
+        ).join(session, train)
+        for client in session.cohort
+    }
+    task = with_clip(b"settings", 1.0)
+    gather(
+        session, b"model", lambda asked: ((each, machines[each].receive(asked[each])) for each in asked), task=task
+    )
+    assert told == [(b"settings", b"model")] * 10
 
 
 def test_an_epoch_begins_at_the_step_of_its_attempt():
