@@ -51,6 +51,10 @@ def test_random_plans_cost_no_more_than_clients_charge(tmp_path):
     assert len(found["details"]) > 15  # rules
 
 
+def test_lies_about_colluders_are_refused_or_charged(tmp_path):
+    assert campaign_plans.plans(8, tmp_path, "ci", ("colluders",), STANDING)["failed"] == 0
+
+
 def test_twin_without_table_and_totality_weights_are_found_to_be_an_oracle(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(policy, "require_deployable", nothing)
     monkeypatch.setattr(PrivateClient, "_contribute", fragile)
@@ -70,15 +74,6 @@ def test_twin_without_the_table_a_victim_is_found_among_colluders(tmp_path, monk
     assert "standing: 1 honest vectors" in (said := capsys.readouterr().err)
     assert "standing: a sum with less noise than the charged variance" in said
     assert "was charged, dp-accounting has at least" in said
-
-
-def test_twin_a_charge_with_the_colluders_noise_is_found(tmp_path, monkeypatch, capsys):
-    def whole(plan, run, number, attempt):
-        return plan.release(run, number, attempt, (), plan.quorum)
-
-    monkeypatch.setattr(client_account, "charged", whole)
-    assert campaign_plans.plans(8, tmp_path, "twin", ("none",), STANDING)["failed"] > 0
-    assert "honest vectors with a variance of" in capsys.readouterr().err
 
 
 # The oracles

@@ -106,15 +106,13 @@ class Script:
     def _pairwise(self, places: list[Place]) -> None:
         if len(self.case.group.roster.clients) > LARGEST or self.stream.below(6) == 0:
             self._other_protocol()
-        wanted = among(self.stream, 1, 1, 2)
-        for count, place in enumerate(places[: 2 * wanted]):
+        wanted = among(self.stream, 1, 1, 1, 2, self.plan.max_participations + 1)  # one more than its cap
+        for place in places[: min(wanted, 3)]:
             if self.stream.below(3) == 0:
                 self._flawed(place)
             elif self.stream.below(6) == 0:
                 continue  # this attempt is left out
             self._attempt(*place)
-            if count + 1 >= wanted and self.plan.max_participations > count:
-                break
 
     def _flawed(self, place: Place) -> None:
         """Something that the victim should refuse, or that does no harm."""
@@ -173,7 +171,7 @@ class Script:
         size = among(self.stream, least, least, plan.quorum, plan.cohort_size)
         if self.stream.below(8) == 0:
             self._other_protocol()
-        wanted, done, epochs = among(self.stream, 1, 1, 2), 0, 0
+        wanted, done, epochs = among(self.stream, 1, 1, 1, 2, plan.max_participations + 1), 0, 0
         current = None
         for number, attempt in self._steps():
             if self.stream.below(5) == 0:
@@ -189,7 +187,7 @@ class Script:
                 self._flawed_step(current, number, attempt)
             self._step(current, number, attempt, plan.quorum)
             done += 1
-            if done == wanted and plan.max_participations > done:
+            if done == wanted:
                 return
 
     def _epoch(self, size: int, number: int, first: int) -> StandingEpoch | None:
