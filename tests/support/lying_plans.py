@@ -131,8 +131,8 @@ def _pairwise(stream: Stream, size: int, *, is_large: bool, rounds: int) -> dict
     sampling = among(stream, Sampling.NONE, Sampling.FIXED, Sampling.FIXED, Sampling.ONCE)
     cohort = among(stream, size, size, max(3, size // 2), max(3, size - 1))
     if sampling is Sampling.ONCE:
-        cohort = max(1, size // rounds)
-    return {"sampling": sampling, "cohort_size": cohort}
+        return {"sampling": sampling, "cohort_size": max(1, size // rounds)}
+    return {"sampling": sampling, "cohort_size": cohort, "max_participations": among(stream, None, 1)}
 
 
 def _settings(stream: Stream, plan: Plan, protocol: Protocol, share: float) -> dict[str, object]:
