@@ -141,6 +141,24 @@ def test_budgets_that_end_before_the_cap_cost_the_kappa_of_a_lower_cap(sizes, wi
         assert truth <= kappa or claimed(sizes, width, attempts, truth - kappa) >= epsilon - 1e-9
 
 
+def test_a_state_that_others_keep_tells_in_which_attempts_a_client_was():
+    """The sum of the second attempt, given that client 0 was in the first and that it was not; one of two is drawn."""
+    sequences = oracle.histories(2, 1, 2, oracle.fresh(2, 1))
+
+    def told(second):
+        laws = [
+            oracle.transcript_law(
+                [(1, -1), second], [each for each in sequences if (0 in each[0][0]) is was], noise_of(1.0, 1)
+            )
+            for was in (True, False)
+        ]
+        first, other = (law.sum(axis=0) / law.sum() for law in laws)
+        return np.abs(first - other).sum() / 2
+
+    assert told((1, -1)) < 1e-12
+    assert told((1, (-1, 1))) > 0.3  # what it holds changes once it has taken part
+
+
 def test_runs_add_up_and_the_comparison_rejects_runs_taken_for_one():
     """Two partitions, each with one block that the server knows the client to be in."""
     noise, sampling = gaussian(1.5), CohortSampling(Sampling.ONCE, 100, 10)
