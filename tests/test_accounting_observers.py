@@ -100,7 +100,7 @@ def test_a_guarantee_states_observer_unit_adjacency_delta_and_sampling(observer)
 
 def test_the_chance_of_more_colluders_stands_beside_delta():
     """Of a drawn cohort; where nothing is drawn, or everyone is asked, no such chance is taken."""
-    beside = f"with chance 2^-{COHORT_BITS}, which is not in delta"
+    beside = f"with chance 2^-{COHORT_BITS} for each cohort size, which is not in delta"
     for sampling, observer, is_said in (
         (FIXED, colluding(2), True),
         (replace(FIXED, method=Sampling.ONCE), colluding(2), True),

@@ -72,7 +72,7 @@ def test_a_certificate_says_who_draws_and_that_coins_are_taken_to_be_secret(runs
 @pytest.mark.parametrize(
     ("kind", "word", "is_said"),
     [
-        ("once", "more colluders than stated has a chance of at most 2^-40, which is not in delta", True),
+        ("once", "more colluders than stated has a chance of at most 2^-40 for each cohort size, which", True),
         ("fixed", "no client's own budget ends before its cap", True),
         ("fixed", "no client keeps a state", True),
         ("once", "no client keeps a state", False),

@@ -40,7 +40,7 @@ from d2pfed.accounting.records import record_runs_epsilon
 from d2pfed.errors import ConfigError
 
 # That a verified draw has more colluders than were planned for (`secagg.graph.COHORT_BITS`): it stands beside delta.
-UNCOUNTED = "2^-40, which is not in delta"
+UNCOUNTED = "2^-40 for each cohort size, which is not in delta"
 
 
 class View(StrEnum):

@@ -123,7 +123,9 @@ def _assumptions(plan: Plan) -> list[str]:
     ):
         found.append(f"That a drawn cohort has more colluders than stated has a chance of at most {UNCOUNTED}.")
     if plan.consistency is Consistency.SIGNED and plan.neighbours < plan.cohort_size - 1:
-        found.append(f"That the graph of shares lets a server open less than a quorum: {UNCOUNTED}.")
+        found.append(
+            "That the graph of shares lets a server open less than a quorum: 2^-40, which is not in delta."
+        )
     if plan.batches is not None:
         found += [
             "Each silo tosses a fresh secret coin for each of its records in every attempt.",
