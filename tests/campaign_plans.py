@@ -18,9 +18,9 @@ from io import StringIO
 from pathlib import Path
 
 from d2pfed.accounting import Sampling, Unit, client_epsilon
+from d2pfed.deploy.account import ClientSpending
+from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.errors import D2PFedError
-from d2pfed.flower.client_account import ClientSpending
-from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.plan import Plan, Protocol

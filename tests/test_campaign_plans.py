@@ -8,8 +8,8 @@ import pytest
 
 import campaign_plans
 from d2pfed.accounting import Unit, client_epsilon
-from d2pfed.flower import client_account
-from d2pfed.flower.private_client import PrivateClient
+from d2pfed.deploy import account as client_account
+from d2pfed.deploy.client import PrivateClient
 from d2pfed.noise.mechanisms import Centered
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import Ring

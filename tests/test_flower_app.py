@@ -9,14 +9,15 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from d2pfed.deploy import client as private_client
+from d2pfed.deploy import layout
+from d2pfed.deploy.account import ClientSpending
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.layout import encode_task
+from d2pfed.deploy.requests import RequestKind
 from d2pfed.errors import TooFewClients
 from d2pfed.flower import client as client_module
-from d2pfed.flower import layout, private_client
-from d2pfed.flower.client_account import ClientSpending
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.layout import encode_task
-from d2pfed.flower.records import from_record, to_record
-from d2pfed.flower.requests import RequestKind
+from d2pfed.flower.grid import from_record, to_record
 from support.enrolled_clients import directory_of, enrol, make_plan
 from support.local_grid import (
     Train,

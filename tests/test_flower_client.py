@@ -13,14 +13,14 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy.account import ClientAccount, ClientSpending
+from d2pfed.deploy.attempt import ClientAttempt
+from d2pfed.deploy.config import SIMULATION_VARIABLE, read_client_config
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.flower import client as client_module
 from d2pfed.flower.client import config_of, private
-from d2pfed.flower.client_account import ClientAccount, ClientSpending
-from d2pfed.flower.client_attempt import ClientAttempt
-from d2pfed.flower.client_config import SIMULATION_VARIABLE, read_client_config
-from d2pfed.flower.records import from_record, to_record
-from d2pfed.flower.requests import ExchangeRequest, RequestKind
+from d2pfed.flower.grid import from_record, to_record
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.numerics import canonical
 from d2pfed.plan import Policy
@@ -224,8 +224,8 @@ import sys
 from pathlib import Path
 from support.local_grid import make_context, make_message
 from d2pfed.flower.client import private
-from d2pfed.flower.records import to_record
-from d2pfed.flower.requests import ExchangeRequest, RequestKind
+from d2pfed.flower.grid import to_record
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 request = to_record(RequestKind.EXCHANGE, ExchangeRequest(bytes.fromhex(sys.argv[2]), 60.0, 300.0).encode())
 assert private(make_message(request, 100), make_context(0, Path(sys.argv[1])), None).has_content()
 print(sorted({"numba", "scipy", "dp_accounting", "mpmath", "torch", "matplotlib"} & set(sys.modules)))

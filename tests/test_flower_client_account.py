@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from d2pfed.accounting import SERVER, Adjacency, Sampling, client_epsilon
+from d2pfed.deploy import account as client_account
+from d2pfed.deploy.account import ALL, NOTHING, RUNS, ClientAccount, ClientSpending, carried_over, charged
+from d2pfed.deploy.config import ClientBudget, init_client, read_client_config
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower import client_account
-from d2pfed.flower.client_account import ALL, NOTHING, RUNS, ClientAccount, ClientSpending, carried_over, charged
-from d2pfed.flower.client_config import ClientBudget, init_client, read_client_config
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate

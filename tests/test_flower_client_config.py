@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import d2pfed
+from d2pfed.deploy.config import default_anchor, init_client, read_client_config
+from d2pfed.deploy.enrolment import make_secret, read_secret
+from d2pfed.deploy.rosters import accept_roster, current_roster
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.flower.client_config import default_anchor, init_client, read_client_config
-from d2pfed.flower.enrolment import make_secret, read_secret
-from d2pfed.flower.rosters import accept_roster, current_roster
 from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.graph import Consistency
@@ -248,7 +248,7 @@ def test_no_command_shows_the_variables_of_a_failure():
 
 CRASH = """
 import sys, d2pfed.cli
-from d2pfed.flower import client_config
+from d2pfed.deploy import config as client_config
 def crash(data):
     raise RuntimeError("a defect")
 client_config.signing_public = crash

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from d2pfed.deploy import state as client_state
+from d2pfed.deploy.state import AcceptedRuns, RunTerms, SavedPhase, SavedPhases
 from d2pfed.errors import PeerError
-from d2pfed.flower import client_state
-from d2pfed.flower.client_state import AcceptedRuns, RunTerms, SavedPhase, SavedPhases
 from support.crash_moments import Disk, lay_out
 
 SESSION, OTHER = b"s" * 32, b"o" * 32

@@ -6,12 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from d2pfed.deploy import attempt as client_attempt
+from d2pfed.deploy import local_arrays
+from d2pfed.deploy import standing as client_standing
+from d2pfed.deploy import state as client_state
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.layout import Layout, encode_model, encode_task
+from d2pfed.deploy.local_arrays import LocalArrays
+from d2pfed.deploy.state import AcceptedRuns, RunTerms
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
-from d2pfed.flower import client_attempt, client_standing, client_state, local_arrays
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.client_state import AcceptedRuns, RunTerms
-from d2pfed.flower.layout import Layout, encode_model, encode_task
-from d2pfed.flower.local_arrays import LocalArrays
 from d2pfed.ledger import client_log, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import Policy

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from d2pfed.cli import app
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.enrolment import DrawCommitment, Draws, make_draws, next_roster, read_secret, shown_positions
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.rosters import current_roster, read_roster
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError, PeerError
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.enrolment import DrawCommitment, Draws, make_draws, next_roster, read_secret, shown_positions
-from d2pfed.flower.positions import Positions
-from d2pfed.flower.rosters import current_roster, read_roster
 from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public

@@ -11,12 +11,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from d2pfed.accounting import SERVER, Sampling
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.layout import MOST_LOCAL_BYTES
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
 from d2pfed.flower.client import private
-from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.evaluate import evaluation_strategy, private_evaluate, private_metrics
-from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.layout import MOST_LOCAL_BYTES
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate

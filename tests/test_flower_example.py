@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from d2pfed.deploy.account import ClientAccount
+from d2pfed.deploy.config import init_client, read_client_config
+from d2pfed.deploy.rosters import SignedRoster
 from d2pfed.errors import ConfigError
-from d2pfed.flower.client_account import ClientAccount
-from d2pfed.flower.client_config import init_client, read_client_config
-from d2pfed.flower.rosters import SignedRoster
 from d2pfed.plan import Enrolled, calibrate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +46,7 @@ def test_the_guide_shows_the_change_as_it_is(name):
 def test_the_examples_epsilon_is_accepted_by_the_client_that_the_guide_enrols(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
     pytest.importorskip("torch", reason="the example trains with torch (extra `train`)")
-    from d2pfed.flower.targets import complete_target, trained_sizes  # noqa: PLC0415
+    from d2pfed.deploy.targets import complete_target, trained_sizes  # noqa: PLC0415
     from digits.task import Net  # noqa: PLC0415 - loads torch
 
     config = tomllib.loads((ROOT / "examples/flower/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]

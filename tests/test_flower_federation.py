@@ -21,10 +21,10 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from loopback import Federation, end, make_certificate, make_node_key
 
-from d2pfed.flower.client_account import ClientSpending
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.positions import Positions
-from d2pfed.flower.rosters import read_roster
+from d2pfed.deploy.account import ClientSpending
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.rosters import read_roster
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.rows import Head

@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
+from d2pfed.deploy import registry
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError
 from d2pfed.flower import grid as grid_module
-from d2pfed.flower import registry
-from d2pfed.flower.grid import Deadlines
 from d2pfed.ledger import RowKind, read_rows
 from support.enrolled_clients import enrol, make_plan
 from support.local_grid import make_grid, make_strategy, start
@@ -35,7 +35,7 @@ def test_a_silent_client_is_not_waited_for_once_a_quorum_has_answered(tmp_path):
 
 def test_a_client_that_never_comes_is_not_waited_for_once_a_quorum_is_there(tmp_path, caplog):
     plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path, clients=4)
-    with caplog.at_level("INFO", "d2pfed.flower"):
+    with caplog.at_level("INFO", "d2pfed.deploy"):
         start(make_strategy(plan, tmp_path, roster, deadlines=DAYS), grid, timeout=100_000.0)
     assert committed(tmp_path) == [(0, 1, 2, 3)] * 2
     assert "4 of 5 clients are here; waiting for 4" in caplog.text

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy import attempt as client_attempt
+from d2pfed.deploy import layout
+from d2pfed.deploy import state as client_state
+from d2pfed.deploy.account import NOTHING, ClientAccount, ClientSpending
+from d2pfed.deploy.config import ClientConfig, init_client, read_client_config
+from d2pfed.deploy.enrolment import DrawCommitment, make_draws
+from d2pfed.deploy.layout import ArraySpec, Layout, encode_task
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.rosters import accept_roster
+from d2pfed.deploy.state import AcceptedRuns, SavedPhase
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
-from d2pfed.flower import client_attempt, client_state, layout
-from d2pfed.flower.client_account import NOTHING, ClientAccount, ClientSpending
-from d2pfed.flower.client_config import ClientConfig, init_client, read_client_config
-from d2pfed.flower.client_state import AcceptedRuns, SavedPhase
-from d2pfed.flower.enrolment import DrawCommitment, make_draws
-from d2pfed.flower.layout import ArraySpec, Layout, encode_task
-from d2pfed.flower.positions import Positions
-from d2pfed.flower.rosters import accept_roster
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
 from d2pfed.secagg import checks, messages

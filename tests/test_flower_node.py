@@ -170,7 +170,7 @@ def test_messages_are_answered_in_forks_and_one_that_hangs_holds_up_no_other(tmp
 
     until = time.monotonic() + 60
     monkeypatch.setattr(runtime, "answer", answer)
-    with caplog.at_level("INFO", "d2pfed.flower"):
+    with caplog.at_level("INFO", "d2pfed.deploy"):
         node.serve(SimpleNamespace(client=lambda _token: None), None, SimpleNamespace(poll=ended))
     forks = {int((tmp_path / token).read_text()) for token in ("stuck", "one", "two")}
     assert len(forks) == 3
@@ -219,7 +219,7 @@ def test_a_message_is_pulled_answered_and_pushed(monkeypatch):
 
 def test_the_pauses_of_a_supernode_are_short_while_messages_come(monkeypatch):
     slept, pulled = [], iter([None, None, 7, None, *[None] * 30])
-    monkeypatch.setattr("d2pfed.flower.pace.time.sleep", slept.append)
+    monkeypatch.setattr("d2pfed.deploy.transport.time.sleep", slept.append)
     connection = nullcontext((5, *["receive", "send", "get_run", "get_fab", "pull", "push", "confirm"]))
     config = SimpleNamespace(node_config={}, trusted_entities=None)
     config.server_address = config.insecure = config.root_certificates = config.authentication_keys = None

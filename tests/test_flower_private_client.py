@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy.account import ClientAccount, ClientSpending
+from d2pfed.deploy.client import PrivateClient
+from d2pfed.deploy.config import NOBODY, ClientBudget, ClientConfig, read_client_config
+from d2pfed.deploy.layout import encode_model, encode_task
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_account import ClientAccount, ClientSpending
-from d2pfed.flower.client_config import NOBODY, ClientBudget, ClientConfig, read_client_config
-from d2pfed.flower.layout import encode_model, encode_task
-from d2pfed.flower.private_client import PrivateClient
-from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.files import make_directory
 from d2pfed.numerics import canonical
@@ -178,7 +178,7 @@ def test_a_defect_of_the_client_is_named_in_its_own_log_only(server, monkeypatch
     def broken(*_):
         raise OSError(5, "planted", str(server.directory))
 
-    monkeypatch.setattr("d2pfed.flower.private_client.accept_run", broken)
+    monkeypatch.setattr("d2pfed.deploy.client.accept_run", broken)
     with pytest.raises(PeerError, match="its own log says why") as failure:
         server.announce(0)
     assert str(server.directory) not in str(failure.value)
@@ -198,9 +198,9 @@ WITHOUT_FLOWER = """
 import sys
 sys.modules["flwr"] = None  # importing it fails
 from pathlib import Path
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.private_client import PrivateClient
-from d2pfed.flower.requests import ExchangeRequest, RequestKind
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.client import PrivateClient
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 request = ExchangeRequest(bytes.fromhex(sys.argv[2]), 60.0, 300.0)
 client = PrivateClient(read_client_config(Path(sys.argv[1])), 100, {}, None)
 print(len(client.answer(RequestKind.EXCHANGE, request.encode())) > 0)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from d2pfed.deploy.layout import ArraySpec, Layout, decode_model, decode_task, encode_model, encode_task
+from d2pfed.deploy.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.layout import ArraySpec, Layout, decode_model, decode_task, encode_model, encode_task
-from d2pfed.flower.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
 
 
 def test_layouts_come_back_and_refuse_what_is_no_parameter():

@@ -11,13 +11,13 @@ from safetensors.numpy import load_file
 
 from d2pfed.accounting import Sampling
 from d2pfed.cli import main
+from d2pfed.deploy import federation
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.enrolment import DrawCommitment
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
-from d2pfed.flower import federation
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.enrolment import DrawCommitment
-from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.records import from_record, to_record
-from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAcceptance
+from d2pfed.flower.grid import from_record, to_record
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import digest

@@ -12,16 +12,17 @@ from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from scipy.stats import binomtest
 
+from d2pfed.deploy import client as private_client
+from d2pfed.deploy import standing_keys
+from d2pfed.deploy.client import PrivateClient
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind
+from d2pfed.deploy.standing import holds_keys
+from d2pfed.deploy.standing_keys import KeyFile
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.flower import private_client, standing_keys
 from d2pfed.flower.client import PrivateRecords
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.client_standing import holds_keys
-from d2pfed.flower.private_client import PrivateClient
-from d2pfed.flower.records import from_record
-from d2pfed.flower.requests import ExchangeRequest, RequestKind
+from d2pfed.flower.grid import from_record
 from d2pfed.flower.server import KeyUse
-from d2pfed.flower.standing_keys import KeyFile
 from d2pfed.ledger import RowKind, decode_release, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from d2pfed.deploy.account import ClientAccount, ClientSpending
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.layout import encode_model, encode_task
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.requests import HAS_KEYS, HAS_NO_KEYS, RequestKind
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_account import ClientAccount, ClientSpending
-from d2pfed.flower.client_config import read_client_config
-from d2pfed.flower.layout import encode_model, encode_task
-from d2pfed.flower.positions import Positions
-from d2pfed.flower.requests import HAS_KEYS, HAS_NO_KEYS, RequestKind
 from d2pfed.ledger.client_history import Entry
 from d2pfed.round import Attempt, StandingRun, epoch_of
 from d2pfed.secagg.position import sign_position

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from loopback import Federation
 
-from d2pfed.flower.client_config import read_client_config
+from d2pfed.deploy.config import read_client_config
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.volatile import is_in_memory

@@ -8,9 +8,9 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Context, RecordDict
 
 from d2pfed.accounting import SERVER, Sampling
+from d2pfed.deploy.targets import complete_target, trained_sizes
 from d2pfed.errors import ConfigError
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.flower.targets import complete_target, trained_sizes
 from d2pfed.plan import PrivacyTarget
 from d2pfed.secagg.graph import Consistency
 from support.enrolled_clients import enrol

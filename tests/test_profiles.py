@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import SERVER, Unit, client_epsilon
+from d2pfed.deploy.account import ClientSpending, charged
+from d2pfed.deploy.client import PrivateClient
+from d2pfed.deploy.config import init_client, read_client_config
+from d2pfed.deploy.enrolment import make_draws, make_secret
+from d2pfed.deploy.layout import Layout, decode_model, encode_task
 from d2pfed.errors import ConfigError, D2PFedError
-from d2pfed.flower.client_account import ClientSpending, charged
-from d2pfed.flower.client_config import init_client, read_client_config
-from d2pfed.flower.enrolment import make_draws, make_secret
-from d2pfed.flower.layout import Layout, decode_model, encode_task
-from d2pfed.flower.private_client import PrivateClient
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy, profiles
 from d2pfed.plan.profiles import Feature, features_of, require_deployable
@@ -268,7 +268,7 @@ def test_a_client_refuses_a_request_that_its_settings_do_not_list(tmp_path, monk
     served = [kind for kind in ("training", "statistics", "evaluation") if kind != refused]
     server = MaliciousServer(tmp_path, make_plan(CLIENTS), enrol(tmp_path, CLIENTS, requests=served))
     server.announce()
-    monkeypatch.setattr("d2pfed.flower.private_client.require_purpose", nothing)
+    monkeypatch.setattr("d2pfed.deploy.client.require_purpose", nothing)
     task = encode_task(LAYOUT, settings)
     with pytest.raises(D2PFedError):
         server.attempt(task=task)

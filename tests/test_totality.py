@@ -21,8 +21,8 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
+from d2pfed.deploy import client as private_client
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower import private_client
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.files import FileError
 from support.enrolled_clients import enrol, make_plan
@@ -36,14 +36,14 @@ NOT_SET_UP = "refused", "<class 'd2pfed.errors.ConfigError'>:<'this client is no
 
 # Lines of these are outside of what catches errors, and hold no data.
 OUTERMOST = {f"flower.client.{name}" for name in ("private", "require_type", "PrivateRecords.__call__", "_answer")}
-OUTERMOST |= {"flower.private_client.discreet"}
+OUTERMOST |= {"deploy.client.discreet"}
 
 # What runs once the vector has its noise: masking, moving the keys, saving the phase. A function that is new here must
 # not see what was trained.
 AFTER = """
 flower.client: _answer
-flower.private_client: PrivateClient._contribute PrivateClient.answer end_copy
-flower.records: to_record
+deploy.client: PrivateClient._contribute PrivateClient.answer end_copy
+flower.grid: to_record
 ledger.files: _draft _write _write_new locked replace_file sync_directory
 ledger.volatile: boot
 numerics.compiled: Kernel.__call__
@@ -54,9 +54,9 @@ secagg.checks: ring_copy
 secagg.wire: Reader.__init__ _checksum _open frame pack_integer pack_subset
 """
 AFTER_PAIRWISE = """
-flower.client_attempt: ClientAttempt.answer
-flower.client_state: SavedPhase.encode SavedPhases._state_file SavedPhases.save
-flower.private_client: PrivateClient._participate
+deploy.attempt: ClientAttempt.answer
+deploy.state: SavedPhase.encode SavedPhases._state_file SavedPhases.save
+deploy.client: PrivateClient._participate
 ledger.files: keep_newest
 secagg.advertisements: JoinedClients.partners _others _within
 secagg.checks: ClientSession.client
@@ -71,7 +71,7 @@ secagg.shamir: pack_shares
 secagg.wire: kind_of pack_text subset_of
 """
 AFTER_STANDING = """
-flower.client_config: ClientConfig.log
+deploy.config: ClientConfig.log
 flower.standing_keys: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
 ledger.client_history: Anchor.decode ClientHistory.__post_init__ ClientHistory.head ClientHistory.holds LogRow.line
 ledger.client_history: _integer _parsed anchor_after head_after parse require_anchored require_announced

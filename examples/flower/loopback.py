@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from d2pfed.flower.client_config import init_client
-from d2pfed.flower.enrolment import make_draws, make_secret, next_roster, read_secret
+from d2pfed.deploy.config import init_client
+from d2pfed.deploy.enrolment import make_draws, make_secret, next_roster, read_secret
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
 

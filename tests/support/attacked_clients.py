@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 from d2pfed.accounting import CohortSampling, Sampling
+from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays
+from d2pfed.deploy.config import ClientConfig, init_client, read_client_config
+from d2pfed.deploy.enrolment import Draws, make_draws, make_secret
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAnnouncement
+from d2pfed.deploy.rosters import SignedRoster
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_config import ClientConfig, init_client, read_client_config
-from d2pfed.flower.enrolment import Draws, make_draws, make_secret
-from d2pfed.flower.private_client import PrivateClient, Purpose, TrainArrays
-from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAnnouncement
-from d2pfed.flower.rosters import SignedRoster
 from d2pfed.ledger.client_history import ClientHistory
 from d2pfed.ledger.files import create_file, make_directory
 from d2pfed.numerics.randomness import Stream

@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from d2pfed.accounting import Unit
+from d2pfed.deploy.client import Purpose
+from d2pfed.deploy.layout import Layout, encode_model
+from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.layout import Layout, encode_model
-from d2pfed.flower.private_client import Purpose
-from d2pfed.flower.requests import RunAnnouncement
 from d2pfed.ledger.client_history import Entry
 from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import Entropy

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from d2pfed.accounting import SERVER, Sampling
-from d2pfed.flower.client_config import init_client
-from d2pfed.flower.enrolment import DrawCommitment, make_draws, make_secret, next_roster, read_secret
-from d2pfed.flower.rosters import SignedRoster
+from d2pfed.deploy.config import init_client
+from d2pfed.deploy.enrolment import DrawCommitment, make_draws, make_secret, next_roster, read_secret
+from d2pfed.deploy.rosters import SignedRoster
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.secagg import Roster, encode_roster

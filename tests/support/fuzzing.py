@@ -21,11 +21,12 @@ import numpy as np
 from d2pfed import certificate_verifier
 from d2pfed.accounting import SERVER
 from d2pfed.cli.options import read_config
+from d2pfed.deploy import config as client_config
+from d2pfed.deploy import enrolment
+from d2pfed.deploy.layout import Layout, decode_model, decode_task, encode_model, encode_task
+from d2pfed.deploy.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
+from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import D2PFedError, PeerError
-from d2pfed.flower import client_config, enrolment
-from d2pfed.flower.client_state import SavedPhase
-from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model, encode_task
-from d2pfed.flower.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
 from d2pfed.ledger import Budget, Head
 from d2pfed.ledger.budget import ChargedRun
 from d2pfed.ledger.client_history import Anchor, Entry, LogRow, head_after, parse

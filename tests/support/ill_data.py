@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from d2pfed.accounting import Unit
-from d2pfed.flower.layout import NamedArrays
-from d2pfed.flower.private_client import TrainArrays
+from d2pfed.deploy.client import TrainArrays
+from d2pfed.deploy.layout import NamedArrays
 from d2pfed.numerics.ring import IntVector
 
 MARK = "a value of the data 4711"  # in every error: no server may see it

@@ -9,9 +9,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from d2pfed.deploy.rosters import SignedRoster
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.flower.client import private
-from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.rosters import SignedRoster
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.plan import Plan
 from support.enrolled_clients import DIMENSION, directory_of

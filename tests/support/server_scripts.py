@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy.client import Purpose
+from d2pfed.deploy.layout import Layout, encode_task
 from d2pfed.errors import D2PFedError
-from d2pfed.flower.layout import Layout, encode_task
-from d2pfed.flower.private_client import Purpose
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Stream
 from d2pfed.plan import Plan, Protocol

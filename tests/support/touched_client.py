@@ -14,12 +14,12 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy.config import read_client_config
+from d2pfed.deploy.requests import ExchangeRequest, RequestKind
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.flower.client import PrivateRecords, private
-from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.evaluate import private_evaluate, private_metrics
-from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.records import from_record
-from d2pfed.flower.requests import ExchangeRequest, RequestKind
+from d2pfed.flower.grid import from_record
 from d2pfed.flower.statistics import private_total, statistic_reply
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.plan import PrivacyTarget, calibrate

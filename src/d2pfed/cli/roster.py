@@ -9,9 +9,8 @@ import typer
 
 from d2pfed.cli.options import AsJson, Group, SectionedCommand
 from d2pfed.cli.show import out, print_json
-from d2pfed.errors import ConfigError
-from d2pfed.flower.client_config import require_identity
-from d2pfed.flower.enrolment import (
+from d2pfed.deploy.config import require_identity
+from d2pfed.deploy.enrolment import (
     DEPTH,
     DrawCommitment,
     decode_public,
@@ -21,6 +20,7 @@ from d2pfed.flower.enrolment import (
     read_secret,
     shown_positions,
 )
+from d2pfed.errors import ConfigError
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import decode_roster, encode_roster

@@ -8,18 +8,17 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_config import (
+from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, discreet, log_error
+from d2pfed.deploy.config import (
     NODE_SETTING,
     SIMULATION_VARIABLE,
     ClientConfig,
     read_client_config,
     simulated_client_config,
 )
-from d2pfed.flower.layout import NamedArrays
-from d2pfed.flower.private_client import PrivateClient, Purpose, TrainArrays, discreet, log_error
-from d2pfed.flower.questions import answer_question
-from d2pfed.flower.records import (
+from d2pfed.deploy.layout import NamedArrays
+from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.grid import (
     EVALUATION_TYPE,
     MESSAGE_TYPE,
     from_record,
@@ -27,6 +26,7 @@ from d2pfed.flower.records import (
     to_named_arrays,
     to_record,
 )
+from d2pfed.flower.questions import answer_question
 from d2pfed.round import Units
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
 

@@ -12,11 +12,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from d2pfed.accounting import Guarantee, Unit
+from d2pfed.deploy.layout import MOST_LOCAL_BYTES
 from d2pfed.errors import ConfigError
-from d2pfed.flower.grid import MessageFactory
-from d2pfed.flower.layout import MOST_LOCAL_BYTES
+from d2pfed.flower.grid import EVALUATION_TYPE, MessageFactory, to_named_arrays
 from d2pfed.flower.questions import encode_question
-from d2pfed.flower.records import EVALUATION_TYPE, to_named_arrays
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.flower.statistics import PrivateTotal, private_total
 from d2pfed.plan import calibrate

@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 from safetensors.numpy import save
 
-from d2pfed.flower.layout import Layout
-from d2pfed.flower.records import to_array_record
+from d2pfed.deploy.layout import Layout
+from d2pfed.flower.grid import to_array_record
 from d2pfed.noise.codec import FloatVector
 from d2pfed.runs import Run
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from d2pfed.accounting import SERVER, Sampling
+from d2pfed.deploy.transport import Pace
 from d2pfed.errors import ConfigError, D2PFedError
-from d2pfed.flower.pace import Pace
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.plan import PrivacyTarget, calibrate
@@ -42,7 +42,7 @@ FLOWER = "1.41"  # whose private runtime interface `runtime.py` speaks
 
 _LONGEST_PAUSE = 0.5
 _SUPERNODE = "supernode"  # the word with which this program runs Flower's SuperNode
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 
 def require_flower(found: str) -> None:

@@ -46,9 +46,9 @@ from flwr.supernode.nodestate import NodeState, NodeStateFactory
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 from flwr.supernode.start_client_internal import _init_connection, _pull_and_store_message, _push_messages
 
+from d2pfed.deploy.transport import SHORTEST, Pace
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.bundle import loaded
-from d2pfed.flower.pace import SHORTEST, Pace
 from d2pfed.ledger.files import FileError
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -56,7 +56,7 @@ _IDLE_SECONDS = 3.0  # at most, between two looks for a message: as Flower's own
 _PULL_SECONDS = 600  # for a message to come from the SuperNode, which has it already
 _SHUTDOWN_SECONDS = 5.0
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 
 class AppSource(Protocol):

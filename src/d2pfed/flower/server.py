@@ -11,31 +11,22 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy.cohorts import require_lasting
+from d2pfed.deploy.federation import Deployment, PairwiseFederation, StandingFederation
+from d2pfed.deploy.layout import Layout
+from d2pfed.deploy.monitoring import Callback, Callbacks, Monitor, RoundLog, shown_progress, tell_plan
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.rosters import SignedRoster
+from d2pfed.deploy.targets import ServerDirectory, complete_target, trained_sizes
+from d2pfed.deploy.transport import Deadlines, Transport
 from d2pfed.errors import BudgetExceeded, ConfigError
-from d2pfed.flower.cohorts import (
-    require_lasting,
-)
 from d2pfed.flower.evaluation import Evaluate, ServerEvaluation
-from d2pfed.flower.federation import FlowerFederation
-from d2pfed.flower.grid import (
-    Deadlines,
-    GridTransport,
-    MessageFactory,
-    make_message,
-)
-from d2pfed.flower.layout import Layout
-from d2pfed.flower.monitoring import Monitor
-from d2pfed.flower.positions import Positions
-from d2pfed.flower.progress import Callback, Callbacks, RoundLog, shown_progress, tell_plan
-from d2pfed.flower.records import to_named_arrays
-from d2pfed.flower.rosters import SignedRoster
-from d2pfed.flower.standing_server import StandingSilos
-from d2pfed.flower.targets import ServerDirectory, complete_target, trained_sizes
+from d2pfed.flower.grid import GridEngine, MessageFactory, make_message, to_named_arrays
 from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deployable
-from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
+from d2pfed.runs import ArrayShape, End, RunSettings, open_run
 from d2pfed.training import ServerOptimizer
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 
 class KeyUse(StrEnum):
@@ -184,9 +175,9 @@ class PrivateFedAvg:
                 f"the arrays must have the plan's {self.plan.codec.rotation.dimension} parameters, "
                 f"got {layout.dimension}"
             )
-        strategy = replace(self, deadlines=replace(self.deadlines, training=timeout))
+        deadlines = replace(self.deadlines, training=timeout)
         if self.roster is not None:
-            require_lasting(self.roster.roster, self.plan, strategy.deadlines)
+            require_lasting(self.roster.roster, self.plan, deadlines)
         initial = layout.flatten(arrays)
         with (
             shown_progress(),
@@ -194,33 +185,30 @@ class PrivateFedAvg:
         ):
             tell_plan(self.plan)
             evaluator = ServerEvaluation(layout, evaluate_fn, run, best)
-            transport = GridTransport(grid, self.message_factory, self.deadlines.poll)
-            configs: tuple[dict[str, object], dict[str, object]] = (
-                {**(train_config or {})},
-                {**(run_config or self.run_config or {})},
-            )
+            transport = Transport(GridEngine(grid, self.message_factory), self.deadlines.poll)
             evaluator.validate(run.state.rounds, run.state.average)
             monitor = Monitor(self.directory, self.plan, transport.refusals)
             listen = RoundLog(
                 self.plan, monitor.round, Callbacks(callbacks, lambda: evaluator.record(run.last_model()))
             )
-            if strategy.has_standing_keys:
-                summary = run.train(_silos(strategy, transport, run, layout, configs), evaluator, listen, rounds)
+            deployment = Deployment(
+                plan=self.plan,
+                roster=self.roster,
+                transport=transport,
+                run=run,
+                layout=layout,
+                config=train_config or {},
+                run_config=run_config or self.run_config or {},
+                deadlines=deadlines,
+                positions=self._positions(),
+                population=self.population,
+                draws=self.draws,
+                alive=monitor.write,
+            )
+            if self.has_standing_keys:
+                summary = run.train(StandingFederation(deployment), evaluator, listen, rounds)
             else:
-                federation = FlowerFederation(
-                    self.plan,
-                    self.roster,
-                    transport,
-                    run,
-                    layout,
-                    configs=configs,
-                    deadlines=strategy.deadlines,
-                    positions=_positions(self),
-                    population=self.population,
-                    draws=self.draws,
-                    alive=monitor.write,
-                )
-                summary = run.train(federation, evaluator, listen, rounds)
+                summary = run.train(PairwiseFederation(deployment), evaluator, listen, rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
         return evaluator.result(run.last_model())
@@ -239,33 +227,10 @@ class PrivateFedAvg:
             details=_Deployed(self.plan, layout, self.population, partition),
         )
 
-
-def _silos(
-    strategy: PrivateFedAvg,
-    transport: GridTransport,
-    run: Run,
-    layout: Layout,
-    configs: tuple[dict[str, object], dict[str, object]],
-) -> StandingSilos:
-    positions = _positions(strategy)
-    if strategy.roster is None or positions is None:
-        raise ConfigError("standing keys are for enrolled silos, got no roster")
-    return StandingSilos(
-        strategy.plan,
-        strategy.roster,
-        transport,
-        run,
-        layout,
-        configs=configs,
-        deadlines=strategy.deadlines,
-        positions=positions,
-    )
-
-
-def _positions(strategy: PrivateFedAvg) -> Positions | None:
-    """Return the server's memory of its clients' positions: one file for each authority, beside the ledger."""
-    if strategy.roster is None:
-        return None
-    folder = strategy.directory if strategy.ledger is None else strategy.ledger.parent
-    roster = strategy.roster.roster
-    return Positions(folder / f"positions-{roster.authority.hex()[:16]}", roster.keys)
+    def _positions(self) -> Positions | None:
+        """Return the server's memory of its clients' positions: one file for each authority, beside the ledger."""
+        if self.roster is None:
+            return None
+        folder = self.directory if self.ledger is None else self.ledger.parent
+        roster = self.roster.roster
+        return Positions(folder / f"positions-{roster.authority.hex()[:16]}", roster.keys)

@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from d2pfed.accounting import SERVER, Sampling
-from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.rosters import read_roster
+from d2pfed.deploy.rosters import read_roster
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.flower.server import KeyUse, PrivateFedAvg
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from d2pfed.deploy.config import ClientConfig
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_config import ClientConfig
 from d2pfed.ledger.rows import Head
 from d2pfed.ledger.volatile import KEYS_ON_DISK, VolatileFile, default_volatile
 from d2pfed.numerics.randomness import digest
@@ -14,7 +14,7 @@ from d2pfed.secagg import Epoch, StandingState, decode_standing_invitation
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.wire import Reader, kind_of, pack_integer
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 _T = TypeVar("_T")
 
 

@@ -11,14 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.accounting import Unit
-from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_attempt import ClientAttempt, accept_run
-from d2pfed.flower.client_config import ClientConfig
-from d2pfed.flower.client_standing import STANDING_REQUESTS, StandingAttempt, answer_standing, holds_keys
-from d2pfed.flower.client_state import SavedPhase, SavedPhases
-from d2pfed.flower.layout import Layout, NamedArrays, decode_model, decode_task
-from d2pfed.flower.local_arrays import LocalArrays
-from d2pfed.flower.requests import (
+from d2pfed.deploy.attempt import ClientAttempt, accept_run
+from d2pfed.deploy.config import ClientConfig
+from d2pfed.deploy.layout import Layout, NamedArrays, decode_model, decode_task
+from d2pfed.deploy.local_arrays import LocalArrays
+from d2pfed.deploy.requests import (
     HAS_KEYS,
     HAS_NO_KEYS,
     ExchangeRequest,
@@ -26,7 +23,10 @@ from d2pfed.flower.requests import (
     RunAcceptance,
     RunAnnouncement,
 )
-from d2pfed.flower.single_units import SingleUnits
+from d2pfed.deploy.single_units import SingleUnits
+from d2pfed.deploy.standing import STANDING_REQUESTS, StandingAttempt, answer_standing, holds_keys
+from d2pfed.deploy.state import SavedPhase, SavedPhases
+from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
@@ -42,7 +42,7 @@ from d2pfed.statistics.questions import STATISTIC, is_evaluation
 # record, the silo's units under that model instead.
 TrainArrays = Callable[[NamedArrays, Mapping[str, object]], NamedArrays | Units]
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 
 class Purpose(StrEnum):

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from d2pfed.deploy.config import ClientConfig
+from d2pfed.deploy.enrolment import decode_public
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.flower.client_config import ClientConfig
-from d2pfed.flower.enrolment import decode_public
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.files import FileError, read_file, replace_file
 from d2pfed.ledger.rows import Head
 from d2pfed.secagg import Enrolment, Roster, decode_roster
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 Clock = Callable[[], float]
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy.account import ClientAccount
+from d2pfed.deploy.config import ClientConfig
+from d2pfed.deploy.layout import Layout
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.requests import RunAnnouncement
+from d2pfed.deploy.rosters import accept_roster, current_roster
+from d2pfed.deploy.state import AcceptedRuns, RunTerms, SavedPhase
 from d2pfed.errors import PeerError, RolledBack
-from d2pfed.flower.client_account import ClientAccount
-from d2pfed.flower.client_config import ClientConfig
-from d2pfed.flower.client_state import AcceptedRuns, RunTerms, SavedPhase
-from d2pfed.flower.layout import Layout
-from d2pfed.flower.positions import Positions
-from d2pfed.flower.requests import RunAnnouncement
-from d2pfed.flower.rosters import accept_roster, current_roster
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.ledger.software import software_digest
@@ -29,7 +29,7 @@ from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.wire import kind_of
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 RESTARTS = 100  # of a server in one run: what it had begun before is begun anew
 UNCHARGED_A_DAY = 1000  # attempts and epochs that came to nothing, over all runs

@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
+from d2pfed.deploy.positions import Positions
 from d2pfed.errors import ConfigError, DamagedFile, PeerError
-from d2pfed.flower.positions import Positions
 from d2pfed.ledger.files import OTHERS_MAY_USE, create_file, locked, read_file, replace_file
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg import Roster, issue_roster

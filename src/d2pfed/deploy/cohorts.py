@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy.enrolment import Draws
+from d2pfed.deploy.rosters import SignedRoster
+from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError, DamagedFile, TooFewClients
-from d2pfed.flower.enrolment import Draws
-from d2pfed.flower.grid import Deadlines
-from d2pfed.flower.rosters import SignedRoster
 from d2pfed.plan import Plan
 from d2pfed.round import MaskedSum
 from d2pfed.runs.directory import RunDirectory
@@ -21,7 +21,7 @@ from d2pfed.secagg.draws import Opening, draw_cohort, draw_key
 from d2pfed.secagg.wire import ClientId
 from d2pfed.training import Cohorts
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 
 @dataclass(frozen=True, slots=True)

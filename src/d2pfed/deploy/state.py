@@ -22,7 +22,7 @@ from d2pfed.ledger.volatile import boot
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.wire import Reader, pack_integer, pack_text
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 # A server that announces run after run, or leaves attempt after attempt, fills no disk.
 MAX_RUNS = 10_000

@@ -9,13 +9,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from d2pfed.accounting import is_amplified
+from d2pfed.deploy.layout import Layout, NamedArrays
 from d2pfed.errors import D2PFedError
-from d2pfed.flower.layout import Layout, NamedArrays
 from d2pfed.ledger.files import keep_newest, locked, make_directory, read_file, replace_file
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 MOST_RUNS = 64  # whose arrays are kept: those of a run that is over are of no use
 

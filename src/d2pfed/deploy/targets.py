@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from d2pfed.accounting import SERVER, Sampling
+from d2pfed.deploy.rosters import SignedRoster, read_roster
 from d2pfed.errors import ConfigError
-from d2pfed.flower.rosters import SignedRoster, read_roster
 from d2pfed.plan import PrivacyTarget
 from d2pfed.secagg.graph import Consistency
 

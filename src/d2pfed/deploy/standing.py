@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from d2pfed.deploy.account import ClientAccount
+from d2pfed.deploy.attempt import enrolment_of, require_beginnings_left, require_same_roster, verdict_of
+from d2pfed.deploy.config import ClientConfig
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.standing_keys import KeyFile, KeyStore, is_state, join, split
+from d2pfed.deploy.state import AcceptedRuns, RunTerms
 from d2pfed.errors import PeerError, RolledBack
-from d2pfed.flower.client_account import ClientAccount
-from d2pfed.flower.client_attempt import enrolment_of, require_beginnings_left, require_same_roster, verdict_of
-from d2pfed.flower.client_config import ClientConfig
-from d2pfed.flower.client_state import AcceptedRuns, RunTerms
-from d2pfed.flower.positions import Positions
-from d2pfed.flower.standing_keys import KeyFile, KeyStore, is_state, join, split
 from d2pfed.ledger import decode_release
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
@@ -35,7 +35,7 @@ from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.standing_checks import require_charge_once, require_first_is_new
 from d2pfed.secagg.wire import BINDING_BYTES, binding_of, kind_of
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 STANDING_REQUESTS = (
     MessageKind.STANDING_INVITATION,

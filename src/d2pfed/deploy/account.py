@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from d2pfed.accounting import Release, Sampling, client_epsilon, round_up
+from d2pfed.deploy.config import ClientBudget
 from d2pfed.errors import ConfigError, LedgerError, PeerError
-from d2pfed.flower.client_config import ClientBudget
 from d2pfed.ledger import decode_release, encode_release
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.client_log import ClientLog

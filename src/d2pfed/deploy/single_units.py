@@ -14,7 +14,7 @@ from d2pfed.round import Units
 
 _TOGETHER = 1 << 21  # numbers of vectors that are in memory at once
 
-_log = logging.getLogger("d2pfed.flower")
+_log = logging.getLogger("d2pfed.deploy")
 
 
 @dataclass(frozen=True, slots=True)
