@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from d2pfed.deploy import attempt as client_attempt
-from d2pfed.deploy import local_arrays
 from d2pfed.deploy import standing as client_standing
 from d2pfed.deploy import state as client_state
+from d2pfed.deploy import state as local_arrays
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import Layout, encode_model, encode_task
-from d2pfed.deploy.local_arrays import LocalArrays
-from d2pfed.deploy.state import AcceptedRuns, RunTerms
+from d2pfed.deploy.state import AcceptedRuns, LocalArrays, RunTerms
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import client_log, volatile
 from d2pfed.ledger.client_history import Entry

@@ -13,9 +13,17 @@ from typer.testing import CliRunner
 
 from d2pfed.cli import app
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.enrolment import DrawCommitment, Draws, make_draws, next_roster, read_secret, shown_positions
 from d2pfed.deploy.positions import Positions
-from d2pfed.deploy.rosters import current_roster, read_roster
+from d2pfed.deploy.rosters import (
+    DrawCommitment,
+    Draws,
+    current_roster,
+    make_draws,
+    next_roster,
+    read_roster,
+    shown_positions,
+)
+from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError, PeerError
 from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import Entropy, digest

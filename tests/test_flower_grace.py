@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-from d2pfed.deploy import registry
+from d2pfed.deploy import federation as registry
+from d2pfed.deploy import transport as grid_module
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError
-from d2pfed.flower import grid as grid_module
 from d2pfed.ledger import RowKind, read_rows
 from support.enrolled_clients import enrol, make_plan
 from support.local_grid import make_grid, make_strategy, start

@@ -8,9 +8,9 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from d2pfed.accounting import Sampling
-from d2pfed.deploy import local_arrays
+from d2pfed.deploy import state as local_arrays
 from d2pfed.deploy.layout import ArraySpec, Layout, LocalArray
-from d2pfed.deploy.local_arrays import LocalArrays
+from d2pfed.deploy.state import LocalArrays
 from d2pfed.errors import ConfigError
 from d2pfed.flower.grid import from_record
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan

@@ -15,10 +15,9 @@ from d2pfed.deploy import layout
 from d2pfed.deploy import state as client_state
 from d2pfed.deploy.account import NOTHING, ClientAccount, ClientSpending
 from d2pfed.deploy.config import ClientConfig, init_client, read_client_config
-from d2pfed.deploy.enrolment import DrawCommitment, make_draws
 from d2pfed.deploy.layout import ArraySpec, Layout, encode_task
 from d2pfed.deploy.positions import Positions
-from d2pfed.deploy.rosters import accept_roster
+from d2pfed.deploy.rosters import DrawCommitment, accept_roster, make_draws
 from d2pfed.deploy.state import AcceptedRuns, SavedPhase
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import client_log

@@ -7,8 +7,8 @@ import pytest
 from d2pfed.deploy import rosters
 from d2pfed.deploy.account import ALL
 from d2pfed.deploy.config import init_client, read_client_config
-from d2pfed.deploy.enrolment import read_secret
 from d2pfed.deploy.rosters import SignedRoster, accept_roster, current_roster, read_own_roster
+from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.ledger.client_history import Entry
 from d2pfed.numerics.randomness import digest

@@ -13,8 +13,8 @@ from d2pfed.accounting import Sampling
 from d2pfed.cli import main
 from d2pfed.deploy import federation
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.enrolment import DrawCommitment
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance
+from d2pfed.deploy.rosters import DrawCommitment
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
 from d2pfed.flower.grid import from_record, to_record
@@ -508,7 +508,7 @@ def test_a_partition_that_does_not_look_at_the_ledger_is_caught(tmp_path, monkey
     def draw(run, attempt):
         return run._cohorts.draw(attempt.round, attempt.number, run._participation.block)
 
-    monkeypatch.setattr(federation.FlowerFederation, "_next", draw)
+    monkeypatch.setattr(federation.PairwiseFederation, "_next", draw)
     with pytest.raises(ConfigError, match="uses each client once"):
         a_kill_before_vectors_are_asked_for_costs_a_block(tmp_path, monkeypatch)
 

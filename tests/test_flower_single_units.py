@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from d2pfed.deploy.single_units import SingleUnits
+from d2pfed.deploy.client import SingleUnits
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round import Batch
@@ -82,7 +82,7 @@ def test_other_floats_and_memory_that_is_used_again_are_taken_as_they_were():
 
 
 def test_many_units_come_in_parts_and_their_holder_is_told_once(monkeypatch, caplog):
-    monkeypatch.setattr("d2pfed.deploy.single_units._TOGETHER", 20)
+    monkeypatch.setattr("d2pfed.deploy.client._TOGETHER", 20)
     own = SingleUnits(Odd(4, lambda: 1 / 0), 5)
     assert [len(part) for part in own.gradients(np.repeat(np.arange(12), 2)[:-1])] == [4, 4, 4, 4, 4, 3]
     (told,) = caplog.records

@@ -13,12 +13,11 @@ from flwr.clientapp import ClientApp
 from scipy.stats import binomtest
 
 from d2pfed.deploy import client as private_client
-from d2pfed.deploy import standing_keys
+from d2pfed.deploy import standing as standing_keys
 from d2pfed.deploy.client import PrivateClient
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind
-from d2pfed.deploy.standing import holds_keys
-from d2pfed.deploy.standing_keys import KeyFile
+from d2pfed.deploy.standing import KeyFile, holds_keys
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.grid import from_record

@@ -26,7 +26,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from d2pfed.deploy.config import init_client
-from d2pfed.deploy.enrolment import make_draws, make_secret, next_roster, read_secret
+from d2pfed.deploy.rosters import make_draws, next_roster
+from d2pfed.deploy.signing_keys import make_secret, read_secret
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import encode_roster
 

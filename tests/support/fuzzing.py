@@ -22,7 +22,7 @@ from d2pfed import certificate_verifier
 from d2pfed.accounting import SERVER
 from d2pfed.cli.options import read_config
 from d2pfed.deploy import config as client_config
-from d2pfed.deploy import enrolment
+from d2pfed.deploy import rosters as enrolment
 from d2pfed.deploy.layout import Layout, decode_model, decode_task, encode_model, encode_task
 from d2pfed.deploy.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
 from d2pfed.deploy.state import SavedPhase

@@ -8,10 +8,9 @@ import numpy as np
 
 from d2pfed.deploy.client import PrivateClient, TrainArrays
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.enrolment import Draws
 from d2pfed.deploy.layout import Layout, NamedArrays, encode_model, encode_task
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAnnouncement
-from d2pfed.deploy.rosters import SignedRoster
+from d2pfed.deploy.rosters import Draws, SignedRoster
 from d2pfed.errors import D2PFedError
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan

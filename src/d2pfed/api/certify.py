@@ -8,7 +8,7 @@ from d2pfed.api.certificate_page import page, registry_entry
 from d2pfed.api.statement import Json, LedgerRecord, allowed, event, statement
 from d2pfed.api.subject import ledger_facts, require_certifiable, run_facts
 from d2pfed.certificate_verifier import Wrong, canonical
-from d2pfed.deploy.enrolment import default_signing_key, make_secret, read_secret
+from d2pfed.deploy.signing_keys import default_signing_key, make_secret, read_secret
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Head
 from d2pfed.ledger.files import make_directory, replace_file

@@ -10,16 +10,8 @@ import typer
 from d2pfed.cli.options import AsJson, Group, SectionedCommand
 from d2pfed.cli.show import out, print_json
 from d2pfed.deploy.config import require_identity
-from d2pfed.deploy.enrolment import (
-    DEPTH,
-    DrawCommitment,
-    decode_public,
-    make_draws,
-    make_secret,
-    next_roster,
-    read_secret,
-    shown_positions,
-)
+from d2pfed.deploy.rosters import DEPTH, DrawCommitment, make_draws, next_roster, shown_positions
+from d2pfed.deploy.signing_keys import decode_public, make_secret, read_secret
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import Entropy

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from d2pfed.accounting import Sampling
-from d2pfed.deploy.enrolment import Draws
-from d2pfed.deploy.rosters import SignedRoster
+from d2pfed.deploy.rosters import Draws, SignedRoster
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError, DamagedFile, TooFewClients
 from d2pfed.plan import Plan

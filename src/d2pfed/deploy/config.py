@@ -11,7 +11,7 @@ from reprlib import repr as shortened
 from typing import Any, get_origin, get_type_hints
 
 from d2pfed.accounting import Unit
-from d2pfed.deploy.enrolment import decode_public, make_secret, read_secret
+from d2pfed.deploy.signing_keys import decode_public, make_secret, read_secret
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.files import create_file, make_directory, read_file, require_directory

@@ -197,21 +197,26 @@ class PairwiseFederation:
         self._drawn = CohortDraw(())
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return the cohort of an attempt, once enough of it is there.
-
-        Of a partition it is a block that no charged attempt has: a server that died between the reservation and the
-        first request for a vector has charged a block, and has not noted it.
-        """
-        self._drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
-        if self._plan.sampling.method is Sampling.ONCE and self._ledger is not None:
-            while any(self._ledger.participations(attempt.run, self._drawn.cohort).values()):
-                self._participation.use_block()
-                self._drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
+        """Return the cohort of an attempt, once enough of it is there."""
+        self._drawn = self._next(attempt)
         cohort = self._drawn.cohort
         wanted = [client for client in cohort if client not in self._participation.excluded]
         self._deployment.wait(self._registry, attempt, wanted, len(cohort), self._deployment.deadlines.joining)
         self._exchange.stats.clear()
         return cohort
+
+    def _next(self, attempt: Attempt) -> CohortDraw:
+        """Return the draw of an attempt; of a partition a block that no charged attempt has.
+
+        A server that died between the reservation and the first request for a vector has charged a block, and has
+        not noted it.
+        """
+        drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
+        if self._plan.sampling.method is Sampling.ONCE and self._ledger is not None:
+            while any(self._ledger.participations(attempt.run, drawn.cohort).values()):
+                self._participation.use_block()
+                drawn = self._cohorts.draw(attempt.round, attempt.number, self._participation.block)
+        return drawn
 
     def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Session:
         """Return the session of an attempt, bound to the roster and its draw."""

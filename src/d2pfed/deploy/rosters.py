@@ -1,21 +1,30 @@
-"""Which roster a client goes by: the authority's newest, while it lasts, if it fits what this client's log says."""
+"""Rosters: which one a client goes by, and how an authority makes the next one with a server's draws."""
 
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 from d2pfed.deploy.config import ClientConfig
-from d2pfed.deploy.enrolment import decode_public
-from d2pfed.errors import ConfigError, PeerError
+from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.signing_keys import decode_public
+from d2pfed.errors import ConfigError, DamagedFile, PeerError
 from d2pfed.ledger.client_history import ClientHistory, Entry
-from d2pfed.ledger.files import FileError, read_file, replace_file
+from d2pfed.ledger.files import OTHERS_MAY_USE, FileError, create_file, locked, read_file, replace_file
 from d2pfed.ledger.rows import Head
-from d2pfed.secagg import Enrolment, Roster, decode_roster
-from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
+from d2pfed.numerics.randomness import KEY_BYTES, Entropy
+from d2pfed.secagg import Enrolment, Roster, decode_roster, issue_roster
+from d2pfed.secagg.draws import MOST_DEPTH, DrawTree
+from d2pfed.secagg.position import Position, verify_position
+from d2pfed.secagg.roster import NO_ROOT, Floor, not_before, require_serial, require_unexpired
+from d2pfed.secagg.wire import ClientId
 
 _log = logging.getLogger("d2pfed.deploy")
+
+DEPTH = 12  # 4,096 draws for all runs under one roster
 
 Clock = Callable[[], float]
 
@@ -110,3 +119,158 @@ def _secret(config: ClientConfig) -> bytes:
 
 def _file(config: ClientConfig) -> Path:
     return config.directory / "roster"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawCommitment:
+    """The server's commitment to its tree of draws, for the authority: binding, and it reveals no draw."""
+
+    depth: int
+    root: bytes
+
+    def encode(self) -> str:
+        """Return the text that the authority is given."""
+        return f"{self.depth}:{self.root.hex()}"
+
+    @staticmethod
+    def decode(text: str) -> "DrawCommitment":
+        """Read what the server has printed."""
+        depth, _, root = text.partition(":")
+        try:
+            committed = DrawCommitment(int(depth[:4]), bytes.fromhex(root))
+        except ValueError:
+            committed = DrawCommitment(-1, b"")
+        if not 0 <= committed.depth <= MOST_DEPTH or len(committed.root) != KEY_BYTES:
+            raise ConfigError(
+                f"draws are DEPTH:ROOT, a number and {2 * KEY_BYTES} hexadecimal digits, got {text[:80]!r}"
+            )
+        return committed
+
+
+def make_draws(file: Path, depth: int = DEPTH) -> DrawCommitment:
+    """Make a secret tree of draws in a file, and return what to tell the authority; never overwrites one."""
+    if not 0 <= depth <= MOST_DEPTH:
+        raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {depth}")
+    secret = Entropy.system().require_system()
+    try:
+        create_file(file, bytes([depth]) + secret.key)
+    except FileExistsError:
+        raise ConfigError(f"{file} holds draws already") from None
+    tree = DrawTree(secret, depth)
+    return DrawCommitment(tree.depth, tree.root)
+
+
+class Draws:
+    """A tree in its file, and beside it the record of what is used.
+
+    Guarantee: a draw is noted as used, durably, before anyone is invited to it, and never serves two runs.
+    Checked: test_flower_enrolment.py::test_no_draw_serves_two_runs.
+    """
+
+    def __init__(self, file: Path, roster: Roster) -> None:
+        data = read_file(file, forbidden=OTHERS_MAY_USE)
+        if data is None or len(data) != 1 + KEY_BYTES:
+            raise ConfigError(f"{file} holds no draws; see `d2pfed roster draws`")
+        self.tree = DrawTree(Entropy(data[1:], is_replayed=False), data[0])
+        self._used = file.with_name(f"{file.name}.used")
+        if (roster.depth, roster.root) != (self.tree.depth, self.tree.root):
+            raise ConfigError(f"the roster {roster.serial} was signed for other draws than those in {file}")
+
+    def reserve(self, run: str, count: int) -> int:
+        """Return the first of a run's own draws, the same again when the run is resumed."""
+        with locked(self._used.with_name(f"{self._used.name}.lock")):
+            used = _decode(read_file(self._used))
+            if run not in used:
+                first = max((begin + size for begin, size in used.values()), default=0)
+                if first + count > 1 << self.tree.depth:
+                    raise ConfigError(
+                        f"a run needs {count} draws, and {(1 << self.tree.depth) - first} are left under this roster: "
+                        f"a new one is needed"
+                    )
+                used[run] = first, count
+                replace_file(self._used, json.dumps(used).encode())
+        first, size = used[run]
+        if size != count:
+            raise ConfigError(f"run {run} has {size} draws, and now asks for {count}")
+        return first
+
+
+def _decode(data: bytes | None) -> dict[str, tuple[int, int]]:
+    if data is None:
+        return {}
+    try:
+        return {str(run): (int(first), int(count)) for run, (first, count) in json.loads(data).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedFile(f"the record of used draws is damaged: {error}") from None
+
+
+def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[ClientId, Position]:
+    """Return the latest position of each client of the roster before, out of files that servers have kept.
+
+    Whoever brings a file, only a client's own signature counts.
+    """
+    latest: dict[ClientId, Position] = {}
+    for file in files:
+        if before is None:
+            raise ConfigError("positions are those of clients of the roster before: --previous is needed")
+        for client, position in Positions(file, before.keys).latest().items():
+            try:
+                verify_position(position, before.key(client), before.authority, client)
+            except PeerError:
+                continue
+            if client not in latest or position.count > latest[client].count:
+                latest[client] = position
+    return latest
+
+
+def next_roster(
+    authority: bytes,
+    before: Roster | None,
+    *,
+    added: Mapping[ClientId, bytes],
+    removed: AbstractSet[ClientId],
+    shown: Mapping[ClientId, Position],
+    draws: DrawCommitment | None,
+    most_depth: int,
+    days: int,
+    now: int,
+    entropy: Entropy,
+) -> Roster:
+    """Return the roster after the one before; a client that comes again keeps its floor, with whatever key.
+
+    Guarantee: serials and floors only rise, a tree of draws serves one roster, and the nonce is drawn after all of it
+    is known. Checked: test_flower_enrolment.py.
+    """
+    keys = {} if before is None else dict(before.keys)
+    if missing := sorted(removed - keys.keys()):
+        raise ConfigError(f"client {missing[0]} cannot be removed: it is not enrolled")
+    keys = {client: key for client, key in keys.items() if client not in removed} | dict(added)
+    if draws is not None:
+        require_own_tree(draws, before, most_depth)
+    floors = {client: _floor(client, before, shown) for client in keys}
+    return issue_roster(
+        keys,
+        authority,
+        serial=1 if before is None else before.serial + 1,
+        issued=now,
+        entropy=entropy,
+        lifetime_days=days,
+        floors={client: floor for client, floor in floors.items() if floor is not None},
+        depth=None if draws is None else draws.depth,
+        root=NO_ROOT if draws is None else draws.root,
+    )
+
+
+def require_own_tree(draws: DrawCommitment, before: Roster | None, most_depth: int) -> None:
+    """Refuse a tree that a roster had before, and one with more draws than a federation needs."""
+    if before is not None and before.root == draws.root:
+        raise ConfigError("a new roster needs new draws: the server has given those of the roster before")
+    if draws.depth > most_depth:
+        raise ConfigError(f"a tree of draws has a depth of at most {most_depth} unless --deep, got {draws.depth}")
+
+
+def _floor(client: ClientId, before: Roster | None, shown: Mapping[ClientId, Position]) -> Floor | None:
+    known = [] if before is None or client not in before.floors else [before.floors[client]]
+    if client in shown:
+        known.append((shown[client].count, shown[client].head))
+    return max(known, key=lambda floor: floor[0], default=None)

@@ -3,19 +3,19 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from d2pfed.deploy.account import ClientAccount
 from d2pfed.deploy.attempt import enrolment_of, require_beginnings_left, require_same_roster, verdict_of
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.positions import Positions
-from d2pfed.deploy.standing_keys import KeyFile, KeyStore, is_state, join, split
 from d2pfed.deploy.state import AcceptedRuns, RunTerms
-from d2pfed.errors import PeerError, RolledBack
+from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.ledger import decode_release
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
-from d2pfed.numerics.randomness import Entropy
+from d2pfed.ledger.volatile import KEYS_ON_DISK, VolatileFile, default_volatile
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, Protocol, decode_plan
 from d2pfed.round import enrolled_in, invited_epoch
@@ -26,6 +26,7 @@ from d2pfed.secagg import (
     StandingAdvertised,
     StandingReady,
     StandingSilo,
+    StandingState,
     StandingStep,
     answer_step,
     decode_standing_invitation,
@@ -33,7 +34,7 @@ from d2pfed.secagg import (
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.standing_checks import require_charge_once, require_first_is_new
-from d2pfed.secagg.wire import BINDING_BYTES, binding_of, kind_of
+from d2pfed.secagg.wire import BINDING_BYTES, Reader, binding_of, kind_of, pack_integer
 
 _log = logging.getLogger("d2pfed.deploy")
 
@@ -227,3 +228,96 @@ def _begun(epoch: Epoch) -> Mapping[str, object]:
         "draw": 0,
         "block": 0,
     }
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """The file of one epoch's keys, in memory that no backup restores."""
+
+    config: ClientConfig
+    file: VolatileFile
+
+    @staticmethod
+    def of(config: ClientConfig, epoch: bytes) -> "KeyFile":
+        """Return the file of an epoch; refuses a place that is not in memory."""
+        parent = config.state or default_volatile()
+        if parent is None:
+            raise ConfigError("standing keys need a directory in memory: name one in client.toml (state = ...)")
+        if config.keys_on_disk:
+            _log.warning(KEYS_ON_DISK)
+        own = digest("d2pfed volatile", config.authority, config.client).hex()[:32]
+        return KeyFile(config, VolatileFile(parent / own, epoch.hex(), keys_on_disk=config.keys_on_disk))
+
+    def load(self) -> tuple[bytes, bytes]:
+        """Return the epoch's invitation and what was kept; without it nothing is repaired."""
+        data = self.file.read(self._holds)
+        if data is None:
+            if self.file.refusal:
+                _log.warning("standing keys were erased: %s", self.file.refusal)
+            raise PeerError("this silo has no standing keys of this epoch: it needs a new one")
+        return split(data)
+
+    def write(self, invitation: bytes, saved: bytes) -> None:
+        """Keep what belongs to an epoch."""
+        self.file.write(join(invitation, saved), self._head())
+
+    def update(self, change: Callable[[bytes], tuple[bytes, _T]]) -> _T:
+        """Change what was kept, under its lock; the new value is in its place when this returns."""
+        return self.file.update(self._holds, change, self._head)
+
+    def keep_only(self, run: str) -> None:
+        """Erase the keys of earlier epochs of a run, and whatever does not fit this start and this log."""
+        self.file.sweep(self._holds, lambda data: decode_standing_invitation(split(data)[0]).run == run)
+
+    # Both look at the log when they are called, which is under the file's lock.
+
+    def _holds(self, head: Head) -> bool:
+        return self.config.log.read().holds(head)
+
+    def _head(self) -> Head:
+        return self.config.log.read().head
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStore:
+    """The state of an epoch, as a step sees it."""
+
+    keys: KeyFile
+    epoch: Epoch
+    client: int
+
+    def read(self) -> StandingState | None:
+        """Return the state; a set-up that did not end has none."""
+        _, saved = self.keys.load()
+        if not is_state(saved):
+            return None
+        return StandingState.decode(self.epoch, self.client, saved)
+
+    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
+        """Replace the state by the one that `move` makes of it, on the disk when this returns."""
+
+        def change(data: bytes) -> tuple[bytes, _T]:
+            invitation, saved = split(data)
+            state, result = move(StandingState.decode(self.epoch, self.client, saved))
+            return join(invitation, state.encode()), result
+
+        return self.keys.update(change)
+
+
+def is_state(saved: bytes) -> bool:
+    """Say whether what was kept are the keys of an epoch, not a set-up under way."""
+    return bool(saved) and kind_of(saved) == MessageKind.SAVED_STANDING
+
+
+def join(invitation: bytes, saved: bytes) -> bytes:
+    """Return the bytes of an invitation and what is kept with it."""
+    return pack_integer(len(invitation), 4) + invitation + saved
+
+
+def split(data: bytes) -> tuple[bytes, bytes]:
+    """Return an invitation and what was kept with it."""
+    reader = Reader(memoryview(data))
+    return reader.take(reader.integer(4)), reader.rest()

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from d2pfed.errors import ConfigError, PeerError
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from d2pfed.accounting import is_amplified
+from d2pfed.deploy.layout import Layout, NamedArrays
+from d2pfed.errors import ConfigError, D2PFedError, PeerError
 from d2pfed.ledger.files import (
     keep_newest,
     locked,
@@ -20,6 +26,7 @@ from d2pfed.ledger.files import (
 )
 from d2pfed.ledger.volatile import boot
 from d2pfed.numerics.randomness import digest
+from d2pfed.plan import Plan
 from d2pfed.secagg.wire import Reader, pack_integer, pack_text
 
 _log = logging.getLogger("d2pfed.deploy")
@@ -216,3 +223,64 @@ def _erase(file: Path) -> None:
             file.unlink(missing_ok=True)
     except OSError as error:
         _log.error("%s cannot be erased (%s): remove it", file, error.strerror)
+
+
+MOST_RUNS = 64  # whose arrays are kept: those of a run that is over are of no use
+
+
+def may_outlive_rounds(plan: Plan) -> bool:
+    """Return whether a client may train from what earlier rounds have left with it.
+
+    Where cohorts hide who takes part, its vector would tell others in which rounds it was.
+    Proof: theory.md#state. Checked: test_flower_local_arrays.py::test_behind_drawn_cohorts_no_client_keeps_a_state.
+    """
+    return plan.batches is None and not is_amplified(plan.sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalArrays:
+    """A client's own arrays of one run, such as the statistics of batch norms, in a file of its directory.
+
+    Guarantee: they get no noise because they do not leave. What cannot be read, and everything behind drawn cohorts,
+    is as before the first round. Checked: test_flower_local_arrays.py::test_statistics_stay_with_their_client.
+    """
+
+    directory: Path
+    run: str
+    plan: Plan
+
+    def load(self, layout: Layout) -> dict[str, np.ndarray]:
+        """Return the arrays as this client has left them, or as they are before the first round."""
+        arrays = layout.initial_local()
+        if not arrays or not may_outlive_rounds(self.plan):
+            return arrays
+        try:
+            kept = load(read_file(self._file) or save({}))
+        except (SafetensorError, D2PFedError, OSError, ValueError) as error:
+            _log.warning("the local arrays of a run are as before its first round: %s", error)
+            kept = {}
+        return arrays | {
+            array.name: kept[array.name]
+            for array in layout.local or ()
+            if array.name in kept and array.fits(kept[array.name])
+        }
+
+    def keep(self, layout: Layout, trained: NamedArrays) -> None:
+        """Keep what training has made of them, where it may be kept."""
+        if not may_outlive_rounds(self.plan):
+            return
+        found = {
+            array.name: np.asarray(trained[array.name], order="C")
+            for array in layout.local or ()
+            if array.name in trained and array.fits(trained[array.name])
+        }
+        before = self.load(layout)
+        if any(not np.array_equal(found[name], before[name]) for name in found):
+            make_directory(self._file.parent)
+            with locked(self.directory / "local.lock"):
+                replace_file(self._file, save(found))
+                keep_newest(self._file.parent, MOST_RUNS)
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / "local" / digest("d2pfed local arrays", self.run).hex()[:32]

@@ -18,6 +18,7 @@ from d2pfed.deploy.config import (
 )
 from d2pfed.deploy.layout import NamedArrays
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.flower.evaluate import answer_question
 from d2pfed.flower.grid import (
     EVALUATION_TYPE,
     MESSAGE_TYPE,
@@ -26,7 +27,6 @@ from d2pfed.flower.grid import (
     to_named_arrays,
     to_record,
 )
-from d2pfed.flower.questions import answer_question
 from d2pfed.round import Units
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
 

@@ -6,22 +6,24 @@ one round with a directory of its own: asked again under the same name, it gives
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from d2pfed.accounting import Guarantee, Unit
 from d2pfed.deploy.layout import MOST_LOCAL_BYTES
 from d2pfed.errors import ConfigError
 from d2pfed.flower.grid import EVALUATION_TYPE, MessageFactory, to_named_arrays
-from d2pfed.flower.questions import encode_question
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.flower.statistics import PrivateTotal, private_total
 from d2pfed.plan import calibrate
 from d2pfed.plan.bounds import check_name
+from d2pfed.runs.plain import from_json, to_json
 from d2pfed.statistics.metrics import Metrics, MetricScheme, metric_names
 from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, Bounds, MetricMeans, ScoreMetrics
+from d2pfed.statistics.records import Array
 
 EVALUATIONS = "evaluations"  # in the directory of the run that is evaluated
 
@@ -176,3 +178,34 @@ def _ask(
 
 def _evaluation(found: PrivateTotal, value: Metrics, error: Metrics) -> PrivateEvaluation:
     return PrivateEvaluation(value, error, found.clients, found.guarantees)
+
+
+_Record = TypeVar("_Record", ArrayRecord, MetricRecord)
+_EXAMPLES = "num-examples"  # as Flower's own strategies call it
+
+
+def encode_question(question: MetricMeans | ScoreMetrics) -> str:
+    """Return a question as the text of a setting."""
+    return to_json(question)
+
+
+def answer_question(settings: Mapping[str, object], returned: RecordDict) -> Array:
+    """Return the vector that answers a question, out of what the client's `evaluate` function returned."""
+    if MEANS in settings:
+        found = _only(list(returned.metric_records.values()), "metrics")
+        numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+        if _EXAMPLES not in numbers:
+            raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
+        question = from_json(MetricMeans, str(settings[MEANS]), MEANS)
+        return question.encode(numbers, numbers[_EXAMPLES])
+    arrays = _only(list(returned.array_records.values()), "arrays")
+    if not {"scores", "labels"} <= set(arrays):
+        raise ConfigError("an evaluation of scores must return the arrays scores and labels")
+    scored = from_json(ScoreMetrics, str(settings[SCORES]), SCORES)
+    return scored.encode(*(np.asarray(arrays[name].numpy(), np.float64) for name in ("scores", "labels")))
+
+
+def _only(records: Sequence[_Record], what: str) -> _Record:
+    if len(records) != 1:
+        raise ConfigError(f"an evaluation must return one record of {what}, got {len(records)}")
+    return records[0]

@@ -1,14 +1,16 @@
 """The server's half in a ServerApp: an object that is started as Flower's strategies are, and trains privately."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from safetensors.numpy import save
 
 from d2pfed.accounting import Sampling
 from d2pfed.deploy.cohorts import require_lasting
@@ -20,13 +22,17 @@ from d2pfed.deploy.rosters import SignedRoster
 from d2pfed.deploy.targets import ServerDirectory, complete_target, trained_sizes
 from d2pfed.deploy.transport import Deadlines, Transport
 from d2pfed.errors import BudgetExceeded, ConfigError
-from d2pfed.flower.evaluation import Evaluate, ServerEvaluation
-from d2pfed.flower.grid import GridEngine, MessageFactory, make_message, to_named_arrays
+from d2pfed.flower.grid import GridEngine, MessageFactory, make_message, to_array_record, to_named_arrays
+from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deployable
-from d2pfed.runs import ArrayShape, End, RunSettings, open_run
+from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
 from d2pfed.training import ServerOptimizer
 
 _log = logging.getLogger("d2pfed.deploy")
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+BEST = "best.safetensors"  # beside the last model, in the run's directory
 
 
 class KeyUse(StrEnum):
@@ -234,3 +240,47 @@ class PrivateFedAvg:
         folder = self.directory if self.ledger is None else self.ledger.parent
         roster = self.roster.roster
         return Positions(folder / f"positions-{roster.authority.hex()[:16]}", roster.keys)
+
+
+class ServerEvaluation:
+    """Evaluates each model once, with the server's own data, and keeps the one whose metric `best` is the greatest.
+
+    Models are released anyway, so choosing one of them by data of the server costs no client's privacy.
+    """
+
+    def __init__(self, layout: Layout, evaluate: Evaluate | None, run: Run, best: str | None) -> None:
+        self._layout = layout
+        self._evaluate = evaluate
+        self._run = run
+        self._best = best
+        self._found: dict[int, MetricRecord | None] = {}
+        before = [record.metrics.get(best or "", -math.inf) for record in run.records()]
+        self._greatest = max(before, default=-math.inf)
+
+    def validate(self, rounds: int, params: FloatVector) -> dict[str, float]:
+        """Return the app's metrics of the model after so many rounds; none if it has no evaluation."""
+        is_new = rounds not in self._found and self._evaluate is not None
+        if is_new and self._evaluate is not None:
+            self._found[rounds] = self._evaluate(rounds, self.record(params))
+        found = self._found.get(rounds) or MetricRecord()
+        metrics = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
+        if is_new and rounds and self._best in metrics and metrics[self._best] > self._greatest:
+            self._greatest = metrics[self._best]
+            self._run.directory.replace(BEST, save(self._layout.unflatten(params)))
+        return metrics
+
+    def test(self, _params: FloatVector) -> dict[str, float]:
+        """Return nothing: a deployment has no test data of its own."""
+        return {}
+
+    def result(self, params: FloatVector) -> Result:
+        """Return what Flower's strategies return."""
+        result = Result()
+        result.arrays = self.record(params)
+        found = {rounds: metrics for rounds, metrics in self._found.items() if metrics is not None}
+        result.evaluate_metrics_serverapp.update(found)
+        return result
+
+    def record(self, params: FloatVector) -> ArrayRecord:
+        """Return the whole model of these parameters: what stays local is as before the first round."""
+        return to_array_record(self._layout.unflatten(params) | self._layout.initial_local())

@@ -32,7 +32,7 @@ class Units(Protocol):
         """Yield rows with the vectors of the chosen units, one for each, in their order.
 
         A vector depends on its unit and the model alone, to the bit; that of a unit that fails is not finite, or zero.
-        What a user has made is not relied on for that: `deploy.single_units` asks for its units one at a time.
+        What a user has made is not relied on for that: `deploy.client` asks for its units one at a time.
         """
         ...
 
