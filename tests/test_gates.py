@@ -74,7 +74,7 @@ def test_the_type_checker_fails_on_a_planted_line(copy):
         ("certificate_verifier.py", "from d2pfed.errors import ConfigError", "Imports go down the layers"),
         ("noise/codec.py", "import torch", "Torch lives in learning"),
         ("round/session.py", "import flwr", "Flower and Ray stay in their backends"),
-        ("deploy/requests.py", "from flwr.app import RecordDict", "The client's half knows no transport"),
+        ("deploy/requests.py", "from flwr.app import RecordDict", "Flower and Ray stay in their backends"),
     ],
 )
 def test_the_layers_fail_on_a_planted_import(copy, module, line, contract):
