@@ -7,9 +7,10 @@ import numpy as np
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import Client, Enrolment, History, Roster, Session, crypto, keys, messages, shamir
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement
-from d2pfed.secagg.messages import EncryptedShares, MaskedVector
+from d2pfed.secagg import Client, Enrolment, History, Roster, Session, crypto, shamir
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
+from d2pfed.secagg.pairwise.messages import EncryptedShares, MaskedVector
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, ClientId, subset_of
 

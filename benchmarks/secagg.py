@@ -33,7 +33,7 @@ from d2pfed.secagg import (
     shamir,
 )
 from d2pfed.secagg.exchange import Outbox
-from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.pairwise.graph import Consistency
 from d2pfed.secagg.wire import ClientId
 
 END = b""

@@ -29,8 +29,7 @@ from d2pfed.secagg import (
     answer_step,
     collect,
 )
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import ClientId, kind_of
+from d2pfed.secagg.wire import ClientId, MessageKind, kind_of
 
 ROUNDS = 5  # of which the mean is reported
 

@@ -15,7 +15,7 @@ from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan.widths import wrap_probability
 from d2pfed.round import gather
 from d2pfed.secagg import Client, Consistency, Contribute, Delivery, Session
-from d2pfed.secagg.graph import Risk, choose
+from d2pfed.secagg.pairwise.neighbors import Risk, choose
 from d2pfed.secagg.wire import ClientId
 from reproduction.result import Cell, Context, Result, Size, Table
 from reproduction.setting import CIFAR10, INFIMNIST, Setting

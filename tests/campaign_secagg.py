@@ -124,7 +124,7 @@ def dropouts(size: int, seeds: int) -> str:
 def sessions(count: int, first: int = 0) -> str:
     """Run so many random sessions of both protocols, an eighth of them larger ones, and say what was counted."""
     outcomes: dict[str, Counter[str]] = {"main": Counter(), "standing": Counter()}
-    with patch("d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 8):  # so that small signed ones may be sparse
+    with patch("d2pfed.secagg.pairwise.graph.SIGNED_COMPLETE_UP_TO", 8):  # so that small signed ones may be sparse
         seed = first
         while sum(found.total() for found in outcomes.values()) < count:
             seed += 1

@@ -14,8 +14,8 @@ from d2pfed.round import Attempt, accept, enrolled_in, session_of, sketch_of
 from d2pfed.round.invited import invited_session
 from d2pfed.secagg import Consistency, decode_invitation, upload_bytes
 from d2pfed.secagg.draws import DrawTree, Opening, draw_cohort, draw_key
-from d2pfed.secagg.invitation import encode_invitation
-from d2pfed.secagg.session import require_one_view
+from d2pfed.secagg.pairwise.messages import encode_invitation
+from d2pfed.secagg.pairwise.session import require_one_view
 from support.evil import Evil
 from support.federation import enrol, make_session
 from test_malicious_graph import two_quorums
@@ -270,18 +270,18 @@ def test_a_cohort_larger_than_planned_is_refused(monkeypatch):
     plan = weak_plan()
     assert accept_listed(plan, listed(plan, CLIENTS[:COHORT])[1])
     with monkeypatch.context() as without:
-        without.setattr("d2pfed.secagg.session.require_one_view", nothing)
+        without.setattr("d2pfed.secagg.pairwise.session.require_one_view", nothing)
         _, invitation = fifteen_of_twelve(plan)
         with pytest.raises(PeerError, match="planned 12 clients, got 15"):
             accept_listed(plan, invitation)
         without.setattr("d2pfed.round.session.require_planned_size", nothing)
-        without.setattr("d2pfed.secagg.session.require_one_view", require_one_view)
+        without.setattr("d2pfed.secagg.pairwise.session.require_one_view", require_one_view)
         with pytest.raises(ConfigError, match="quorum of at least 9"):
             accept_listed(plan, invitation)
 
 
 def test_in_a_cohort_larger_than_planned_one_colluder_recovers_the_update(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.session.require_one_view", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.session.require_one_view", nothing)
     monkeypatch.setattr("d2pfed.round.session.require_planned_size", nothing)
     plan = weak_plan()
     session, invitation = fifteen_of_twelve(plan)

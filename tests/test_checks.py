@@ -3,7 +3,7 @@
 import pytest
 
 from d2pfed.errors import PeerError
-from d2pfed.secagg import checks
+from d2pfed.secagg.pairwise import checks
 from d2pfed.secagg.wire import subset_of
 from support.federation import make_session
 

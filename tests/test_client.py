@@ -6,21 +6,13 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.secagg import (
-    Client,
-    Consistency,
-    Delivery,
-    Enrolment,
-    Session,
-    decode_invitation,
-    messages,
-)
-from d2pfed.secagg import client as client_module
-from d2pfed.secagg.advertisements import JoinedClients
-from d2pfed.secagg.invitation import encode_invitation
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Masked, Shared
-from d2pfed.secagg.wire import Reader, frame, subset_of
+from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, Session, decode_invitation
+from d2pfed.secagg.pairwise import client as client_module
+from d2pfed.secagg.pairwise import messages
+from d2pfed.secagg.pairwise.keys import JoinedClients
+from d2pfed.secagg.pairwise.messages import encode_invitation
+from d2pfed.secagg.pairwise.phases import Advertised, Confirmed, Finished, Masked, Shared
+from d2pfed.secagg.wire import MessageKind, Reader, frame, subset_of
 from support.federation import (
     MODEL,
     PHASES,
@@ -224,7 +216,7 @@ def test_a_client_insists_on_its_own_keys():
 
 
 def test_unless_its_own_keys_come_back_a_client_goes_on_with_keys_that_are_not_its_own(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_own_leaf", lambda listed, own: None)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_own_leaf", lambda listed, own: None)
     machine, request = with_other_keys(make_session(8))
     assert machine.receive(request)
 
@@ -275,7 +267,7 @@ def test_an_invitation_that_contradicts_its_digest_is_refused(change):
 
 @pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
 def test_unless_names_are_compared_a_contradictory_invitation_is_answered(change, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_invited", lambda session, client, invited: None)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_invited", lambda session, client, invited: None)
     machine, invitation = misnamed(change)
     assert machine.receive(invitation)
 

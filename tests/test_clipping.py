@@ -30,8 +30,7 @@ from d2pfed.plan.describe import describe_plan
 from d2pfed.round import Attempt, Participant, aggregate, gather, given_sum, session_of
 from d2pfed.runs import Checkpoint, RunDirectory, RunSettings, open_run
 from d2pfed.secagg import Sum
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of
+from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of
 from d2pfed.simulation import Dropouts, Fidelity, SimulatedFederation
 from d2pfed.simulation.backend import simulated_participant
 from d2pfed.training import Cohorts, ServerOptimizer, train

@@ -10,7 +10,7 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_history import Entry
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
-from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.pairwise.graph import Consistency
 
 DELTA = 1e-5
 

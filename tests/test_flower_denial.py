@@ -18,17 +18,17 @@ from d2pfed.ledger import client_log, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import Policy
 from d2pfed.round import epoch_of
-from d2pfed.secagg import checks, standing_checks
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.standing import StandingStep
-from d2pfed.secagg.standing_messages import (
+from d2pfed.secagg.pairwise import checks
+from d2pfed.secagg.standing import checks as standing_checks
+from d2pfed.secagg.standing.epoch import StandingStep
+from d2pfed.secagg.standing.messages import (
     StandingRequest,
     decode_standing_advert,
     encode_standing_adverts,
     encode_standing_invitation,
     encode_standing_request,
 )
-from d2pfed.secagg.wire import HEADER_BYTES, binding_of, frame, kind_of, subset_of
+from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, binding_of, frame, kind_of, subset_of
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan
 from support.malicious_server import MaliciousServer
 

@@ -22,10 +22,9 @@ from d2pfed.deploy.state import AcceptedRuns, SavedPhase
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_history import Entry
-from d2pfed.secagg import checks, messages
-from d2pfed.secagg.messages import MessageKind
+from d2pfed.secagg.pairwise import checks, messages
 from d2pfed.secagg.position import Position, sign_position
-from d2pfed.secagg.wire import HEADER_BYTES, kind_of
+from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, kind_of
 from support import malicious_server
 from support.crash_moments import Disk, lay_out
 from support.enrolled_clients import anchor_in, directory_of, enrol, make_plan, sign_roster, write_settings

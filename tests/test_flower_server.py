@@ -26,9 +26,8 @@ from d2pfed.runs import RoundRecord
 from d2pfed.runs.plain import from_json, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
-from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, noise_bound, sign_roster
 from support.local_grid import (
     make_grid,

@@ -26,9 +26,9 @@ from d2pfed.ledger import RowKind, decode_release, read_rows, volatile
 from d2pfed.ledger.client_history import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round.standing import StandingRun
-from d2pfed.secagg import checks, standing_checks
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.pairwise import checks
+from d2pfed.secagg.standing import checks as standing_checks
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, noise_bound
 from support.local_grid import make_grid, make_strategy, start
 

@@ -15,7 +15,7 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_history import Entry
 from d2pfed.round import Attempt, StandingRun, epoch_of
 from d2pfed.secagg.position import sign_position
-from d2pfed.secagg.standing_messages import (
+from d2pfed.secagg.standing.messages import (
     StandingRequest,
     encode_standing_invitation,
     encode_standing_request,

@@ -11,26 +11,26 @@ from scipy.stats import binom, chi2, hypergeom
 
 from d2pfed.errors import ConfigError, TooFewClients
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg.graph import (
-    Circle,
-    Complete,
-    Consistency,
+from d2pfed.secagg.pairwise import graph as graphs
+from d2pfed.secagg.pairwise import neighbors as neighbourhood
+from d2pfed.secagg.pairwise.graph import Circle, Complete, Consistency, OutNeighbours, make_graph
+from d2pfed.secagg.pairwise.neighbors import (
     Neighbourhood,
-    OutNeighbours,
     Risk,
+    _largest_threshold,
     check_bounds,
     choose,
     colluders_in_cohort,
     exposed,
-    graphs,
-    make_graph,
-    neighbourhood,
+    least_cut_off,
+    log_apart,
+    log_cut,
+    log_factorials,
+    log_upper_tails,
+    may_open,
     unopened,
     upper_tail,
 )
-from d2pfed.secagg.graph.bounds import least_cut_off, log_apart, log_cut, may_open
-from d2pfed.secagg.graph.neighbourhood import _largest_threshold
-from d2pfed.secagg.graph.tails import log_factorials, log_upper_tails
 
 sizes = st.integers(2, 40).flatmap(
     lambda size: st.tuples(

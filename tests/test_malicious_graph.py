@@ -7,9 +7,10 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg import Session, crypto, keys
-from d2pfed.secagg.advertisements import JoinedClients, leaf
-from d2pfed.secagg.graph import Circle, Consistency
+from d2pfed.secagg import Session, crypto
+from d2pfed.secagg.pairwise import keys
+from d2pfed.secagg.pairwise.graph import Circle, Consistency
+from d2pfed.secagg.pairwise.keys import JoinedClients, leaf
 from support.evil import VICTIM, Evil
 from support.federation import enrolment_secret, make_session
 
@@ -23,7 +24,7 @@ def nothing(*inputs):
 @pytest.fixture
 def small_limit(monkeypatch):
     """Sparse graphs for cohorts that a test can play through."""
-    monkeypatch.setattr("d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 10)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.graph.SIGNED_COMPLETE_UP_TO", 10)
 
 
 def sparse(size=24, degree=4, threshold=3, quorum=19, colluders=3, **changes) -> Session:
@@ -78,7 +79,7 @@ def test_a_circle_is_refused_where_the_server_may_choose_who_drops_out():
 
 def test_on_a_circle_the_sum_of_four_neighbours_can_be_opened(small_limit, monkeypatch):
     monkeypatch.setattr(
-        "d2pfed.secagg.session.make_graph",
+        "d2pfed.secagg.pairwise.session.make_graph",
         lambda cohort, degree, consistency, seed: Circle(cohort, degree, seed),
     )
     evil = Evil(sparse(40, degree=6, threshold=4, quorum=36, colluders=2), ())
@@ -133,8 +134,8 @@ def test_a_list_without_ones_own_leaf_is_refused(small_limit):
 
 
 def test_without_ones_own_leaf_the_graph_can_be_chosen_before_anyone_has_joined(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_own_leaf", nothing)
-    monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", leaves_of_others_fit)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_own_leaf", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_leaves_fit", leaves_of_others_fit)
     evil = Evil(crowd(), COLLUDING)
     assert np.array_equal(chosen_long_ago(evil), evil.victims_update)
 
@@ -165,20 +166,22 @@ def replaced_keys(evil: Evil) -> np.ndarray:
 
 
 def test_an_advertisement_that_is_not_the_one_in_the_list_is_refused(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_enrolled_advertisements", nothing)  # the other guard
+    monkeypatch.setattr(
+        "d2pfed.secagg.pairwise.checks.require_enrolled_advertisements", nothing
+    )  # the other guard
     with pytest.raises(PeerError, match="not the one in the list"):
         replaced_keys(Evil(sparse(), ()))
 
 
 def test_a_replaced_advertisement_is_also_refused_by_its_signature(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_leaves_fit", nothing)
     with pytest.raises(PeerError, match="signature"):
         replaced_keys(Evil(sparse(), ()))
 
 
 def test_without_leaf_and_signature_checks_the_server_knows_all_masks_of_the_victim(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_enrolled_advertisements", nothing)
-    monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_enrolled_advertisements", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_leaves_fit", nothing)
     evil = Evil(sparse(), ())
     assert np.array_equal(replaced_keys(evil), evil.victims_update)
 
@@ -244,7 +247,7 @@ def test_ones_own_signature_alone_opens_nothing(small_limit):
 
 
 def test_without_one_set_of_survivors_a_sparse_graph_bares_the_victim(small_limit, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_enough_signatures", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_enough_signatures", nothing)
     evil = Evil(sparse(60, degree=7, threshold=5, quorum=50), ())
     assert np.array_equal(a_view_for_each(evil), evil.victims_update)
 
@@ -277,6 +280,6 @@ def test_a_quorum_that_leaves_room_for_two_views_is_refused():
 
 
 def test_with_a_quorum_for_two_views_one_colluder_of_fifteen_recovers_the_update(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.session.require_one_view", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.session.require_one_view", nothing)
     evil = Evil(fifteen(), (14,))
     assert np.array_equal(two_quorums(evil), evil.victims_update)

@@ -8,23 +8,12 @@ import pytest
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, digest
-from d2pfed.secagg import (
-    Client,
-    Consistency,
-    Delivery,
-    Enrolment,
-    Roster,
-    Session,
-    crypto,
-    decode_roster,
-    keys,
-    messages,
-)
-from d2pfed.secagg.advertisements import leaf
-from d2pfed.secagg.client import encode_phase
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.phases import Confirmed, Finished, Masked
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, Roster, Session, crypto, decode_roster
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.client import encode_phase
+from d2pfed.secagg.pairwise.keys import leaf
+from d2pfed.secagg.pairwise.phases import Confirmed, Finished, Masked
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.evil import LOW_ORDER, VICTIM, Evil, TooFewShares
 from support.federation import MODEL, TASK, enrol, enrolment_secret, make_session, run_round
 from support.rosters import sign_anything
@@ -526,7 +515,7 @@ PLAIN, GROUP, DESIGNATED = (
 )
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
 NEAR = tuple(int(rank) for rank in SPARSE.fixed_graph.partners(VICTIM)[:3])
-CHECKS = "d2pfed.secagg.checks."
+CHECKS = "d2pfed.secagg.pairwise.checks."
 
 low_order_masks = forged_mask_keys(lambda evil, place: bytes.fromhex(LOW_ORDER[place]), lambda evil: bytes(32))
 one_key_for_all = forged_mask_keys(
@@ -585,7 +574,7 @@ ATTACKS = [
         PLAIN,
         FEW,
         reflected_ciphertexts,
-        "d2pfed.secagg.keys.share_key",
+        "d2pfed.secagg.pairwise.keys.share_key",
         ciphertext_key_for_both_ways,
         is_refused=False,
     ),
@@ -594,7 +583,7 @@ ATTACKS = [
         PLAIN,
         FEW,
         withheld_ciphertexts,
-        "d2pfed.secagg.phases.Shared._partners",
+        "d2pfed.secagg.pairwise.phases.Shared._partners",
         masks_with_whose_ciphertext_opened,
         is_refused=False,
     ),
@@ -603,7 +592,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         for_the_victim_only("model"),
-        "d2pfed.secagg.keys.context",
+        "d2pfed.secagg.pairwise.keys.context",
         context_without_the_model,
     ),
     Attack(
@@ -611,7 +600,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         for_the_victim_only("task"),
-        "d2pfed.secagg.keys.context",
+        "d2pfed.secagg.pairwise.keys.context",
         context_without_the_task,
     ),
     Attack(
@@ -635,7 +624,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         split_view(replayed_signatures),
-        "d2pfed.secagg.keys.survivors_statement",
+        "d2pfed.secagg.pairwise.keys.survivors_statement",
         statement_without_the_context,
     ),
     Attack(
@@ -643,7 +632,7 @@ ATTACKS = [
         ENROLLED,
         FEW,
         skipped_confirmation,
-        "d2pfed.secagg.phases.Masked.answer",
+        "d2pfed.secagg.pairwise.phases.Masked.answer",
         unmask_without_confirmation,
     ),
     Attack(
@@ -651,13 +640,20 @@ ATTACKS = [
         ENROLLED,
         FEW,
         two_confirmations,
-        "d2pfed.secagg.phases.Confirmed.answer",
+        "d2pfed.secagg.pairwise.phases.Confirmed.answer",
         confirm_once_more,
     ),
     Attack(
-        "asked twice", PLAIN, FEW, second_request, "d2pfed.secagg.client.Client.receive", receive_again_and_again
+        "asked twice",
+        PLAIN,
+        FEW,
+        second_request,
+        "d2pfed.secagg.pairwise.client.Client.receive",
+        receive_again_and_again,
     ),
-    Attack("saved, and went on", PLAIN, FEW, second_life, "d2pfed.secagg.client.Client.save", save_and_go_on),
+    Attack(
+        "saved, and went on", PLAIN, FEW, second_life, "d2pfed.secagg.pairwise.client.Client.save", save_and_go_on
+    ),
     Attack(
         "sybils that nobody signed for",
         ENROLLED,
@@ -754,7 +750,7 @@ def test_clients_that_were_told_of_different_sharers_open_nothing():
 
 
 def test_unless_sharers_are_in_the_context_they_open_a_sum_whose_masks_do_not_cancel(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.keys.context", context_without_the_sharers)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.keys.context", context_without_the_sharers)
     evil = Evil(ENROLLED, ())
     other_sharers(evil)
     assert evil.shares_sent == 6
@@ -784,5 +780,5 @@ def test_a_client_does_not_work_for_a_sum_that_it_is_not_in(phase):
 
 @pytest.mark.parametrize("phase", ["sharers", "survivors"])
 def test_unless_a_client_looks_for_itself_in_the_set_it_sends_a_vector_and_a_signature(phase, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_self", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_self", nothing)
     left_out_of(phase)(Evil(ENROLLED, ()))

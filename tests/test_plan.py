@@ -33,7 +33,7 @@ from d2pfed.plan import (
 )
 from d2pfed.plan.plan import TYPES
 from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
-from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.pairwise.graph import Consistency
 from support.adjacencies import OF_CLIENTS
 
 SMALL = PrivacyTarget(dimension=100, population=2000, cohort_size=20, rounds=10, epsilon=2.0)

@@ -36,7 +36,8 @@ from d2pfed.plan import (
 from d2pfed.plan import plan as plan_module
 from d2pfed.plan.collusion import colluders_within, colluding_clients
 from d2pfed.plan.widths import variance, widest
-from d2pfed.secagg.graph import Consistency, Neighbourhood, Risk, exposed, make_graph
+from d2pfed.secagg.pairwise.graph import Consistency, make_graph
+from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, exposed
 
 TARGET = PrivacyTarget(
     dimension=100,

@@ -19,10 +19,9 @@ from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibra
 from d2pfed.plan.profiles import Feature, features_of, require_deployable
 from d2pfed.round import Participant, epoch_of, standing_silo
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.standing_messages import encode_standing_invitation
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.standing.messages import encode_standing_invitation
+from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, sign_roster
 from support.federation import enrolment_secret

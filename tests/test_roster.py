@@ -12,9 +12,8 @@ from d2pfed.numerics.chain import first_head
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import crypto, decode_roster, encode_roster, issue_roster
 from d2pfed.secagg import roster as rosters
-from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired
-from d2pfed.secagg.wire import HEADER_BYTES, frame
+from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame
 from support.rosters import AUTHORITY, EXPIRES, ISSUED, roster_of, sign_anything
 
 PUBLIC = crypto.signing_public(AUTHORITY)

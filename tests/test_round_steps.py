@@ -42,7 +42,7 @@ from d2pfed.round.standing_silo import (
     epoch_of,
 )
 from d2pfed.secagg import Delivery, Sum
-from d2pfed.secagg.session import NO_ROSTER
+from d2pfed.secagg.pairwise.session import NO_ROSTER
 from support.rosters import roster_of
 from support.simulations import NO_MODEL
 

@@ -7,10 +7,11 @@ import pytest
 
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg import Advertising, Consistency, Delivery, collect, crypto, keys, messages
-from d2pfed.secagg.advertisements import leaf
-from d2pfed.secagg.messages import EncryptedShares
-from d2pfed.secagg.phases import Advertised
+from d2pfed.secagg import Advertising, Consistency, Delivery, collect, crypto
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.keys import leaf
+from d2pfed.secagg.pairwise.messages import EncryptedShares
+from d2pfed.secagg.pairwise.phases import Advertised
 from d2pfed.secagg.shamir import PRIME
 from support.evil import LOW_ORDER
 from support.federation import (
@@ -153,7 +154,7 @@ def test_a_client_that_stops_at_a_bad_ciphertext_lets_one_client_stop_them_all(m
     def stop(session, key, ciphertext):
         return keys.ShareContent(0, 0, crypto.unseal(key, ciphertext)[66:])
 
-    monkeypatch.setattr("d2pfed.secagg.phases.keys.decrypt_shares", stop)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.phases.keys.decrypt_shares", stop)
     session = twelve()
     lose = garbage(session, BAD, list(range(12)))
     lose.federation = Federation(session)
@@ -200,7 +201,9 @@ def test_one_wrong_share_of_one_secret_is_corrected_and_names_nobody(liar):
 
 
 def test_without_correction_two_wrong_shares_void_the_attempt(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.unmask._SecretRecovery._correct", lambda self, owner, is_right: None)
+    monkeypatch.setattr(
+        "d2pfed.secagg.pairwise.unmask._SecretRecovery._correct", lambda self, owner, is_right: None
+    )
     with pytest.raises(TooFewClients, match="right shares"):
         lie(twelve(), (0, 1), lambda owner, share: (share + 1) % PRIME).close()
 
@@ -252,7 +255,7 @@ def test_an_owner_whose_shares_agree_on_another_seed_is_named(colluders, quorum,
 
 
 def test_unless_agreeing_shares_count_such_an_owner_voids_attempt_after_attempt(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.unmask._SecretRecovery._agreeing", lambda self, owner: 0)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.unmask._SecretRecovery._agreeing", lambda self, owner: 0)
     assert run_with_bad_owner(monkeypatch, twenty(5), of_another_seed) == ()
 
 
@@ -321,7 +324,7 @@ def test_different_group_contributions_for_different_clients_are_noticed(monkeyp
 
 
 def test_unless_group_hashes_are_compared_different_contributions_spoil_the_sum_unnoticed(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.server.require_one_group", lambda *inputs: None)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.server.require_one_group", lambda *inputs: None)
     session = make_session(8, **EVERYONE)
     federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})
     total, survivors = run_round(federation, lose)

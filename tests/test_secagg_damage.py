@@ -17,23 +17,21 @@ from d2pfed.secagg import (
     decode_invitation,
     decode_roster,
     encode_roster,
-    keys,
-    messages,
-    standing,
-    standing_messages,
 )
-from d2pfed.secagg.advertisements import JoinedClients
-from d2pfed.secagg.client import decode_phase
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of, subset_of
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.client import decode_phase
+from d2pfed.secagg.pairwise.keys import JoinedClients
+from d2pfed.secagg.standing import epoch as standing
+from d2pfed.secagg.standing import messages as standing_messages
+from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of, subset_of
 from support.federation import MODEL, TASK, Federation, make_session, run_round
 from support.rosters import AUTHORITY
 from support.standing import SILOS, Silos, make_epoch
 from support.vectors_secagg import make_federation
 
 few = partial(
-    patch, "d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 5
+    patch, "d2pfed.secagg.pairwise.graph.SIGNED_COMPLETE_UP_TO", 5
 )  # so that a signed graph of nine may be sparse
 
 with few():

@@ -2,7 +2,8 @@ import pytest
 
 from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of, sessions
 from d2pfed.errors import TooFewClients
-from d2pfed.secagg import Delivery, unmask
+from d2pfed.secagg import Delivery
+from d2pfed.secagg.pairwise import unmask
 from support.federation import Federation, make_session, run_round
 
 

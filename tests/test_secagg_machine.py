@@ -19,21 +19,10 @@ from hypothesis.stateful import (
 
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.secagg import (
-    Advertising,
-    Client,
-    Consistency,
-    Delivery,
-    Masking,
-    Sharing,
-    Sum,
-    Unmasking,
-    messages,
-    phases,
-)
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.phases import Advertised, Shared
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg import Advertising, Client, Consistency, Delivery, Masking, Sharing, Sum, Unmasking
+from d2pfed.secagg.pairwise import messages, phases
+from d2pfed.secagg.pairwise.phases import Advertised, Shared
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.federation import MODEL, TASK, Federation, expected_sum, make_session
 
 SIZE = 6

@@ -7,9 +7,10 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg import Client, Consistency, checks, collect, messages
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement
-from d2pfed.secagg.messages import EncryptedShares
+from d2pfed.secagg import Client, Consistency, collect
+from d2pfed.secagg.pairwise import checks, messages
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
+from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.position import Position
 from support.federation import (
     Federation,
@@ -60,7 +61,7 @@ def test_a_client_that_a_peer_has_met_later_in_its_log_sends_nothing():
 
 
 def test_unless_peers_positions_are_checked_a_restored_home_sends_a_second_vector(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_peer_position", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_peer_position", nothing)
     assert vector_of_victim(rolled_back())
 
 
@@ -90,7 +91,7 @@ def test_a_claim_that_the_client_did_not_sign_is_ignored(claim):
 
 @pytest.mark.parametrize("claim", FORGED, ids=["unsigned", "of another count", "of another client"])
 def test_unless_its_own_signature_is_asked_for_a_colluder_locks_a_client_out(claim, monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.is_own", lambda enrolment, client, claim: True)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.is_own", lambda enrolment, client, claim: True)
     with pytest.raises(RolledBack):
         vector_of_victim(Federation(SESSION, known={OTHERS[0]: {VICTIM: claim}}))
 
@@ -110,7 +111,7 @@ def test_a_server_cannot_spoil_more_claims_than_bad_clients_could():
 
 
 def test_a_server_that_may_spoil_any_number_of_ciphertexts_hides_all_claims(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_few_unopened", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_few_unopened", nothing)
     assert vector_of_victim(rolled_back(), spoil_claims)
 
 
@@ -187,7 +188,7 @@ def test_a_client_that_the_server_has_met_later_in_its_log_does_not_advertise():
 
 
 def test_unless_the_servers_position_is_checked_a_restored_client_joins(monkeypatch):
-    monkeypatch.setattr("d2pfed.secagg.checks.require_server_position", nothing)
+    monkeypatch.setattr("d2pfed.secagg.pairwise.checks.require_server_position", nothing)
     assert invite(position_of(VICTIM, 5, ROSTER))
 
 

@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 from campaign_secagg import Cell, loss_of
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg import (
-    Advertising,
-    Client,
-    Consistency,
-    Delivery,
-    collect,
-    keys,
-    messages,
-    upload_bytes,
-)
-from d2pfed.secagg.invitation import encode_invitation
+from d2pfed.secagg import Advertising, Client, Consistency, Delivery, collect, upload_bytes
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.shamir import PRIME
 from d2pfed.secagg.wire import frame
 from support.federation import (

@@ -7,9 +7,10 @@ import pytest
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.numerics.randomness import Stream
-from d2pfed.secagg import StandingAdvertised, StandingCollecting, StandingState, collect, standing
-from d2pfed.secagg.standing import MOST_SKIPPED, StandingStep
-from d2pfed.secagg.standing_messages import StandingRequest
+from d2pfed.secagg import StandingAdvertised, StandingCollecting, StandingState, collect
+from d2pfed.secagg.standing import epoch as standing
+from d2pfed.secagg.standing.epoch import MOST_SKIPPED, StandingStep
+from d2pfed.secagg.standing.messages import StandingRequest
 from support.federation import MODEL, TASK, position_of
 from support.standing import SILOS, Silos, make_epoch, update_of
 

@@ -14,7 +14,7 @@ from d2pfed.ledger.files import make_directory
 from d2pfed.ledger.volatile import VolatileFile
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import StandingState, answer_step
-from d2pfed.secagg.standing_checks import require_charge_once
+from d2pfed.secagg.standing.checks import require_charge_once
 from support.crash_moments import Disk, lay_out
 from support.standing import SILOS, Silos, make_epoch
 from test_standing_malicious import request

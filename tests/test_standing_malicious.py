@@ -12,9 +12,11 @@ from d2pfed.ledger.rows import Head
 from d2pfed.ledger.volatile import VolatileFile
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.round import StandingMemory, standing_silo
-from d2pfed.secagg import StandingAdvertising, StandingState, crypto, standing, standing_checks
-from d2pfed.secagg.standing import StandingAdvert, StandingKeys, StandingStep
-from d2pfed.secagg.standing_messages import (
+from d2pfed.secagg import StandingAdvertising, StandingState, crypto
+from d2pfed.secagg.standing import checks as standing_checks
+from d2pfed.secagg.standing import epoch as standing
+from d2pfed.secagg.standing.epoch import StandingAdvert, StandingKeys, StandingStep
+from d2pfed.secagg.standing.messages import (
     StandingRequest,
     decode_standing_masked,
     encode_standing_advert,

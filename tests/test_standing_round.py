@@ -15,14 +15,14 @@ from d2pfed.plan import MechanismName, PrivacyTarget, calibrate, require_standin
 from d2pfed.round import Attempt, aggregate, aggregation, can_stand
 from d2pfed.round.standing import StandingRun
 from d2pfed.round.standing_silo import invited_epoch
-from d2pfed.secagg import Consistency, standing_checks
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.standing_messages import (
+from d2pfed.secagg import Consistency
+from d2pfed.secagg.standing import checks as standing_checks
+from d2pfed.secagg.standing.messages import (
     decode_standing_adverts,
     encode_standing_claims,
     encode_standing_invitation,
 )
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation import Dropouts, Fidelity, StandingFederation
 from d2pfed.simulation import Silos as SilosBackend
 from support.federation import position_of

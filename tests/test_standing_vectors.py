@@ -7,7 +7,7 @@ import struct
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from d2pfed.secagg import standing
+from d2pfed.secagg.standing import epoch as standing
 from support.vectors_standing import FILE, make
 from test_secagg_vectors import bitmap, child, digest, hkdf, keystream, mask, x25519
 

@@ -50,7 +50,7 @@ numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path
 numerics.ring: Ring.__post_init__ Ring._mask Ring._word_count Ring.add_masks_into Ring.mask_word Ring.modulus
 numerics.ring: Ring.pack Ring.packed_bytes
-secagg.checks: ring_copy
+secagg.pairwise.checks: ring_copy
 secagg.wire: Reader.__init__ _checksum _open frame pack_integer pack_subset
 """
 AFTER_PAIRWISE = """
@@ -58,21 +58,21 @@ deploy.attempt: ClientAttempt.answer
 deploy.state: SavedPhase.encode SavedPhases._state_file SavedPhases.save
 deploy.client: PrivateClient._participate
 ledger.files: keep_newest
-secagg.advertisements: JoinedClients.partners _others _within
-secagg.checks: ClientSession.client
-secagg.client: Client.met Client.receive Client.save _pack _pack_by_rank _pack_joined encode_phase
+secagg.pairwise.keys: JoinedClients.partners _others _within
+secagg.pairwise.checks: ClientSession.client
+secagg.pairwise.client: Client.met Client.receive Client.save _pack _pack_by_rank _pack_joined encode_phase
 secagg.crypto: hkdf
-secagg.graph.graphs: Complete.partners
-secagg.keys: group_hash pair_mask_key self_mask_key
-secagg.messages: _frame encode_masked_vector
-secagg.phases: Shared._mask Shared._partners Shared.answer
-secagg.session: Session.ring
+secagg.pairwise.graph: Complete.partners
+secagg.pairwise.keys: group_hash pair_mask_key self_mask_key
+secagg.pairwise.messages: _frame encode_masked_vector
+secagg.pairwise.phases: Shared._mask Shared._partners Shared.answer
+secagg.pairwise.session: Session.ring
 secagg.shamir: pack_shares
 secagg.wire: kind_of pack_text subset_of
 """
 AFTER_STANDING = """
 deploy.config: ClientConfig.log
-flower.standing_keys: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
+deploy.standing: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
 ledger.client_history: Anchor.decode ClientHistory.__post_init__ ClientHistory.head ClientHistory.holds LogRow.line
 ledger.client_history: _integer _parsed anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read
@@ -81,10 +81,10 @@ ledger.rows: Head.__post_init__ Head.decode Head.encode
 ledger.volatile: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
 numerics.chain: first_head next_head
 numerics.randomness: derive
-secagg.standing: Epoch.rank Epoch.ring Epoch.step StandingStep.number context mask_key next_pair_key
-secagg.standing_checks: require_step_forward
-secagg.standing_client: StandingState.at StandingState.decode StandingState.encode StandingState.masks answer_step
-secagg.standing_messages: _frame encode_standing_masked
+secagg.standing.epoch: Epoch.rank Epoch.ring Epoch.step StandingStep.number context mask_key next_pair_key
+secagg.standing.checks: require_step_forward
+secagg.standing.client: StandingState.at StandingState.decode StandingState.encode StandingState.masks answer_step
+secagg.standing.messages: _frame encode_standing_masked
 secagg.wire: Reader.end Reader.integer Reader.rest Reader.subset Reader.take subset_bytes unframe
 """
 

@@ -8,7 +8,7 @@ from benchmarks.flower_secagg import estimate_flower, measure_flower
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, Scale
 from d2pfed.errors import ConfigError
 from d2pfed.secagg import Consistency, upload_bytes
-from d2pfed.secagg.standing_messages import standing_upload_bytes
+from d2pfed.secagg.standing.messages import standing_upload_bytes
 from d2pfed.secagg.wire import HEADER_BYTES
 
 SMALL = Scale(clients=6, dimension=50, bits=8, dropouts=1)

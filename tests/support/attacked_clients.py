@@ -19,8 +19,7 @@ from d2pfed.numerics.randomness import Stream
 from d2pfed.secagg import Roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.draws import Opening, draw_cohort, draw_key
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import anchor_in, directory_of, sign_roster, write_settings
 from support.federation import enrolment_secret
 

@@ -36,14 +36,12 @@ from d2pfed.secagg import (
     StandingEpoch,
     StandingStep,
     collect,
-    keys,
-    messages,
 )
 from d2pfed.secagg.crypto import PairSecrets, sign
 from d2pfed.secagg.draws import Opening
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.standing_messages import StandingRequest, encode_standing_request
-from d2pfed.secagg.wire import kind_of, subset_of
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.standing.messages import StandingRequest, encode_standing_request
+from d2pfed.secagg.wire import MessageKind, kind_of, subset_of
 from support.attacked_clients import Group, Life
 from support.federation import enrolment_secret, position_of
 from support.standing import Silo

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.secagg import Session, crypto, keys, messages
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
-from d2pfed.secagg.invitation import encode_invitation
-from d2pfed.secagg.messages import EncryptedShares, MessageKind
-from d2pfed.secagg.phases import Confirmed, Masked
+from d2pfed.secagg import Session, crypto
+from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf
+from d2pfed.secagg.pairwise.messages import EncryptedShares, encode_invitation
+from d2pfed.secagg.pairwise.phases import Confirmed, Masked
+from d2pfed.secagg.pairwise.unmask import Aggregate, unmask
 from d2pfed.secagg.shamir import Interpolation
-from d2pfed.secagg.unmask import Aggregate, unmask
-from d2pfed.secagg.wire import Subset, subset_of
+from d2pfed.secagg.wire import MessageKind, Subset, subset_of
 from support.federation import MODEL, TASK, Federation
 
 VICTIM = 0

@@ -22,8 +22,8 @@ from d2pfed.secagg import (
     Unmasking,
     collect,
     crypto,
-    messages,
 )
+from d2pfed.secagg.pairwise import messages
 from d2pfed.secagg.position import sign_position
 from support.rosters import roster_of
 

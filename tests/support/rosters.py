@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import Roster, crypto, issue_roster
-from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.roster import LIFETIME_DAYS, NO_ROOT, _body
-from d2pfed.secagg.wire import frame
+from d2pfed.secagg.wire import MessageKind, frame
 
 AUTHORITY = digest("authority")  # the private key that tests sign rosters with
 ISSUED = 1_800_000_000

@@ -13,8 +13,7 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Stream
 from d2pfed.plan import Plan, Protocol
 from d2pfed.secagg import StandingEpoch, StandingStep
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import subset_of
+from d2pfed.secagg.wire import MessageKind, subset_of
 from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.attacks import Attack
 from support.lying_plans import LARGEST, Case, among

@@ -6,10 +6,11 @@ import numpy as np
 
 from d2pfed.errors import TooFewClients, VoidStep
 from d2pfed.numerics.randomness import Stream, digest
-from d2pfed.secagg import Client, Consistency, Delivery, Session, messages
-from d2pfed.secagg.messages import EncryptedShares, MessageKind
+from d2pfed.secagg import Client, Consistency, Delivery, Session
+from d2pfed.secagg.pairwise import messages
+from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.shamir import PRIME
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.federation import Federation, expected_sum, make_session, run_round
 from support.standing import Silos, make_epoch
 

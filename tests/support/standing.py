@@ -23,13 +23,13 @@ from d2pfed.secagg import (
     collect,
     crypto,
 )
-from d2pfed.secagg.standing import StandingAdvert
-from d2pfed.secagg.standing_messages import (
+from d2pfed.secagg.standing.epoch import StandingAdvert
+from d2pfed.secagg.standing.messages import (
     decode_standing_advert,
     encode_standing_adverts,
     encode_standing_invitation,
 )
-from d2pfed.secagg.standing_server import StandingKeys
+from d2pfed.secagg.standing.server import StandingKeys
 from support.federation import MODEL, TASK, enrolment_secret, head_of, position_of
 from support.rosters import roster_of
 

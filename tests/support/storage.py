@@ -26,8 +26,7 @@ from d2pfed.round import Attempt, session_of
 from d2pfed.runs import ArrayShape, RunSettings, open_run
 from d2pfed.secagg import Session, Sum, decode_roster
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.training import ServerOptimizer
 from support.enrolled_clients import directory_of, enrol, make_plan
 from support.malicious_server import MaliciousServer

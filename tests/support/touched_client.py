@@ -23,8 +23,7 @@ from d2pfed.flower.grid import from_record
 from d2pfed.flower.statistics import private_total, statistic_reply
 from d2pfed.ledger.client_log import ClientLog
 from d2pfed.plan import PrivacyTarget, calibrate
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.wire import MessageKind, kind_of
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol
 from support.failing_lines import Line, Progress
 from support.local_grid import LocalGrid, make_grid, make_strategy

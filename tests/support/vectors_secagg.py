@@ -13,7 +13,7 @@ from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import Consistency, Delivery, collect, crypto, encode_roster
 from d2pfed.secagg.draws import DrawTree, draw_cohort, draw_key
-from d2pfed.secagg.messages import EncryptedShares
+from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.wire import HEADER_BYTES, VERSION, frame, kind_of
 from support.federation import MODEL, TASK, Federation, advertising_of, enrolment_secret, make_session, position_of
 from support.rosters import AUTHORITY, roster_of
@@ -58,7 +58,9 @@ def make_federation(name):
         key = draw_key(roster.digest, shape["draw"], opening.seed)
         shape |= {"cohort": draw_cohort(key, roster.clients, sampling, 0), "roster_digest": roster.digest}
     few = (
-        patch("d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 5) if name == "sparse_signed" else nullcontext()
+        patch("d2pfed.secagg.pairwise.graph.SIGNED_COMPLETE_UP_TO", 5)
+        if name == "sparse_signed"
+        else nullcontext()
     )
     with few:
         session = make_session(4, dimension=5, **shape)
@@ -93,7 +95,9 @@ def spoil(spoilt, cohort, sent):
 def make_round(name):
     """One session: what was agreed, the clients' secrets, every message, the sum."""
     few = (
-        patch("d2pfed.secagg.graph.graphs.SIGNED_COMPLETE_UP_TO", 5) if name == "sparse_signed" else nullcontext()
+        patch("d2pfed.secagg.pairwise.graph.SIGNED_COMPLETE_UP_TO", 5)
+        if name == "sparse_signed"
+        else nullcontext()
     )
     with few:
         return _run(name, make_federation(name))

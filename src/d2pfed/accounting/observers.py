@@ -39,7 +39,7 @@ from d2pfed.accounting.rdp import check_delta, sparse_orders
 from d2pfed.accounting.records import record_runs_epsilon
 from d2pfed.errors import ConfigError
 
-# That a verified draw has more colluders than were planned for (`secagg.graph.COHORT_BITS`): it stands beside delta.
+# That a verified draw has more colluders than were planned for (`COHORT_BITS` of the neighbors): beside delta.
 UNCOUNTED = "2^-40 for each cohort size, which is not in delta"
 
 

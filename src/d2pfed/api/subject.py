@@ -11,7 +11,7 @@ from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.plan.profiles import mechanism_name
 from d2pfed.runs.report import RunReport
-from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.pairwise.graph import Consistency
 
 _NOT_COVERED = [
     "What the model's evaluation data reveal: metrics are computed on data that the guarantee is not about.",

@@ -33,8 +33,7 @@ from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Request
 from d2pfed.round import Participant, Units
 from d2pfed.secagg.crypto import sign
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import binding_of, kind_of
+from d2pfed.secagg.wire import MessageKind, binding_of, kind_of
 from d2pfed.statistics.questions import STATISTIC, is_evaluation
 
 # Trains the model with these arrays under this configuration, and returns the trained arrays; where the unit is a

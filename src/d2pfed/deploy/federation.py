@@ -25,8 +25,7 @@ from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run
 from d2pfed.secagg import Roster, Session, StandingStep
 from d2pfed.secagg.crypto import require_signature
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import ClientId
+from d2pfed.secagg.wire import ClientId, MessageKind
 from d2pfed.training import Cohorts
 
 _log = logging.getLogger("d2pfed.deploy")

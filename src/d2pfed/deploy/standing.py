@@ -31,10 +31,9 @@ from d2pfed.secagg import (
     answer_step,
     decode_standing_invitation,
 )
-from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import sign_position
-from d2pfed.secagg.standing_checks import require_charge_once, require_first_is_new
-from d2pfed.secagg.wire import BINDING_BYTES, Reader, binding_of, kind_of, pack_integer
+from d2pfed.secagg.standing.checks import require_charge_once, require_first_is_new
+from d2pfed.secagg.wire import BINDING_BYTES, MessageKind, Reader, binding_of, kind_of, pack_integer
 
 _log = logging.getLogger("d2pfed.deploy")
 

@@ -20,8 +20,7 @@ from d2pfed.deploy.requests import (
 )
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.runs import ExchangeRecord
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import ClientId, kind_of
+from d2pfed.secagg.wire import ClientId, MessageKind, kind_of
 
 _log = logging.getLogger("d2pfed.deploy")
 

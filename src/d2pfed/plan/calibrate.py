@@ -29,7 +29,7 @@ from d2pfed.plan.quorums import neighbourhood_of
 from d2pfed.plan.search import PRECISION, least_multiplier
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width, widest
-from d2pfed.secagg.graph import Neighbourhood
+from d2pfed.secagg.pairwise.neighbors import Neighbourhood
 
 Account = Callable[..., Guarantee]
 

@@ -5,7 +5,8 @@ from fractions import Fraction
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.errors import ConfigError
-from d2pfed.secagg.graph import SIGNED_UP_TO, colluders_in_cohort
+from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO
+from d2pfed.secagg.pairwise.neighbors import colluders_in_cohort
 
 VERIFIED_DRAWS = 4 << 12  # cohorts that a server can choose among: four rosters of 2^12 draws each
 

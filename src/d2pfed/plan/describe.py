@@ -12,7 +12,7 @@ from d2pfed.plan.plan import Plan, guarantees
 from d2pfed.plan.profiles import mechanism_name
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import variance
-from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.pairwise.graph import Consistency
 
 # The most that updates add up to over all rounds, over the noise's norm: below 1 the accuracy of a run is hardly above
 # chance, below 3 well under that of training in the clear (docs/training.md#what-to-expect).

@@ -53,7 +53,8 @@ from d2pfed.plan.bounds import (
 )
 from d2pfed.plan.collusion import require_honest_majority
 from d2pfed.plan.widths import largest_batch, largest_cohort, variance, wrap_probability
-from d2pfed.secagg.graph import Consistency, Neighbourhood, check_bounds
+from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.pairwise.neighbors import Neighbourhood, check_bounds
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
 

@@ -14,7 +14,8 @@ from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.profiles import Protocol, Request, mechanism_name, require_deployable
 from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width, variance, widest
-from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency, Risk, check_bounds, exposed
+from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
+from d2pfed.secagg.pairwise.neighbors import Risk, check_bounds, exposed
 
 _MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
 

@@ -14,8 +14,8 @@ from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated
 from d2pfed.plan.bounds import MOST_COHORT
 from d2pfed.plan.names import MechanismName
 from d2pfed.plan.plan import Plan
-from d2pfed.secagg.graph import SIGNED_UP_TO, Consistency
-from d2pfed.secagg.standing import FEWEST_SILOS, MOST_SILOS, require_standing_quorum, require_standing_steps
+from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
+from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_standing_quorum, require_standing_steps
 
 _NAMES: dict[type, MechanismName] = {
     Centered: MechanismName.CENTERED,

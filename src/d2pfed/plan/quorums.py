@@ -6,15 +6,8 @@ from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError
 from d2pfed.plan.names import MechanismName
 from d2pfed.plan.target import PrivacyTarget
-from d2pfed.secagg.graph import (
-    SIGNED_COMPLETE_UP_TO,
-    SIGNED_UP_TO,
-    Consistency,
-    Neighbourhood,
-    Risk,
-    choose,
-    complete,
-)
+from d2pfed.secagg.pairwise.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency
+from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, choose, complete
 
 
 def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:

@@ -44,7 +44,7 @@ from d2pfed.plan.names import (
     observer_named,
     parse_clip,
 )
-from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.pairwise.graph import Consistency
 
 LOST_TO_THE_CAP = 0.01  # of all contributions, at the default cap on participations
 SPARE = Fraction(1, 10)  # attempts that may be charged beyond one per round, as a share of the rounds

@@ -19,7 +19,7 @@ from d2pfed.round.gathering import Collected
 from d2pfed.round.participant import require_clip
 from d2pfed.round.session import Attempt, AttemptBinding, delivery_of, rotation_seed
 from d2pfed.secagg import Delivery
-from d2pfed.secagg.graph import Consistency
+from d2pfed.secagg.pairwise.graph import Consistency
 
 LEAST_SECRET_COHORT = 40  # on average: fewer than two clients are then drawn with a chance below 10^-15
 

@@ -11,8 +11,8 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.plan import Plan
 from d2pfed.secagg import Delivery, Roster, Session
-from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.session import NO_ROSTER
+from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.pairwise.session import NO_ROSTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.plan import Plan, require_standing
 from d2pfed.secagg import Epoch, Roster, StandingState, StandingStep, decode_standing_invitation
-from d2pfed.secagg.standing_checks import require_charge_once
+from d2pfed.secagg.standing.checks import require_charge_once
 
 _T = TypeVar("_T")
 

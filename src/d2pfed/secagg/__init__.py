@@ -1,15 +1,12 @@
 """Secure aggregation: a server learns the sum of its clients' vectors and nothing else about them."""
 
-from d2pfed.secagg.checks import Contribute
-from d2pfed.secagg.client import Client
 from d2pfed.secagg.exchange import Exchange, ServerPhase, collect
-from d2pfed.secagg.graph import Consistency
-from d2pfed.secagg.invitation import Invitation, decode_invitation
-from d2pfed.secagg.messages import upload_bytes
-from d2pfed.secagg.phases import group_seed_of
-from d2pfed.secagg.position import History, Position
-from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster, issue_roster
-from d2pfed.secagg.server import (
+from d2pfed.secagg.pairwise.checks import Contribute
+from d2pfed.secagg.pairwise.client import Client
+from d2pfed.secagg.pairwise.graph import Consistency
+from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation, upload_bytes
+from d2pfed.secagg.pairwise.phases import group_seed_of
+from d2pfed.secagg.pairwise.server import (
     Advertising,
     Confirming,
     Masking,
@@ -18,9 +15,11 @@ from d2pfed.secagg.server import (
     require_enough,
     with_enough_holders,
 )
-from d2pfed.secagg.session import Delivery, Session
-from d2pfed.secagg.standing import Epoch, StandingKeys, StandingStep
-from d2pfed.secagg.standing_client import (
+from d2pfed.secagg.pairwise.session import Delivery, Session
+from d2pfed.secagg.pairwise.unmask import Sum
+from d2pfed.secagg.position import History, Position
+from d2pfed.secagg.roster import Enrolment, Roster, decode_roster, encode_roster, issue_roster
+from d2pfed.secagg.standing.client import (
     StandingAdvertised,
     StandingReady,
     StandingSilo,
@@ -28,9 +27,9 @@ from d2pfed.secagg.standing_client import (
     StandingStore,
     answer_step,
 )
-from d2pfed.secagg.standing_messages import StandingInvitation, decode_standing_invitation
-from d2pfed.secagg.standing_server import StandingAdvertising, StandingAgreeing, StandingCollecting, StandingEpoch
-from d2pfed.secagg.unmask import Sum
+from d2pfed.secagg.standing.epoch import Epoch, StandingKeys, StandingStep
+from d2pfed.secagg.standing.messages import StandingInvitation, decode_standing_invitation
+from d2pfed.secagg.standing.server import StandingAdvertising, StandingAgreeing, StandingCollecting, StandingEpoch
 
 __all__ = [
     "Session",

@@ -9,8 +9,16 @@ from d2pfed.numerics.chain import HEAD_BYTES, first_head
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg import crypto
 from d2pfed.secagg.draws import MOST_DEPTH
-from d2pfed.secagg.messages import MessageKind
-from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, frame, pack_ids, pack_integer, unframe
+from d2pfed.secagg.wire import (
+    BINDING_BYTES,
+    ID_LIMIT,
+    ClientId,
+    MessageKind,
+    frame,
+    pack_ids,
+    pack_integer,
+    unframe,
+)
 
 DAY_SECONDS = 86_400
 LIFETIME_DAYS = 30

@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,35 @@ _MAGIC = b"d2pf"
 _HEADER = struct.Struct("<4sBBHQQ32s")  # magic, version, kind, zero, party, bytes of the body, binding
 _CHECKSUM_BYTES = 16
 HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
+
+
+class MessageKind(IntEnum):
+    """What a frame holds; requests are odd, answers even. Kinds 11 to 16 belong to standing keys."""
+
+    INVITATION = 1
+    KEY_ADVERTISEMENT = 2
+    KEY_ADVERTISEMENTS = 3
+    ENCRYPTED_SHARES = 4
+    MASK_REQUEST = 5
+    MASKED_VECTOR = 6
+    SURVIVORS = 7
+    SURVIVORS_SIGNATURE = 8
+    UNMASK_REQUEST = 9
+    UNMASKING_SHARES = 10
+    STANDING_INVITATION = 11
+    STANDING_ADVERT = 12
+    STANDING_ADVERTS = 13
+    STANDING_READY = 14
+    STANDING_REQUEST = 15
+    STANDING_MASKED = 16
+    ROSTER = 32
+    SAVED_INVITED = 65
+    SAVED_ADVERTISED = 66
+    SAVED_SHARED = 67
+    SAVED_MASKED = 68
+    SAVED_CONFIRMED = 69
+    SAVED_STANDING_ADVERTISED = 70
+    SAVED_STANDING = 71
 
 
 def frame(kind: int, binding: bytes, party: ClientId, *fields: bytes) -> bytes:

@@ -16,7 +16,7 @@ from d2pfed.round import Attempt, Collected, Fidelity, MaskedSum, Units, gather,
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
 from d2pfed.secagg.crypto import PairSecrets
-from d2pfed.secagg.graph import Graph
+from d2pfed.secagg.pairwise.graph import Graph
 from d2pfed.secagg.wire import subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
 from d2pfed.simulation.dropouts import EXCHANGES, Dropouts

@@ -10,7 +10,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.round import Invite, gather
 from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, History, Roster, Session, crypto, issue_roster
-from d2pfed.secagg.phases import Masked
+from d2pfed.secagg.pairwise.phases import Masked
 from d2pfed.secagg.position import sign_position
 
 CLIENTS = 60

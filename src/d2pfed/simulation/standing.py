@@ -36,9 +36,8 @@ from d2pfed.secagg import (
     crypto,
     issue_roster,
 )
-from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import sign_position
-from d2pfed.secagg.wire import kind_of
+from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation.backend import Backend, Encoder
 from d2pfed.simulation.dropouts import Dropouts
 from d2pfed.training import shuffle_seed

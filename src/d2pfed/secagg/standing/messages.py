@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from d2pfed.errors import PeerError
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES
-from d2pfed.secagg.messages import CONTEXT_BYTES, MessageKind
+from d2pfed.secagg.pairwise.messages import CONTEXT_BYTES
 from d2pfed.secagg.position import NO_POSITION, POSITION_BYTES, Position, unpack_position
-from d2pfed.secagg.standing import Epoch, StandingAdvert, StandingStep
+from d2pfed.secagg.standing.epoch import Epoch, StandingAdvert, StandingStep
 from d2pfed.secagg.wire import (
     BINDING_BYTES,
     HEADER_BYTES,
     ClientId,
+    MessageKind,
     Reader,
     frame,
     pack_ids,

@@ -27,14 +27,14 @@ from typing import Protocol
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import Entropy, Stream
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import checks, crypto, keys, messages, shamir
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf, lists_leaves
-from d2pfed.secagg.checks import ClientSession
-from d2pfed.secagg.invitation import decode_invitation
-from d2pfed.secagg.messages import EncryptedShares, KeyAdvertisements, MaskedVector, MessageKind
+from d2pfed.secagg import crypto, shamir
+from d2pfed.secagg.pairwise import checks, keys, messages
+from d2pfed.secagg.pairwise.checks import ClientSession
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf, lists_leaves
+from d2pfed.secagg.pairwise.messages import EncryptedShares, KeyAdvertisements, MaskedVector, decode_invitation
+from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.position import Position
-from d2pfed.secagg.session import Delivery, Session
-from d2pfed.secagg.wire import ClientId, Subset, subset_of
+from d2pfed.secagg.wire import ClientId, MessageKind, Subset, subset_of
 
 
 class Phase(Protocol):

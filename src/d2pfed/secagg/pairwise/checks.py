@@ -11,11 +11,11 @@ import numpy as np
 from d2pfed.errors import ConfigError, PeerError, RolledBack
 from d2pfed.numerics.ring import Ring, RingVector
 from d2pfed.secagg import crypto
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
-from d2pfed.secagg.invitation import Invitation
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf
+from d2pfed.secagg.pairwise.messages import Invitation
+from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.position import History, Position, verify_position
 from d2pfed.secagg.roster import Enrolment, Roster
-from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.wire import ClientId, Subset
 
 # From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.

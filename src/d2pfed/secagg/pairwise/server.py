@@ -13,18 +13,18 @@ from types import MappingProxyType
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.secagg import checks, crypto, keys, messages
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement, leaf
+from d2pfed.secagg import crypto
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.exchange import Outbox, PendingAnswers
-from d2pfed.secagg.graph import Graph
-from d2pfed.secagg.invitation import encode_invitation
-from d2pfed.secagg.messages import EncryptedShares, MessageKind
+from d2pfed.secagg.pairwise import checks, keys, messages
+from d2pfed.secagg.pairwise.graph import Graph
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf
+from d2pfed.secagg.pairwise.messages import EncryptedShares, encode_invitation
+from d2pfed.secagg.pairwise.session import Delivery, Session
+from d2pfed.secagg.pairwise.unmask import Aggregate, RunJobs, Shares, Sum, unmask
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Roster
-from d2pfed.secagg.session import Delivery, Session
-from d2pfed.secagg.unmask import Aggregate, RunJobs, Shares, Sum, unmask
-from d2pfed.secagg.wire import ClientId, Subset, subset_of
+from d2pfed.secagg.wire import ClientId, MessageKind, Subset, subset_of
 
 _NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 

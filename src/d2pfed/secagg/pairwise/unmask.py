@@ -10,10 +10,10 @@ import numpy as np
 from d2pfed.errors import TooFewClients
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import Ring, RingVector
-from d2pfed.secagg import keys
-from d2pfed.secagg.advertisements import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.crypto import Agreement
-from d2pfed.secagg.session import Session
+from d2pfed.secagg.pairwise import keys
+from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
+from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.shamir import SECRET_BYTES, Corrected, Corrector, Interpolation
 from d2pfed.secagg.wire import ClientId, Subset
 

@@ -8,7 +8,8 @@ from enum import Enum
 from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.secagg.graph import Consistency, Graph, graphs, make_graph
+from d2pfed.secagg.pairwise import graph as graphs
+from d2pfed.secagg.pairwise.graph import Consistency, Graph, make_graph
 from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, pack_ids, pack_text
 
 COUNTER_LIMIT = 1 << 32

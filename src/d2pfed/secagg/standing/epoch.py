@@ -16,8 +16,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import derive, digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.secagg import crypto
+from d2pfed.secagg.pairwise.session import COUNTER_LIMIT, NO_ROSTER
 from d2pfed.secagg.position import Position
-from d2pfed.secagg.session import COUNTER_LIMIT, NO_ROSTER
 from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, Subset, pack_ids, pack_subset, pack_text
 
 FEWEST_SILOS = 3

@@ -4,17 +4,28 @@ from collections.abc import Mapping
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
-from d2pfed.secagg.advertisements import DIGEST_BYTES, JoinedClients
-from d2pfed.secagg.checks import ClientSession, Contribute
 from d2pfed.secagg.crypto import Agree
 from d2pfed.secagg.crypto import agree as compute_secret
-from d2pfed.secagg.messages import CONTEXT_BYTES, SEED_BYTES, MessageKind
-from d2pfed.secagg.phases import Advertised, Confirmed, Finished, Invited, Masked, Peer, Phase, Shared
+from d2pfed.secagg.draws import SEED_BYTES
+from d2pfed.secagg.pairwise.checks import ClientSession, Contribute
+from d2pfed.secagg.pairwise.keys import DIGEST_BYTES, JoinedClients
+from d2pfed.secagg.pairwise.messages import CONTEXT_BYTES
+from d2pfed.secagg.pairwise.phases import Advertised, Confirmed, Finished, Invited, Masked, Peer, Phase, Shared
+from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.position import POSITION_BYTES, History, Position, unpack_position
 from d2pfed.secagg.roster import Enrolment
-from d2pfed.secagg.session import Delivery, Session
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.secagg.wire import ClientId, Reader, frame, kind_of, pack_integer, pack_subset, subset_of, unframe
+from d2pfed.secagg.wire import (
+    ClientId,
+    MessageKind,
+    Reader,
+    frame,
+    kind_of,
+    pack_integer,
+    pack_subset,
+    subset_of,
+    unframe,
+)
 
 _KINDS: Mapping[type, MessageKind] = {
     Invited: MessageKind.SAVED_INVITED,

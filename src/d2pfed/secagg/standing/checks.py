@@ -11,8 +11,8 @@ from d2pfed.errors import PeerError
 from d2pfed.secagg import crypto
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Roster
-from d2pfed.secagg.standing import MOST_SKIPPED, Epoch, StandingAdvert, StandingStep
-from d2pfed.secagg.standing_messages import StandingInvitation
+from d2pfed.secagg.standing.epoch import MOST_SKIPPED, Epoch, StandingAdvert, StandingStep
+from d2pfed.secagg.standing.messages import StandingInvitation
 from d2pfed.secagg.wire import ClientId, Subset
 
 
