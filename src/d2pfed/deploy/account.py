@@ -31,10 +31,12 @@ class ClientSpending:
         """Return what a log says, declarations included."""
         charged = [decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE)]
         words = [*history.bodies(Entry.OPENING), *history.bodies(Entry.DECLARATION)]
-        return ClientSpending(
-            (*charged, *(release for body in words for release in _declared(body))),
-            any(body.get("carried") == ALL for body in words),
-        )
+        for listed in (body.get("runs", []) for body in words):
+            if not isinstance(listed, list):
+                raise LedgerError("the runs of a declaration must be a list")
+            for run in listed:
+                charged += [decode_release(str(run["release"]))] * int(run["times"])
+        return ClientSpending(tuple(charged), any(body.get("carried") == ALL for body in words))
 
     def participations(self, run: str) -> int:
         """Return how many vectors count in a run, which is what its plan's cap is held against."""
@@ -139,13 +141,6 @@ def charged(plan: Plan, run: str, number: int, attempt: int) -> Release:
     """
     release, left = plan.release(run, number, attempt, (), plan.quorum), plan.contributed
     return release if left is None else replace(release, noise=left)
-
-
-def _declared(body: Mapping[str, object]) -> list[Release]:
-    listed = body.get("runs", [])
-    if not isinstance(listed, list):
-        raise LedgerError("the runs of a declaration must be a list")
-    return [decode_release(str(run["release"])) for run in listed for _ in range(int(run["times"]))]
 
 
 def _samples(plan: Plan) -> bool:

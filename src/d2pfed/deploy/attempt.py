@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 from d2pfed.accounting import Sampling
 from d2pfed.deploy.account import ClientAccount
@@ -23,7 +23,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
 from d2pfed.round import enrolled_in, invited_session
-from d2pfed.secagg import Client, Contribute, Enrolment, Session, decode_invitation
+from d2pfed.secagg import Client, Contribute, Enrolment, Roster, Session, decode_invitation
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
@@ -74,16 +74,25 @@ class ClientAttempt:
         ClientAccount(config.log, config.budget).require_below_cap(
             attempt.plan, attempt.session.run, attempt.history
         )
-        history = attempt.history
-        while True:
-            require_later(history, attempt.session)
-            require_beginnings_left(history, attempt.session.run, attempt.plan)
+        session = attempt.session
+
+        def require(history: ClientHistory) -> None:
+            require_later(history, session)
+            require_beginnings_left(history, session.run, attempt.plan)
             if attempt.is_drawn:
-                require_unused_draw(history, attempt.session, attempt.plan)
-            after = config.log.append(history, Entry.BEGUN, _begun(attempt.session))
-            if after is not None:
-                return replace(attempt, history=after, saved=replace(attempt.saved, run=attempt.session.run))
-            history = config.log.read()
+                require_unused_draw(history, session, attempt.plan)
+
+        row = {
+            "run": session.run,
+            "round": session.round,
+            "attempt": session.attempt,
+            "session": session.digest.hex(),
+            "roster": session.roster_digest.hex(),
+            "draw": session.draw,
+            "block": session.block,
+        }
+        history = note_begun(config, attempt.history, require, row)
+        return replace(attempt, history=history, saved=replace(attempt.saved, run=session.run))
 
     @property
     def is_drawn(self) -> bool:
@@ -113,54 +122,82 @@ class ClientAttempt:
         enrolment, history = enrolment_of(config)
         roster = None if enrolment is None else enrolment.roster
         invited = decode_invitation(saved.invitation, None if roster is None else roster.depth)
-        if invited.client != config.client:
-            raise PeerError(f"this is client {config.client}, the invitation is for client {invited.client}")
-        terms = AcceptedRuns(config.directory).terms(invited.run)
-        require_same_roster(invited.run, terms, b"" if roster is None else roster.digest)
-        plan = decode_plan(terms.plan)
-        if terms.allowed != verdict_of(config.policy):
-            config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software
-        config.policy.require_served(Protocol.PAIRWISE, plan, enrolled_in(roster))
+        terms, plan = agreed_plan(config, roster, invited.run, invited.client, Protocol.PAIRWISE)
         least = config.policy.least_cohort
         session = invited_session(plan, saved.invitation, least, roster, terms.first_draw)
         return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
 
     def answer(self, request: bytes, contribute: Contribute) -> tuple[bytes, bytes | None]:
         """Return the answer to a request, and the state to be kept for the next one, if there is one."""
-        client = self._client(contribute)
-        try:
+        config, memory = self.config, None
+        if self.enrolment is not None:
+            colluders = config.policy.colluders(self.plan, enrolled_in(self.enrolment.roster))
+            memory = memory_of(config, self.enrolment, self.history, colluders)
+        if self.saved.state:
+            state = self.saved.state
+            client = Client.restore(self.session, config.client, contribute, state, self.enrolment, memory)
+        else:
+            entropy = Entropy.system().require_system()
+            client = Client(self.session, config.client, contribute, entropy, self.enrolment, memory)
+        with marking_rollbacks(config):
             answer = client.receive(request)
-        except RolledBack as found:
-            self._mark(found)
         if self.enrolment is not None and client.met:
-            Positions(self.config.directory / "peers", self.enrolment.roster.keys).keep(client.met)
+            Positions(config.directory / "peers", self.enrolment.roster.keys).keep(client.met)
         return answer, None if kind_of(answer) == MessageKind.UNMASKING_SHARES else client.save()
 
-    def _client(self, contribute: Contribute) -> Client:
-        who, memory = self.config.client, self.memory()
-        if not self.saved.state:
-            entropy = Entropy.system().require_system()
-            return Client(self.session, who, contribute, entropy, self.enrolment, memory)
-        return Client.restore(self.session, who, contribute, self.saved.state, self.enrolment, memory)
 
-    def memory(self) -> Memory | None:
-        """Return this client's signed position and what it remembers of its peers; None without a roster."""
-        if self.enrolment is None:
-            return None
-        roster, head = self.enrolment.roster, self.history.head
-        return Memory(
-            sign_position(self.enrolment.secret, roster.authority, self.config.client, head.seq, head.hash),
-            lambda count, hash_: self.history.holds(Head(count, hash_)),
-            Positions(self.config.directory / "peers", roster.keys).latest(),
-            self.config.policy.colluders(self.plan, enrolled_in(roster)),
-        )
+def agreed_plan(
+    config: ClientConfig, roster: Roster | None, run: str, invited: int, protocol: Protocol
+) -> tuple[RunTerms, Plan]:
+    """Return the terms and the plan of a run, if this client is the one invited and its policy allows it still."""
+    if invited != config.client:
+        raise PeerError(f"this is client {config.client}, the invitation is for client {invited}")
+    terms = AcceptedRuns(config.directory).terms(run)
+    require_same_roster(run, terms, b"" if roster is None else roster.digest)
+    plan = decode_plan(terms.plan)
+    if terms.allowed != verdict_of(config.policy):
+        config.policy.check(plan, enrolled_in(roster))  # its owner has changed it since, or the software
+    config.policy.require_served(protocol, plan, enrolled_in(roster))
+    return terms, plan
 
-    def _mark(self, found: RolledBack) -> NoReturn:
-        self.config.log.mark("shown by the server or another client", Head(found.count, found.head))
+
+def note_begun(
+    config: ClientConfig,
+    history: ClientHistory,
+    require: Callable[[ClientHistory], None],
+    row: Mapping[str, object],
+) -> ClientHistory:
+    """Note durably that something has begun, if the very log that the row is added to allows it."""
+    while True:
+        require(history)
+        after = config.log.append(history, Entry.BEGUN, row)
+        if after is not None:
+            return after
+        history = config.log.read()
+
+
+def memory_of(config: ClientConfig, enrolment: Enrolment, history: ClientHistory, colluders: int = 0) -> Memory:
+    """Return this client's signed position and what it remembers of its peers."""
+    roster, head = enrolment.roster, history.head
+    return Memory(
+        sign_position(enrolment.secret, roster.authority, config.client, head.seq, head.hash),
+        lambda count, found: history.holds(Head(count, found)),
+        Positions(config.directory / "peers", roster.keys).latest(),
+        colluders,
+    )
+
+
+@contextmanager
+def marking_rollbacks(config: ClientConfig) -> Iterator[None]:
+    """Refuse everything from now on if somebody has met this client where its log has never been."""
+    try:
+        yield
+    except RolledBack as found:
+        config.log.mark("shown by the server or another client", Head(found.count, found.head))
         _log.error("%s: `d2pfed client adopt` is needed", found)
         raise PeerError(
             "this client was rolled back or cloned, and takes part in nothing until a person runs `d2pfed client adopt`"
-        )
+        ) from None
 
 
 def verdict_of(policy: Policy) -> bytes:
@@ -182,7 +219,11 @@ def require_same_roster(run: str, terms: RunTerms, digest_now: bytes) -> None:
 
 def require_later(history: ClientHistory, session: Session) -> None:
     """Refuse an attempt that is not later than all that this client has begun in its run: stale, or repeated."""
-    begun = [_numbers(body) for body in history.bodies(Entry.BEGUN) if body["run"] == session.run]
+    begun = [
+        (int(str(body["round"])), int(str(body["attempt"])))
+        for body in history.bodies(Entry.BEGUN)
+        if body["run"] == session.run
+    ]
     last = max(begun, default=(-1, -1))
     if (session.round, session.attempt) <= last:
         raise PeerError(
@@ -218,22 +259,6 @@ def require_unused_draw(history: ClientHistory, session: Session, plan: Plan) ->
     used = [body["draw"] for body in history.bodies(entry) if body["roster"] == session.roster_digest.hex()]
     if session.draw in used:
         raise PeerError(f"draw {session.draw} of this roster was used before")
-
-
-def _begun(session: Session) -> Mapping[str, object]:
-    return {
-        "run": session.run,
-        "round": session.round,
-        "attempt": session.attempt,
-        "session": session.digest.hex(),
-        "roster": session.roster_digest.hex(),
-        "draw": session.draw,
-        "block": session.block,
-    }
-
-
-def _numbers(body: Mapping[str, object]) -> tuple[int, int]:
-    return int(str(body["round"])), int(str(body["attempt"]))
 
 
 def enrolment_of(config: ClientConfig, brought: bytes = b"") -> tuple[Enrolment | None, ClientHistory]:

@@ -137,9 +137,14 @@ def init_client(
         budget=ClientBudget(epsilon),
         secret=None,
     )
-    named = {"client": client, "authority": authority.hex(), "anchor": _anchor_line(anchor), "epsilon": epsilon}
-    named["units"] = json.dumps([unit])
-    text = _SETTINGS.format(**named).encode()
+    example = Path("/another/volume/d2pfed") if anchor is None else anchor.absolute()
+    text = _SETTINGS.format(
+        client=client,
+        authority=authority.hex(),
+        anchor=f"{'# ' if anchor is None else ''}anchor = {json.dumps(str(example))}",
+        epsilon=epsilon,
+        units=json.dumps([unit]),
+    ).encode()
     settings, key = directory / "client.toml", directory / "key"
     if (found := read_file(settings)) not in (None, text) or config.log.has_begun():
         raise ConfigError(f"{directory} is a client's directory already, and nothing in it was changed")
@@ -153,22 +158,24 @@ def init_client(
     return public
 
 
-def _anchor_line(anchor: Path | None) -> str:
-    example = Path("/another/volume/d2pfed") if anchor is None else anchor.absolute()
-    return f"{'# ' if anchor is None else ''}anchor = {json.dumps(str(example))}"
-
-
 def read_client_config(directory: Path) -> ClientConfig:
     """Read a client's directory: client.toml, and for an enrolled client its private key."""
     directory = directory.absolute()  # a user's function may change the working directory
     require_directory(directory)
-    settings = _settings(directory / "client.toml")
-    unknown = sorted(set(settings) - set(_TYPES))
-    if unknown:
-        raise ConfigError(f"{directory / 'client.toml'} has unknown settings: {', '.join(unknown)}")
+    file = directory / "client.toml"
+    data = read_file(file)
+    if data is None:
+        raise ConfigError(f"cannot read {file}: there is no such file; see `d2pfed client init`")
+    try:
+        settings: dict[str, Any] = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+    if unknown := sorted(set(settings) - set(_TYPES)):
+        raise ConfigError(f"{file} has unknown settings: {', '.join(unknown)}")
     try:
         _require_types(settings, _TYPES)
-        client, authority = settings["client"], _authority(settings)
+        is_assumed = Consistency(settings.get("consistency", Consistency.SIGNED)) is Consistency.ASSUMED
+        client, authority = settings["client"], NOBODY if is_assumed else decode_public(settings["authority"])
         anchor = settings.get("anchor")
         return ClientConfig(
             directory=directory,
@@ -184,7 +191,7 @@ def read_client_config(directory: Path) -> ClientConfig:
             keys_on_disk=settings.get("keys_on_disk", False),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{directory / 'client.toml'} is not a client's settings: {error!r}") from error
+        raise ConfigError(f"{file} is not a client's settings: {error!r}") from error
 
 
 def simulated_client_config(root: Path, partition: object) -> ClientConfig:
@@ -199,7 +206,17 @@ def simulated_client_config(root: Path, partition: object) -> ClientConfig:
         client=partition,
         authority=NOBODY,
         anchor=root.absolute() / "anchors" / str(partition),
-        policy=_anything(),
+        policy=Policy(
+            units=tuple(Unit),
+            mechanisms=tuple(MechanismName),
+            least_cohort=2,
+            least_quorum=2,
+            least_colluders=0.0,
+            least_noise_multiplier=0.0,
+            most_epsilon=math.inf,
+            most_delta=1.0,
+            most_participations=1 << 31,
+        ),
         budget=ClientBudget(1e9),
         secret=None,
     )
@@ -207,20 +224,6 @@ def simulated_client_config(root: Path, partition: object) -> ClientConfig:
     if not (config.anchor.exists() or (config.directory / "log").exists()):
         config.log.create({"carried": "nothing"})
     return config
-
-
-def _anything() -> Policy:
-    return Policy(
-        units=tuple(Unit),
-        mechanisms=tuple(MechanismName),
-        least_cohort=2,
-        least_quorum=2,
-        least_colluders=0.0,
-        least_noise_multiplier=0.0,
-        most_epsilon=math.inf,
-        most_delta=1.0,
-        most_participations=1 << 31,
-    )
 
 
 def _table(settings: Mapping[str, Any], name: str, kind: type) -> dict[str, Any]:
@@ -238,18 +241,3 @@ def _require_types(settings: Mapping[str, object], types: Mapping[str, type]) ->
         fits = isinstance(value, (int, float) if expected is float else expected)
         if not fits or (isinstance(value, bool) and expected not in (object, bool)):
             raise TypeError(f"{name} must be of type {expected.__name__}, got {shortened(value)}")
-
-
-def _authority(settings: Mapping[str, object]) -> bytes:
-    consistency = Consistency(settings.get("consistency", Consistency.SIGNED.value))
-    return NOBODY if consistency is Consistency.ASSUMED else decode_public(str(settings["authority"]))
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    data = read_file(file)
-    if data is None:
-        raise ConfigError(f"cannot read {file}: there is no such file; see `d2pfed client init`")
-    try:
-        return tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from error

@@ -1,28 +1,34 @@
 """A silo's half of standing keys in a deployment: what it logs, where its keys live, and how a step is charged."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from d2pfed.deploy.account import ClientAccount
-from d2pfed.deploy.attempt import enrolment_of, require_beginnings_left, require_same_roster, verdict_of
+from d2pfed.deploy.attempt import (
+    agreed_plan,
+    enrolment_of,
+    marking_rollbacks,
+    memory_of,
+    note_begun,
+    require_beginnings_left,
+)
 from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.positions import Positions
-from d2pfed.deploy.state import AcceptedRuns, RunTerms
-from d2pfed.errors import ConfigError, PeerError, RolledBack
+from d2pfed.deploy.state import RunTerms
+from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger import decode_release
 from d2pfed.ledger.client_history import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.ledger.volatile import KEYS_ON_DISK, VolatileFile, default_volatile
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
-from d2pfed.plan import Plan, Protocol, decode_plan
-from d2pfed.round import enrolled_in, invited_epoch
+from d2pfed.plan import Plan, Protocol
+from d2pfed.round import invited_epoch
 from d2pfed.secagg import (
     Enrolment,
     Epoch,
-    History,
     StandingAdvertised,
     StandingReady,
     StandingSilo,
@@ -31,11 +37,12 @@ from d2pfed.secagg import (
     answer_step,
     decode_standing_invitation,
 )
-from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.standing.checks import require_charge_once, require_first_is_new
 from d2pfed.secagg.wire import BINDING_BYTES, MessageKind, Reader, binding_of, kind_of, pack_integer
 
 _log = logging.getLogger("d2pfed.deploy")
+
+_T = TypeVar("_T")
 
 STANDING_REQUESTS = (
     MessageKind.STANDING_INVITATION,
@@ -121,16 +128,7 @@ class _Place:
         if enrolment is None:
             raise PeerError("standing keys are for enrolled clients, and this one is not")
         invited = decode_standing_invitation(invitation)
-        if invited.client != config.client:
-            raise PeerError(f"this is client {config.client}, the invitation is for client {invited.client}")
-        terms = AcceptedRuns(config.directory).terms(invited.run)
-        require_same_roster(invited.run, terms, enrolment.roster.digest)
-        plan = decode_plan(terms.plan)
-        if terms.allowed != verdict_of(config.policy):
-            config.policy.check(
-                plan, enrolled_in(enrolment.roster)
-            )  # its owner has changed it since, or the software
-        config.policy.require_served(Protocol.STANDING, plan, enrolled_in(enrolment.roster))
+        terms, plan = agreed_plan(config, enrolment.roster, invited.run, invited.client, Protocol.STANDING)
         epoch = invited_epoch(plan, invitation, enrolment.roster)
         if len(epoch.cohort) < config.policy.least_cohort:
             least = config.policy.least_cohort
@@ -139,49 +137,42 @@ class _Place:
 
     def silo(self, history: ClientHistory) -> StandingSilo:
         """Return this silo in its epoch, its log as it is now."""
-        config, roster, head = self.config, self.enrolment.roster, history.head
-        secret = self.enrolment.secret
         return StandingSilo(
             epoch=self.epoch,
-            client=config.client,
+            client=self.config.client,
             enrolment=self.enrolment,
-            history=History(
-                sign_position(secret, roster.authority, config.client, head.seq, head.hash),
-                lambda count, found: history.holds(Head(count, found)),
-                Positions(config.directory / "peers", roster.keys).latest(),
-            ),
+            history=memory_of(self.config, self.enrolment, history),
             charged=charged_steps(history, self.epoch),
-        )
-
-    def mark(self, found: RolledBack) -> NoReturn:
-        """Refuse everything from now on: somebody has met this client where its log has never been."""
-        self.config.log.mark("shown by the server or another silo", Head(found.count, found.head))
-        _log.error("%s: `d2pfed client adopt` is needed", found)
-        raise PeerError(
-            "this client was rolled back or cloned, and takes part in nothing until a person runs `d2pfed client adopt`"
         )
 
 
 def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     """Check an invitation, note durably that its epoch has begun, and advertise a fresh key."""
     place = _Place.of(config, invitation)
-    keys = KeyFile.of(config, place.epoch.digest)  # refused here, where keys have no place to live
-    history = place.history
-    while True:
-        ClientAccount(config.log, config.budget).require_below_cap(place.plan, place.epoch.run, history)
-        require_first_is_new(place.epoch.first, charged_steps(history, place.epoch))
-        require_later_epoch(history, place.epoch)
-        require_beginnings_left(history, place.epoch.run, place.plan)
-        after = config.log.append(history, Entry.BEGUN, _begun(place.epoch))
-        if after is not None:
-            break
-        history = config.log.read()
-    try:
+    plan, epoch = place.plan, place.epoch
+    keys = KeyFile.of(config, epoch.digest)  # refused here, where keys have no place to live
+
+    def require(history: ClientHistory) -> None:
+        ClientAccount(config.log, config.budget).require_below_cap(plan, epoch.run, history)
+        require_first_is_new(epoch.first, charged_steps(history, epoch))
+        require_later_epoch(history, epoch)
+        require_beginnings_left(history, epoch.run, plan)
+
+    row = {
+        "run": epoch.run,
+        "epoch": epoch.epoch,
+        "round": epoch.first // epoch.attempts,
+        "attempt": epoch.first % epoch.attempts,
+        "session": epoch.digest.hex(),
+        "roster": "",  # no draw of it is used up
+        "draw": 0,
+        "block": 0,
+    }
+    after = note_begun(config, place.history, require, row)
+    with marking_rollbacks(config):
         answer, advertised = place.silo(after).advertise(invitation, Entropy.system().require_system())
-    except RolledBack as found:
-        place.mark(found)
-    keys.keep_only(place.epoch.run)
-    keys.write(invitation, advertised.encode(place.epoch, config.client))
+    keys.keep_only(epoch.run)
+    keys.write(invitation, advertised.encode(epoch, config.client))
     return answer
 
 
@@ -214,22 +205,6 @@ def charged_steps(history: ClientHistory, epoch: Epoch) -> frozenset[int]:
         decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE) if body["run"] == epoch.run
     )
     return frozenset(epoch.step(release.round, release.attempt) for release in releases)
-
-
-def _begun(epoch: Epoch) -> Mapping[str, object]:
-    return {
-        "run": epoch.run,
-        "epoch": epoch.epoch,
-        "round": epoch.first // epoch.attempts,
-        "attempt": epoch.first % epoch.attempts,
-        "session": epoch.digest.hex(),
-        "roster": "",  # no draw of it is used up
-        "draw": 0,
-        "block": 0,
-    }
-
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,13 @@ def complete_target(
     tenth of the population may collude. Unless a smaller cohort is asked for, everyone is asked in every round. Under
     a roster without draws the server picks the cohorts, and may put all colluders into one.
     """
-    asked = privacy if isinstance(privacy, PrivacyTarget) else _from_mapping(privacy)
+    if isinstance(privacy, PrivacyTarget):
+        asked = privacy
+    else:
+        names = {field.name for field in fields(PrivacyTarget)}
+        if unknown := sorted(set(privacy) - names):
+            raise ConfigError(f"a privacy target has no {unknown[0]!r}; it has {', '.join(sorted(names))}")
+        asked = PrivacyTarget(**{**DEFAULTS, **privacy})  # type: ignore[arg-type]  # it checks its own types
     known = {"dimension": sum(sizes.values())}
     if roster is not None:
         known["population"] = len(roster.roster.clients)
@@ -111,10 +117,3 @@ def complete_target(
         consistency=Consistency.ASSUMED if roster is None else Consistency.SIGNED,
         draws=0 if roster is not None and roster.roster.depth is None else asked.draws,
     )
-
-
-def _from_mapping(privacy: Mapping[str, object]) -> PrivacyTarget:
-    names = {field.name for field in fields(PrivacyTarget)}
-    if unknown := sorted(set(privacy) - names):
-        raise ConfigError(f"a privacy target has no {unknown[0]!r}; it has {', '.join(sorted(names))}")
-    return PrivacyTarget(**{**DEFAULTS, **privacy})  # type: ignore[arg-type]  # it checks its own types
