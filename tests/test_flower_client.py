@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from d2pfed.accounting import Sampling
+from d2pfed.deploy import attempt
 from d2pfed.deploy.account import ClientAccount, ClientSpending
-from d2pfed.deploy.attempt import ClientAttempt
 from d2pfed.deploy.config import SIMULATION_VARIABLE, read_client_config
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind
 from d2pfed.errors import ConfigError, LedgerError, PeerError
@@ -464,8 +464,8 @@ def test_the_protocol_gets_the_clients_own_number_of_colluders(server, directory
     """It decides how many boxes may fail to open, which is how many claims a server can hide."""
     text = (directory / "client.toml").read_text()
     (directory / "client.toml").write_text(text.replace("least_colluders = 0.0", "least_colluders = 0.3"))
-    kept, memories = ClientAttempt.memory, []
-    monkeypatch.setattr(ClientAttempt, "memory", lambda self: memories.append(kept(self)) or memories[-1])
+    kept, memories = attempt.memory_of, []
+    monkeypatch.setattr(attempt, "memory_of", lambda *given: memories.append(kept(*given)) or memories[-1])
     safer = replace(server, run="safer", plan=make_plan(dropouts=0.2, colluders=0.3), first_draw=30)
     safer.announce(0)
     safer.invite()

@@ -81,7 +81,9 @@ def test_an_epoch_begins_once_and_its_number_rises(server, monkeypatch):
 def test_epochs_that_a_silo_began_before_they_had_numbers_block_none(server, monkeypatch):
     note = client_standing.note_begun
     with monkeypatch.context() as patched:
-        patched.setattr(client_standing, "note_begun", lambda *given: note(*given[:3], {**given[3], "epoch": None}))
+        patched.setattr(
+            client_standing, "note_begun", lambda *given: note(*given[:3], {**given[3], "epoch": None})
+        )
         begin_epoch(server, 3)
     begin_epoch(server, 0)
 
