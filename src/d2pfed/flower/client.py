@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from d2pfed.deploy.client import PrivateClient, Purpose, TrainArrays, discreet, log_error
 from d2pfed.deploy.config import (
@@ -42,7 +42,21 @@ def private(message: Message, context: Context, train: Train) -> Message:
     Checked: test_flower_client.py::test_nothing_of_the_training_leaves_in_clear.
     """
     require_type(message, MESSAGE_TYPE, EVALUATION_TYPE)
-    return _answer(message, context, _Training(message, context, train).run)
+
+    def call(arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays:
+        """Call the app's function as Flower would, and return the arrays with what it has made of them."""
+        model = {name: array for name, array in arrays.items() if name != STATISTIC or not is_evaluation(settings)}
+        config = ConfigRecord(dict(settings))  # type: ignore[arg-type]  # decode_task admits Flower's types only
+        message.content = RecordDict({"arrays": to_array_record(model), "config": config})
+        returned = train(message, context).content
+        if is_evaluation(settings):  # clipped, noised, masked and charged as an update is, whatever it returns
+            return model | {STATISTIC: answer_question(settings, returned).astype(np.float32)}
+        records = list(returned.array_records.values())
+        if len(records) != 1:
+            raise ConfigError(f"a training function must return one record of arrays, got {len(records)}")
+        return to_named_arrays(records[0], arrays)
+
+    return _answer(message, context, call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,12 @@ def _answer(message: Message, context: Context, train: TrainArrays) -> Message:
     with discreet():  # Flower sends the text of whatever an app raises
         kind, data = from_record(message.content)
         purpose = Purpose.EVALUATION if message.metadata.message_type == EVALUATION_TYPE else Purpose.TRAINING
-        client = PrivateClient(_config(context), message.metadata.dst_node_id, context.run_config, train, purpose)
+        try:
+            config = config_of(context)
+        except Exception:  # noqa: BLE001 - what is wrong with its files is for the client's own log
+            log_error("this client's config cannot be used")
+            raise ConfigError("this client is not set up; its own log says why") from None
+        client = PrivateClient(config, message.metadata.dst_node_id, context.run_config, train, purpose)
         return Message(to_record(kind, client.answer(kind, data)), reply_to=message)
 
 
@@ -98,49 +117,3 @@ def config_of(context: Context) -> ClientConfig:
             f"or a simulation with {SIMULATION_VARIABLE}=DIRECTORY"
         )
     return simulated_client_config(Path(simulated), context.node_config.get("partition-id"))
-
-
-def _config(context: Context) -> ClientConfig:
-    """Return this client's config; what is wrong with it or its files is for the client's own log."""
-    try:
-        return config_of(context)
-    except Exception:  # noqa: BLE001 - whatever it is, Flower would send its text to the server
-        log_error("this client's config cannot be used")
-        raise ConfigError("this client is not set up; its own log says why") from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """The application's training function, and the message it is called with."""
-
-    message: Message
-    context: Context
-    train: Train
-
-    def run(self, arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays:
-        """Call the training function as Flower would, and return those of its arrays that were sent."""
-        if is_evaluation(settings):
-            return self._evaluate(arrays, settings)
-        reply = self._call(arrays, settings)
-        return to_named_arrays(_only_arrays(reply.content), arrays)
-
-    def _evaluate(self, arrays: NamedArrays, settings: Mapping[str, object]) -> NamedArrays:
-        """Call the evaluation function, and return the arrays with what it answers in the statistic's place.
-
-        It is clipped, noised, masked and charged as an update is, whatever the function returns.
-        """
-        model = {name: array for name, array in arrays.items() if name != STATISTIC}
-        reply = self._call(model, settings)
-        return model | {STATISTIC: answer_question(settings, reply.content).astype(np.float32)}
-
-    def _call(self, arrays: NamedArrays, settings: Mapping[str, object]) -> Message:
-        config = ConfigRecord(dict(settings))  # type: ignore[arg-type]  # decode_task admits Flower's types only
-        self.message.content = RecordDict({"arrays": to_array_record(arrays), "config": config})
-        return self.train(self.message, self.context)
-
-
-def _only_arrays(content: RecordDict) -> ArrayRecord:
-    records = list(content.array_records.values())
-    if len(records) != 1:
-        raise ConfigError(f"a training function must return one record of arrays, got {len(records)}")
-    return records[0]
