@@ -128,6 +128,12 @@ LIES = {
     "another noise": ("once", alter(kind="skellam")),
     "contributors raised": ("once", alter(contributors=1000)),
     "radius lowered": ("once", alter(radius="1/100")),
+    "radius not rounded up": (
+        "once",
+        lambda s: s["events"][0].update(
+            radius=str(Fraction(s["events"][0]["radius"]) * (1 - Fraction(1, 10**12)))
+        ),
+    ),
     "releases lowered": ("fixed", alter(releases=1)),
     "cap lowered": ("fixed", alter(max_participations=1)),
     "population raised": ("fixed", alter(population=40_000, rate="1/1000")),

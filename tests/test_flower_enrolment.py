@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from d2pfed.cli import app
+from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.positions import Positions
 from d2pfed.deploy.rosters import (
@@ -24,13 +25,15 @@ from d2pfed.deploy.rosters import (
     shown_positions,
 )
 from d2pfed.deploy.signing_keys import read_secret
-from d2pfed.errors import ConfigError, DamagedFile, LedgerError, PeerError
+from d2pfed.deploy.state import AcceptedRuns, RunTerms
+from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger.client_history import Entry
+from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.position import sign_position
 from support.crash_moments import Disk, lay_out
-from support.enrolled_clients import directory_of, enrol, sign_roster
+from support.enrolled_clients import directory_of, enrol, make_plan, sign_roster
 
 
 def command(*arguments: object) -> str:
@@ -128,13 +131,33 @@ def test_adopt_says_beside_every_epsilon_that_it_rests_on_a_declaration(tmp_path
     assert "the disk was lost" in said
     assert json.loads(command("client", "show", tmp_path / "c4", "--json"))["epsilon"] is None
     with pytest.raises(ConfigError, match="exclude each other"):
-        command("client", "adopt", tmp_path / "c4", "--carried", "nothing", "--run", "a run")
+        command("client", "adopt", tmp_path / "c4", "--carried", "nothing", "--run", "a run=plan.json")
+
+
+def test_attack_a_cheaper_plan_under_the_name_of_a_run_that_was_forgotten(tmp_path, federation):
+    """A restored client takes the cheap plan for a new run: what it is asked to declare must not come from there."""
+    dear, cheap = make_plan(rounds=3), make_plan(rounds=1)
+    config, terms = read_client_config(tmp_path / "c4"), RunTerms(canonical.encode(cheap), "", 0, b"", b"")
+    AcceptedRuns(config.directory).accept("R", terms)
+    (tmp_path / "plan.json").write_text(canonical.encode(dear))
+    (tmp_path / "a4" / "head").unlink()
+    with pytest.raises(ConfigError, match="a run must be given with its plan, NAME=FILE, got R"):
+        command("client", "adopt", config.directory, "--run", "R")
+    said = command("client", "adopt", config.directory, "--run", f"R={tmp_path}/plan.json")
+    assert dear.digest.hex()[:16] in said
+    spent = ClientSpending.of(config.log.read())
+    assert spent.participations("R") == dear.max_participations > cheap.max_participations
 
 
 def test_a_declaration_that_makes_no_sense_changes_nothing(tmp_path, federation):
     (tmp_path / "a4" / "head").unlink()
-    for options in (("--carried", "some"), ("--run", "never seen")):
-        with pytest.raises((ConfigError, PeerError)):
+    for options in (
+        ("--carried", "some"),
+        ("--run", "a run"),
+        ("--run", "a run="),
+        ("--run", f"a run={tmp_path}/none"),
+    ):
+        with pytest.raises((ConfigError, OSError)):
             command("client", "adopt", tmp_path / "c4", *options)
     assert not (tmp_path / "a4" / "head").exists()
 

@@ -1,5 +1,6 @@
 """A silo's own units are asked for one at a time: what is no vector counts as zero, and no unit sees another."""
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,8 +40,30 @@ def late():
     raise RuntimeError("in the middle")
 
 
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def deaf():
+    """Leave a log that raises, as a function that closes its streams may."""
+    handler = logging.Handler()
+    handler.emit = lambda _record: 1 / 0
+    logging.getLogger("d2pfed.deploy").addHandler(handler)
+    raise RuntimeError("and then it fails")
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    log = logging.getLogger("d2pfed.deploy")
+    kept = list(log.handlers)
+    yield
+    log.handlers[:] = kept
+
+
 NO_VECTOR = {
     "raises": lambda: 1 / 0,
+    "interrupts": interrupted,
+    "breaks the log": deaf,
     "raises later": late,
     "nothing": lambda: iter(()),
     "no iterator": lambda: None,

@@ -262,14 +262,13 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
     plain, is_whole = float(radius), name in ("Shared", "Designated")
     yield "mechanism.wrap_probability", _wrapped(plan, own, plain)
     if name != "Centered":  # lengthened by conditional rounding (Kairouz, Liu and Steinke 2021)
-        spread = math.sqrt(-2 * math.log(float.fromhex(mechanism["rounded"]["beta"]["is"])))
-        square = min((plain + root) ** 2, plain**2 + root**2 / 4 + spread * (plain + root / 2))
-        is_next = square * (1 - 1e-12) <= own.radius**2 <= square + 2  # it is the root of the next whole number
-        radius = own.radius if is_next else Fraction(math.sqrt(square))
+        spread = math.sqrt(2 * math.log(1 / float.fromhex(mechanism["rounded"]["beta"]["is"])))
+        square = math.ceil(min((plain + root) ** 2, plain**2 + own.dimension / 4 + spread * (plain + root / 2)))
+        radius = Fraction(math.isqrt(square << 64) + 1, 1 << 32)
     turn, view = codec["rotation"], plan["against"]
     size, is_skellam, missing = turn["dimension"], name == "SkellamNoise", own.cohort_size - plan["quorum"]
     yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
-    yield "dimension", 1 << (size - 1).bit_length() if turn[""] == "Hadamard" else max(size, own.dimension)
+    yield "dimension", 1 << (size - 1).bit_length() if turn[""] == "Hadamard" else 2 * smooth_from((size + 1) // 2)
     yield "variance", _read(mechanism["variance" if is_skellam else "sigma"]["is"], Fraction) ** (2 - is_skellam)
     yield "contributors", 1 if is_whole else plan["quorum"] - plan["cut_off"]
     if own.unit == "record":
@@ -427,6 +426,16 @@ def hidden_epsilon(parts: Parts, delta: float, claimed: float) -> float:
         excess += parts[part] * part.excess if part.is_hidden else 0.0
     left = delta * math.exp(-slack) - excess
     return math.inf if left <= 0 else _epsilon(composed, left) + 2 * slack
+
+
+def smooth_from(least: int, primes: tuple[int, ...] = (11, 7, 5, 3)) -> int:
+    """Return the least number from `least` on with no prime factors but 2 and these: half the length of phases."""
+    if not primes:
+        return 1 << (least - 1).bit_length()
+    powers = list(itertools.takewhile(lambda power: power < least, (primes[0] ** i for i in itertools.count())))
+    return min(
+        [*(power * smooth_from(-(-least // power), primes[1:]) for power in powers), primes[0] ** len(powers)]
+    )
 
 
 def require_computable(parts: Parts, delta: float, releases: int) -> None:

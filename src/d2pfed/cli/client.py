@@ -10,14 +10,15 @@ import typer
 from d2pfed.accounting import Unit, round_up
 from d2pfed.cli.options import AsJson, Group, SectionedCommand
 from d2pfed.cli.show import delta_as_given, out, print_json
-from d2pfed.deploy.account import ALL, RUNS, ClientSpending, carried_over
+from d2pfed.deploy.account import ALL, RUNS, ClientSpending, carried_over, charged
 from d2pfed.deploy.config import init_client, read_client_config
 from d2pfed.deploy.rosters import accept_roster, read_own_roster
 from d2pfed.deploy.signing_keys import decode_public
 from d2pfed.deploy.state import AcceptedRuns
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_history import ClientHistory, Entry
-from d2pfed.plan import decode_plan
+from d2pfed.plan import Plan, decode_plan
+from d2pfed.runs.plain import read_text
 
 app = typer.Typer(
     cls=Group,
@@ -71,20 +72,33 @@ def adopt(
         str, typer.Option(help="What counts as spent in addition to the log: all or nothing.")
     ] = "",
     run: Annotated[
-        list[str] | None, typer.Option(help="A run since the backup, charged for its whole plan; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="NAME=FILE: a run since the backup, charged for the whole plan in FILE; may be repeated."
+        ),
     ] = None,
     why: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
 ) -> None:
     """Declare what a log that was lost, rolled back or restored does not know, and go on with it.
 
-    Without --carried or --run all of the budget counts as spent: nobody knows what the missing rows were.
+    Without --carried or --run all of the budget counts as spent: nobody knows what the missing rows were. A plan comes
+    from a file of yours (plan.json of the run's directory): a server may have announced another under the same name.
     """
     if carried and run:
         raise ConfigError(f"--carried {carried} and --run exclude each other")
     config = read_client_config(directory)
-    runs = {name: decode_plan(AcceptedRuns(directory).terms(name).plan) for name in run or ()}
+    runs: dict[str, Plan] = {}
+    for name, is_named, file in (each.partition("=") for each in run or ()):
+        if not (name and is_named and file):
+            raise ConfigError(f"a run must be given with its plan, NAME=FILE, got {name}")
+        runs[name] = decode_plan(read_text(Path(file)))
     history = config.log.adopt({**carried_over(carried or (RUNS if runs else ALL), runs), "why": why})
     print(f"position {history.head.seq}, carried over: {history.rows[-1].body['carried']}")
+    for name, plan in runs.items():
+        spent = ClientSpending((charged(plan, name, 0, 0),) * plan.max_participations, is_all_spent=False)
+        print(
+            f"run {name}: epsilon {round_up(spent.epsilon(config.budget.delta), 4)}, plan {plan.digest.hex()[:16]}"
+        )
 
 
 @app.command("show", cls=SectionedCommand)

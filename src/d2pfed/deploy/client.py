@@ -236,7 +236,8 @@ class SingleUnits:
         for start in range(0, len(chosen), step):
             yield np.stack([self._vector(int(unit), first_failure) for unit in chosen[start : start + step]])
         if first_failure:
-            _log.error("units without a vector count as zero; this is the first", exc_info=first_failure[0])
+            with suppress(BaseException):  # a unit may have broken the log, and must not take the others along
+                _log.error("units without a vector count as zero; this is the first", exc_info=first_failure[0])
 
     def _vector(self, unit: int, first_failure: list[BaseException]) -> NDArray[np.float32]:
         try:
@@ -245,9 +246,7 @@ class SingleUnits:
             require_row(found, self.dimension)
             with np.errstate(all="ignore"):  # what is not finite counts as zero later
                 row: NDArray[np.float32] = found[0].astype(np.float32)
-        except KeyboardInterrupt:  # its owner stops it
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever it was, `sys.exit` included, it is this unit's alone
+        except BaseException as error:  # noqa: BLE001 - whatever it was, an exit or an interrupt, it is this unit's alone
             if not first_failure:
                 first_failure.append(error)
             return np.zeros(self.dimension, np.float32)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,9 @@ class _Scoring:
     def _scored(self, inputs: Callable[[], object], labels: Array) -> Array:
         try:
             return scored_records(self.predict(inputs()), labels, "what is scored", self.classes)
-        except Exception as error:  # noqa: BLE001 - whatever it is, no result may tell
+        except BaseException as error:  # noqa: BLE001 - whatever it is, an exit too, no result may tell
             if not self.first_failure:
                 self.first_failure.append(error)
-                _log.warning("what predict fails for counts as zero", exc_info=True)
+                with suppress(BaseException):  # the function may have broken the log
+                    _log.warning("what predict fails for counts as zero", exc_info=True)
             return np.full((len(labels), self.classes + 1), np.nan)
