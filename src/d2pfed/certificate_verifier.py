@@ -432,10 +432,11 @@ def smooth_from(least: int, primes: tuple[int, ...] = (11, 7, 5, 3)) -> int:
     """Return the least number from `least` on with no prime factors but 2 and these: half the length of phases."""
     if not primes:
         return 1 << (least - 1).bit_length()
-    powers = list(itertools.takewhile(lambda power: power < least, (primes[0] ** i for i in itertools.count())))
-    return min(
-        [*(power * smooth_from(-(-least // power), primes[1:]) for power in powers), primes[0] ** len(powers)]
-    )
+    found, power = list[int](), 1
+    while power < least:
+        found.append(power * smooth_from(-(-least // power), primes[1:]))
+        power *= primes[0]
+    return min([*found, power])
 
 
 def require_computable(parts: Parts, delta: float, releases: int) -> None:

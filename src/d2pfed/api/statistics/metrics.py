@@ -114,7 +114,7 @@ class _Scoring:
     predict: Callable[[Any], object]
     classes: int
     of_records: bool
-    first_failure: list[Exception] = field(default_factory=list)
+    first_failure: list[BaseException] = field(default_factory=list)
 
     @staticmethod
     def of(predict: Callable[[Any], object], classes: int | None, *, of_records: bool) -> "_Scoring":
