@@ -40,10 +40,6 @@ def late():
     raise RuntimeError("in the middle")
 
 
-def interrupted():
-    raise KeyboardInterrupt
-
-
 def deaf():
     """Leave a log that raises, as a function that closes its streams may."""
     handler = logging.Handler()
@@ -62,7 +58,6 @@ def own_handlers():
 
 NO_VECTOR = {
     "raises": lambda: 1 / 0,
-    "interrupts": interrupted,
     "breaks the log": deaf,
     "raises later": late,
     "nothing": lambda: iter(()),
@@ -83,6 +78,17 @@ def test_what_is_no_vector_counts_as_zero_for_its_unit_alone(answer):
     found = vectors(Odd(4, answer))
     assert not found[4].any()
     assert np.array_equal(np.delete(found, 4, axis=0), np.delete(ROWS, 4, axis=0))
+
+
+def test_a_unit_that_interrupts_counts_as_zero_alone():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    try:
+        found = vectors(Odd(4, interrupted))
+    except KeyboardInterrupt:
+        pytest.fail("one unit has stopped the others")
+    assert np.count_nonzero(found.any(axis=1)) == len(ROWS) - 1
 
 
 def test_a_unit_is_asked_for_by_itself_in_whatever_batch_it_is():
