@@ -18,13 +18,13 @@ import d2pfed.certificate_verifier as verifier
 from d2pfed.api import Job
 from d2pfed.api.certificate_page import registry_entry
 from d2pfed.api.certify import certify, check_ledger
-from d2pfed.api.statistics import releasing
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.ledger.software import files_digest, software_digest
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from d2pfed.runs import directory
+from d2pfed.statistics import release
 from support.certificates import KINDS, PUBLIC, certified, forged, job, key_in, statistics, train
 from support.commands import run_command
 from support.reports import Page, outside
@@ -341,7 +341,7 @@ def test_a_certificate_names_the_software_that_began_each_run_whatever_certifies
     with patch.object(directory, "software_digest", lambda: began):
         train(tmp_path / "run")
     with (
-        patch.object(releasing, "software_digest", lambda: began),
+        patch.object(release, "software_digest", lambda: began),
         Ledger.create(ledger, Budget(2.0, 1e-5)) as book,
     ):
         d2pfed.private_sum(np.eye(4)[np.arange(20) % 4], epsilon=2.0, ledger=book)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.statistics.means import Ball
 from d2pfed.statistics.metrics import Metrics, MetricScheme, scored_records
 from d2pfed.statistics.records import Array
+from d2pfed.statistics.sums import Ball
 
 STATISTIC = "d2pfed.statistic"  # the array that clients fill in, and the setting that names what they fill it with
 MEANS = "d2pfed.means"  # the setting that asks for means of a client's own metrics
@@ -112,9 +112,7 @@ class ScoreMetrics:
 
     def decode(self, total: Array, sigma: float, clients: int) -> tuple[Metrics, Metrics]:
         """Return the metrics and their standard errors, from the sum of so many clients' vectors and its noise."""
-        parts, noise = self.scheme.split(total * self._bound), sigma * self._bound
-        count = float(parts["count"][0]) if self.scheme.has_count else float(clients)
-        return self.scheme.decode(parts, noise, max(count, noise))
+        return self.scheme.decode(total * self._bound, sigma * self._bound, clients)
 
 
 def _named(names: Mapping[str, object], values: Array) -> Metrics:

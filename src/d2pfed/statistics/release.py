@@ -1,12 +1,13 @@
-"""One release: from the clients' bounded vectors, through the protocol and a ledger, to their noisy sum."""
+"""One release: from the clients' bounded vectors, through the protocol and a ledger, to a noisy sum and its cost."""
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, roun
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Ledger
 from d2pfed.ledger.software import software_digest
+from d2pfed.noise.weighting import DROWNED
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
@@ -22,12 +24,19 @@ from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
 from d2pfed.round.participant import Update
 from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
 
+Value = TypeVar("Value")
+Other = TypeVar("Other")
+
 PROTOCOL_UP_TO = 100  # clients whose every message is sent in this process, unless another fidelity is asked for
 FEW = 1000  # clients or records: below it, the default delta is no small number
 MOST_ROOM = 0.02  # of the clip, that a codec's room for rounding may take
 LEAST_BOUND = 1e-30  # on a vector; the most is its inverse: sums are decoded in single precision
 SPARE_BITS = 2  # of the ring: a sum that wraps would be far off, and bits cost a short vector nothing
 _log = logging.getLogger("d2pfed.statistics")  # of whoever holds the data
+_HOW = {  # by fidelity; a deployment has another
+    "sum": "simulated: vectors added up without the protocol's messages",
+    "protocol": "simulated: every message of the protocol was sent",
+}
 _CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "unit", "records", "max_silos")
 _DEFAULTS = PrivacyTarget(
     against=SERVER, sampling=Sampling.NONE, adjacency=Adjacency.ZERO_OUT, dropouts=0.1, colluders=0.1
@@ -95,34 +104,97 @@ class Terms:
             spare=0,
         )
 
-    def chosen_fidelity(self, clients: int) -> Fidelity:
-        """Return how much of the protocol runs: all of it where clients are few."""
-        if self.fidelity != "auto":
-            return Fidelity(self.fidelity)
-        return Fidelity.PROTOCOL if clients <= PROTOCOL_UP_TO else Fidelity.SUM
 
-    @property
-    def entropy(self) -> Entropy:
-        """The system's, or replayed from the seed."""
-        return Entropy.system() if self.seed is None else Entropy.replay(str(self.seed).encode())
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class Statistic(Generic[Value]):
+    """A private statistic: its value, its standard error, and what it cost.
 
+    Attributes:
+        name: What was computed, in words.
+        value: The statistic, right on average but for what the bounds cut off.
+        standard_error: Of the value, by the noise alone: a public number, or follows from released ones.
+        guarantees: One epsilon per observer.
+        bound: The largest L2 norm of what one client, or one record where that is the unit, contributes.
+        clients: How many clients there are.
+        plan: What clients and server agreed on: noise, quorum, colluders.
+        fidelity: Whether every message of secure aggregation was sent in this process (protocol), or the clients'
+            encoded vectors were added up (sum).
+        spent: Epsilon of all runs on the ledger together; None where there is none.
+        warnings: What a user should know before the value is shared.
+    """
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
-    """The noisy sum of the clients' vectors, and what is public about it."""
-
-    total: Array = field(repr=False)
-    sigma: float  # standard deviation of the noise in each coordinate
-    clients: int
-    bound: float  # on the norm of what is protected
+    name: str
+    value: Value
+    standard_error: Value
     guarantees: tuple[Guarantee, ...]
+    bound: float
+    clients: int
     plan: Plan = field(repr=False)
-    fidelity: Fidelity
-    spent: float | None  # epsilon of all that the ledger was charged for; None without one
+    fidelity: str
+    spent: float | None
     warnings: tuple[str, ...]
 
+    @property
+    def epsilon(self) -> float:
+        """What the whole release is charged, against the plan's observer and the colluders that are planned for."""
+        return self.plan.epsilon
 
-def release(name: str, contributions: Sequence[Update], dimension: int, bound: float, terms: Terms) -> Released:
+    @property
+    def delta(self) -> float:
+        """The failure probability of that guarantee."""
+        return self.plan.delta
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the noise in each coordinate of the sum that was released."""
+        return math.sqrt(variance(self.plan.noise(self.clients))) * self.plan.codec.granularity
+
+    def computed(self, value: Other, error: Other, warnings: tuple[str, ...] = ()) -> "Statistic[Other]":
+        """Return what follows from the released sum, at no further cost."""
+        released: Statistic[Any] = self
+        return replace(released, value=value, standard_error=error, warnings=(*self.warnings, *warnings))
+
+    def __repr__(self) -> str:
+        plan, missing = self.plan, self.plan.cohort_size - self.plan.quorum
+        lines = [f"{self.name} over {self.clients:,} clients", *_shown(self.value, self.standard_error)]
+        lines.append(
+            f"epsilon {round_up(plan.epsilon, 4)} at delta {round_up(plan.delta, 3)} against {plan.against} and up "
+            f"to {plan.colluders:,} colluding clients (for one {plan.unit} of norm at most {self.bound:.4g}, "
+            f"{plan.adjacency})"
+        )
+        lines += [
+            f"against {each.observer}: {each.reason or round_up(each.epsilon, 4)}" for each in self.guarantees
+        ]
+        lines.append(f"noise planned for {missing:,} missing clients; {_HOW.get(self.fidelity, self.fidelity)}")
+        if self.spent is not None:
+            lines.append(
+                f"all runs on the ledger: epsilon {round_up(self.spent, 4)} against {plan.against}, if none was begun "
+                "or stopped for what another had shown; its budget holds whatever was seen"
+            )
+        return "\n  ".join([*lines, *(f"warning: {each}" for each in self.warnings)])
+
+
+def _shown(value: object, error: object) -> list[str]:
+    """Return a value with its standard error in a few lines."""
+    if isinstance(value, dict) and isinstance(error, dict):
+        return [f"{name}: {line}" for name in value for line in _shown(value[name], error[name])]
+    found, spread = np.asarray(value), np.asarray(error)
+    if found.size > 1:
+        text = np.array2string(found, precision=4, suppress_small=True, threshold=20, prefix="  ")
+        return [f"{text}, standard error up to {spread.max():.3g}"]
+    return [f"{found.item():.6g}, standard error {spread.item():.3g}"]
+
+
+def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
+    """Return a warning if a total that is divided by is not far above its noise."""
+    if total >= DROWNED * sigma:
+        return ()
+    return (f"The total {what} is below {DROWNED:g} standard deviations of its noise: the ratio means little.",)
+
+
+def release(
+    name: str, contributions: Sequence[Update], dimension: int, bound: float, terms: Terms
+) -> Statistic[Array]:
     """Charge a run of one round, add up what the clients contribute, and return the noisy sum.
 
     What is protected, a client's vector or a record's, has an L2 norm of at most `bound`, or is scaled down to it. The
@@ -134,31 +206,41 @@ def release(name: str, contributions: Sequence[Update], dimension: int, bound: f
         raise ConfigError(
             f"the bound on a vector must be in [{LEAST_BOUND:g}, {1 / LEAST_BOUND:g}], got {bound:g}"
         )
-    with _ledger(terms) as given:
-        target = terms.target(dimension, clients, bound, None if given is None else given.budget)
-        if given is not None:
-            target = _as_charged_before(target, terms, given)
+    few = Fidelity.PROTOCOL if clients <= PROTOCOL_UP_TO else Fidelity.SUM
+    fidelity = few if terms.fidelity == "auto" else Fidelity(terms.fidelity)
+    entropy = Entropy.system() if terms.seed is None else Entropy.replay(str(terms.seed).encode())
+    with ExitStack() as closing:
+        shared = _shared_ledger(terms, closing)
+        target = terms.target(dimension, clients, bound, None if shared is None else shared.budget)
+        if shared is not None:
+            target = _as_charged_before(target, terms, shared)
         plan = _plan(target, bound)
-        charge, fidelity, run = run_plan(plan), terms.chosen_fidelity(clients), run_name(name, terms)
-        with _own_ledger(charge.budget) if given is None else nullcontext(given) as ledger:
-            ledger.begin(run, run, charge, software=software_digest(), repeatable=terms.seed is not None)
-            numbered = dict(enumerate(contributions))
-            total = given_sum(plan, Attempt(run, 0, 0), numbered, ledger, terms.entropy, fidelity=fidelity)
-            spent = None if given is None else ledger.spent()
-    return Released(
-        total=total.astype(np.float64),
-        sigma=math.sqrt(variance(plan.noise(clients))) * plan.codec.granularity,
-        clients=clients,
-        bound=bound,
+        charge, run, ledger = run_plan(plan), run_name(name, terms), shared
+        if ledger is None:
+            place = Path(closing.enter_context(TemporaryDirectory())) / "ledger.sqlite"
+            ledger = closing.enter_context(Ledger.create(place, charge.budget))
+        ledger.begin(run, run, charge, software=software_digest(), repeatable=terms.seed is not None)
+        numbered = dict(enumerate(contributions))
+        total = given_sum(plan, Attempt(run, 0, 0), numbered, ledger, entropy, fidelity=fidelity)
+        spent = None if shared is None else ledger.spent()
+    found = Statistic(
+        name=f"private {name}",
+        value=total.astype(np.float64),
+        standard_error=np.zeros(len(total)),
         guarantees=guarantees(plan),
+        bound=bound,
+        clients=clients,
         plan=plan,
         fidelity=fidelity,
         spent=spent,
-        warnings=_warnings(terms, target, given),
+        warnings=_warnings(terms, target, shared),
     )
+    return replace(found, standard_error=np.full(len(total), found.sigma))
 
 
-def release_records(name: str, clients: Sequence[Array], code: RecordCode, most: object, terms: Terms) -> Released:
+def release_records(
+    name: str, clients: Sequence[Array], code: RecordCode, most: object, terms: Terms
+) -> Statistic[Array]:
     """Release a sum over the clients' records.
 
     Where a client is protected it contributes one vector: the mean of its records' vectors, or their sum scaled down to
@@ -229,22 +311,13 @@ def _as_charged_before(target: PrivacyTarget, terms: Terms, ledger: Ledger) -> P
     return replace(target, adjacency=charged.adjacency, max_silos=charged.max_silos)
 
 
-@contextmanager
-def _ledger(terms: Terms) -> Iterator[Ledger | None]:
-    """Yield the ledger that was given: open already, a file, or that of a run's directory."""
-    given = terms.ledger
-    if given is None or isinstance(given, Ledger):
-        yield given
-        return
-    if not isinstance(given, (str, Path)):
-        raise ConfigError(f"ledger must be a Ledger or the path of one or of a run, got {type(given).__name__}")
-    path = Path(given)
-    with Ledger.open(path / "ledger.sqlite" if path.is_dir() else path) as ledger:
-        yield ledger
-
-
-@contextmanager
-def _own_ledger(budget: Budget) -> Iterator[Ledger]:
-    """Yield a ledger for this release alone."""
-    with TemporaryDirectory() as place, Ledger.create(Path(place) / "ledger.sqlite", budget) as ledger:
-        yield ledger
+def _shared_ledger(terms: Terms, closing: ExitStack) -> Ledger | None:
+    """Return the ledger that was given: open already, or opened here from its file or a run's directory."""
+    if terms.ledger is None or isinstance(terms.ledger, Ledger):
+        return terms.ledger
+    if not isinstance(terms.ledger, (str, Path)):
+        raise ConfigError(
+            f"ledger must be a Ledger or the path of one or of a run, got {type(terms.ledger).__name__}"
+        )
+    path = Path(terms.ledger)
+    return closing.enter_context(Ledger.open(path / "ledger.sqlite" if path.is_dir() else path))
