@@ -16,12 +16,9 @@ from d2pfed.accounting import CLIENT, Adjacency, Sampling, colluding, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.plan import MechanismName
 from d2pfed.runs import End, ExchangeRecord
-from d2pfed.runs.report import RunReport, write_report, writing
-from d2pfed.runs.report.page import render
-from d2pfed.runs.report.panels import panels
-from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
-from d2pfed.runs.report.tables import table
-from d2pfed.runs.report.wording import guarantee_text, in_bytes, meaning
+from d2pfed.runs.report import RunReport, guarantee_text, meaning, render, write_report
+from d2pfed.runs.report.content import in_bytes, table
+from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, panels, thin
 from support.reports import Page, in_the_clear, interrupted, outside, records, report, with_summary
 
 HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""
@@ -500,7 +497,7 @@ def test_a_metrics_name_leads_no_file_elsewhere_and_is_no_code_of_the_page(tmp_p
     }
     assert {Path(name).stem for name in files(tmp_path)} == plots | {"report"}
     assert outside(page) == []
-    monkeypatch.setattr("d2pfed.runs.report.panels.is_plain", lambda _name: True)
+    monkeypatch.setattr("d2pfed.runs.report.plots.is_plain", lambda _name: True)
     with pytest.raises(ConfigError, match="a plot's name must be letters"):
         write_report(named("../../outside"), run)
     # Without both checks.
@@ -520,7 +517,7 @@ def test_a_report_is_not_written_through_a_link(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="plots must not be a link: files would be written elsewhere"):
         write_report(report(2), tmp_path / "run")
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    monkeypatch.setattr(writing, "require_no_link", lambda _path: None)
+    monkeypatch.setattr("d2pfed.runs.report.require_no_link", lambda _path: None)
     write_report(report(2), tmp_path / "run")
     assert list((tmp_path / "elsewhere").iterdir()) != []
     assert (tmp_path / "kept").read_text() == "kept"  # a file that is replaced takes the place of a link

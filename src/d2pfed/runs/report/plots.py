@@ -1,23 +1,29 @@
-"""The plots: lines with their names beside them, in colours that a style sheet can replace."""
+"""The plots of a run: lines with their names beside them, in colours that a style sheet can replace."""
 
 import html
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 
-from d2pfed.plan.bounds import check_name
+from d2pfed.accounting import round_up
+from d2pfed.plan import Plan
+from d2pfed.plan.bounds import check_name, is_plain
+from d2pfed.runs.records import RoundRecord
+from d2pfed.runs.report.content import RunReport, in_bytes, percent, shown, unit_of
 
 MOST_POINTS = 400  # of one line: more than its pixels can show
 _MARKED = 40  # with so few points each one is marked
 _WIDTH, _HEIGHT = 4.2, 2.75  # inches: small, so that letters stay legible on a phone
+_LATE = 10  # rounds that the fraction clipped is averaged over
 _NAMES = re.compile(r"\b(id=\"|url\(#|href=\"#)")
 
 
@@ -84,7 +90,16 @@ def draw(plot: Plot) -> Drawing:
         figure.savefig(png, format="png", metadata={"Software": None})
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = svg.getvalue().decode()
-    return Drawing(png.getvalue(), text, _inline(plot, text))
+    # As a part of a page: its names its own, its colours the style sheet's, no address in it.
+    head, rest = text[text.index("<svg") :].rstrip().split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL).replace("xlink:href", "href")
+    rest = _NAMES.sub(lambda found: found[1] + plot.name + "-", rest)
+    for ink in Ink:
+        rest = rest.replace(ink.value, f"var(--{ink.name.lower()})")
+    label = html.escape(f"{plot.title}, by {plot.across}")
+    inline = f'<svg {box[0] if box else ""} role="img" aria-label="{label}">{rest}'
+    return Drawing(png.getvalue(), text, inline)
 
 
 def thin(xs: Sequence[float], ys: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -156,15 +171,174 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def _inline(plot: Plot, svg: str) -> str:
-    """Return the drawing as a part of a page: its names its own, its colours the style sheet's, no address in it."""
-    body = svg[svg.index("<svg") :].rstrip()
-    head, rest = body.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)
-    rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
-    rest = rest.replace("xlink:href", "href")
-    rest = _NAMES.sub(lambda found: found[1] + plot.name + "-", rest)
-    for ink in Ink:
-        rest = rest.replace(ink.value, f"var(--{ink.name.lower()})")
-    label = html.escape(f"{plot.title}, by {plot.across}")
-    return f'<svg {box[0] if box else ""} role="img" aria-label="{label}">{rest}'
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A plot and what it says."""
+
+    plot: Plot
+    caption: str
+
+
+def panels(report: RunReport) -> tuple[Panel, ...]:
+    """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
+    if not report.rounds:
+        return ()
+    metrics = [_metric(report, name, number) for number, name in enumerate(report.metric_names, 1)]
+    if report.plan is None:
+        return tuple(panel for each in metrics for panel in each)
+    private = [_upload(report, report.plan), _attempts(report, report.plan), _noise(report)]
+    later = [*metrics[1:], *([] if report.secret_sizes else [_survivors(report, report.plan)])]
+    found = [*metrics[:1], *private, _clipping(report, report.plan), *later]
+    return tuple(panel for each in found for panel in each)
+
+
+def _numbers(report: RunReport) -> tuple[float, ...]:
+    return tuple(float(record.round) for record in report.rounds)
+
+
+def _measured(rounds: tuple[RoundRecord, ...], name: str) -> tuple[RoundRecord, ...]:
+    """Return the rounds after which the model was evaluated, if all of them have a finite value; else none."""
+    found = tuple(record for record in rounds if name in record.metrics)
+    return found if all(math.isfinite(record.metrics[name]) for record in found) else ()
+
+
+def _metric_line(rounds: tuple[RoundRecord, ...], name: str, label: str, ink: Ink) -> Line:
+    heights = tuple(record.metrics[name] for record in rounds)
+    return Line(label, ink, heights, tuple(float(record.round) for record in rounds))
+
+
+def _metric(report: RunReport, name: str, number: int) -> tuple[Panel, ...]:
+    rounds = _measured(report.rounds, name)
+    if not rounds:
+        return ()
+    first, last = rounds[0].metrics[name], rounds[-1].metrics[name]
+    is_share = name == "accuracy"
+    lines = [_metric_line(rounds, name, shown(name, last), Ink.MAIN)]
+    beside = ""
+    if report.baseline is not None and (others := _measured(report.baseline.rounds, name)):
+        end = shown(name, others[-1].metrics[name])
+        lines.append(_metric_line(others, name, f"baseline {end}", Ink.THIRD))
+        beside = f" The baseline {report.baseline.name} ends at {end}."
+    scale = {"scale": Scale.SHARES} if is_share else {}
+    file = name if is_plain(name) else f"metric-{number}"
+    plot = Plot(name=file, title=f"Validation {name}", across="round", lines=tuple(lines), **scale)
+    text = f"From {first:.4g} after the first round to {last:.4g} after the last."
+    if is_share:
+        best = max(rounds, key=lambda record: record.metrics[name])
+        text = f"Best {shown(name, best.metrics[name])}, after round {best.round}; last {shown(name, last)}."
+    return (Panel(plot, text + beside),)
+
+
+def _attempts(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+    counts = tuple(float(record.charged) for record in report.rounds)
+    most, epsilon = plan.max_attempts, round_up(plan.epsilon, 4)
+    lines = (
+        Line(f"most {most:,}", Ink.LIMIT, (float(most),)),
+        Line(f"charged {report.summary.charged:,}", Ink.MAIN, counts, _numbers(report)),
+    )
+    plot = Plot(name="attempts", title="Attempts charged", across="round", lines=lines)
+    caption = (
+        f"Epsilon {epsilon} at delta {round_up(plan.delta, 3)} against {plan.against} covers {most:,} "
+        f"attempts, however the run ends; {report.summary.charged:,} were charged."
+    )
+    return (Panel(plot, caption),)
+
+
+def _upload(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+    name = next(iter(report.metric_names), "")
+    rounds = _measured(report.rounds, name)
+    if not rounds:
+        return ()
+    heights = tuple(record.metrics[name] for record in rounds)
+    sums = dict(zip(_numbers(report), accumulate(record.upload_bytes for record in report.rounds), strict=True))
+    sizes = tuple(sums[record.round] for record in rounds)
+    total, (unit, scale) = sizes[-1], unit_of(sizes[-1])
+    line = Line(shown(name, heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes))
+    plot = Plot(
+        name="upload",
+        title=f"Validation {name} against upload",
+        across=f"{unit} sent by a client in every round",
+        lines=(line,),
+        **({"scale": Scale.SHARES} if name == "accuracy" else {}),
+    )
+    share = plan.sampling.cohort_size / plan.sampling.population
+    caption = (
+        f"{report.rounds[-1].upload_bytes:,} bytes per round, {in_bytes(total)} for a client in every round so far; "
+        f"{in_bytes(total * share)} on average, as a client is asked in {100 * share:.3g} % of the rounds."
+    )
+    return (Panel(plot, caption),)
+
+
+def _noise(report: RunReport) -> tuple[Panel, ...]:
+    numbers, clips = _numbers(report), tuple(report.clip_in(record) for record in report.rounds)
+    clip, fixed = clips[-1], len(set(clips)) == 1
+    norms = tuple(record.update_norm for record in report.rounds)
+    noises = tuple(report.noise_in(record) for record in report.rounds)
+    signals = tuple(report.signal_in(record) for record in report.rounds)
+    steady = len(set(noises)) == 1
+    lines = (
+        Line(f"clip {clip:.4g}", Ink.TEXT, clips[:1] if fixed else clips, () if fixed else numbers),
+        Line(f"noise {noises[-1]:.3g}", Ink.LIMIT, noises[:1] if steady else noises, () if steady else numbers),
+        Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
+        Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
+    )
+    plot = Plot(name="noise", title="Norm of the mean update", across="round", lines=lines)
+    caption = (
+        f"Measured is the mean with its noise, whose expected norm in the last round is {noises[-1]:.4g}: "
+        f"{noises[-1] / clip:.3g} times the clip, which no client's update exceeds. "
+        "Signal is what the noise does not explain."
+    )
+    return (Panel(plot, caption),)
+
+
+def _clipping(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+    """Return the clip and the fraction of updates beyond it by round, where the clip adapts."""
+    adaptive = plan.adaptive_clip
+    if adaptive is None:
+        return ()
+    numbers, clips = _numbers(report), tuple(report.clip_in(record) for record in report.rounds)
+    shares = tuple(record.fraction_clipped or 0.0 for record in report.rounds)
+    wanted = 1 - adaptive.quantile
+    moved = Plot(
+        name="clip",
+        title="Clip",
+        across="round",
+        lines=(Line(f"clip {clips[-1]:.4g}", Ink.MAIN, clips, numbers),),
+    )
+    clipped = Plot(
+        name="clipped",
+        title="Fraction of updates clipped",
+        across="round",
+        lines=(
+            Line(f"target {percent(wanted)}", Ink.LIMIT, (wanted,)),
+            Line(f"estimate {percent(shares[-1])}", Ink.MAIN, shares, numbers),
+        ),
+        scale=Scale.SHARES,
+    )
+    late = shares[-min(len(shares), _LATE) :]
+    return (
+        Panel(moved, f"From {clips[0]:.4g} in the first round to {clips[-1]:.4g} in the last; it is public."),
+        Panel(
+            clipped,
+            f"Estimated from one bit per client inside the private sum; {percent(sum(late) / len(late))} on average "
+            f"over the last {len(late):,} rounds. A client that was missing or had nothing to send counts as one half.",
+        ),
+    )
+
+
+def _survivors(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+    counts = [record.survivors for record in report.rounds if record.survivors is not None]
+    if len(counts) < len(report.rounds):
+        return ()
+    cohort, quorum = plan.cohort_size, plan.quorum
+    limits = [Line(f"cohort {cohort:,}", Ink.TEXT, (float(cohort),))]
+    if quorum < cohort:
+        limits.append(Line(f"quorum {quorum:,}", Ink.LIMIT, (float(quorum),)))
+    line = Line(f"last {counts[-1]:,}", Ink.MAIN, tuple(map(float, counts)), _numbers(report))
+    plot = Plot(name="survivors", title="Survivors", across="round", lines=(*limits, line))
+    again = sum(1 for record in report.rounds if record.attempt)
+    retried = f" {again:,} of {len(counts):,} rounds needed more than one attempt." if again else ""
+    some = f"Between {min(counts):,} and {max(counts):,} of {cohort:,} clients were in a round's sum"
+    present = f"All {cohort:,} clients of every cohort were in its sum" if min(counts) == cohort else some
+    caption = f"{present}; a sum over fewer than {quorum:,} is never unmasked.{retried}"
+    return (Panel(plot, caption),)
