@@ -19,9 +19,9 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 import d2pfed.certificate_verifier as verifier
 from d2pfed.accounting import RELEASED, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.filters import CONDITION, Filter
+from d2pfed.api.certificate_content import event as stated_event
+from d2pfed.api.certificate_content import planned
 from d2pfed.api.certify import certify, check_ledger
-from d2pfed.api.statement import event as stated_event
-from d2pfed.api.statement import planned
 from d2pfed.cli import main
 from d2pfed.ledger import Head, Ledger
 from d2pfed.ledger.budget import ChargedRun, RunPlan

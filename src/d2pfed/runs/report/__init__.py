@@ -200,7 +200,7 @@ def _exchanges(report: RunReport) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _rows(report: RunReport) -> list[dict[str, object]]:
+def _rows(report: RunReport) -> list[dict[str, Sequence[str]]]:
     """Return the table of at most MOST_ROWS rounds, evenly spread; what is secret or unknown is empty."""
     rounds, last = report.rounds, len(report.rounds) - 1
     if last >= MOST_ROWS:
