@@ -20,7 +20,7 @@ from d2pfed.api.certificate_page import registry_entry
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Ledger
-from d2pfed.ledger.software import files_digest, software_digest
+from d2pfed.ledger.files import files_digest, software_digest
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from d2pfed.runs import directory

@@ -11,10 +11,11 @@ import pytest
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import client_log
 from d2pfed.ledger import files as ledger_files
-from d2pfed.ledger.client_history import (
+from d2pfed.ledger.client_log import (
     Anchor,
     Body,
     ClientHistory,
+    ClientLog,
     Entry,
     LogRow,
     anchor_after,
@@ -22,7 +23,6 @@ from d2pfed.ledger.client_history import (
     parse,
     require_announced,
 )
-from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest
 from support.crash_moments import Disk, lay_out

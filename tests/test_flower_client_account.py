@@ -7,8 +7,7 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower import client_account
 from d2pfed.flower.client_account import ALL, NOTHING, RUNS, ClientAccount, ClientSpending, carried_over, charged
 from d2pfed.flower.client_config import ClientBudget, init_client, read_client_config
-from d2pfed.ledger.client_history import Entry
-from d2pfed.ledger.client_log import ClientLog
+from d2pfed.ledger.client_log import ClientLog, Entry
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 

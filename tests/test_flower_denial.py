@@ -12,8 +12,8 @@ from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.client_state import AcceptedRuns, RunTerms
 from d2pfed.flower.layout import Layout, encode_model, encode_task
 from d2pfed.flower.local_arrays import LocalArrays
-from d2pfed.ledger import client_log, volatile
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger import client_log, keystore
+from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import Policy
 from d2pfed.round import epoch_of
 from d2pfed.secagg import checks, standing_checks
@@ -244,7 +244,7 @@ def test_attempts_that_are_left_do_not_fill_a_disk(server, monkeypatch):
 
 
 def test_keys_of_runs_that_are_left_do_not_fill_the_memory(server, monkeypatch):
-    monkeypatch.setattr(volatile, "MOST_FILES", 2)
+    monkeypatch.setattr(keystore, "MOST_FILES", 2)
 
     def leave(*runs):
         for run in runs:
@@ -253,7 +253,7 @@ def test_keys_of_runs_that_are_left_do_not_fill_the_memory(server, monkeypatch):
         return sum(file.name != "lock" for file in (server.directory / "keys").glob("*/*"))
 
     assert leave(*"bcdef") == 3  # with those of the epoch that has just begun
-    monkeypatch.setattr(volatile, "keep_newest", lambda *_: None)
+    monkeypatch.setattr(keystore, "keep_newest", lambda *_: None)
     assert leave(*"gh") == 4 + 1
 
 

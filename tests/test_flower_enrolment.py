@@ -17,7 +17,7 @@ from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.enrolment import DrawCommitment, Draws, make_draws, next_roster, read_secret, shown_positions
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import current_roster, read_roster
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.position import sign_position

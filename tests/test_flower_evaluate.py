@@ -18,7 +18,7 @@ from d2pfed.flower.evaluate import evaluation_strategy, private_evaluate, privat
 from d2pfed.flower.grid import Deadlines
 from d2pfed.flower.layout import MOST_LOCAL_BYTES
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.graph import Consistency
 from support.enrolled_clients import directory_of, enrol

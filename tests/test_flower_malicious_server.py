@@ -20,7 +20,7 @@ from d2pfed.flower.layout import ArraySpec, Layout, encode_task
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.rosters import accept_roster
 from d2pfed.ledger import client_log
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.secagg import checks, messages
 from d2pfed.secagg.messages import MessageKind
 from d2pfed.secagg.position import Position, sign_position

@@ -12,7 +12,7 @@ from d2pfed.flower.client_config import read_client_config
 from d2pfed.flower.layout import encode_model, encode_task
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.requests import HAS_KEYS, HAS_NO_KEYS, RequestKind
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.round import Attempt, StandingRun, epoch_of
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.standing_messages import (

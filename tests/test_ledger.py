@@ -17,12 +17,10 @@ from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, Ledger, RowKind, read_budget, read_rows
-from d2pfed.ledger.ledger import Meter, create_metered, open_metered
-from d2pfed.ledger.lock import Lock
+from d2pfed.ledger.ledger import Meter, create_metered, open_metered, verify_metered
 from d2pfed.ledger.rows import first_row
 from d2pfed.ledger.state import LedgerState
-from d2pfed.ledger.store import Store
-from d2pfed.ledger.verify import verify_metered
+from d2pfed.ledger.store import Lock, Store
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
 BUDGET = Budget(1.0, 1e-5)

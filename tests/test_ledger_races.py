@@ -10,9 +10,8 @@ import campaign_ledger
 from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import Budget
-from d2pfed.ledger.ledger import create_metered, open_metered
-from d2pfed.ledger.lock import Lock
-from d2pfed.ledger.verify import verify_metered
+from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
+from d2pfed.ledger.store import Lock
 from test_ledger_crashes import campaign
 
 BUDGET = Budget(1.0, 1e-5)

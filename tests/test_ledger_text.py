@@ -22,8 +22,7 @@ from d2pfed.accounting.events import (
 )
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, RowKind, decode_release, encode_release
-from d2pfed.ledger.rows import chained_row
-from d2pfed.ledger.text import _steps, _unpack, _unpack_pairs
+from d2pfed.ledger.rows import _steps, _unpack, _unpack_pairs, chained_row
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from support.adjacencies import OF_CLIENTS

@@ -24,10 +24,9 @@ from d2pfed.ledger import (
     read_rows,
     verify,
 )
-from d2pfed.ledger.ledger import create_metered, open_metered
-from d2pfed.ledger.lock import Lock
+from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
 from d2pfed.ledger.rows import chained_row, first_row
-from d2pfed.ledger.verify import verify_metered
+from d2pfed.ledger.store import Lock
 
 BUDGET = Budget(1.0, 1e-5)
 CHANGES = {
@@ -104,7 +103,7 @@ def test_it_can_be_verified_while_a_server_writes(path):
 def test_another_process_can_verify_it(path):
     program = (
         "import sys; from pathlib import Path; from campaign_ledger import additive\n"
-        "from d2pfed.ledger.verify import verify_metered; print(verify_metered(Path(sys.argv[1]), additive).spent)"
+        "from d2pfed.ledger.ledger import verify_metered; print(verify_metered(Path(sys.argv[1]), additive).spent)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with open_metered(path, Lock.take, additive) as ledger:

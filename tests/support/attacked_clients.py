@@ -13,7 +13,7 @@ from d2pfed.flower.enrolment import Draws, make_draws, make_secret
 from d2pfed.flower.private_client import PrivateClient, Purpose, TrainArrays
 from d2pfed.flower.requests import ExchangeRequest, RequestKind, RunAnnouncement
 from d2pfed.flower.rosters import SignedRoster
-from d2pfed.ledger.client_history import ClientHistory
+from d2pfed.ledger.client_log import ClientHistory
 from d2pfed.ledger.files import create_file, make_directory
 from d2pfed.numerics.randomness import Stream
 from d2pfed.secagg import Roster

@@ -28,8 +28,8 @@ from d2pfed.flower.layout import Layout, decode_model, decode_task, encode_model
 from d2pfed.flower.requests import ExchangeRequest, RunAcceptance, RunAnnouncement
 from d2pfed.ledger import Budget, Head
 from d2pfed.ledger.budget import ChargedRun
-from d2pfed.ledger.client_history import Anchor, Entry, LogRow, head_after, parse
-from d2pfed.ledger.text import decode_release, encode_release
+from d2pfed.ledger.client_log import Anchor, Entry, LogRow, head_after, parse
+from d2pfed.ledger.rows import decode_release, encode_release
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan

@@ -29,7 +29,7 @@ from d2pfed.accounting import (
 from d2pfed.certificate_verifier import CONDITIONS, FORMAT
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, RunPlan, Verification, read_rows, verify
-from d2pfed.ledger.software import software_digest
+from d2pfed.ledger.files import software_digest
 from d2pfed.noise.mechanisms import l1_radius
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan

@@ -16,7 +16,7 @@ from d2pfed.flower.client_config import init_client, read_client_config
 from d2pfed.flower.client_state import AcceptedRuns
 from d2pfed.flower.enrolment import decode_public
 from d2pfed.flower.rosters import accept_roster, read_own_roster
-from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.plan import decode_plan
 
 app = typer.Typer(

@@ -13,7 +13,7 @@ from d2pfed.flower.client_state import AcceptedRuns, RunTerms
 from d2pfed.flower.positions import Positions
 from d2pfed.flower.standing_keys import KeyFile, KeyStore, is_state, join, split
 from d2pfed.ledger import decode_release
-from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector

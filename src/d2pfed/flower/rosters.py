@@ -9,7 +9,7 @@ from pathlib import Path
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_config import ClientConfig
 from d2pfed.flower.enrolment import decode_public
-from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.ledger.files import FileError, read_file, replace_file
 from d2pfed.ledger.rows import Head
 from d2pfed.secagg import Enrolment, Roster, decode_roster

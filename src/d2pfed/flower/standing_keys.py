@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.flower.client_config import ClientConfig
+from d2pfed.ledger.keystore import KEYS_ON_DISK, VolatileFile, default_volatile
 from d2pfed.ledger.rows import Head
-from d2pfed.ledger.volatile import KEYS_ON_DISK, VolatileFile, default_volatile
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import Epoch, StandingState, decode_standing_invitation
 from d2pfed.secagg.messages import MessageKind

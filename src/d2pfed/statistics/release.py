@@ -14,7 +14,7 @@ import numpy as np
 from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, Ledger
-from d2pfed.ledger.software import software_digest
+from d2pfed.ledger.files import software_digest
 from d2pfed.noise.weighting import DROWNED
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
