@@ -126,7 +126,7 @@ def test_a_change_of_any_field_of_any_row_is_found(path, tmp_path, column):
             open_metered(copy, Lock.take, additive)
 
 
-def test_a_missing_row_is_found_unless_it_is_the_last_which_only_a_head_shows(path, tmp_path):
+def test_a_missing_row_is_found_and_a_missing_last_one_by_a_head(path, tmp_path):
     content, head = path.read_bytes(), read_rows(path)[-1].head
     for seq in range(10):
         copy = tmp_path / f"copy-{seq}"

@@ -33,14 +33,14 @@ def files(directory) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_page_and_each_plot_as_png_and_svg_are_written_and_nothing_is_left_over(tmp_path):
+def test_a_page_and_each_plot_as_png_and_svg_are_written(tmp_path):
     assert write_report(report(12), tmp_path) == tmp_path / "report.html"
     names = ("accuracy", "attempts", "loss", "noise", "survivors", "upload")
     plots = {f"plots/{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert set(files(tmp_path)) == {"report.html"} | plots
 
 
-def test_equal_reports_give_equal_bytes_whatever_the_plotter_was_set_to_before(tmp_path):
+def test_equal_reports_give_equal_bytes_whatever_the_plotter_was_set_to(tmp_path):
     for name, width in (("first", 1.0), ("second", 9.0)):
         (tmp_path / name).mkdir()
         with mpl.rc_context({"lines.linewidth": width, "font.size": 10 * width, "svg.hashsalt": name}):
@@ -212,7 +212,7 @@ def test_facts_settings_reasons_and_verification_are_on_the_page():
     assert "protects nobody" in render(with_summary(given, repeatable=True), [])
 
 
-def test_an_interrupted_run_has_no_test_accuracy_and_the_whole_plans_numbers():
+def test_an_interrupted_run_has_no_test_accuracy():
     given = interrupted(5)
     page = Page.read(render(given, []))
     assert "Stopped after round 5 of 12: interrupted." in page.text
@@ -249,7 +249,7 @@ def test_a_run_without_a_round_shows_the_plan_and_plots_nothing(tmp_path):
     assert "svg" not in [tag for tag, _ in page.tags]
 
 
-def test_an_observer_that_is_not_asked_about_by_default_has_the_plans_guarantee():
+def test_an_observer_that_is_not_listed_has_the_plans_guarantee():
     given = report(2)
     unusual = replace(given, plan=replace(given.plan, against=colluding(7)))
     assert f"{round_up(given.plan.epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
@@ -286,7 +286,7 @@ def test_the_same_search_finds_what_known_sizes_may_show(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [1_000, 5_000])
-def test_a_long_run_has_a_page_of_bounded_size_that_says_what_it_leaves_out(tmp_path, rounds):
+def test_a_long_run_has_a_page_of_bounded_size(tmp_path, rounds):
     html = written(report(rounds), tmp_path)
     assert len(html) < 300_000
     page = Page.read(html)
@@ -435,7 +435,7 @@ def test_a_round_whose_survivors_are_not_known_leaves_their_plot_out():
 # Runs in the clear, and runs whose messages travel
 
 
-def test_a_run_in_the_clear_says_that_nothing_is_private_and_has_no_observer(tmp_path):
+def test_a_run_in_the_clear_says_that_nothing_is_private(tmp_path):
     page = Page.read(written(in_the_clear(12), tmp_path))
     assert "trained in the clear: it protects nobody" in page.text
     assert "32 bits" in page.text
@@ -462,7 +462,7 @@ def test_exchanges_have_the_median_of_their_seconds_and_who_answered():
     assert "Seconds by exchange" not in render(given, [])
 
 
-def test_metrics_of_any_name_are_shown_and_one_that_a_round_lacks_is_left_out():
+def test_metrics_of_any_name_are_shown_if_every_round_has_them():
     given = report(2)
     one, two = given.rounds
     rounds = (replace(one, metrics={"f1": 0.25, "extra": 1.0}), replace(two, metrics={"f1": 0.75}))
