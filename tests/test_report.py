@@ -18,7 +18,7 @@ from d2pfed.plan import MechanismName
 from d2pfed.runs import End, ExchangeRecord
 from d2pfed.runs.report import RunReport, guarantee_text, meaning, render, write_report
 from d2pfed.runs.report.content import in_bytes, table
-from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, panels, thin
+from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, plots_of, thin
 from support.reports import Page, in_the_clear, interrupted, outside, records, report, with_summary
 
 HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""
@@ -53,7 +53,7 @@ def test_equal_reports_give_equal_bytes_whatever_the_plotter_was_set_to(tmp_path
 
 def test_plotting_leaves_no_trace_in_the_plotters_settings():
     before = dict(mpl.rcParams)
-    draw(panels(report(2))[0].plot)
+    draw(plots_of(report(2))[0])
     assert dict(mpl.rcParams) == before
 
 
@@ -162,7 +162,7 @@ def test_what_is_not_finite_leaves_its_plot_out():
         given,
         rounds=tuple(replace(record, metrics=record.metrics | {"loss": math.nan}) for record in given.rounds),
     )
-    assert "loss" not in [panel.plot.name for panel in panels(given)]
+    assert "loss" not in [plot.name for plot in plots_of(given)]
     assert Page.read(render(given, [])).cells[2] == "not finite"
 
 
@@ -365,8 +365,8 @@ def test_a_quorum_below_the_cohort_is_drawn_and_captioned():
     given = report(2)
     given = replace(given, plan=replace(given.plan, quorum=17))
     given = replace(given, rounds=(given.rounds[0], replace(given.rounds[1], survivors=18, attempt=2)))
-    panel = panels(given)[-1]
-    assert [line.name for line in panel.plot.lines] == ["cohort 20", "quorum 17", "last 18"]
+    panel = plots_of(given)[-1]
+    assert [line.name for line in panel.lines] == ["cohort 20", "quorum 17", "last 18"]
     assert panel.caption == (
         "Between 18 and 20 of 20 clients were in a round's sum; a sum over fewer than 17 is never unmasked. "
         "1 of 2 rounds needed more than one attempt."
@@ -428,8 +428,8 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path):
 def test_a_round_whose_survivors_are_not_known_leaves_their_plot_out():
     given = report(2)
     silent = tuple(replace(record, survivors=None, attempt=None, seconds=None) for record in given.rounds)
-    assert "survivors" not in [panel.plot.name for panel in panels(replace(given, rounds=silent))]
-    assert "survivors" in [panel.plot.name for panel in panels(given)]
+    assert "survivors" not in [plot.name for plot in plots_of(replace(given, rounds=silent))]
+    assert "survivors" in [plot.name for plot in plots_of(given)]
 
 
 # Runs in the clear, and runs whose messages travel
@@ -471,7 +471,7 @@ def test_metrics_of_any_name_are_shown_if_every_round_has_them():
     page = Page.read(render(given, []))
     assert page.cells[1:8:6] == ["0.25", "0.75"]
     assert "Validation f1 0.75" in page.text
-    assert panels(given)[0].plot.name == "f1"
+    assert plots_of(given)[0].name == "f1"
 
 
 NAMES = ("../../outside", "/outside", HOSTILE, ".hidden", "a" * 300, r"$\frac$", "..")
@@ -505,7 +505,7 @@ def test_a_metrics_name_leads_no_file_elsewhere_and_is_no_code_of_the_page(tmp_p
     write_report(named("../../outside"), run)
     assert (tmp_path / "runs" / "outside.png").exists()
     given = named(HOSTILE)
-    assert "<script>" in render(given, [(panel, draw(panel.plot)) for panel in panels(given)])
+    assert "<script>" in render(given, [(plot, draw(plot)) for plot in plots_of(given)])
 
 
 def test_a_report_is_not_written_through_a_link(tmp_path, monkeypatch):
@@ -528,7 +528,7 @@ def test_a_run_without_any_evaluation_has_a_report():
     rounds = tuple(replace(record, metrics={}) for record in given.rounds)
     given = with_summary(replace(given, rounds=rounds), metrics={}, test_metrics={})
     assert "no evaluation was given" in Page.read(render(given, [])).text
-    assert [panel.plot.name for panel in panels(given)] == ["attempts", "noise", "survivors"]
+    assert [plot.name for plot in plots_of(given)] == ["attempts", "noise", "survivors"]
 
 
 def test_test_data_that_do_not_exist_are_not_said_to_be_closed():

@@ -28,7 +28,7 @@ from d2pfed.runs.report.content import (
     shown,
     table,
 )
-from d2pfed.runs.report.plots import Drawing, Ink, Panel, draw, panels
+from d2pfed.runs.report.plots import Drawing, Ink, Plot, draw, plots_of
 
 __all__ = ["AUDIT", "BASELINE", "Baseline", "RunReport", "make_plots", "read_report", "write_report"]
 
@@ -81,13 +81,13 @@ def write_report(report: RunReport, directory: Path) -> Path:
 
     A crash leaves each file old or new, never a part; equal reports give equal bytes.
     """
-    drawn = [(panel, draw(panel.plot)) for panel in panels(report)]
+    drawn = [(plot, draw(plot)) for plot in plots_of(report)]
     page = render(report, drawn)
     try:
         plots = make_plots(directory)
-        for panel, drawing in drawn:
-            replace_file(plots / f"{panel.plot.name}.png", drawing.png, mode=_MODE)
-            replace_file(plots / f"{panel.plot.name}.svg", drawing.svg.encode(), mode=_MODE)
+        for plot, drawing in drawn:
+            replace_file(plots / f"{plot.name}.png", drawing.png, mode=_MODE)
+            replace_file(plots / f"{plot.name}.svg", drawing.svg.encode(), mode=_MODE)
         replace_file(directory / "report.html", page.encode(), mode=_MODE)
     except OSError as error:
         raise ConfigError(f"cannot write the report in {directory}: {error.strerror}") from error
@@ -102,7 +102,7 @@ def make_plots(directory: Path) -> Path:
     return plots
 
 
-def render(report: RunReport, drawn: Sequence[tuple[Panel, Drawing]]) -> str:
+def render(report: RunReport, drawn: Sequence[tuple[Plot, Drawing]]) -> str:
     """Return the page; equal reports give equal pages."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["marked"] = _marked
@@ -123,7 +123,7 @@ def render(report: RunReport, drawn: Sequence[tuple[Panel, Drawing]]) -> str:
         meaning="" if plan is None else " ".join(record_terms(plan)) or meaning(plan.adjacency),
         audit="" if report.audit is None else audit_text(report.audit),
         warnings=warnings,
-        figures=[(Markup(drawing.inline), panel.caption) for panel, drawing in drawn],  # noqa: S704 - our own drawing, escaped where it was made
+        figures=[(Markup(drawing.inline), plot.caption) for plot, drawing in drawn],  # noqa: S704 - our own drawing, escaped where it was made
         size=_size(report),
         rows=_rows(report),
         exchanges=_exchanges(report),

@@ -41,13 +41,6 @@ class Ink(StrEnum):
 _DASHED = frozenset({Ink.TEXT, Ink.LIMIT})  # what is expected or allowed, against what was measured
 
 
-class Scale(StrEnum):
-    """What heights are."""
-
-    NUMBERS = "numbers"  # from 0 to a little above the highest
-    SHARES = "shares"  # from 0 % to 100 %
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line: through its points, or across the whole plot at its one height."""
@@ -64,9 +57,10 @@ class Plot:
 
     name: str  # of its files
     title: str
-    across: str  # what the horizontal axis counts
+    across: str = "round"  # what the horizontal axis counts
     lines: tuple[Line, ...]
-    scale: Scale = Scale.NUMBERS
+    is_share: bool = False  # heights are from 0 % to 100 %, not from 0 to a little above the highest
+    caption: str = ""  # what it says
 
     def __post_init__(self) -> None:
         check_name("a plot's", self.name)  # it is also a part of the page, between quotes
@@ -142,7 +136,7 @@ def _scale(axes: Axes, plot: Plot) -> None:
     places = {x for line in plot.lines for x in line.xs}
     counted = all(x == int(x) for x in places)
     highest = max(max(line.ys) for line in plot.lines)
-    axes.set_ylim(0, 1.0 if plot.scale is Scale.SHARES else 1.08 * highest or 1.0)
+    axes.set_ylim(0, 1.0 if plot.is_share else 1.08 * highest or 1.0)
     axes.set_title(plot.title, loc="left", fontsize=9.5, color=Ink.TEXT, pad=9, parse_math=False)
     axes.set_xlabel(plot.across, color=Ink.TEXT)
     axes.grid(axis="y", color=Ink.GRID, linewidth=0.7)
@@ -155,7 +149,7 @@ def _scale(axes: Axes, plot: Plot) -> None:
     axes.xaxis.set_major_locator(
         MaxNLocator(5, integer=counted) if len(places) > 1 else FixedLocator(sorted(places))
     )
-    if plot.scale is Scale.SHARES:
+    if plot.is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
@@ -171,29 +165,21 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A plot and what it says."""
-
-    plot: Plot
-    caption: str
-
-
-def panels(report: RunReport) -> tuple[Panel, ...]:
+def plots_of(report: RunReport) -> list[Plot]:
     """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
-    if not report.rounds:
-        return ()
-    metrics = [_metric(report, name, number) for number, name in enumerate(report.metric_names, 1)]
-    if report.plan is None:
-        return tuple(panel for each in metrics for panel in each)
-    private = [_upload(report, report.plan), _attempts(report, report.plan), _noise(report)]
-    later = [*metrics[1:], *([] if report.secret_sizes else [_survivors(report, report.plan)])]
-    found = [*metrics[:1], *private, _clipping(report, report.plan), *later]
-    return tuple(panel for each in found for panel in each)
+    metrics = [_metric_plot(report, name, number) for number, name in enumerate(report.metric_names, 1)]
+    found = [*metrics[:1]]
+    if report.rounds and report.plan is not None:
+        found += [_upload_plot(report, report.plan), _attempts_plot(report, report.plan), _noise_plot(report)]
+        found += _clip_plots(report, report.plan)
+    found += metrics[1:]
+    if report.rounds and report.plan is not None and not report.secret_sizes:
+        found.append(_survivors_plot(report, report.plan))
+    return [plot for plot in found if plot is not None]
 
 
-def _numbers(report: RunReport) -> tuple[float, ...]:
-    return tuple(float(record.round) for record in report.rounds)
+def _numbers(rounds: tuple[RoundRecord, ...]) -> tuple[float, ...]:
+    return tuple(float(record.round) for record in rounds)
 
 
 def _measured(rounds: tuple[RoundRecord, ...], name: str) -> tuple[RoundRecord, ...]:
@@ -202,143 +188,121 @@ def _measured(rounds: tuple[RoundRecord, ...], name: str) -> tuple[RoundRecord, 
     return found if all(math.isfinite(record.metrics[name]) for record in found) else ()
 
 
-def _metric_line(rounds: tuple[RoundRecord, ...], name: str, label: str, ink: Ink) -> Line:
-    heights = tuple(record.metrics[name] for record in rounds)
-    return Line(label, ink, heights, tuple(float(record.round) for record in rounds))
-
-
-def _metric(report: RunReport, name: str, number: int) -> tuple[Panel, ...]:
+def _metric_plot(report: RunReport, name: str, number: int) -> Plot | None:
     rounds = _measured(report.rounds, name)
     if not rounds:
-        return ()
-    first, last = rounds[0].metrics[name], rounds[-1].metrics[name]
-    is_share = name == "accuracy"
-    lines = [_metric_line(rounds, name, shown(name, last), Ink.MAIN)]
-    beside = ""
-    if report.baseline is not None and (others := _measured(report.baseline.rounds, name)):
-        end = shown(name, others[-1].metrics[name])
-        lines.append(_metric_line(others, name, f"baseline {end}", Ink.THIRD))
-        beside = f" The baseline {report.baseline.name} ends at {end}."
-    scale = {"scale": Scale.SHARES} if is_share else {}
-    file = name if is_plain(name) else f"metric-{number}"
-    plot = Plot(name=file, title=f"Validation {name}", across="round", lines=tuple(lines), **scale)
-    text = f"From {first:.4g} after the first round to {last:.4g} after the last."
-    if is_share:
+        return None
+    values = tuple(record.metrics[name] for record in rounds)
+    lines = [Line(shown(name, values[-1]), Ink.MAIN, values, _numbers(rounds))]
+    caption = f"From {values[0]:.4g} after the first round to {values[-1]:.4g} after the last."
+    if name == "accuracy":
         best = max(rounds, key=lambda record: record.metrics[name])
-        text = f"Best {shown(name, best.metrics[name])}, after round {best.round}; last {shown(name, last)}."
-    return (Panel(plot, text + beside),)
+        caption = (
+            f"Best {shown(name, best.metrics[name])}, after round {best.round}; last {shown(name, values[-1])}."
+        )
+    if report.baseline is not None and (others := _measured(report.baseline.rounds, name)):
+        heights = tuple(record.metrics[name] for record in others)
+        end = shown(name, heights[-1])
+        lines.append(Line(f"baseline {end}", Ink.THIRD, heights, _numbers(others)))
+        caption += f" The baseline {report.baseline.name} ends at {end}."
+    file = name if is_plain(name) else f"metric-{number}"
+    title, is_share = f"Validation {name}", name == "accuracy"
+    return Plot(name=file, title=title, lines=tuple(lines), is_share=is_share, caption=caption)
 
 
-def _attempts(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+def _attempts_plot(report: RunReport, plan: Plan) -> Plot:
     counts = tuple(float(record.charged) for record in report.rounds)
-    most, epsilon = plan.max_attempts, round_up(plan.epsilon, 4)
+    most, charged = plan.max_attempts, report.summary.charged
     lines = (
         Line(f"most {most:,}", Ink.LIMIT, (float(most),)),
-        Line(f"charged {report.summary.charged:,}", Ink.MAIN, counts, _numbers(report)),
+        Line(f"charged {charged:,}", Ink.MAIN, counts, _numbers(report.rounds)),
     )
-    plot = Plot(name="attempts", title="Attempts charged", across="round", lines=lines)
     caption = (
-        f"Epsilon {epsilon} at delta {round_up(plan.delta, 3)} against {plan.against} covers {most:,} "
-        f"attempts, however the run ends; {report.summary.charged:,} were charged."
+        f"Epsilon {round_up(plan.epsilon, 4)} at delta {round_up(plan.delta, 3)} against {plan.against} covers {most:,} "
+        f"attempts, however the run ends; {charged:,} were charged."
     )
-    return (Panel(plot, caption),)
+    return Plot(name="attempts", title="Attempts charged", lines=lines, caption=caption)
 
 
-def _upload(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+def _upload_plot(report: RunReport, plan: Plan) -> Plot | None:
     name = next(iter(report.metric_names), "")
     rounds = _measured(report.rounds, name)
     if not rounds:
-        return ()
+        return None
     heights = tuple(record.metrics[name] for record in rounds)
-    sums = dict(zip(_numbers(report), accumulate(record.upload_bytes for record in report.rounds), strict=True))
-    sizes = tuple(sums[record.round] for record in rounds)
+    sums = accumulate(record.upload_bytes for record in report.rounds)
+    by_round = dict(zip(_numbers(report.rounds), sums, strict=True))
+    sizes = tuple(by_round[record.round] for record in rounds)
     total, (unit, scale) = sizes[-1], unit_of(sizes[-1])
-    line = Line(shown(name, heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes))
-    plot = Plot(
+    share = plan.sampling.cohort_size / plan.sampling.population
+    return Plot(
         name="upload",
         title=f"Validation {name} against upload",
         across=f"{unit} sent by a client in every round",
-        lines=(line,),
-        **({"scale": Scale.SHARES} if name == "accuracy" else {}),
+        lines=(Line(shown(name, heights[-1]), Ink.MAIN, heights, tuple(size / scale for size in sizes)),),
+        is_share=name == "accuracy",
+        caption=f"{report.rounds[-1].upload_bytes:,} bytes per round, {in_bytes(total)} for a client in every round so "
+        f"far; {in_bytes(total * share)} on average, as a client is asked in {100 * share:.3g} % of the rounds.",
     )
-    share = plan.sampling.cohort_size / plan.sampling.population
-    caption = (
-        f"{report.rounds[-1].upload_bytes:,} bytes per round, {in_bytes(total)} for a client in every round so far; "
-        f"{in_bytes(total * share)} on average, as a client is asked in {100 * share:.3g} % of the rounds."
-    )
-    return (Panel(plot, caption),)
 
 
-def _noise(report: RunReport) -> tuple[Panel, ...]:
-    numbers, clips = _numbers(report), tuple(report.clip_in(record) for record in report.rounds)
-    clip, fixed = clips[-1], len(set(clips)) == 1
+def _noise_plot(report: RunReport) -> Plot:
+    numbers, clips = _numbers(report.rounds), tuple(report.clip_in(record) for record in report.rounds)
     norms = tuple(record.update_norm for record in report.rounds)
     noises = tuple(report.noise_in(record) for record in report.rounds)
     signals = tuple(report.signal_in(record) for record in report.rounds)
-    steady = len(set(noises)) == 1
+    fixed, steady = len(set(clips)) == 1, len(set(noises)) == 1
     lines = (
-        Line(f"clip {clip:.4g}", Ink.TEXT, clips[:1] if fixed else clips, () if fixed else numbers),
+        Line(f"clip {clips[-1]:.4g}", Ink.TEXT, clips[:1] if fixed else clips, () if fixed else numbers),
         Line(f"noise {noises[-1]:.3g}", Ink.LIMIT, noises[:1] if steady else noises, () if steady else numbers),
         Line(f"measured {norms[-1]:.3g}", Ink.MAIN, norms, numbers),
         Line(f"signal {signals[-1]:.3g}", Ink.THIRD, signals, numbers),
     )
-    plot = Plot(name="noise", title="Norm of the mean update", across="round", lines=lines)
     caption = (
         f"Measured is the mean with its noise, whose expected norm in the last round is {noises[-1]:.4g}: "
-        f"{noises[-1] / clip:.3g} times the clip, which no client's update exceeds. "
+        f"{noises[-1] / clips[-1]:.3g} times the clip, which no client's update exceeds. "
         "Signal is what the noise does not explain."
     )
-    return (Panel(plot, caption),)
+    return Plot(name="noise", title="Norm of the mean update", lines=lines, caption=caption)
 
 
-def _clipping(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+def _clip_plots(report: RunReport, plan: Plan) -> list[Plot]:
     """Return the clip and the fraction of updates beyond it by round, where the clip adapts."""
-    adaptive = plan.adaptive_clip
-    if adaptive is None:
-        return ()
-    numbers, clips = _numbers(report), tuple(report.clip_in(record) for record in report.rounds)
+    if plan.adaptive_clip is None:
+        return []
+    numbers, clips = _numbers(report.rounds), tuple(report.clip_in(record) for record in report.rounds)
     shares = tuple(record.fraction_clipped or 0.0 for record in report.rounds)
-    wanted = 1 - adaptive.quantile
+    wanted, late = 1 - plan.adaptive_clip.quantile, shares[-min(len(shares), _LATE) :]
+    lines = (
+        Line(f"target {percent(wanted)}", Ink.LIMIT, (wanted,)),
+        Line(f"estimate {percent(shares[-1])}", Ink.MAIN, shares, numbers),
+    )
+    caption = (
+        f"Estimated from one bit per client inside the private sum; {percent(sum(late) / len(late))} on average "
+        f"over the last {len(late):,} rounds. A client that was missing or had nothing to send counts as one half."
+    )
     moved = Plot(
         name="clip",
         title="Clip",
-        across="round",
         lines=(Line(f"clip {clips[-1]:.4g}", Ink.MAIN, clips, numbers),),
+        caption=f"From {clips[0]:.4g} in the first round to {clips[-1]:.4g} in the last; it is public.",
     )
-    clipped = Plot(
-        name="clipped",
-        title="Fraction of updates clipped",
-        across="round",
-        lines=(
-            Line(f"target {percent(wanted)}", Ink.LIMIT, (wanted,)),
-            Line(f"estimate {percent(shares[-1])}", Ink.MAIN, shares, numbers),
-        ),
-        scale=Scale.SHARES,
-    )
-    late = shares[-min(len(shares), _LATE) :]
-    return (
-        Panel(moved, f"From {clips[0]:.4g} in the first round to {clips[-1]:.4g} in the last; it is public."),
-        Panel(
-            clipped,
-            f"Estimated from one bit per client inside the private sum; {percent(sum(late) / len(late))} on average "
-            f"over the last {len(late):,} rounds. A client that was missing or had nothing to send counts as one half.",
-        ),
-    )
+    title = "Fraction of updates clipped"
+    return [moved, Plot(name="clipped", title=title, lines=lines, is_share=True, caption=caption)]
 
 
-def _survivors(report: RunReport, plan: Plan) -> tuple[Panel, ...]:
+def _survivors_plot(report: RunReport, plan: Plan) -> Plot | None:
     counts = [record.survivors for record in report.rounds if record.survivors is not None]
     if len(counts) < len(report.rounds):
-        return ()
+        return None
     cohort, quorum = plan.cohort_size, plan.quorum
-    limits = [Line(f"cohort {cohort:,}", Ink.TEXT, (float(cohort),))]
+    lines = [Line(f"cohort {cohort:,}", Ink.TEXT, (float(cohort),))]
     if quorum < cohort:
-        limits.append(Line(f"quorum {quorum:,}", Ink.LIMIT, (float(quorum),)))
-    line = Line(f"last {counts[-1]:,}", Ink.MAIN, tuple(map(float, counts)), _numbers(report))
-    plot = Plot(name="survivors", title="Survivors", across="round", lines=(*limits, line))
+        lines.append(Line(f"quorum {quorum:,}", Ink.LIMIT, (float(quorum),)))
+    lines.append(Line(f"last {counts[-1]:,}", Ink.MAIN, tuple(map(float, counts)), _numbers(report.rounds)))
     again = sum(1 for record in report.rounds if record.attempt)
     retried = f" {again:,} of {len(counts):,} rounds needed more than one attempt." if again else ""
     some = f"Between {min(counts):,} and {max(counts):,} of {cohort:,} clients were in a round's sum"
     present = f"All {cohort:,} clients of every cohort were in its sum" if min(counts) == cohort else some
     caption = f"{present}; a sum over fewer than {quorum:,} is never unmasked.{retried}"
-    return (Panel(plot, caption),)
+    return Plot(name="survivors", title="Survivors", lines=tuple(lines), caption=caption)
