@@ -122,10 +122,6 @@ class Budget:
             )
             raise ConfigError(f"the ledger has the budget {has}, this plan needs {needs}")
 
-    def encode(self) -> str:
-        """Return the canonical text."""
-        return canonical.encode(self)
-
     @staticmethod
     def decode(text: str) -> "Budget":
         """Return the budget that has exactly this text."""
@@ -153,10 +149,6 @@ class ChargedRun:
 
     def __post_init__(self) -> None:
         check_name(self.run)
-
-    def encode(self) -> str:
-        """Return the canonical text."""
-        return canonical.encode(self)
 
     @staticmethod
     def decode(text: str) -> "ChargedRun":

@@ -292,7 +292,12 @@ class ClientLog:
             data = read_file(self._file) or b""
             found, _ = parse(self._start, data)
             before = ClientHistory(self._start, found, 0, "")
-            adopted = [head for head in self._known_heads() if not before.holds(head)]
+            anchor = self._anchor_or_none()
+            known = [anchor.head] if anchor else []  # positions that this client had, or that others have shown
+            for line in (read_file(self._mark_file) or b"").decode(errors="replace").splitlines():
+                with suppress(LedgerError):  # what is left of a damaged mark still refuses everything
+                    known.append(Head.decode(line.partition(" ")[0]))
+            adopted = [head for head in known if not before.holds(head)]
             if not adopted and self._is_whole() and before.latest_seconds() <= self._clock():
                 raise LedgerError(
                     "this client's log holds together, nothing was marked and no row is of the future: there is "
@@ -305,12 +310,12 @@ class ClientLog:
             content = b"".join(row.line() for row in rows)
             if not content.startswith(data):
                 replace_file(self._file.with_name(f"log.damaged-{digest('damaged', data).hex()[:16]}"), data)
-            anchor = anchor_after(self._anchor_or_none(), rows)
+            moved = anchor_after(anchor, rows)
             replace_file(self._file, content)
-            self._move(anchor)
+            self._move(moved)
             self._mark_file.unlink(missing_ok=True)
             sync_directory(self._outside)
-            return ClientHistory(self._start, tuple(rows), anchor.serial, anchor.roster)
+            return ClientHistory(self._start, tuple(rows), moved.serial, moved.roster)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -367,16 +372,6 @@ class ClientLog:
             return None if data is None else Anchor.decode(data)
         except LedgerError:
             return None
-
-    def _known_heads(self) -> list[Head]:
-        """Return the positions that this client is known to have had: its anchor's, and what others have shown."""
-        anchor = self._anchor_or_none()
-        marks = (read_file(self._mark_file) or b"").decode(errors="replace").splitlines()
-        heads = [anchor.head] if anchor else []
-        for line in marks:
-            with suppress(LedgerError):  # what is left of a damaged mark still refuses everything
-                heads.append(Head.decode(line.partition(" ")[0]))
-        return heads
 
 
 def _is_there(path: Path) -> bool:

@@ -16,6 +16,7 @@ from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, charge_plans
 from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, encode_release, first_row
 from d2pfed.ledger.state import LedgerState, replay
 from d2pfed.ledger.store import Lock, Store, require_file
+from d2pfed.numerics import canonical
 
 # Whether whole runs, in the order in which they began, are within a budget, and what they cost; errs upwards.
 Meter = Callable[[Budget, Sequence[RunPlan]], FilterDecision]
@@ -115,7 +116,7 @@ class Ledger:
         charged = measure(self._meter, self.budget, (*self._state.plans(), plan))
         if not charged.admitted:
             raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
-        self._append(RowKind.BEGIN, None, begun.encode(), charged.composed_epsilon)
+        self._append(RowKind.BEGIN, None, canonical.encode(begun), charged.composed_epsilon)
 
     def reserve(self, release: Release) -> Row:
         """Record an attempt at its worst, before the first masked vector is asked for.

@@ -5,7 +5,7 @@ import binascii
 import json
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -77,8 +77,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the ledger; `epsilon` is that of all runs charged so far, composed: what they cost together
-    if none of them was chosen from what was seen. The budget holds in any case."""
+    """One line of the ledger; `epsilon` is that of all runs charged so far, if none was chosen from what was seen."""
 
     seq: int
     epoch: int
@@ -114,23 +113,21 @@ class Row:
         Guarantee: a change of any field of any row changes all later hashes, as SHA-256 is collision-resistant and
         the text is injective. Checked: test_ledger_verify.py::test_a_change_of_any_field_of_any_row_is_found.
         """
-        return digest("d2pfed ledger row", previous, self._text())
-
-    def _text(self) -> str:
-        """Return the canonical text of all fields but the hash, put together by hand: a ledger has 10^5 rows."""
         key = "null"
         if self.key is not None:
             run = json.dumps(self.key.run)
             key = f'{{"":"Key","attempt":{self.key.attempt},"round":{self.key.round},"run":{run}}}'
-        return (
+        # The canonical text of all fields but the hash, put together by hand: a ledger has 10^5 rows.
+        text = (
             f'[{self.seq},{self.epoch},{{"":"RowKind","is":"{self.kind.value}"}},{key},{json.dumps(self.body)},'
             f'{{"":"float","is":"{float(self.epsilon).hex()}"}}]'
         )
+        return digest("d2pfed ledger row", previous, text)
 
 
 def first_row(budget: Budget) -> Row:
     """Return the row that creates a ledger."""
-    row = Row(seq=0, epoch=0, kind=RowKind.CREATE, key=None, body=budget.encode(), epsilon=0.0, hash=ROOT)
+    row = Row(seq=0, epoch=0, kind=RowKind.CREATE, key=None, body=canonical.encode(budget), epsilon=0.0, hash=ROOT)
     return replace(row, hash=row.chained(ROOT))
 
 
@@ -256,12 +253,14 @@ def _unpack(text: str) -> tuple[int, ...]:
     identities: list[int] = []
     previous, rest = -1, iter(data)
     for byte in rest:  # a ledger has millions of gaps, most of them of one byte or two
-        if byte < 128:
-            previous += byte + 1
-        elif 0 < (second := next(rest, 0)) < 128:
-            previous += byte - 127 + (second << 7)
-        else:
-            previous += _long_gap(byte - 128, second, rest) + 1
+        gap, shift = byte & 127, 7
+        while byte > 127:
+            byte = next(rest, 0)  # noqa: PLW2901 - the next byte of the same gap
+            gap |= (byte & 127) << shift
+            shift += 7
+        if shift > 7 and not byte:
+            raise ValueError("a participant has more bytes than it needs, or its last byte is missing")
+        previous += gap + 1
         identities.append(previous)
     return tuple(identities)
 
@@ -285,15 +284,3 @@ def _steps() -> list[int]:
         (word & 127) + (word >> 8 << 7) + 1 if word & 0x8080 == 0x80 and word >> 8 else 0
         for word in range(1 << 16)
     ]
-
-
-def _long_gap(gap: int, byte: int, rest: Iterator[int]) -> int:
-    """Return a gap of more than two bytes, of which the first seven bits and the second byte are given."""
-    shift = 7
-    while byte > 127:
-        gap |= (byte & 127) << shift
-        shift += 7
-        byte = next(rest, 0)
-    if not byte:
-        raise ValueError("a participant has more bytes than it needs, or its last byte is missing")
-    return gap | byte << shift

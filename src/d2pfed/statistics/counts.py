@@ -161,11 +161,22 @@ def private_quantile(
         lambda part: root.T[bin_of(np.clip(part, low, high), edges)], count, float(np.linalg.norm(root[:, 0]))
     )
     released = release_records("quantile", columns(values, "values"), code, max_values, terms)
-    found = [_quantile(level, released, root, edges) for level in np.atleast_1d(asked)]
-    value, error = (np.array(each).reshape(asked.shape) for each in zip(*found, strict=True))
-    total = float(root[-1] @ released.value)
-    warnings = drowned(total, released.sigma * float(np.linalg.norm(root[-1])), "count")
-    return released.computed(value, error, warnings)
+    counts = root @ released.value
+    total = max(counts[-1], released.sigma)
+    # Counts rise, and noise does not: between the least and the largest rising curve that it allows.
+    rising = (np.maximum.accumulate(counts) + np.minimum.accumulate(counts[::-1])[::-1]) / 2
+    curve = np.concatenate([[0.0], np.clip(rising, 0, total)])
+    found = []
+    for level in np.atleast_1d(asked):
+        at = min(int(np.searchsorted(curve[1:], level * total)), count - 1)
+        noise = released.sigma * float(np.linalg.norm(root[at] - level * root[-1]))
+        lower, value, upper = np.interp(
+            [level * total - noise, level * total, level * total + noise], curve, edges
+        )
+        found.append((float(value), float(upper - lower) / 2))
+    quantiles, errors = (np.array(each).reshape(asked.shape) for each in zip(*found, strict=True))
+    warnings = drowned(float(root[-1] @ released.value), released.sigma * float(np.linalg.norm(root[-1])), "count")
+    return released.computed(quantiles, errors, warnings)
 
 
 def cumulative_root(count: int) -> Array:
@@ -174,19 +185,6 @@ def cumulative_root(count: int) -> Array:
     entries = np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
     behind = np.subtract.outer(np.arange(count), np.arange(count))
     return np.where(behind >= 0, entries[np.abs(behind)], 0.0)
-
-
-def _quantile(level: float, released: Statistic[Array], root: Array, edges: Array) -> tuple[float, float]:
-    """Return a quantile and its standard error, from the places where the cumulative counts reach the level."""
-    counts = root @ released.value
-    total = max(counts[-1], released.sigma)
-    # Counts rise, and noise does not: between the least and the largest rising curve that it allows.
-    rising = (np.maximum.accumulate(counts) + np.minimum.accumulate(counts[::-1])[::-1]) / 2
-    curve = np.concatenate([[0.0], np.clip(rising, 0, total)])
-    at = min(int(np.searchsorted(curve[1:], level * total)), len(counts) - 1)
-    noise = released.sigma * float(np.linalg.norm(root[at] - level * root[-1]))
-    lower, value, upper = np.interp([level * total - noise, level * total, level * total + noise], curve, edges)
-    return float(value), float(upper - lower) / 2
 
 
 def _variables(categories: object) -> list[dict[object, int]]:

@@ -235,7 +235,15 @@ def private_metrics(
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
     scoring = None if predict is None else _Scoring.of(predict, classes, of_records=terms.of_records)
-    data = [_scored(each, scoring, classes, at) for at, each in enumerate(clients_of(clients, "clients"))]
+    data = []
+    for at, pair in enumerate(clients_of(clients, "clients")):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ConfigError(f"client {at} must have a pair of scores and labels, got {type(pair).__name__}")
+        given, labels = pair
+        if scoring is None:
+            data.append(scored_records(given, labels, f"client {at}", classes))
+        else:
+            data.append(scoring.records(given, np.atleast_1d(numbers(labels, f"labels of client {at}")), at))
     found = {each.shape[1] - 1 for each in data if len(each)} or {classes or BINARY}
     if len(found) > 1:
         raise ConfigError(f"scores must have one number of classes, got {', '.join(map(str, sorted(found)))}")
@@ -250,16 +258,6 @@ def private_metrics(
     value, error = scheme.decode(released.value, released.sigma, released.clients)
     warnings = drowned(released.value[-1], released.sigma, "count") if scheme.has_count else ()
     return released.computed(value, error, warnings)
-
-
-def _scored(pair: object, scoring: "_Scoring | None", classes: int | None, client: int) -> Array:
-    """Return a client's records: a row of scores, one per class, and the label last."""
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ConfigError(f"client {client} must have a pair of scores and labels, got {type(pair).__name__}")
-    given, labels = pair
-    if scoring is None:
-        return scored_records(given, labels, f"client {client}", classes)
-    return scoring.records(given, np.atleast_1d(numbers(labels, f"labels of client {client}")), client)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,11 @@ _TOGETHER = 1 << 20  # numbers of encoded records that are in memory at once
 
 @dataclass(frozen=True, slots=True)
 class RecordCode:
-    """How one record becomes a vector.
+    """How one record becomes a vector."""
 
-    Attributes:
-        encode: From records, one per row, all finite, to as many vectors: each a function of its record alone, to the
-            bit.
-        dimension: The length of a vector.
-        bound: The largest L2 norm of a vector.
-    """
-
-    encode: Callable[[Array], Array]
-    dimension: int
-    bound: float
+    encode: Callable[[Array], Array]  # finite records, one per row, each by itself alone and to the bit
+    dimension: int  # of a vector
+    bound: float  # on the L2 norm of a vector
 
     def total(self, records: Array) -> Array:
         """Return the sum of the vectors of some records."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, round_up
 from d2pfed.errors import ConfigError
-from d2pfed.ledger import Budget, Ledger
+from d2pfed.ledger import Ledger
 from d2pfed.ledger.files import software_digest
 from d2pfed.noise.weighting import DROWNED
 from d2pfed.numerics.randomness import Entropy
@@ -77,21 +77,34 @@ class Terms:
         """Whether what is protected is a record of a client, and not all that the client holds."""
         return (self.privacy or {}).get("unit", Unit.CLIENT) == Unit.RECORD
 
-    def target(self, dimension: int, clients: int, clip: float, budget: Budget | None) -> PrivacyTarget:
-        """Return the target of one release over everyone; a ledger's budget says delta and observer."""
+    def target(self, dimension: int, clients: int, clip: float, ledger: Ledger | None) -> PrivacyTarget:
+        """Return the target of one release over everyone; delta, observer and adjacency are a shared ledger's."""
+        changes = dict(self.privacy or {})
         usual = {"adjacency": Adjacency.ADD_REMOVE, "batch_rate": 1.0} if self.of_records else {}
-        asked = replace(_DEFAULTS, **(usual | dict(self.privacy or {})))  # type: ignore[arg-type]  # it checks types
+        asked = replace(_DEFAULTS, **(usual | changes))  # type: ignore[arg-type]  # it checks types
         if self.of_records and asked.records is None:
             raise ConfigError(
                 "the unit record needs records, a public bound on the number of all records, got None"
             )
         delta = self.delta
-        if budget is not None:
-            if delta not in (None, budget.delta):
-                raise ConfigError(f"delta is the ledger's {budget.delta:g}, got {delta:g}")
-            if "against" in (self.privacy or {}) and asked.against != budget.observer:
-                raise ConfigError(f"against is the ledger's {budget.observer}, got {asked.against}")
-            asked, delta = replace(asked, against=budget.observer), budget.delta
+        if ledger is not None:
+            if delta not in (None, ledger.budget.delta):
+                raise ConfigError(f"delta is the ledger's {ledger.budget.delta:g}, got {delta:g}")
+            if "against" in changes and asked.against != ledger.budget.observer:
+                raise ConfigError(f"against is the ledger's {ledger.budget.observer}, got {asked.against}")
+            asked, delta = replace(asked, against=ledger.budget.observer), ledger.budget.delta
+            for plan in (*ledger.budget.declared, *ledger.plans())[:1]:
+                if plan.release.unit is not asked.unit:
+                    raise ConfigError(
+                        f"the ledger's runs protect a {plan.release.unit}, and this statistic a {asked.unit}"
+                    )
+                for name in ("adjacency", "max_silos"):  # one account has one of each
+                    charged = getattr(plan.release, name)
+                    if name in changes and charged != getattr(asked, name):
+                        raise ConfigError(
+                            f"{name} is {charged} in all of the ledger's runs, got {getattr(asked, name)}"
+                        )
+                asked = replace(asked, adjacency=plan.release.adjacency, max_silos=plan.release.max_silos)
         return replace(
             asked,
             epsilon=self.epsilon,
@@ -211,9 +224,7 @@ def release(
     entropy = Entropy.system() if terms.seed is None else Entropy.replay(str(terms.seed).encode())
     with ExitStack() as closing:
         shared = _shared_ledger(terms, closing)
-        target = terms.target(dimension, clients, bound, None if shared is None else shared.budget)
-        if shared is not None:
-            target = _as_charged_before(target, terms, shared)
+        target = terms.target(dimension, clients, bound, shared)
         plan = _plan(target, bound)
         charge, run, ledger = run_plan(plan), run_name(name, terms), shared
         if ledger is None:
@@ -294,21 +305,6 @@ def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tup
     if terms.seed is not None:
         found.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")
     return tuple(found)
-
-
-def _as_charged_before(target: PrivacyTarget, terms: Terms, ledger: Ledger) -> PrivacyTarget:
-    """Return the target with adjacency and max_silos of the ledger's other runs, which are those of one account."""
-    plans = (*ledger.budget.declared, *ledger.plans())
-    if not plans:
-        return target
-    charged = plans[0].release
-    if charged.unit is not target.unit:
-        raise ConfigError(f"the ledger's runs protect a {charged.unit}, and this statistic a {target.unit}")
-    if "adjacency" in (terms.privacy or {}) and charged.adjacency is not target.adjacency:
-        raise ConfigError(f"adjacency is {charged.adjacency} in all of the ledger's runs, got {target.adjacency}")
-    if "max_silos" in (terms.privacy or {}) and charged.max_silos != target.max_silos:
-        raise ConfigError(f"max_silos is {charged.max_silos} in all of the ledger's runs, got {target.max_silos}")
-    return replace(target, adjacency=charged.adjacency, max_silos=charged.max_silos)
 
 
 def _shared_ledger(terms: Terms, closing: ExitStack) -> Ledger | None:

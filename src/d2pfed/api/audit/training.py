@@ -37,25 +37,15 @@ SHOWS = (
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """Units that send along a coordinate of their own, up or down (or nothing) by a secret coin.
+    """Units that send along a coordinate of their own, up or down (or nothing) by a secret coin."""
 
-    Attributes:
-        clients: who they are, or which silos they are in.
-        records: of its silo the record that each takes the place of; 0 where a canary is a client.
-        coordinates: of the model, no two the same, along which others send little.
-        coins: whether each sends its vector up.
-        low: what it sends for the other side of its coin: -1, or 0 where the neighbouring world has nothing.
-        length: of what is sent, in real units.
-        rate: how often one is in the sum of an attempt that its client is in: 1, or that of a record's secret coin.
-    """
-
-    clients: NDArray[np.int64] = field(repr=False)
-    records: NDArray[np.int64] = field(repr=False)
-    coordinates: NDArray[np.int64] = field(repr=False)
-    coins: NDArray[np.bool_] = field(repr=False)
-    low: float
-    length: float
-    rate: float
+    clients: NDArray[np.int64] = field(repr=False)  # who they are, or which silos they are in
+    records: NDArray[np.int64] = field(repr=False)  # of its silo, whose place each takes; 0 where it is a client
+    coordinates: NDArray[np.int64] = field(repr=False)  # no two the same, along which others send little
+    coins: NDArray[np.bool_] = field(repr=False)  # whether each sends its vector up
+    low: float  # what it sends otherwise: -1, or 0 where the neighbouring world has nothing
+    length: float  # of what is sent, in real units
+    rate: float  # how often one is in a sum that its client is in: 1, or the rate of a record's secret coin
 
     @staticmethod
     def draw(

@@ -142,17 +142,16 @@ def read_report(run: Path) -> RunReport:
     except ConfigError as error:
         raise DamagedFile(f"{file} is damaged: {error}") from error
     try:
+        described = None
+        if plan is not None:
+            described = describe_plan(plan) if target is None else describe(target, plan)
         return RunReport(
             title=header.title,
             run=run.resolve().name,
             data=header.data,
             settings=rows,
             plan=plan,
-            plan_summary=None
-            if plan is None
-            else describe_plan(plan)
-            if target is None
-            else describe(target, plan),
+            plan_summary=described,
             summary=summary,
             planned_rounds=header.rounds,
             rounds=rounds,

@@ -10,7 +10,6 @@ from enum import StrEnum
 from itertools import accumulate, pairwise
 
 from matplotlib import style
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 
@@ -124,15 +123,6 @@ def _figure(plot: Plot) -> Figure:
             drawn = [axes.axhline(line.ys[0], color=line.ink, clip_on=False)]
         if line.ink in _DASHED:
             drawn[0].set(linewidth=1.1, dashes=(4, 2.5), marker="")
-    _scale(axes, plot)
-    lowest, top = axes.get_ylim()
-    heights = _apart([(line.ys[-1] - lowest) / (top - lowest) for line in plot.lines], 0.085)
-    for line, height in zip(plot.lines, heights, strict=True):
-        axes.text(1.025, height, line.name, color=line.ink, transform=axes.transAxes, va="center", fontsize=9)
-    return figure
-
-
-def _scale(axes: Axes, plot: Plot) -> None:
     places = {x for line in plot.lines for x in line.xs}
     counted = all(x == int(x) for x in places)
     highest = max(max(line.ys) for line in plot.lines)
@@ -151,6 +141,11 @@ def _scale(axes: Axes, plot: Plot) -> None:
     )
     if plot.is_share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    lowest, top = axes.get_ylim()
+    heights = _apart([(line.ys[-1] - lowest) / (top - lowest) for line in plot.lines], 0.085)
+    for line, height in zip(plot.lines, heights, strict=True):
+        axes.text(1.025, height, line.name, color=line.ink, transform=axes.transAxes, va="center", fontsize=9)
+    return figure
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:
@@ -212,13 +207,13 @@ def _metric_plot(report: RunReport, name: str, number: int) -> Plot | None:
 
 def _attempts_plot(report: RunReport, plan: Plan) -> Plot:
     counts = tuple(float(record.charged) for record in report.rounds)
-    most, charged = plan.max_attempts, report.summary.charged
+    most, charged, epsilon = plan.max_attempts, report.summary.charged, round_up(plan.epsilon, 4)
     lines = (
         Line(f"most {most:,}", Ink.LIMIT, (float(most),)),
         Line(f"charged {charged:,}", Ink.MAIN, counts, _numbers(report.rounds)),
     )
     caption = (
-        f"Epsilon {round_up(plan.epsilon, 4)} at delta {round_up(plan.delta, 3)} against {plan.against} covers {most:,} "
+        f"Epsilon {epsilon} at delta {round_up(plan.delta, 3)} against {plan.against} covers {most:,} "
         f"attempts, however the run ends; {charged:,} were charged."
     )
     return Plot(name="attempts", title="Attempts charged", lines=lines, caption=caption)
