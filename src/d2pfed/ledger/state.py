@@ -107,8 +107,8 @@ class LedgerState:
         if release is not None:
             reserved = begun.release.participants
             require_no_worse(release, begun.release)
-            strangers = set(release.participants).difference(reserved) if release.participants != reserved else ()
-            if reserved and strangers:
+            is_other = reserved and release.participants != reserved
+            if is_other and (strangers := set(release.participants).difference(reserved)):
                 raise LedgerError(f"client {min(strangers)} takes part and was not among those reserved for")
             self._check_block(key, release, reserved)
         return AttemptState(kind, begun.epoch, begun.release if release is None else release)
