@@ -21,11 +21,9 @@ from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussian
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger import Budget, Head, Ledger, Row, RowKind, RunPlan, read_rows, store
-from d2pfed.ledger.ledger import create_metered, open_metered
-from d2pfed.ledger.lock import Lock
+from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
 from d2pfed.ledger.rows import chained_row
-from d2pfed.ledger.store import Store
-from d2pfed.ledger.verify import verify_metered
+from d2pfed.ledger.store import Lock, Store
 from d2pfed.numerics.randomness import Entropy, Stream
 
 QUORUM = 8

@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 from d2pfed import certificate_verifier as verifier
 from d2pfed.accounting import SERVER, Adjacency, Sampling, Unit
-from d2pfed.api.statement import event
+from d2pfed.api.certificate_content import event
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Head
 from d2pfed.ledger.budget import ChargedRun

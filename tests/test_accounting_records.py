@@ -30,7 +30,7 @@ from d2pfed.accounting.amplification import fixed_size_delta, poisson_add_delta
 from d2pfed.accounting.filters import Filter, PlanCost
 from d2pfed.accounting.mixtures import several_coins_add_delta, several_coins_delta
 from d2pfed.errors import ConfigError
-from d2pfed.ledger.text import decode_release, encode_release
+from d2pfed.ledger.rows import decode_release, encode_release
 from d2pfed.numerics.randomness import Entropy
 from support import oracle, record_games
 

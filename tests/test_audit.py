@@ -23,9 +23,8 @@ from d2pfed.api.audit.bounds import (
     refutes_gaussian,
     upper_rate,
 )
-from d2pfed.api.audit.canaries import Canaries, CanaryRecords
 from d2pfed.api.audit.membership import MembershipCurve, curve
-from d2pfed.api.audit.training import WatchedFederation, guess
+from d2pfed.api.audit.training import Canaries, CanaryRecords, WatchedFederation, guess
 from d2pfed.cli import audit as audit_command
 from d2pfed.cli import train as train_command
 from d2pfed.errors import ConfigError
@@ -34,7 +33,6 @@ from d2pfed.noise import mechanisms
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget
-from d2pfed.runs.report import writing
 from d2pfed.simulation import Dropouts, Fidelity, InProcess
 from d2pfed.training import ServerOptimizer
 from support.adjacencies import OF_CLIENTS
@@ -93,13 +91,13 @@ def test_one_run_bounds_are_those_of_another_implementation(case):
 
 
 @pytest.mark.parametrize("case", GAUSSIAN_EPSILONS, ids=str)
-def test_one_run_bounds_for_gaussian_curves_are_those_of_another_implementation(case):
+def test_gaussian_one_run_bounds_equal_another_implementation(case):
     canaries, guesses, correct, level, delta, expected = case
     assert one_run_gaussian_epsilon(canaries, guesses, correct, delta, level) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(("canaries", "mu"), [(10, 0.5), (200, 0.2), (200, 1.0), (1000, 3.0)])
-def test_the_true_gaussian_curve_is_refuted_no_more_often_than_the_level_says(canaries, mu):
+def test_the_true_gaussian_curve_is_refuted_at_most_at_the_level(canaries, mu):
     """Each coin is guessed from N(+-mu/2, 1), so the right guesses are binomial and the chance is exact."""
     right, level = norm.cdf(mu / 2), 0.05
 
@@ -428,7 +426,7 @@ def test_an_audit_writes_no_plot_through_a_link(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="plots must not be a link: files would be written elsewhere"):
         write_plot(found, tmp_path / "run")
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    monkeypatch.setattr(writing, "require_no_link", lambda _path: None)
+    monkeypatch.setattr("d2pfed.runs.report.require_no_link", lambda _path: None)
     write_plot(found, tmp_path / "run")
     assert len(list((tmp_path / "elsewhere").iterdir())) == 2
 

@@ -19,9 +19,9 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 import d2pfed.certificate_verifier as verifier
 from d2pfed.accounting import RELEASED, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.filters import CONDITION, Filter
+from d2pfed.api.certificate_content import event as stated_event
+from d2pfed.api.certificate_content import planned
 from d2pfed.api.certify import certify, check_ledger
-from d2pfed.api.statement import event as stated_event
-from d2pfed.api.statement import planned
 from d2pfed.cli import main
 from d2pfed.ledger import Head, Ledger
 from d2pfed.ledger.budget import ChargedRun, RunPlan
@@ -348,7 +348,7 @@ def test_claims_that_are_tiny_end(certificates):
         assert verifier.verify(tiny, [PUBLIC]).status in (1, 3)
 
 
-def test_a_cap_that_costs_all_of_delta_takes_no_other_run_its_amplification(tmp_path):
+def test_a_cap_that_costs_all_of_delta_leaves_other_runs_amplified(tmp_path):
     """Two runs on one ledger against whoever sees the models: the second one's cap binds more often than delta."""
     shared, given = (
         tmp_path / "shared.sqlite",
@@ -573,7 +573,7 @@ def test_the_profile_of_secret_coins_is_dp_accountings(coins):
 
 @pytest.mark.parametrize("rate", [0.001, 0.5])
 @pytest.mark.parametrize("mu", [0.05, 3.0, 30.0, 60.0])
-def test_the_profile_of_opposite_vectors_is_their_integral_however_far_they_are_apart(mu, rate):
+def test_the_profile_of_opposite_vectors_is_their_integral(mu, rate):
     """A sum of both tails in 40 digits; exponentials beyond the range of doubles once made it zero."""
     with mpmath.workdps(40):
         for epsilon in (0.0, 1e-3, 1.0, min(mu * mu / 2, 450.0), 350.0, 550.0):
@@ -585,7 +585,7 @@ def test_the_profile_of_opposite_vectors_is_their_integral_however_far_they_are_
             assert found == pytest.approx(float(expected), rel=1e-6, abs=1e-16)
 
 
-def test_a_record_that_its_noise_hardly_hides_is_not_certified_with_a_small_epsilon(certificates):
+def test_a_record_with_little_noise_gets_no_small_epsilon(certificates):
     """One whose epsilon is about 700: beyond the range of doubles its losses once counted as none."""
     statement = json.loads(certificates["record replaced"].read_text())["statement"]
     one = verifier.event_of(statement["events"][0])
@@ -923,7 +923,7 @@ def test_what_is_signed_and_makes_no_sense_is_wrong_and_raises_nothing(certifica
                 assert found.status in allowed, (name, value)
 
 
-def test_an_epsilon_behind_secret_coins_that_no_grid_holds_is_not_checked_and_not_called_wrong():
+def test_an_epsilon_that_no_grid_holds_is_neither_checked_nor_wrong():
     plan = calibrate(
         PrivacyTarget(
             unit="record",

@@ -18,13 +18,13 @@ import d2pfed.certificate_verifier as verifier
 from d2pfed.api import Job
 from d2pfed.api.certificate_page import registry_entry
 from d2pfed.api.certify import certify, check_ledger
-from d2pfed.api.statistics import releasing
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Budget, Ledger
-from d2pfed.ledger.software import files_digest, software_digest
+from d2pfed.ledger.files import files_digest, software_digest
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from d2pfed.runs import directory
+from d2pfed.statistics import release
 from support.certificates import KINDS, PUBLIC, certified, forged, job, key_in, statistics, train
 from support.commands import run_command
 from support.reports import Page, outside
@@ -63,7 +63,7 @@ def test_the_certificate_of_a_run_of_each_kind_holds(runs, key, kind):
 
 
 @pytest.mark.parametrize(("kind", "drawer"), [("record", "each silo"), ("fixed", "the server alone")])
-def test_a_certificate_says_who_draws_and_that_coins_are_taken_to_be_secret(runs, key, kind, drawer):
+def test_a_certificate_says_who_draws_and_that_coins_are_secret(runs, key, kind, drawer):
     statement = json.loads((certified(runs, kind) / "certificate.json").read_text())["statement"]
     assert statement["sampling"]["enforced_by"].startswith(drawer)
     assert any("secret coin" in assumed for assumed in statement["assumptions"]) == (kind == "record")
@@ -101,7 +101,7 @@ def test_a_run_over_flower_is_certified_with_its_trust_model(tmp_path, key):
 CONDITION = "if no plan or stop depended on outputs"
 
 
-def test_a_ledger_claims_its_budget_and_the_product_of_its_runs_with_a_condition(tmp_path, key):
+def test_a_ledger_claims_its_budget_and_its_runs_on_a_condition(tmp_path, key):
     made = certify(statistics(tmp_path / "statistics.sqlite", 3), key=key)
     found = verifier.verify(made.certificate, [PUBLIC])
     assert found.status == 0, found.lines
@@ -119,7 +119,7 @@ def test_a_ledger_claims_its_budget_and_the_product_of_its_runs_with_a_condition
         assert verifier.verify(forged(made.certificate, change), [PUBLIC]).status == 1
 
 
-def test_wherever_the_product_of_runs_stands_its_condition_stands_beside_it(tmp_path, key, monkeypatch, capsys):
+def test_the_product_of_runs_is_always_stated_with_its_condition(tmp_path, key, monkeypatch, capsys):
     made = certify(statistics(tmp_path / "statistics.sqlite", 3), key=key)
     claims = json.loads(made.certificate.read_text())["statement"]["claims"]
     yaml = pytest.importorskip("yaml")
@@ -283,7 +283,7 @@ def test_the_page_stands_alone_and_the_registry_entry_is_yaml(runs, key):
     assert {"dp_flavor", "privacy_loss", "model", "accounting", "implementation"} <= set(deployment)
 
 
-def test_the_registry_entry_says_what_the_certificate_says_whatever_a_user_wrote(runs, key, tmp_path):
+def test_the_registry_entry_says_what_the_certificate_says(runs, key, tmp_path):
     yaml = pytest.importorskip("yaml")
     title = '\U0001f600 "quoted": {x}\n- item # no comment\x7f\x00\u2028 é'
     statement = json.loads((certified(runs, "once") / "certificate.json").read_text())["statement"]
@@ -336,12 +336,12 @@ def test_the_digest_of_the_software_is_that_of_its_files(tmp_path):
     assert files_digest(copy) != software_digest()
 
 
-def test_a_certificate_names_the_software_that_began_each_run_whatever_certifies_it(tmp_path, key):
+def test_a_certificate_names_the_software_that_began_each_run(tmp_path, key):
     began, ledger = "ab" * 32, tmp_path / "ledger.sqlite"
     with patch.object(directory, "software_digest", lambda: began):
         train(tmp_path / "run")
     with (
-        patch.object(releasing, "software_digest", lambda: began),
+        patch.object(release, "software_digest", lambda: began),
         Ledger.create(ledger, Budget(2.0, 1e-5)) as book,
     ):
         d2pfed.private_sum(np.eye(4)[np.arange(20) % 4], epsilon=2.0, ledger=book)

@@ -11,10 +11,11 @@ import pytest
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import client_log
 from d2pfed.ledger import files as ledger_files
-from d2pfed.ledger.client_history import (
+from d2pfed.ledger.client_log import (
     Anchor,
     Body,
     ClientHistory,
+    ClientLog,
     Entry,
     LogRow,
     anchor_after,
@@ -22,7 +23,6 @@ from d2pfed.ledger.client_history import (
     parse,
     require_announced,
 )
-from d2pfed.ledger.client_log import ClientLog
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import digest
 from support.crash_moments import Disk, lay_out
@@ -112,7 +112,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_log_at_odds_with_its_anchor_refuses_everything_until_it_is_adopted(log, tmp_path, damage):
+def test_a_log_at_odds_with_its_anchor_is_refused_until_adopted(log, tmp_path, damage):
     seen = log.read()
     damage(tmp_path)
     for _ in range(2):
@@ -344,7 +344,7 @@ def test_a_position_of_another_life_is_not_held(log, tmp_path):
     assert not after.holds(Head(2, after.head.hash))
 
 
-def test_a_mark_refuses_everything_until_it_is_adopted_and_the_count_goes_on_above_it(log, tmp_path):
+def test_a_mark_refuses_everything_until_it_is_adopted(log, tmp_path):
     shown = Head(40, digest("a position of another life"))
     log.mark("shown by a peer", shown)
     seen = ClientHistory(log._start, (), 0, "")
@@ -409,7 +409,7 @@ def test_a_clock_that_was_set_back_is_known_and_a_person_may_mend_it(tmp_path):
     assert log.adopt({}).latest_seconds() == 2000
 
 
-def test_a_row_of_a_clock_that_was_ahead_can_be_adopted_though_all_holds_together(tmp_path):
+def test_a_row_of_a_clock_that_was_ahead_can_be_adopted(tmp_path):
     now = [5_000_000.0]
     log = log_in(tmp_path, lambda: now[0])
     log.create({})
@@ -495,7 +495,7 @@ def test_who_comes_second_is_told_of_a_log_that_was_cut_in_between(log, tmp_path
         log.append(seen, Entry.BEGUN, {"number": 4})
 
 
-def test_a_beginning_that_was_interrupted_begins_anew_and_another_log_does_not(tmp_path):
+def test_an_interrupted_beginning_begins_anew_and_another_log_does_not(tmp_path):
     made = log_in(tmp_path)
     made.create({"carried": "first"})
     (tmp_path / "outside" / "head").unlink()

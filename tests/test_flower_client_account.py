@@ -7,8 +7,7 @@ from d2pfed.deploy import account as client_account
 from d2pfed.deploy.account import ALL, NOTHING, RUNS, ClientAccount, ClientSpending, carried_over, charged
 from d2pfed.deploy.config import ClientBudget, init_client, read_client_config
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.client_history import Entry
-from d2pfed.ledger.client_log import ClientLog
+from d2pfed.ledger.client_log import ClientLog, Entry
 from d2pfed.plan import MechanismName, Plan, PrivacyTarget, calibrate
 from d2pfed.secagg.pairwise.graph import Consistency
 

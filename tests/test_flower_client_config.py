@@ -12,7 +12,7 @@ from d2pfed.deploy.config import default_anchor, init_client, read_client_config
 from d2pfed.deploy.rosters import accept_roster, current_roster
 from d2pfed.deploy.signing_keys import make_secret, read_secret
 from d2pfed.errors import ConfigError, LedgerError
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.pairwise.graph import Consistency
 from support.enrolled_clients import anchor_in, directory_of, enrol

@@ -14,8 +14,8 @@ from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.layout import Layout, encode_model, encode_task
 from d2pfed.deploy.state import AcceptedRuns, LocalArrays, RunTerms
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
-from d2pfed.ledger import client_log, volatile
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger import client_log, keystore
+from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import Policy
 from d2pfed.round import epoch_of
 from d2pfed.secagg.pairwise import checks
@@ -248,7 +248,7 @@ def test_attempts_that_are_left_do_not_fill_a_disk(server, monkeypatch):
 
 
 def test_keys_of_runs_that_are_left_do_not_fill_the_memory(server, monkeypatch):
-    monkeypatch.setattr(volatile, "MOST_FILES", 2)
+    monkeypatch.setattr(keystore, "MOST_FILES", 2)
 
     def leave(*runs):
         for run in runs:
@@ -257,7 +257,7 @@ def test_keys_of_runs_that_are_left_do_not_fill_the_memory(server, monkeypatch):
         return sum(file.name != "lock" for file in (server.directory / "keys").glob("*/*"))
 
     assert leave(*"bcdef") == 3  # with those of the epoch that has just begun
-    monkeypatch.setattr(volatile, "keep_newest", lambda *_: None)
+    monkeypatch.setattr(keystore, "keep_newest", lambda *_: None)
     assert leave(*"gh") == 4 + 1
 
 

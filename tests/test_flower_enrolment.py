@@ -27,7 +27,7 @@ from d2pfed.deploy.rosters import (
 from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.deploy.state import AcceptedRuns, RunTerms
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public

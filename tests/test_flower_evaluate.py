@@ -18,7 +18,7 @@ from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
 from d2pfed.flower.client import private
 from d2pfed.flower.evaluate import evaluation_strategy, private_evaluate, private_metrics
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.secagg.pairwise.graph import Consistency
 from support.enrolled_clients import directory_of, enrol

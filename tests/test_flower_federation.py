@@ -26,7 +26,7 @@ from d2pfed.deploy.config import read_client_config
 from d2pfed.deploy.positions import Positions
 from d2pfed.deploy.rosters import read_roster
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.rows import Head
 from d2pfed.plan import decode_plan
 from d2pfed.secagg.pairwise.graph import Consistency

@@ -21,7 +21,7 @@ from d2pfed.deploy.rosters import DrawCommitment, accept_roster, make_draws
 from d2pfed.deploy.state import AcceptedRuns, SavedPhase
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import client_log
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.secagg.pairwise import checks, messages
 from d2pfed.secagg.position import Position, sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, kind_of

@@ -15,7 +15,7 @@ from d2pfed.deploy.config import NOBODY, ClientBudget, ClientConfig, read_client
 from d2pfed.deploy.layout import encode_model, encode_task
 from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAcceptance, RunAnnouncement
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.files import make_directory
 from d2pfed.numerics import canonical
 from d2pfed.plan import Policy

@@ -10,7 +10,7 @@ from d2pfed.deploy.config import init_client, read_client_config
 from d2pfed.deploy.rosters import SignedRoster, accept_roster, current_roster, read_own_roster
 from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.errors import ConfigError, LedgerError, PeerError
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import encode_roster
 from d2pfed.secagg.crypto import signing_public

@@ -19,7 +19,7 @@ from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError, TooFewClients
 from d2pfed.flower.grid import from_record, to_record
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import MechanismName
 from d2pfed.runs import RoundRecord

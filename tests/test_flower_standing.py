@@ -22,8 +22,8 @@ from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.flower.client import PrivateRecords
 from d2pfed.flower.grid import from_record
 from d2pfed.flower.server import KeyUse
-from d2pfed.ledger import RowKind, decode_release, read_rows, volatile
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger import RowKind, decode_release, keystore, read_rows
+from d2pfed.ledger.client_log import Entry
 from d2pfed.plan import PrivacyTarget, calibrate
 from d2pfed.round.standing import StandingRun
 from d2pfed.secagg.pairwise import checks
@@ -257,14 +257,14 @@ def test_presence_tells_who_has_keys_and_nothing_else(tmp_path):
 def test_keys_of_another_start_are_erased(tmp_path, monkeypatch):
     config, frames = recorded(tmp_path)
     epoch = ExchangeRequest.decode(frames[MessageKind.STANDING_REQUEST][0]).frame[24:56]
-    monkeypatch.setattr(volatile, "boot", lambda: "another start")
+    monkeypatch.setattr(keystore, "boot", lambda: "another start")
     assert not holds_keys(config, epoch)
     monkeypatch.undo()
     assert not holds_keys(config, epoch)
 
 
 def test_a_disk_is_refused_unless_the_settings_say_otherwise(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(volatile, "is_in_memory", lambda place: False)
+    monkeypatch.setattr(keystore, "is_in_memory", lambda place: False)
     plan = make_plan(rounds=1)
     roster, grid = federation(tmp_path)
     for client in range(CLIENTS):

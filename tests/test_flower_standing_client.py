@@ -12,7 +12,7 @@ from d2pfed.deploy.layout import encode_model, encode_task
 from d2pfed.deploy.positions import Positions
 from d2pfed.deploy.requests import HAS_KEYS, HAS_NO_KEYS, RequestKind
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.round import Attempt, StandingRun, epoch_of
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.standing.messages import (

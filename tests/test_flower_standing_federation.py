@@ -14,8 +14,8 @@ from loopback import Federation
 
 from d2pfed.deploy.config import read_client_config
 from d2pfed.ledger import RowKind, read_rows
-from d2pfed.ledger.client_history import Entry
-from d2pfed.ledger.volatile import is_in_memory
+from d2pfed.ledger.client_log import Entry
+from d2pfed.ledger.keystore import is_in_memory
 from support.enrolled_clients import DIMENSION, make_plan, noise_bound
 from test_flower_federation import PLAN, ROOT, seconds_to_start, wait_for
 

@@ -17,12 +17,10 @@ from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, Ledger, RowKind, read_budget, read_rows
-from d2pfed.ledger.ledger import Meter, create_metered, open_metered
-from d2pfed.ledger.lock import Lock
+from d2pfed.ledger.ledger import Meter, create_metered, open_metered, verify_metered
 from d2pfed.ledger.rows import first_row
 from d2pfed.ledger.state import LedgerState
-from d2pfed.ledger.store import Store
-from d2pfed.ledger.verify import verify_metered
+from d2pfed.ledger.store import Lock, Store
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where no crash is played, a disk only costs time
 BUDGET = Budget(1.0, 1e-5)
@@ -130,7 +128,7 @@ def test_a_run_goes_on_under_its_name_its_owner_and_its_plan(path):
             ledger.begin("seeded", "another", plan_of(1))
 
 
-def test_a_run_is_carried_on_with_the_plan_it_was_charged_for_and_by_an_open_ledger(path):
+def test_a_run_goes_on_with_the_plan_it_was_charged_for(path):
     with begun(path, BUDGET, 6) as ledger:
         ledger.require_plan("run", plan_of(6).plan)
         with pytest.raises(LedgerError, match="run run was charged for another plan"):
@@ -184,7 +182,7 @@ def test_a_ledger_that_does_not_count_attempts_is_caught(path, monkeypatch):
         test_an_attempt_beyond_those_charged_is_refused(path)
 
 
-def test_an_attempt_beyond_those_of_its_round_is_refused_void_ones_included(path):
+def test_an_attempt_beyond_those_of_its_round_is_refused(path):
     with new(path) as ledger:
         ledger.begin("run", "owner", replace(plan_of(5), attempts_per_round=2))
         for attempt in range(2):
@@ -322,7 +320,7 @@ def test_what_the_filter_refuses_does_not_begin_and_its_reason_is_told(path):
         {"participants": (1, 2, 4)},
     ],
 )
-def test_a_commit_may_not_differ_from_the_reservation_in_what_is_protected_how(path, change):
+def test_a_commit_protects_what_its_reservation_protects(path, change):
     reserved = replace(release(0), participants=(1, 2, 3))
     with begun(path, BUDGET) as ledger:
         ledger.reserve(reserved)
@@ -332,7 +330,7 @@ def test_a_commit_may_not_differ_from_the_reservation_in_what_is_protected_how(p
         assert row.survivors == 2
 
 
-def test_a_reservation_for_nobody_in_particular_can_be_committed_for_anybody(path):
+def test_a_reservation_that_names_nobody_can_be_committed_for_anybody(path):
     with begun(path, BUDGET) as ledger:
         ledger.reserve(release(0))
         assert ledger.commit(replace(release(0), participants=(3, 5))).survivors == 2
@@ -355,7 +353,7 @@ def test_steps_out_of_order_are_refused_and_change_nothing(path):
             ledger.commit(release(1))
 
 
-def test_what_a_crashed_server_reserved_stays_charged_and_belongs_to_nobody(path):
+def test_what_a_crashed_server_reserved_stays_charged(path):
     with begun(path, BUDGET) as ledger:
         ledger.reserve(release(0))
     with open_metered(path, Lock.take, additive) as ledger:
@@ -370,7 +368,7 @@ def test_what_a_crashed_server_reserved_stays_charged_and_belongs_to_nobody(path
         assert ledger.charged("run") == 2
 
 
-def test_a_meter_that_finds_less_than_was_recorded_is_not_this_budgets_meter(path):
+def test_a_meter_that_finds_less_than_was_recorded_is_refused(path):
     begun(path, BUDGET, 2).close()
     with pytest.raises(LedgerError, match="not this budget's meter"):
         open_metered(path, Lock.take, costly(0.5))

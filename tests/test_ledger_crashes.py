@@ -15,9 +15,8 @@ import campaign_ledger
 from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import Budget, Ledger, store
-from d2pfed.ledger.ledger import create_metered, open_metered
-from d2pfed.ledger.lock import Lock
-from d2pfed.ledger.verify import verify_metered
+from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
+from d2pfed.ledger.store import Lock
 
 BUDGET = Budget(1000.0, 1e-5)
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace to see or disturb system calls")

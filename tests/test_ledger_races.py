@@ -10,9 +10,8 @@ import campaign_ledger
 from campaign_ledger import additive, begun, release
 from d2pfed.errors import LedgerError
 from d2pfed.ledger import Budget
-from d2pfed.ledger.ledger import create_metered, open_metered
-from d2pfed.ledger.lock import Lock
-from d2pfed.ledger.verify import verify_metered
+from d2pfed.ledger.ledger import create_metered, open_metered, verify_metered
+from d2pfed.ledger.store import Lock
 from test_ledger_crashes import campaign
 
 BUDGET = Budget(1.0, 1e-5)
@@ -120,7 +119,7 @@ def test_who_waits_for_a_lock_that_is_deleted_takes_a_new_one(tmp_path):
     assert sidecar.exists()
 
 
-def test_readers_see_a_whole_ledger_at_any_moment_of_servers_coming_and_going(tmp_path):
+def test_readers_see_a_whole_ledger_while_servers_come_and_go(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     path = tmp_path / "ledger"
     create_metered(path, Budget(1e6, 1e-5), additive).close()

@@ -16,12 +16,9 @@ from d2pfed.accounting import CLIENT, Adjacency, Sampling, colluding, round_up
 from d2pfed.errors import ConfigError
 from d2pfed.plan import MechanismName
 from d2pfed.runs import End, ExchangeRecord
-from d2pfed.runs.report import RunReport, write_report, writing
-from d2pfed.runs.report.page import render
-from d2pfed.runs.report.panels import panels
-from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, thin
-from d2pfed.runs.report.tables import table
-from d2pfed.runs.report.wording import guarantee_text, in_bytes, meaning
+from d2pfed.runs.report import RunReport, guarantee_text, meaning, render, write_report
+from d2pfed.runs.report.content import in_bytes, table
+from d2pfed.runs.report.plots import MOST_POINTS, Ink, Line, Plot, draw, plots_of, thin
 from support.reports import Page, in_the_clear, interrupted, outside, records, report, with_summary
 
 HOSTILE = """</p><script>alert(1)</script>"'><img src=x onerror=y>{{ 7 * 191 }}{% raw %}`<b>`&amp;"""
@@ -36,14 +33,14 @@ def files(directory) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_page_and_each_plot_as_png_and_svg_are_written_and_nothing_is_left_over(tmp_path):
+def test_a_page_and_each_plot_as_png_and_svg_are_written(tmp_path):
     assert write_report(report(12), tmp_path) == tmp_path / "report.html"
     names = ("accuracy", "attempts", "loss", "noise", "survivors", "upload")
     plots = {f"plots/{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert set(files(tmp_path)) == {"report.html"} | plots
 
 
-def test_equal_reports_give_equal_bytes_whatever_the_plotter_was_set_to_before(tmp_path):
+def test_equal_reports_give_equal_bytes_whatever_the_plotter_was_set_to(tmp_path):
     for name, width in (("first", 1.0), ("second", 9.0)):
         (tmp_path / name).mkdir()
         with mpl.rc_context({"lines.linewidth": width, "font.size": 10 * width, "svg.hashsalt": name}):
@@ -56,7 +53,7 @@ def test_equal_reports_give_equal_bytes_whatever_the_plotter_was_set_to_before(t
 
 def test_plotting_leaves_no_trace_in_the_plotters_settings():
     before = dict(mpl.rcParams)
-    draw(panels(report(2))[0].plot)
+    draw(plots_of(report(2))[0])
     assert dict(mpl.rcParams) == before
 
 
@@ -165,7 +162,7 @@ def test_what_is_not_finite_leaves_its_plot_out():
         given,
         rounds=tuple(replace(record, metrics=record.metrics | {"loss": math.nan}) for record in given.rounds),
     )
-    assert "loss" not in [panel.plot.name for panel in panels(given)]
+    assert "loss" not in [plot.name for plot in plots_of(given)]
     assert Page.read(render(given, [])).cells[2] == "not finite"
 
 
@@ -215,7 +212,7 @@ def test_facts_settings_reasons_and_verification_are_on_the_page():
     assert "protects nobody" in render(with_summary(given, repeatable=True), [])
 
 
-def test_an_interrupted_run_has_no_test_accuracy_and_the_whole_plans_numbers():
+def test_an_interrupted_run_has_no_test_accuracy():
     given = interrupted(5)
     page = Page.read(render(given, []))
     assert "Stopped after round 5 of 12: interrupted." in page.text
@@ -252,7 +249,7 @@ def test_a_run_without_a_round_shows_the_plan_and_plots_nothing(tmp_path):
     assert "svg" not in [tag for tag, _ in page.tags]
 
 
-def test_an_observer_that_is_not_asked_about_by_default_has_the_plans_guarantee():
+def test_an_observer_that_is_not_listed_has_the_plans_guarantee():
     given = report(2)
     unusual = replace(given, plan=replace(given.plan, against=colluding(7)))
     assert f"{round_up(given.plan.epsilon, 4)} against colluding(7)" in Page.read(render(unusual, [])).text
@@ -289,7 +286,7 @@ def test_the_same_search_finds_what_known_sizes_may_show(tmp_path):
 
 
 @pytest.mark.parametrize("rounds", [1_000, 5_000])
-def test_a_long_run_has_a_page_of_bounded_size_that_says_what_it_leaves_out(tmp_path, rounds):
+def test_a_long_run_has_a_page_of_bounded_size(tmp_path, rounds):
     html = written(report(rounds), tmp_path)
     assert len(html) < 300_000
     page = Page.read(html)
@@ -368,8 +365,8 @@ def test_a_quorum_below_the_cohort_is_drawn_and_captioned():
     given = report(2)
     given = replace(given, plan=replace(given.plan, quorum=17))
     given = replace(given, rounds=(given.rounds[0], replace(given.rounds[1], survivors=18, attempt=2)))
-    panel = panels(given)[-1]
-    assert [line.name for line in panel.plot.lines] == ["cohort 20", "quorum 17", "last 18"]
+    panel = plots_of(given)[-1]
+    assert [line.name for line in panel.lines] == ["cohort 20", "quorum 17", "last 18"]
     assert panel.caption == (
         "Between 18 and 20 of 20 clients were in a round's sum; a sum over fewer than 17 is never unmasked. "
         "1 of 2 rounds needed more than one attempt."
@@ -431,14 +428,14 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path):
 def test_a_round_whose_survivors_are_not_known_leaves_their_plot_out():
     given = report(2)
     silent = tuple(replace(record, survivors=None, attempt=None, seconds=None) for record in given.rounds)
-    assert "survivors" not in [panel.plot.name for panel in panels(replace(given, rounds=silent))]
-    assert "survivors" in [panel.plot.name for panel in panels(given)]
+    assert "survivors" not in [plot.name for plot in plots_of(replace(given, rounds=silent))]
+    assert "survivors" in [plot.name for plot in plots_of(given)]
 
 
 # Runs in the clear, and runs whose messages travel
 
 
-def test_a_run_in_the_clear_says_that_nothing_is_private_and_has_no_observer(tmp_path):
+def test_a_run_in_the_clear_says_that_nothing_is_private(tmp_path):
     page = Page.read(written(in_the_clear(12), tmp_path))
     assert "trained in the clear: it protects nobody" in page.text
     assert "32 bits" in page.text
@@ -465,7 +462,7 @@ def test_exchanges_have_the_median_of_their_seconds_and_who_answered():
     assert "Seconds by exchange" not in render(given, [])
 
 
-def test_metrics_of_any_name_are_shown_and_one_that_a_round_lacks_is_left_out():
+def test_metrics_of_any_name_are_shown_if_every_round_has_them():
     given = report(2)
     one, two = given.rounds
     rounds = (replace(one, metrics={"f1": 0.25, "extra": 1.0}), replace(two, metrics={"f1": 0.75}))
@@ -474,7 +471,7 @@ def test_metrics_of_any_name_are_shown_and_one_that_a_round_lacks_is_left_out():
     page = Page.read(render(given, []))
     assert page.cells[1:8:6] == ["0.25", "0.75"]
     assert "Validation f1 0.75" in page.text
-    assert panels(given)[0].plot.name == "f1"
+    assert plots_of(given)[0].name == "f1"
 
 
 NAMES = ("../../outside", "/outside", HOSTILE, ".hidden", "a" * 300, r"$\frac$", "..")
@@ -500,7 +497,7 @@ def test_a_metrics_name_leads_no_file_elsewhere_and_is_no_code_of_the_page(tmp_p
     }
     assert {Path(name).stem for name in files(tmp_path)} == plots | {"report"}
     assert outside(page) == []
-    monkeypatch.setattr("d2pfed.runs.report.panels.is_plain", lambda _name: True)
+    monkeypatch.setattr("d2pfed.runs.report.plots.is_plain", lambda _name: True)
     with pytest.raises(ConfigError, match="a plot's name must be letters"):
         write_report(named("../../outside"), run)
     # Without both checks.
@@ -508,7 +505,7 @@ def test_a_metrics_name_leads_no_file_elsewhere_and_is_no_code_of_the_page(tmp_p
     write_report(named("../../outside"), run)
     assert (tmp_path / "runs" / "outside.png").exists()
     given = named(HOSTILE)
-    assert "<script>" in render(given, [(panel, draw(panel.plot)) for panel in panels(given)])
+    assert "<script>" in render(given, [(plot, draw(plot)) for plot in plots_of(given)])
 
 
 def test_a_report_is_not_written_through_a_link(tmp_path, monkeypatch):
@@ -520,7 +517,7 @@ def test_a_report_is_not_written_through_a_link(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="plots must not be a link: files would be written elsewhere"):
         write_report(report(2), tmp_path / "run")
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    monkeypatch.setattr(writing, "require_no_link", lambda _path: None)
+    monkeypatch.setattr("d2pfed.runs.report.require_no_link", lambda _path: None)
     write_report(report(2), tmp_path / "run")
     assert list((tmp_path / "elsewhere").iterdir()) != []
     assert (tmp_path / "kept").read_text() == "kept"  # a file that is replaced takes the place of a link
@@ -531,7 +528,7 @@ def test_a_run_without_any_evaluation_has_a_report():
     rounds = tuple(replace(record, metrics={}) for record in given.rounds)
     given = with_summary(replace(given, rounds=rounds), metrics={}, test_metrics={})
     assert "no evaluation was given" in Page.read(render(given, [])).text
-    assert [panel.plot.name for panel in panels(given)] == ["attempts", "noise", "survivors"]
+    assert [plot.name for plot in plots_of(given)] == ["attempts", "noise", "survivors"]
 
 
 def test_test_data_that_do_not_exist_are_not_said_to_be_closed():

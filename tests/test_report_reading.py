@@ -140,7 +140,7 @@ def test_an_infinite_epsilon_is_read_back(run):
     assert read_report(run).summary.so_far[0].epsilon == float("inf")
 
 
-def test_the_command_writes_the_same_bytes_again_in_another_process_and_never_loads_pyplot(run):
+def test_the_command_writes_the_same_bytes_in_another_process(run):
     page, plots = run / "report.html", sorted((run / "plots").iterdir())
     before = [path.read_bytes() for path in (page, *plots)]
     for path in (page, *plots):
@@ -258,7 +258,7 @@ def test_a_run_that_went_on_since_its_summary_must_be_resumed_first(run):
         read_report(run)
 
 
-def test_every_record_and_the_summary_come_back_by_the_type_that_wrote_them(run):
+def test_records_and_summary_come_back_by_the_type_that_wrote_them(run):
     records = (run / "metrics.jsonl").read_text().splitlines()
     assert [to_json(from_json(RoundRecord, line, "here")) for line in records] == records
     summary = (run / "summary.json").read_text()

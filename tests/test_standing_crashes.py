@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from d2pfed.errors import D2PFedError
-from d2pfed.ledger import volatile
-from d2pfed.ledger.client_history import Entry
-from d2pfed.ledger.client_log import ClientLog
+from d2pfed.ledger import keystore
+from d2pfed.ledger.client_log import ClientLog, Entry
 from d2pfed.ledger.files import make_directory
-from d2pfed.ledger.volatile import VolatileFile
+from d2pfed.ledger.keystore import VolatileFile
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.secagg import StandingState, answer_step
 from d2pfed.secagg.standing.checks import require_charge_once
@@ -166,7 +165,7 @@ def test_two_processes_that_answer_the_same_request_send_one_answer(tmp_path, mo
 
 def test_another_start_of_the_machine_finds_no_keys(tmp_path, monkeypatch):
     silo, asked = set_up(tmp_path / "disk")
-    monkeypatch.setattr(volatile, "boot", lambda: "another start")
+    monkeypatch.setattr(keystore, "boot", lambda: "another start")
     with pytest.raises(D2PFedError, match="needs a new one"):
         silo.answer(asked)
     assert "another start" in silo.file.refusal

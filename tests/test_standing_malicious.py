@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from d2pfed.errors import PeerError
-from d2pfed.ledger import volatile
+from d2pfed.ledger import keystore
+from d2pfed.ledger.keystore import VolatileFile
 from d2pfed.ledger.rows import Head
-from d2pfed.ledger.volatile import VolatileFile
 from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.round import StandingMemory, standing_silo
 from d2pfed.secagg import StandingAdvertising, StandingState, crypto
@@ -558,7 +558,7 @@ def copied_back(tmp_path, monkeypatch, *, boots, heads) -> bool:
     silos = ready()
     silo, made = silos.by_client[VICTIM], fresh_vectors(silos.by_client[VICTIM])
     position = [Head(1, bytes(32))]
-    monkeypatch.setattr(volatile, "boot", lambda: boots[0])
+    monkeypatch.setattr(keystore, "boot", lambda: boots[0])
     place = tmp_path / f"state-{len(list(tmp_path.iterdir()))}"
     file = VolatileFile(place, "keys", keys_on_disk=True)
     file.write(silo.store.state.encode(), position[0])
@@ -567,7 +567,7 @@ def copied_back(tmp_path, monkeypatch, *, boots, heads) -> bool:
     first = ask(silos, VICTIM)
     (place / "keys").write_bytes(saved)
     silo.account.charged.clear()  # the home was put back
-    monkeypatch.setattr(volatile, "boot", lambda: boots[1])
+    monkeypatch.setattr(keystore, "boot", lambda: boots[1])
     position[0] = Head(heads, bytes(32))
     second = ask(silos, VICTIM)
     return np.array_equal(difference(silos, first, second), difference(silos, made[0], made[1]))
@@ -576,14 +576,14 @@ def copied_back(tmp_path, monkeypatch, *, boots, heads) -> bool:
 def test_everything_copied_back_after_a_reboot_finds_no_keys(tmp_path, monkeypatch):
     with pytest.raises(PeerError, match="needs a new one"):
         copied_back(tmp_path, monkeypatch, boots=("one", "two"), heads=1)
-    monkeypatch.setattr(volatile, "require_boot", nothing)
+    monkeypatch.setattr(keystore, "require_boot", nothing)
     assert copied_back(tmp_path, monkeypatch, boots=("one", "two"), heads=1)
 
 
 def test_a_state_that_does_not_fit_the_log_is_erased(tmp_path, monkeypatch):
     with pytest.raises(PeerError, match="needs a new one"):
         copied_back(tmp_path, monkeypatch, boots=("one", "one"), heads=2)
-    monkeypatch.setattr(volatile, "require_fits_log", nothing)
+    monkeypatch.setattr(keystore, "require_fits_log", nothing)
     assert copied_back(tmp_path, monkeypatch, boots=("one", "one"), heads=2)
 
 

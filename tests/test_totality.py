@@ -23,7 +23,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
 from d2pfed.deploy import client as private_client
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.files import FileError
 from support.enrolled_clients import enrol, make_plan
 from support.failing_lines import Line, Stage
@@ -44,8 +44,8 @@ AFTER = """
 flower.client: _answer
 deploy.client: PrivateClient._contribute PrivateClient.answer end_copy
 flower.grid: to_record
-ledger.files: _draft _write _write_new locked replace_file sync_directory
-ledger.volatile: boot
+ledger.files: _write _write_draft locked replace_file sync_directory
+ledger.keystore: boot
 numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path
 numerics.ring: Ring.__post_init__ Ring._mask Ring._word_count Ring.add_masks_into Ring.mask_word Ring.modulus
@@ -73,12 +73,12 @@ secagg.wire: kind_of pack_text subset_of
 AFTER_STANDING = """
 deploy.config: ClientConfig.log
 deploy.standing: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
-ledger.client_history: Anchor.decode ClientHistory.__post_init__ ClientHistory.head ClientHistory.holds LogRow.line
-ledger.client_history: _integer _parsed anchor_after head_after parse require_anchored require_announced
+ledger.client_log: Anchor.decode ClientHistory.__post_init__ ClientHistory.head ClientHistory.holds LogRow.line
+ledger.client_log: _integer anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read
 ledger.files: _require_file _require_own read_file require_directory
 ledger.rows: Head.__post_init__ Head.decode Head.encode
-ledger.volatile: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
+ledger.keystore: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
 numerics.chain: first_head next_head
 numerics.randomness: derive
 secagg.standing.epoch: Epoch.rank Epoch.ring Epoch.step StandingStep.number context mask_key next_pair_key

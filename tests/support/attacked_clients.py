@@ -13,7 +13,7 @@ from d2pfed.deploy.requests import ExchangeRequest, RequestKind, RunAnnouncement
 from d2pfed.deploy.rosters import Draws, SignedRoster, make_draws
 from d2pfed.deploy.signing_keys import make_secret
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.client_history import ClientHistory
+from d2pfed.ledger.client_log import ClientHistory
 from d2pfed.ledger.files import create_file, make_directory
 from d2pfed.numerics.randomness import Stream
 from d2pfed.secagg import Roster

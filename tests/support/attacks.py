@@ -15,7 +15,7 @@ from d2pfed.deploy.client import Purpose
 from d2pfed.deploy.layout import Layout, encode_model
 from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector, RingVector

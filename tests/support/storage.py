@@ -19,7 +19,7 @@ from d2pfed.deploy.rosters import SignedRoster
 from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import RowKind, read_rows, verify
-from d2pfed.ledger.client_history import Entry
+from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
 from d2pfed.round import Attempt, session_of

@@ -157,14 +157,10 @@ def _yaml(value: dict[str, Any], indent: str) -> list[str]:
     for name, item in value.items():
         if isinstance(item, dict):
             lines += [f"{indent}{name}:", *_yaml(item, f"{indent}  ")]
-        else:
-            lines.append(f"{indent}{name}: {_scalar(item)}")
+            continue
+        text = "".join(each if each.isprintable() else "\ufffd" for each in json.dumps(item, ensure_ascii=False))
+        if isinstance(item, float):
+            mantissa, mark, exponent = repr(item).partition("e")
+            text = (mantissa if "." in mantissa else f"{mantissa}.0") + mark + exponent
+        lines.append(f"{indent}{name}: {text}")
     return lines
-
-
-def _scalar(item: object) -> str:
-    if isinstance(item, float):
-        mantissa, mark, exponent = repr(item).partition("e")
-        return (mantissa if "." in mantissa else f"{mantissa}.0") + mark + exponent
-    text = json.dumps(item, ensure_ascii=False)
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

@@ -4,9 +4,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from d2pfed.api.certificate_content import (
+    Json,
+    LedgerRecord,
+    allowed,
+    event,
+    ledger_facts,
+    run_facts,
+    statement,
+)
 from d2pfed.api.certificate_page import page, registry_entry
-from d2pfed.api.statement import Json, LedgerRecord, allowed, event, statement
-from d2pfed.api.subject import ledger_facts, require_certifiable, run_facts
 from d2pfed.certificate_verifier import Wrong, canonical
 from d2pfed.deploy.signing_keys import default_signing_key, make_secret, read_secret
 from d2pfed.errors import ConfigError, LedgerError
@@ -84,7 +91,8 @@ def stated(run: Path, ledger: Path | None) -> Json:
         record = LedgerRecord.read(run)
         return statement(None, None, record, facts=ledger_facts(run, record), issued=issued)
     report = read_report(run)
-    plan = require_certifiable(run, report)
+    if report.plan is None:
+        raise ConfigError(f"the run in {run} was trained in the clear: there is nothing to certify")
     if ledger is None and report.ledger is None:
         raise ConfigError(f"the run in {run} has drawn on another ledger: name it with --ledger")
     record = LedgerRecord.read(run / "ledger.sqlite" if ledger is None else ledger)
@@ -94,9 +102,9 @@ def stated(run: Path, ledger: Path | None) -> Json:
     except (OSError, LedgerError) as error:
         raise ConfigError(f"the run in {run} has not begun, or its directory is damaged: {error}") from error
     own = next((begun for _, begun in record.runs if begun.owner == owner), None)
-    if own is None or own.plan.plan != plan.digest:
+    if own is None or own.plan.plan != report.plan.digest:
         raise ConfigError(f"the ledger has charged no run of {run} with its plan: there is nothing to certify")
-    return statement(report, own, record, facts=run_facts(run, report, plan, own), issued=issued)
+    return statement(report, own, record, facts=run_facts(run, report, report.plan, own), issued=issued)
 
 
 def check_ledger(content: Json, ledger: Path) -> str:
@@ -108,7 +116,7 @@ def check_ledger(content: Json, ledger: Path) -> str:
         record.require_head(head, "the certificate")
     except (ConfigError, LedgerError, KeyError) as error:
         raise Wrong(str(error)) from error
-    found = [event(own, begun) for own, begun in record.as_of(head)]
+    found = [event(own, begun) for own, begun in record.runs if own.seq <= head.seq]
     if content["events"] != found:
         raise Wrong(
             f"up to row {head.seq} it has charged other runs than the certificate states, or left some out"

@@ -16,7 +16,7 @@ from d2pfed.deploy.rosters import accept_roster, read_own_roster
 from d2pfed.deploy.signing_keys import decode_public
 from d2pfed.deploy.state import AcceptedRuns
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.plan import Plan, decode_plan
 from d2pfed.runs.plain import read_text
 

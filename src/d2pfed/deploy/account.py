@@ -8,8 +8,7 @@ from d2pfed.accounting import Release, Sampling, client_epsilon, round_up
 from d2pfed.deploy.config import ClientBudget
 from d2pfed.errors import ConfigError, LedgerError, PeerError
 from d2pfed.ledger import decode_release, encode_release
-from d2pfed.ledger.client_history import ClientHistory, Entry
-from d2pfed.ledger.client_log import ClientLog
+from d2pfed.ledger.client_log import ClientHistory, ClientLog, Entry
 from d2pfed.plan import Plan
 
 ALL = "all"  # a person's word that the budget is to count as spent

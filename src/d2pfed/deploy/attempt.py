@@ -15,9 +15,9 @@ from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.deploy.rosters import accept_roster, current_roster
 from d2pfed.deploy.state import AcceptedRuns, RunTerms, SavedPhase
 from d2pfed.errors import PeerError, RolledBack
-from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.client_log import ClientHistory, Entry
+from d2pfed.ledger.files import software_digest
 from d2pfed.ledger.rows import Head
-from d2pfed.ledger.software import software_digest
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan

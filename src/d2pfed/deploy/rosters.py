@@ -12,7 +12,7 @@ from d2pfed.deploy.config import ClientConfig
 from d2pfed.deploy.positions import Positions
 from d2pfed.deploy.signing_keys import decode_public
 from d2pfed.errors import ConfigError, DamagedFile, PeerError
-from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.ledger.files import OTHERS_MAY_USE, FileError, create_file, locked, read_file, replace_file
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy

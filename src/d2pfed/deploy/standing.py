@@ -19,9 +19,9 @@ from d2pfed.deploy.positions import Positions
 from d2pfed.deploy.state import RunTerms
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger import decode_release
-from d2pfed.ledger.client_history import ClientHistory, Entry
+from d2pfed.ledger.client_log import ClientHistory, Entry
+from d2pfed.ledger.keystore import KEYS_ON_DISK, VolatileFile, default_volatile
 from d2pfed.ledger.rows import Head
-from d2pfed.ledger.volatile import KEYS_ON_DISK, VolatileFile, default_volatile
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, Protocol

@@ -24,7 +24,7 @@ from d2pfed.ledger.files import (
     replace_file,
     sync_directory,
 )
-from d2pfed.ledger.volatile import boot
+from d2pfed.ledger.keystore import boot
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan
 from d2pfed.secagg.wire import Reader, pack_integer, pack_text

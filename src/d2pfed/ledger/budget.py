@@ -7,16 +7,30 @@ from operator import attrgetter
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
-from d2pfed.accounting.events import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise, SkellamSum
+from d2pfed.accounting.events import (
+    Adjacency,
+    BatchSampling,
+    BinomialSum,
+    CohortSampling,
+    ContinuousGaussian,
+    DiscreteGaussianSum,
+    Sampling,
+    SkellamSum,
+    Unit,
+)
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
-from d2pfed.ledger.text import RELEASE_TYPES
 from d2pfed.numerics import canonical
 
 Value = TypeVar("Value")
 
 LARGEST = 2**63 - 1  # of SQLite's integers
 MOST_ATTEMPTS = 1 << 31  # of one run
+
+_LAWS = (DiscreteGaussianSum, SkellamSum, BinomialSum, ContinuousGaussian)
+RELEASE_TYPES: dict[str, type] = {
+    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, BatchSampling, Sampling, *_LAWS)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +48,8 @@ class RunPlan:
     observer: Observer
 
     def __post_init__(self) -> None:
-        if (self.release.run, self.release.round, self.release.attempt, self.release.participants) != (
-            "",
-            0,
-            0,
-            (),
-        ):
+        worst = self.release
+        if (worst.run, worst.round, worst.attempt, worst.participants) != ("", 0, 0, ()):
             raise ConfigError("what a run is charged for must be a release of no run and nobody")
         if not 1 <= self.rounds <= self.max_attempts <= MOST_ATTEMPTS:
             raise ConfigError(
@@ -105,11 +115,12 @@ class Budget:
         wanted = replace(self, epsilon=plan.epsilon, max_participations=cap, declared=())
         if plan.budget != wanted:
             wanted = replace(wanted, max_participations=self.max_participations)
-            raise ConfigError(f"the ledger has the budget {_brief(wanted)}, this plan needs {_brief(plan.budget)}")
-
-    def encode(self) -> str:
-        """Return the canonical text."""
-        return canonical.encode(self)
+            has, needs = (
+                f"at delta {each.delta:g} against {each.observer} with at most {each.max_participations} "
+                f"participation{'s' * (each.max_participations != 1)}"
+                for each in (wanted, plan.budget)
+            )
+            raise ConfigError(f"the ledger has the budget {has}, this plan needs {needs}")
 
     @staticmethod
     def decode(text: str) -> "Budget":
@@ -139,10 +150,6 @@ class ChargedRun:
     def __post_init__(self) -> None:
         check_name(self.run)
 
-    def encode(self) -> str:
-        """Return the canonical text."""
-        return canonical.encode(self)
-
     @staticmethod
     def decode(text: str) -> "ChargedRun":
         """Return the beginning of a run that has exactly this text."""
@@ -165,30 +172,22 @@ def require_no_worse(release: Release, charged: Release) -> None:
         planned, real = getattr(charged, name), getattr(release, name)
         if planned != real:
             raise LedgerError(f"{name} was charged as {planned}, and the release says {real}")
-    if not _is_no_worse(release.noise, charged.noise):
-        raise BudgetExceeded(f"its noise is {release.noise}, and what was charged has {charged.noise}")
-
-
-def _is_no_worse(noise: Noise, planned: Noise) -> bool:
-    if isinstance(noise, ContinuousGaussian) or isinstance(planned, ContinuousGaussian):
-        return noise == planned
-    if type(noise) is not type(planned) or noise.contributors < planned.contributors:
-        return False
-    rest = _OTHER_FIELDS[type(noise)]  # to compare fractions takes less time than to hash them for a cache
-    return bool(rest(noise) == rest(planned))
+    noise, planned_noise = release.noise, charged.noise
+    if isinstance(noise, ContinuousGaussian) or isinstance(planned_noise, ContinuousGaussian):
+        is_no_worse = noise == planned_noise
+    elif type(noise) is not type(planned_noise) or noise.contributors < planned_noise.contributors:
+        is_no_worse = False
+    else:
+        rest = _OTHER_FIELDS[type(noise)]  # to compare fractions takes less time than to hash them for a cache
+        is_no_worse = rest(noise) == rest(planned_noise)
+    if not is_no_worse:
+        raise BudgetExceeded(f"its noise is {noise}, and what was charged has {planned_noise}")
 
 
 _OTHER_FIELDS = {
     kind: attrgetter(*(item.name for item in fields(kind) if item.name != "contributors"))
     for kind in (DiscreteGaussianSum, SkellamSum, BinomialSum)
 }
-
-
-def _brief(budget: Budget) -> str:
-    return (
-        f"at delta {budget.delta:g} against {budget.observer} with at most {budget.max_participations} "
-        f"participation{'s' * (budget.max_participations != 1)}"
-    )
 
 
 _TYPES = RELEASE_TYPES | {kind.__name__: kind for kind in (Budget, RunPlan, ChargedRun, Observer, View)}

@@ -6,6 +6,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import TextIO
 
@@ -58,9 +61,8 @@ def read_file(file: Path, *, forbidden: int = OTHERS_MAY_WRITE) -> bytes | None:
     except OSError as error:
         raise FileError(_refusal(file, error)) from error
     try:
-        _require_file(
-            file, os.fstat(descriptor), forbidden
-        )  # before Python opens it, which refuses a directory itself
+        # Before Python opens it, which refuses a directory itself.
+        _require_file(file, os.fstat(descriptor), forbidden)
         with os.fdopen(descriptor, "rb", closefd=False) as opened:
             return opened.read()
     finally:
@@ -73,10 +75,7 @@ def replace_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
     Guarantee: a crash leaves the old one or the new one, never a part. `mode` is subject to the umask.
     Checked: test_power_loss.py::test_a_replaced_file_survives_a_power_cut_old_or_new.
     """
-    draft = _draft(file)
-    draft.unlink(missing_ok=True)
-    _write_new(draft, content, mode)
-    draft.replace(file)
+    _write_draft(file, content, mode).replace(file)
     sync_directory(file.parent)
 
 
@@ -85,9 +84,7 @@ def create_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
 
     FileExistsError if there was anything of that name, link or not.
     """
-    draft = _draft(file)
-    draft.unlink(missing_ok=True)
-    _write_new(draft, content, mode)
+    draft = _write_draft(file, content, mode)
     try:
         os.link(draft, file, follow_symlinks=False)  # unlike a rename, it never takes another's place
     finally:
@@ -160,17 +157,16 @@ def _opened_to_write(file: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _draft(file: Path) -> Path:
-    return file.with_name(f".{file.name}.{os.getpid()}")
-
-
-def _write_new(file: Path, content: bytes, mode: int = 0o600) -> None:
-    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, mode)
+def _write_draft(file: Path, content: bytes, mode: int) -> Path:
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, mode)
     try:
         _write(descriptor, content)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    return draft
 
 
 def _write(descriptor: int, content: bytes) -> None:
@@ -195,3 +191,19 @@ def _require_own(path: Path, found: os.stat_result, forbidden: int) -> None:
     if found.st_mode & forbidden:
         rule = "readable by its owner alone" if forbidden & stat.S_IRGRP else "writable by its owner alone"
         raise FileError(f"{path} must be {rule}: chmod go-rwx {path}")
+
+
+@cache
+def software_digest() -> str:
+    """Return the digest of the package as it was when this process first asked: what a run is charged with."""
+    return files_digest(Path(str(files("d2pfed"))))
+
+
+def files_digest(root: Path) -> str:
+    """Return the hash of all files below a directory: their names and contents, in the order of the names."""
+    whole = sha256()
+    for file in sorted(root.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            content = sha256(file.read_bytes()).hexdigest()
+            whole.update(f"{file.relative_to(root).as_posix()} {content}\n".encode())
+    return whole.hexdigest()

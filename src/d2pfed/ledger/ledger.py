@@ -1,8 +1,10 @@
-"""The ledger a server writes: a run charged when it begins, each of its attempts recorded before it can reveal."""
+"""The ledger a server writes, a run charged when it begins, each attempt before it can reveal; and its check."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,18 +13,15 @@ from d2pfed.accounting.events import Release
 from d2pfed.accounting.filters import FilterDecision
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger.budget import Budget, ChargedRun, RunPlan, charge_plans
-from d2pfed.ledger.lock import Lock
-from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, first_row
+from d2pfed.ledger.rows import Head, Key, Row, RowKind, chained_row, encode_release, first_row
 from d2pfed.ledger.state import LedgerState, replay
-from d2pfed.ledger.store import Store, require_file
-from d2pfed.ledger.text import encode_release
+from d2pfed.ledger.store import Lock, Store, require_file
+from d2pfed.numerics import canonical
 
 # Whether whole runs, in the order in which they began, are within a budget, and what they cost; errs upwards.
 Meter = Callable[[Budget, Sequence[RunPlan]], FilterDecision]
 
-ROUNDING = (
-    1e-6  # relative: meters are pure functions, and only the rounding of another machine's libraries differs
-)
+ROUNDING = 1e-6  # relative: meters are pure functions, only the rounding of another machine's libraries differs
 
 
 def measure(meter: Meter, budget: Budget, plans: Sequence[RunPlan]) -> FilterDecision:
@@ -105,13 +104,19 @@ class Ledger:
         self._require_open()
         begun, found = ChargedRun(run, owner, plan, software, repeatable), self._state.runs.get(run)
         if found is not None:
-            _require_same(found, begun)
+            if found.owner != owner:
+                raise LedgerError(f"run {run} was begun by another directory: choose another name")
+            if found.plan != plan:
+                raise LedgerError(f"run {run} was begun with another plan: choose another name")
+            if found.repeatable != repeatable:
+                source = "a seed" if found.repeatable else "the system's entropy"
+                raise LedgerError(f"run {run} was begun with noise from {source}: choose another name")
             return
         self._state.check_begin(begun)
         charged = measure(self._meter, self.budget, (*self._state.plans(), plan))
         if not charged.admitted:
             raise BudgetExceeded(f"run {run}: {_refusal(charged, self.budget)}")
-        self._append(RowKind.BEGIN, None, begun.encode(), charged.composed_epsilon)
+        self._append(RowKind.BEGIN, None, canonical.encode(begun), charged.composed_epsilon)
 
     def reserve(self, release: Release) -> Row:
         """Record an attempt at its worst, before the first masked vector is asked for.
@@ -218,16 +223,6 @@ class Ledger:
             raise LedgerError("the ledger is closed")
 
 
-def _require_same(found: ChargedRun, begun: ChargedRun) -> None:
-    if found.owner != begun.owner:
-        raise LedgerError(f"run {found.run} was begun by another directory: choose another name")
-    if found.plan != begun.plan:
-        raise LedgerError(f"run {found.run} was begun with another plan: choose another name")
-    if found.repeatable != begun.repeatable:
-        source = "a seed" if found.repeatable else "the system's entropy"
-        raise LedgerError(f"run {found.run} was begun with noise from {source}: choose another name")
-
-
 def _refusal(charged: FilterDecision, budget: Budget) -> str:
     return charged.reason or f"epsilon would be {charged.composed_epsilon}, the budget is {budget.epsilon}"
 
@@ -270,3 +265,84 @@ def _opened(path: Path, meter: Meter, lock: Lock) -> Ledger:
 def _next_row(state: LedgerState, kind: RowKind, key: Key | None, body: str, epsilon: float) -> Row:
     epoch = state.epoch + (kind is RowKind.OPEN)
     return chained_row(state.head, epoch=epoch, kind=kind, key=key, body=body, epsilon=epsilon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What a ledger that holds together says."""
+
+    budget: Budget
+    head: Head
+    servers: int  # how often it was opened for writing
+    committed: int
+    void: int
+    unfinished: int  # reserved and neither committed nor void: they count as charged
+    runs: tuple[ChargedRun, ...]  # in the order of their beginning
+    charged: dict[str, int]  # attempts of each run that may have been opened
+    spent: float  # epsilon of all runs that are charged, each with all attempts it may take, composed anew
+    units: int  # what the budget's filter has charged, in rounds of the first run; 0 where it does not count so
+    of: int  # the budget in the same units
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """Return all rows, after checking the chain and the rules; works while a server writes."""
+    with closing(Store.read(path)) as store:
+        rows = tuple(store.rows())
+    replay(rows)
+    return rows
+
+
+def read_budget(path: Path) -> Budget:
+    """Return the budget of a ledger, after checking the chain and the rules."""
+    return Budget.decode(read_rows(path)[0].body)
+
+
+def verify(path: Path) -> Verification:
+    """Check a ledger from its rows alone; refuses the first row that is wrong, by number.
+
+    Guarantee: numbers, hashes, epochs, the steps of each attempt and the uniqueness of its key follow the rules, no
+    run has more attempts than it was charged for, each recorded epsilon is the one the charged runs have, and none is
+    over the budget. Whether the last rows are missing shows only against a head that someone kept
+    (`Ledger.require_head`). Checked: test_ledger_verify.py.
+
+    Args:
+        path: the ledger's file.
+
+    Raises:
+        LedgerError: if a row is wrong.
+    """
+    return verify_metered(path, charge_plans)
+
+
+def verify_metered(path: Path, meter: Meter) -> Verification:
+    """Check a ledger as `verify` does, its runs charged by this meter."""
+    with closing(Store.read(path)) as store:
+        rows = store.rows()
+        state = replay(itertools.islice(rows, 1))
+        charged = measure(meter, state.budget, ())
+        for row in rows:
+            state.add(row)
+            # Attempts raise no epsilon, and the rules have held their rows to the epsilon before.
+            if row.kind in (RowKind.OPEN, RowKind.BEGIN):
+                charged = measure(meter, state.budget, state.plans())
+                if abs(row.epsilon - charged.composed_epsilon) > ROUNDING * charged.composed_epsilon:
+                    raise LedgerError(
+                        f"row {row.seq}: it records epsilon {row.epsilon}, and the charged runs cost "
+                        f"{charged.composed_epsilon}"
+                    )
+                if not charged.admitted:
+                    raise LedgerError(f"row {row.seq}: the runs begun so far are over the budget")
+    kinds = [attempt.kind for attempt in state.attempts.values()]
+    return Verification(
+        budget=state.budget,
+        head=state.head,
+        servers=state.epoch,
+        committed=kinds.count(RowKind.COMMIT),
+        void=kinds.count(RowKind.VOID),
+        unfinished=kinds.count(RowKind.RESERVE),
+        runs=tuple(state.runs.values()),
+        charged={run: state.charged[run] for run in state.runs},
+        spent=charged.composed_epsilon,
+        units=sum(charged.units),
+        of=charged.budget_units,
+    )

@@ -54,17 +54,29 @@ class LedgerState:
         """Take the next row, or refuse it by number."""
         _check_chain(row, len(self.hashes), self.hashes[-1])
         try:
-            match row.kind:
-                case RowKind.OPEN:
-                    self._check_open(row)
-                case RowKind.BEGIN:
-                    self._add_run(row)
-                case _:
-                    self._add_step(row)
+            self._take(row)
         except (LedgerError, ConfigError, BudgetExceeded) as error:
             raise LedgerError(f"row {row.seq}: {error}") from error
         self.epoch, self.epsilon = row.epoch, row.epsilon
         self.hashes.append(row.hash)
+
+    def _take(self, row: Row) -> None:
+        match row.kind:
+            case RowKind.OPEN:
+                if row.epoch != self.epoch + 1:
+                    raise LedgerError(f"a server begins epoch {self.epoch + 1}, got {row.epoch}")
+                if row.key is not None or row.body:
+                    raise LedgerError("a server's first row names no attempt and has no body")
+            case _ if row.epoch != self.epoch:
+                raise LedgerError(f"a server of epoch {row.epoch} wrote in epoch {self.epoch}")
+            case RowKind.BEGIN:
+                if row.key is not None:
+                    raise LedgerError("a run's first row names no attempt")
+                begun = ChargedRun.decode(row.body)
+                self.check_begin(begun)
+                self.runs[begun.run] = begun
+            case _:
+                self._add_step(row)
 
     def check_begin(self, begun: ChargedRun) -> None:
         """Refuse a run that has begun, or whose guarantee is not of the budget's kind."""
@@ -76,11 +88,8 @@ class LedgerState:
 
     def step(self, kind: RowKind, key: Key, release: Release | None) -> AttemptState:
         """Return an attempt after its next step, or refuse a step that is not allowed."""
-        if release is not None and (release.run, release.round, release.attempt) != (
-            key.run,
-            key.round,
-            key.attempt,
-        ):
+        place = key.run, key.round, key.attempt
+        if release is not None and (release.run, release.round, release.attempt) != place:
             raise LedgerError(f"{key} has a release of run {release.run}, {release.round}, {release.attempt}")
         begun = self.attempts.get(key)
         if kind is RowKind.RESERVE and release is not None:
@@ -96,26 +105,15 @@ class LedgerState:
             # The attempt's keys died with that server: it stays charged, and the round needs a new attempt.
             raise LedgerError(f"{key}: reserved in epoch {begun.epoch}, which epoch {self.epoch} cannot {kind}")
         if release is not None:
-            _check_realised(release, begun.release)
-            self._check_block(key, release, begun.release.participants)
+            reserved = begun.release.participants
+            require_no_worse(release, begun.release)
+            is_other = reserved and release.participants != reserved
+            if is_other and (strangers := set(release.participants).difference(reserved)):
+                raise LedgerError(f"client {min(strangers)} takes part and was not among those reserved for")
+            self._check_block(key, release, reserved)
         return AttemptState(kind, begun.epoch, begun.release if release is None else release)
 
-    def _check_open(self, row: Row) -> None:
-        if row.epoch != self.epoch + 1:
-            raise LedgerError(f"a server begins epoch {self.epoch + 1}, got {row.epoch}")
-        if row.key is not None or row.body:
-            raise LedgerError("a server's first row names no attempt and has no body")
-
-    def _add_run(self, row: Row) -> None:
-        self._check_epoch(row)
-        if row.key is not None:
-            raise LedgerError("a run's first row names no attempt")
-        begun = ChargedRun.decode(row.body)
-        self.check_begin(begun)
-        self.runs[begun.run] = begun
-
     def _add_step(self, row: Row) -> None:
-        self._check_epoch(row)
         if row.key is None:
             raise LedgerError(f"{row.kind} needs the run, round and attempt it is about")
         if row.kind is RowKind.VOID and row.body:
@@ -131,23 +129,14 @@ class LedgerState:
             self.charged[row.key.run] -= 1
         counted = () if before is None else before.release.participants
         real = () if row.kind is RowKind.VOID else after.release.participants
-        if counted != real:
-            self._count(row.key.run, counted, real)
-
-    def _count(self, run: str, counted: Sequence[int], real: Sequence[int]) -> None:
-        """Count the clients of an attempt that has these now and had those before; neither names a client twice."""
-        participations = self.participations[run]
+        participations = self.participations[row.key.run]
         if not counted:
             participations.update(real)
-            return
-        gone = set(counted).difference(real)
-        participations.subtract(gone)
-        if len(gone) + len(real) != len(counted):  # some are new
-            participations.update(set(real).difference(counted))
-
-    def _check_epoch(self, row: Row) -> None:
-        if row.epoch != self.epoch:
-            raise LedgerError(f"a server of epoch {row.epoch} wrote in epoch {self.epoch}")
+        elif counted != real:  # neither names a client twice
+            gone = set(counted).difference(real)
+            participations.subtract(gone)
+            if len(gone) + len(real) != len(counted):  # some are new
+                participations.update(set(real).difference(counted))
 
     def _check_attempt(self, key: Key, release: Release) -> None:
         """Refuse an attempt that its run was not charged for."""
@@ -185,14 +174,6 @@ def _check_chain(row: Row, seq: int, previous: bytes) -> None:
         raise LedgerError(f"row {row.seq}: its hash does not follow from it and the row before")
     if not row.epsilon >= 0:
         raise LedgerError(f"row {row.seq}: epsilon must be at least 0, got {row.epsilon}")
-
-
-def _check_realised(realised: Release, reserved: Release) -> None:
-    require_no_worse(realised, reserved)
-    if not reserved.participants or realised.participants == reserved.participants:
-        return
-    if strangers := set(realised.participants).difference(reserved.participants):
-        raise LedgerError(f"client {min(strangers)} takes part and was not among those reserved for")
 
 
 def replay(rows: Iterable[Row]) -> LedgerState:

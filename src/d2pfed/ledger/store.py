@@ -1,9 +1,10 @@
-"""The ledger's file: rows in SQLite that are on the disk before `append` returns."""
+"""The ledger's file, rows in SQLite that are on the disk before `append` returns, and the lock of its one server."""
 
+import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -109,22 +110,19 @@ class Store:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-        self._check_in_place()
-
-    def _check_last(self, head: Head) -> None:
-        last = self._connection.execute("SELECT seq, epoch, hash FROM entry ORDER BY seq DESC LIMIT 1").fetchone()
-        if last is None or (last[0], last[2]) != (head.seq, head.hash):
-            written = "no rows" if last is None else f"row {last[0]} of epoch {last[1]}"
-            raise LedgerError(f"ledger {self._path}: another server took over: found {written}")
-
-    def _check_in_place(self) -> None:
-        """Refuse if the files were moved or deleted under us: rows written to them would not be found again."""
+        # Rows written to files that were moved or deleted under us would not be found again.
         with explained(self._path):
             stats = [Path(f"{self._path}{suffix}").stat() for suffix in ("", "-wal")]
         identity = tuple((stat.st_dev, stat.st_ino) for stat in stats)
         if self._identity not in (None, identity):
             raise LedgerError(f"ledger {self._path}: the file was replaced while it was open")
         self._identity = identity
+
+    def _check_last(self, head: Head) -> None:
+        last = self._connection.execute("SELECT seq, epoch, hash FROM entry ORDER BY seq DESC LIMIT 1").fetchone()
+        if last is None or (last[0], last[2]) != (head.seq, head.hash):
+            written = "no rows" if last is None else f"row {last[0]} of epoch {last[1]}"
+            raise LedgerError(f"ledger {self._path}: another server took over: found {written}")
 
 
 @contextmanager
@@ -159,32 +157,22 @@ def _set_up(connection: sqlite3.Connection) -> None:
 
 def _opened(path: Path, mode: str) -> Store:
     require_file(path)
-    with explained(path):
+    with explained(path), ExitStack() as undo:
         connection = _connect(path, mode)
-        try:
-            _check_format(path, connection)
-            if mode == "rw":
-                _set_up(connection)
-            _check_pages(path, connection)
-        except BaseException:
-            connection.close()
-            raise
+        undo.callback(connection.close)
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (schema,) = connection.execute("PRAGMA user_version").fetchone()
+        if application != APPLICATION:
+            raise LedgerError(f"ledger {path}: the file is not a ledger")
+        if schema != SCHEMA:
+            raise LedgerError(f"ledger {path}: its format is {schema}, and this version of d2pfed reads {SCHEMA}")
+        if mode == "rw":
+            _set_up(connection)
+        (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if verdict != "ok":
+            raise LedgerError(f"ledger {path}: damaged: {verdict}")
+        undo.pop_all()
     return Store(path, connection)
-
-
-def _check_format(path: Path, connection: sqlite3.Connection) -> None:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (schema,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION:
-        raise LedgerError(f"ledger {path}: the file is not a ledger")
-    if schema != SCHEMA:
-        raise LedgerError(f"ledger {path}: its format is {schema}, and this version of d2pfed reads {SCHEMA}")
-
-
-def _check_pages(path: Path, connection: sqlite3.Connection) -> None:
-    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if verdict != "ok":
-        raise LedgerError(f"ledger {path}: damaged: {verdict}")
 
 
 def _insert(connection: sqlite3.Connection, row: Row) -> None:
@@ -243,3 +231,56 @@ def _decode_key(place: list[object]) -> Key | None:
             return _key(run, number, attempt)
         case _:
             raise ValueError(f"run, round and attempt have the wrong types: {place!r}")
+
+
+class Lock:
+    """An OS lock on a file beside the ledger, held until closed or the process ends, however it ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @staticmethod
+    def take(path: Path) -> "Lock":
+        """Take the lock, or refuse at once if it is held."""
+        return _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @staticmethod
+    def wait(path: Path) -> "Lock":
+        """Take the lock as soon as it is free."""
+        return _locked(path, fcntl.LOCK_EX)
+
+    @staticmethod
+    def replace(path: Path) -> "Lock":
+        """Take a new lock in place of the one that is held: whoever has the old one no longer excludes anybody."""
+        sidecar = path.with_name(path.name + ".lock")
+        fresh = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
+        with explained(path), ExitStack() as undo:
+            descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600)
+            undo.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fresh.rename(sidecar)  # locked before it has its name, so nobody can come in between
+            undo.pop_all()
+        return Lock(descriptor)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._descriptor)
+
+
+def _locked(path: Path, operation: int) -> Lock:
+    sidecar = path.with_name(path.name + ".lock")
+    while True:
+        with explained(path), ExitStack() as undo:
+            descriptor = os.open(sidecar, os.O_RDWR | os.O_CREAT, 0o600)
+            undo.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, operation)
+            except BlockingIOError:
+                raise LedgerError(f"ledger {path}: another server has it open") from None
+            try:
+                is_current = os.path.samestat(os.fstat(descriptor), sidecar.stat())
+            except FileNotFoundError:
+                is_current = False
+            if is_current:  # otherwise it was replaced, and what we hold excludes nobody
+                undo.pop_all()
+                return Lock(descriptor)

@@ -15,8 +15,7 @@ from safetensors.numpy import save
 
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger import Head, Ledger, read_budget
-from d2pfed.ledger.files import opened_for_lines, replace_file, sync_directory
-from d2pfed.ledger.software import software_digest
+from d2pfed.ledger.files import opened_for_lines, replace_file, software_digest, sync_directory
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import run_plan

@@ -1,1 +1,1 @@
-"""How statistics become bounded vectors that may be summed: the same in one process and over Flower."""
+"""Private statistics: clients' data as bounded vectors, what their sums mean, and the calls that users make."""

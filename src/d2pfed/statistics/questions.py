@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.statistics.means import Ball
 from d2pfed.statistics.metrics import Metrics, MetricScheme, scored_records
 from d2pfed.statistics.records import Array
+from d2pfed.statistics.sums import Ball
 
 STATISTIC = "d2pfed.statistic"  # the array that clients fill in, and the setting that names what they fill it with
 MEANS = "d2pfed.means"  # the setting that asks for means of a client's own metrics
@@ -32,15 +32,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class MetricMeans:
-    """Means of metrics that each client computes itself, weighted by its examples.
+    """Means of metrics that each client computes itself, weighted by its examples."""
 
-    Attributes:
-        metrics: The bounds of each metric, by its name; public and chosen without looking at the data.
-        max_examples: The cap on a client's weight.
-    """
-
-    metrics: dict[str, Bounds]
-    max_examples: float
+    metrics: dict[str, Bounds]  # by name; public and chosen without looking at the data
+    max_examples: float  # the cap on a client's weight
 
     def __post_init__(self) -> None:
         if not self.metrics:
@@ -73,7 +68,9 @@ class MetricMeans:
         means, errors = self._ball.mean(total, sigma)
         low, width = self._scale()
         values = low + width * (np.clip(means, *_ALL) + 1) / 2
-        return _named(self.metrics, values), _named(self.metrics, errors * width / 2)
+        spreads = errors * width / 2
+        value = {name: np.asarray(each) for name, each in zip(self.metrics, values, strict=True)}
+        return value, {name: np.asarray(each) for name, each in zip(self.metrics, spreads, strict=True)}
 
     def _scale(self) -> tuple[Array, Array]:
         low, high = (np.array([getattr(each, end) for each in self.metrics.values()]) for end in ("low", "high"))
@@ -82,15 +79,10 @@ class MetricMeans:
 
 @dataclass(frozen=True, slots=True)
 class ScoreMetrics:
-    """Metrics of a model's scores on the clients' labelled records.
-
-    Attributes:
-        scheme: Which metrics, of how many classes.
-        max_values: The cap on a client's records, each of which has the same weight; None: each client has the same.
-    """
+    """Metrics of a model's scores on the clients' labelled records."""
 
     scheme: MetricScheme
-    max_values: float | None
+    max_values: float | None  # the cap on a client's records, of the same weight each; None: clients have the same
 
     def __post_init__(self) -> None:
         if self.scheme.has_count != (self.max_values is not None):
@@ -112,13 +104,7 @@ class ScoreMetrics:
 
     def decode(self, total: Array, sigma: float, clients: int) -> tuple[Metrics, Metrics]:
         """Return the metrics and their standard errors, from the sum of so many clients' vectors and its noise."""
-        parts, noise = self.scheme.split(total * self._bound), sigma * self._bound
-        count = float(parts["count"][0]) if self.scheme.has_count else float(clients)
-        return self.scheme.decode(parts, noise, max(count, noise))
-
-
-def _named(names: Mapping[str, object], values: Array) -> Metrics:
-    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+        return self.scheme.decode(total * self._bound, sigma * self._bound, clients)
 
 
 def is_evaluation(settings: Mapping[str, object]) -> bool:

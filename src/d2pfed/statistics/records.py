@@ -17,18 +17,11 @@ _TOGETHER = 1 << 20  # numbers of encoded records that are in memory at once
 
 @dataclass(frozen=True, slots=True)
 class RecordCode:
-    """How one record becomes a vector.
+    """How one record becomes a vector."""
 
-    Attributes:
-        encode: From records, one per row, all finite, to as many vectors: each a function of its record alone, to the
-            bit.
-        dimension: The length of a vector.
-        bound: The largest L2 norm of a vector.
-    """
-
-    encode: Callable[[Array], Array]
-    dimension: int
-    bound: float
+    encode: Callable[[Array], Array]  # finite records, one per row, each by itself alone and to the bit
+    dimension: int  # of a vector
+    bound: float  # on the L2 norm of a vector
 
     def total(self, records: Array) -> Array:
         """Return the sum of the vectors of some records."""
@@ -92,7 +85,9 @@ def clients_of(data: object, what: str) -> list[object]:
     elif hasattr(data, "__array__") and np.ndim(np.asarray(data)) > 0:
         found = list(np.asarray(data))
     else:
-        raise ConfigError(f"{what} must be a sequence or mapping with an entry per client, got {_kind(data)}")
+        raise ConfigError(
+            f"{what} must be a sequence or mapping with an entry per client, got {type(data).__name__}"
+        )
     if len(found) < FEWEST:
         raise ConfigError(f"a private statistic is over at least {FEWEST} clients, got {len(found)}")
     return found
@@ -107,7 +102,7 @@ def numbers(value: object, where: str) -> Array:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         found = np.asarray("")
     if found.dtype.kind not in "biuf" and found.size:
-        raise ConfigError(f"{where} must be numbers in a rectangular array, got {_kind(value)}")
+        raise ConfigError(f"{where} must be numbers in a rectangular array, got {type(value).__name__}")
     return found.astype(np.float64)
 
 
@@ -199,17 +194,6 @@ def interval(bounds: object) -> tuple[float, float]:
     return low, high
 
 
-def sorted_edges(bins: object) -> Array:
-    """Return the edges of bins, strictly rising."""
-    edges = settings(bins, "bins")
-    if edges.ndim != 1 or len(edges) < 2:
-        raise ConfigError(f"bins must be at least two edges, got {bins!r}")
-    if (np.diff(edges) <= 0).any():
-        at = int(np.argmax(np.diff(edges) <= 0))
-        raise ConfigError(f"bins must rise strictly, got {edges[at]:g} before {edges[at + 1]:g}")
-    return edges
-
-
 def bin_of(values: Array, edges: Array) -> NDArray[np.intp]:
     """Return the bin of each value, the last one closed on the right; -1 for a value outside of all."""
     found = np.searchsorted(edges, values, side="right") - 1
@@ -224,7 +208,3 @@ def one_hot(cells: NDArray[np.integer], count: int) -> Array:
     known = np.flatnonzero(cells >= 0)
     rows[known, cells[known]] = 1.0
     return rows
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

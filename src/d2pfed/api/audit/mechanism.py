@@ -128,12 +128,15 @@ def audit_mechanism(
             f"{plan.codec.clip:g}"
         )
     root = Entropy.system() if entropy is None else entropy
-    attack = _Attack.on(plan, fidelity)
+    attack, two_sided = _Attack.on(plan, fidelity), plan.adjacency is Adjacency.REPLACE_ONE
+    lower = -_BEYOND if two_sided else 0.0  # the target's vector in each world, along what is attacked
     seen = [
         np.array([attack.statistic(world, root.child("trial", trial, "world", place)) for trial in range(trials)])
-        for place, world in enumerate(_scales(plan, worlds))
+        for place, world in enumerate((lower, lower if worlds is Worlds.SAME else _BEYOND))
     ]
-    middle, spread = attack.middle, attack.spread
+    # The threshold halfway between the two worlds, and the planned standard deviation of the statistic.
+    middle = 0.0 if two_sided else plan.rounds * plan.codec.clip / 2
+    spread = math.sqrt(plan.rounds * variance(plan.noise(plan.quorum))) * plan.codec.granularity
     counts = {
         offset: (
             int(np.sum(seen[0] > middle + offset * spread)),
@@ -142,8 +145,10 @@ def audit_mechanism(
         for offset in _OFFSETS
     }
     alpha = (1 - confidence) / 2  # one half for each kind of bound
+    release, cap = plan.release("", 0, 0, (), plan.quorum), plan.max_participations
+    claimed = account([release] * plan.max_attempts, SERVER, delta=plan.delta, max_participations=cap)
     return MechanismAudit(
-        claimed=claimed_epsilon(plan),
+        claimed=claimed.epsilon,
         delta=plan.delta,
         counted=max(
             counted_epsilon(errors, trials, plan.delta, alpha / len(_OFFSETS)) for errors in counts.values()
@@ -159,20 +164,6 @@ def audit_mechanism(
         fidelity=fidelity,
         worlds=worlds,
     )
-
-
-def claimed_epsilon(plan: Plan) -> float:
-    """Return what all releases of a trial cost against the server, with the noise of a quorum."""
-    release = plan.release("", 0, 0, (), plan.quorum)
-    return account(
-        [release] * plan.max_attempts, SERVER, delta=plan.delta, max_participations=plan.max_participations
-    ).epsilon
-
-
-def _scales(plan: Plan, worlds: Worlds) -> tuple[float, float]:
-    """Return the target client's vector in each world, in multiples of the direction that is attacked."""
-    lower = -_BEYOND if plan.adjacency is Adjacency.REPLACE_ONE else 0.0
-    return lower, lower if worlds is Worlds.SAME else _BEYOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,60 +185,36 @@ class _Attack:
         rotation = plan.codec.rotation
         for number in range(plan.rounds):
             session = session_of(plan, Attempt("audit", number, 0), tuple(range(plan.cohort_size)))
-            direction = one_hot(plan.dimension)
+            direction = np.eye(1, plan.dimension, dtype=np.float32)[0]
             if rounds:
                 before = rotation.forward(rounds[-1][1], rotation_seed(rounds[-1][0]))
                 direction = rotation.inverse(-before, rotation_seed(session)).astype(np.float32)
             rounds.append((session, direction))
         return _Attack(plan, fidelity, tuple(rounds))
 
-    @property
-    def middle(self) -> float:
-        """The threshold halfway between the two worlds."""
-        highest = self.plan.rounds * self.plan.codec.clip
-        return 0.0 if self.plan.adjacency is Adjacency.REPLACE_ONE else highest / 2
-
-    @property
-    def spread(self) -> float:
-        """The planned standard deviation of the statistic."""
-        noise = self.plan.noise(self.plan.quorum)
-        return math.sqrt(self.plan.rounds * variance(noise)) * self.plan.codec.granularity
-
     def statistic(self, world: float, entropy: Entropy) -> float:
-        """Run the rounds of one trial and return what the server sees along the attacked directions."""
-        length = np.float32(world * self.plan.codec.clip)
-        found = sum(
-            float(np.dot(self._mean(session, length * direction, entropy).astype(np.float64), direction))
-            for session, direction in self.rounds
-        )
-        return found * self.plan.cohort_size
+        """Run the rounds of one trial and return what the server sees along the attacked directions.
 
-    def _mean(self, session: Session, vector: FloatVector, entropy: Entropy) -> FloatVector:
-        """Run one round with as few survivors as may be, all but the target sending zero, and decode its sum."""
-        plan = self.plan
-        vectors = {
-            client: vector if client == TARGET_CLIENT else np.zeros(plan.dimension, np.float32)
-            for client in session.cohort[: plan.quorum]
-        }
-        collected = collect(
-            session,
-            np.zeros(plan.dimension, np.float32),
-            dict.fromkeys(session.cohort, session.round),
-            plan=plan,
-            backend=_Given(vectors),
-            dropouts=Dropouts(),
-            entropy=entropy,
-            fidelity=self.fidelity,
-        )
-        total = plan.ring.centre(collected.unmask().vector)
-        return plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
-
-
-def one_hot(dimension: int) -> FloatVector:
-    """Return a vector of length 1 along the first coordinate."""
-    vector = np.zeros(dimension, np.float32)
-    vector[0] = 1.0
-    return vector
+        Each round has as few survivors as may be, and all but the target send zero.
+        """
+        plan, found = self.plan, 0.0
+        zero, length = np.zeros(plan.dimension, np.float32), np.float32(world * plan.codec.clip)
+        for session, direction in self.rounds:
+            vectors = dict.fromkeys(session.cohort[: plan.quorum], zero) | {TARGET_CLIENT: length * direction}
+            collected = collect(
+                session,
+                zero,
+                dict.fromkeys(session.cohort, session.round),
+                plan=plan,
+                backend=_Given(vectors),
+                dropouts=Dropouts(),
+                entropy=entropy,
+                fidelity=self.fidelity,
+            )
+            total = plan.ring.centre(collected.unmask().vector)
+            mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
+            found += float(np.dot(mean.astype(np.float64), direction))
+        return found * plan.cohort_size
 
 
 @dataclass(frozen=True, slots=True)

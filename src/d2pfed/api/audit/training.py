@@ -1,6 +1,6 @@
-"""The audit of a training run: canaries in one run, and what the server guesses of their coins."""
+"""The audit of a training run: canaries, which send what gives them away best, and what the server guesses of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,29 +9,153 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from d2pfed.accounting import SERVER, Unit
+from d2pfed.accounting import SERVER, Adjacency, Unit
 from d2pfed.api.audit.bounds import check_confidence, one_run_epsilon, one_run_gaussian_epsilon
-from d2pfed.api.audit.canaries import Canaries, CanaryRecords, CanaryTraining
 from d2pfed.api.job import Job, TaskEvaluator
 from d2pfed.errors import ConfigError
 from d2pfed.learning import RecordTrainer
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import IntVector
 from d2pfed.plan import Plan, guarantees
-from d2pfed.round import Attempt, Collected, rotation_seed
+from d2pfed.round import Attempt, Collected, Units, rotation_seed
 from d2pfed.runs import End, ExchangeRecord, Listener, TrainingAudit
 from d2pfed.secagg import Session, Sum
 from d2pfed.simulation import Backend, SimulatedFederation, TrainClients
-from d2pfed.simulation.silos import Silos
+from d2pfed.simulation.silos import RecordGradients, Silos
 
 # Of the canaries that took part: the surest guesses, each number fixed beforehand.
 _SHARES = (0.125, 0.25, 0.5, 1.0)
+_BEYOND = 4.0  # times the clip, or whatever it adapts to: the pipeline has to clip it
 _CLIENTS, _RECORDS = 50, 100  # clients, or records of each silo, that are looked at for quiet coordinates
 
 SHOWS = (
     "It can show that this training leaks more about a {unit} than is claimed, as a gross error would make it; it "
     "cannot show that it leaks no more, and one run's bound stays well below a claim that is tight."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """Units that send along a coordinate of their own, up or down (or nothing) by a secret coin."""
+
+    clients: NDArray[np.int64] = field(repr=False)  # who they are, or which silos they are in
+    records: NDArray[np.int64] = field(repr=False)  # of its silo, whose place each takes; 0 where it is a client
+    coordinates: NDArray[np.int64] = field(repr=False)  # no two the same, along which others send little
+    coins: NDArray[np.bool_] = field(repr=False)  # whether each sends its vector up
+    low: float  # what it sends otherwise: -1, or 0 where the neighbouring world has nothing
+    length: float  # of what is sent, in real units
+    rate: float  # how often one is in a sum that its client is in: 1, or the rate of a record's secret coin
+
+    @staticmethod
+    def draw(
+        count: int, plan: Plan, units: Sequence[int], sent: Iterable[NDArray[np.float32]], entropy: Entropy
+    ) -> "Canaries":
+        """Choose canaries and their coins; each client has so many `units`: 1, or its records.
+
+        `sent` are rows that others would send for the first model: whoever attacks may know them.
+        """
+        most = min(sum(units), plan.dimension)
+        if not 1 <= count <= most:
+            raise ConfigError(
+                f"canaries must be in [1, {most}]: no two share a {plan.unit} or a parameter, got {count}"
+            )
+        sizes = np.array(units, np.int64)
+        ends = np.cumsum(sizes)
+        chosen = entropy.child("clients").stream().subset(int(ends[-1]), count)
+        clients = np.searchsorted(ends, chosen, side="right")
+        clip = plan.codec.clip if plan.adaptive_clip is None else plan.adaptive_clip.initial
+        energy = np.zeros(plan.dimension)  # of rows that are scaled to the same length, by coordinate
+        for rows in sent:
+            squares = np.square(np.atleast_2d(rows), dtype=np.float64)
+            tiny = np.finfo(np.float64).tiny
+            energy += (squares / np.maximum(squares.sum(axis=1, keepdims=True), tiny)).sum(axis=0)
+        return Canaries(
+            clients=clients,
+            records=chosen - (ends - sizes)[clients],
+            coordinates=np.sort(np.argsort(energy, kind="stable")[:count]).astype(np.int64),
+            coins=entropy.child("coins").stream().below_each(2, count) == 1,
+            low=-1.0 if plan.adjacency is Adjacency.REPLACE_ONE else 0.0,
+            length=_BEYOND * clip,
+            rate=1.0 if plan.batches is None else float(plan.batches.rate),
+        )
+
+    def update(self, place: int, dimension: int) -> FloatVector:
+        """Return what the canary at this place sends for its coin."""
+        vector = np.zeros(dimension, np.float32)
+        vector[self.coordinates[place]] = self.length * (1.0 if self.coins[place] else self.low)
+        return vector
+
+    @property
+    def places(self) -> dict[tuple[int, int], int]:
+        """The place of each client and record among the canaries."""
+        named = zip(self.clients.tolist(), self.records.tolist(), strict=True)
+        return {pair: place for place, pair in enumerate(named)}
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryTraining:
+    """The local training of all clients but the canaries, which send what their coins say."""
+
+    inner: TrainClients
+    canaries: Canaries
+
+    def __call__(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
+        """Yield the updates of these clients, in their order."""
+        places = self.canaries.places
+        trained = self.inner(params, [client for client in clients if (client, 0) not in places], seed)
+        for client in clients:
+            place = places.get((client, 0))
+            yield next(trained) if place is None else self.canaries.update(place, len(params))
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryRecords:
+    """The gradients of all records of some silos but the canaries', which are what their coins say."""
+
+    inner: RecordGradients
+    canaries: Canaries
+
+    def count(self, client: int) -> int:
+        """Return how many units a silo holds, canaries among them."""
+        return self.inner.count(client)
+
+    def units(self, params: FloatVector, client: int) -> Units:
+        """Return a silo's units under a model."""
+        return _CanaryUnits(self, params, client)
+
+    def chunks(
+        self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
+    ) -> Iterator[tuple[IntVector, NDArray[np.float32]]]:
+        """Yield the vectors of chosen units and the silo of each, in their order."""
+        places, done = self.canaries.places, 0
+        asked = [(client, record) for client, chosen in wanted for record in chosen.tolist()]
+        for silos, vectors in self.inner.chunks(params, wanted):
+            found = vectors
+            for row, pair in enumerate(asked[done : done + len(vectors)]):
+                if (place := places.get(pair)) is not None:
+                    found = found.copy() if found is vectors else found
+                    found[row] = self.canaries.update(place, len(params))
+            done += len(vectors)
+            yield silos, found
+
+
+@dataclass(frozen=True, slots=True)
+class _CanaryUnits:
+    """One silo's units, canaries among them."""
+
+    gradients_of: CanaryRecords
+    params: FloatVector = field(repr=False)
+    client: int
+
+    @property
+    def count(self) -> int:
+        """How many units there are."""
+        return self.gradients_of.count(self.client)
+
+    def gradients(self, chosen: IntVector) -> Iterator[NDArray[np.float32]]:
+        """Yield rows with the vectors of the chosen units."""
+        return (vectors for _, vectors in self.gradients_of.chunks(self.params, [(self.client, chosen)]))
 
 
 @dataclass(slots=True)
@@ -42,12 +166,6 @@ class WatchedFederation:
     canaries: Canaries
     scores: NDArray[np.float64] = field(repr=False)
     seen: NDArray[np.bool_] = field(repr=False)
-
-    @staticmethod
-    def of(inner: SimulatedFederation, canaries: Canaries) -> "WatchedFederation":
-        """Watch a federation from its first round on."""
-        count = len(canaries.clients)
-        return WatchedFederation(inner, canaries, np.zeros(count), np.zeros(count, np.bool_))
 
     def with_clip(self, clip: float) -> "WatchedFederation":
         """Return the federation in a round with this clip, which adds to the same scores."""
@@ -135,7 +253,8 @@ def audit_training(
     root = Entropy.system() if entropy is None else entropy
     canaries, backend = _with_canaries(job, plan, count, start, root)
     with closing(backend), TemporaryDirectory() as directory, job.open(Path(directory) / "audit", None) as run:
-        watched = WatchedFederation.of(job.federation(run, backend), canaries)
+        nothing = np.zeros(count), np.zeros(count, np.bool_)
+        watched = WatchedFederation(job.federation(run, backend), canaries, *nothing)
         summary = run.train(watched, TaskEvaluator(job.model, job.task), listen, evaluate_every=plan.rounds)
         if summary.end is not End.COMPLETE:
             raise ConfigError(f"the audited run ended early: {summary.stopped}")

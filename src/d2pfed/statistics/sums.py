@@ -1,16 +1,80 @@
-"""Private sums and means of one vector per client."""
+"""Private sums and means of one vector per client: clipped, or each number brought within bounds."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.statistics.releasing import Terms, release, release_records
-from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-from d2pfed.statistics.means import ball_of, capped_shares, drowned
-from d2pfed.statistics.records import Array, RecordCode, clipped, equal_rows, equal_vectors, positive
+from d2pfed.noise.weighting import Weighting
+from d2pfed.statistics.records import (
+    Array,
+    RecordCode,
+    client_weights,
+    clipped,
+    equal_rows,
+    equal_vectors,
+    interval,
+    positive,
+)
+from d2pfed.statistics.release import Statistic, Terms, drowned, release, release_records
+
+
+@dataclass(frozen=True, slots=True)
+class Ball:
+    """Where vectors are brought to: within a radius of a centre, and each of their numbers within bounds."""
+
+    dimension: int
+    radius: float
+    bounds: tuple[float, float] | None
+
+    @staticmethod
+    def of(dimension: int, clip: object, bounds: object) -> "Ball":
+        """Return where vectors are brought to by a clip, or by bounds on each number."""
+        if bounds is None and clip is None:
+            raise ConfigError(
+                "a mean needs bounds=(lowest, highest) on each number, or clip= on the norm, chosen without looking at "
+                "the data; got neither"
+            )
+        if bounds is None:
+            return Ball(dimension, positive("clip", clip), None)
+        if clip is not None:
+            raise ConfigError(f"a mean has a clip or bounds, got clip {clip} and bounds {bounds}")
+        low, high = interval(bounds)
+        return Ball(dimension, (high - low) / 2 * math.sqrt(dimension), (low, high))
+
+    @property
+    def centre(self) -> float:
+        """The middle of the bounds."""
+        return 0.0 if self.bounds is None else sum(self.bounds) / 2
+
+    def around(self, vector: Array) -> Array:
+        """Return a vector as seen from the centre, within the radius; one that is not finite is at the centre."""
+        if self.bounds is None or not np.isfinite(vector).all():
+            return clipped(vector, self.radius)
+        return clipped(np.clip(vector, *self.bounds) - self.centre, self.radius)
+
+    def joint(self, rows: Array) -> Array:
+        """Return rows with their weight of 1 as a last number, both scaled so that the norm is at most 1."""
+        both = Weighting.balanced(1.0, self.radius, self.dimension)
+        joint = [np.append(both.rest / self.radius * self.around(row), both.share) for row in rows]
+        return np.array(joint).reshape(len(rows), self.dimension + 1)
+
+    def mean(self, total: Array, sigma: float) -> tuple[Array, Array]:
+        """Return the weighted mean and its standard error, from a sum of weighted `joint` rows with this noise."""
+        weighting = Weighting.balanced(1.0, self.radius, self.dimension)
+        a, b = weighting.rest, weighting.share
+        weight = max(total[-1], sigma) / b
+        ratio = self.radius / a * total[:-1] / weight
+        return self.centre + ratio, sigma * np.hypot(self.radius / a, ratio / b) / weight
+
+    @property
+    def code(self) -> RecordCode:
+        """How a record becomes a vector: its own numbers, and a one to count it by."""
+        return RecordCode(self.joint, self.dimension + 1, 1.0)
 
 
 def private_sum(
@@ -54,8 +118,8 @@ def private_sum(
     else:
         given, is_plain = equal_vectors(vectors, "vectors")
         released = release("sum", [clipped(each, limit) for each in given], len(given[0]), limit, terms)
-    value, error = released.total, np.full(len(released.total), released.sigma)
-    return statistic("private sum", *_as_given(value, error, is_plain), released)
+    shape = () if is_plain else released.value.shape
+    return released.computed(released.value.reshape(shape)[()], released.standard_error.reshape(shape)[()])
 
 
 def private_mean(
@@ -99,26 +163,23 @@ def private_mean(
     if weights is None and max_weight is not None:
         raise ConfigError(f"max_weight goes with weights, got max_weight {max_weight} and no weights")
     given, is_plain = (equal_rows if terms.of_records else equal_vectors)(vectors, "vectors")
-    ball = ball_of(given[0].shape[-1], clip, bounds)
-    if terms.of_records:
-        if weights is not None:
-            raise ConfigError("weights are for the unit client: a record counts as one where it is the unit")
-        released = release_records("mean", given, ball.code, None, terms)
-    elif weights is None:
+    ball = Ball.of(given[0].shape[-1], clip, bounds)
+    shape = () if is_plain else (ball.dimension,)
+    if weights is None and not terms.of_records:
         released = release("mean", [ball.around(each) for each in given], ball.dimension, ball.radius, terms)
-        value = ball.centre + released.total / released.clients
-        error = np.full(len(value), released.sigma / released.clients)
-        return statistic("private mean", *_as_given(value, error, is_plain), released)
+        value, error = ball.centre + released.value / released.clients, released.standard_error / released.clients
+        return released.computed(value.reshape(shape)[()], error.reshape(shape)[()])
+    if weights is None:
+        released = release_records("mean", given, ball.code, None, terms)
+    elif terms.of_records:
+        raise ConfigError("weights are for the unit client: a record counts as one where it is the unit")
+    elif max_weight is None:
+        raise ConfigError("weights need max_weight, a public cap on a client's weight, got None")
     else:
-        shares = capped_shares(weights, max_weight, len(given))
+        own = client_weights(weights, len(given))
+        shares = np.clip(np.where(np.isfinite(own), own, 0.0) / positive("max_weight", max_weight), 0.0, 1.0)
         joint = [u * ball.code.total(x[None, :]) for u, x in zip(shares, given, strict=True)]
         released = release("weighted mean", joint, ball.dimension + 1, 1.0, terms)
-    value, error = ball.mean(released.total, released.sigma)
-    name = "private mean" if terms.of_records else "private weighted mean"
-    result = statistic(name, *_as_given(value, error, is_plain), released)
-    return result.warned(drowned(released.total[-1], released.sigma, "weight"))
-
-
-def _as_given(value: Array, error: Array, is_plain: bool) -> tuple[Array, Array]:  # noqa: FBT001 - a fact
-    """Return numbers of the shape of what each client gave."""
-    return (value[0], error[0]) if is_plain else (value, error)
+    value, error = ball.mean(released.value, released.sigma)
+    warnings = drowned(released.value[-1], released.sigma, "weight")
+    return released.computed(value.reshape(shape)[()], error.reshape(shape)[()], warnings)

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from d2pfed.errors import ConfigError
-from d2pfed.ledger import volatile
+from d2pfed.ledger import keystore
+from d2pfed.ledger.keystore import VolatileFile
 from d2pfed.ledger.rows import Head
-from d2pfed.ledger.volatile import VolatileFile
 
 HERE = Head(0, bytes(32))
 
 
 def test_a_directory_on_a_disk_is_refused_unless_the_settings_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(volatile, "is_in_memory", lambda place: False)
+    monkeypatch.setattr(keystore, "is_in_memory", lambda place: False)
     with pytest.raises(ConfigError, match="keys_on_disk"):
         VolatileFile(tmp_path / "keys", "state")
     assert not (tmp_path / "keys").exists()
@@ -28,16 +28,16 @@ def test_memory_is_told_from_disk_by_the_kernels_table(tmp_path, monkeypatch):
         f"2 1 0:30 / {tmp_path}/with\\040space rw shared:1 - tmpfs tmpfs rw\n"
         f"3 2 0:31 / {tmp_path}/with\\040space/disk rw - ext4 /dev/a rw\n"
     )
-    monkeypatch.setattr(volatile, "_MOUNTS_FILE", table)
+    monkeypatch.setattr(keystore, "_MOUNTS_FILE", table)
     inside = tmp_path / "with space"
-    assert [volatile.is_in_memory(place) for place in (inside, inside / "deep", inside / "disk", tmp_path)] == [
+    assert [keystore.is_in_memory(place) for place in (inside, inside / "deep", inside / "disk", tmp_path)] == [
         True,
         True,
         False,
         False,
     ]
-    monkeypatch.setattr(volatile, "_MOUNTS_FILE", tmp_path / "none")
-    assert not volatile.is_in_memory(inside)
+    monkeypatch.setattr(keystore, "_MOUNTS_FILE", tmp_path / "none")
+    assert not keystore.is_in_memory(inside)
 
 
 def test_a_directory_that_others_can_read_is_refused(tmp_path):
@@ -48,7 +48,7 @@ def test_a_directory_that_others_can_read_is_refused(tmp_path):
 
 
 def test_a_system_that_does_not_tell_its_starts_apart_keeps_no_keys(tmp_path, monkeypatch):
-    monkeypatch.setattr(volatile, "_BOOT_FILE", Path("/nowhere"))
+    monkeypatch.setattr(keystore, "_BOOT_FILE", Path("/nowhere"))
     file = VolatileFile(tmp_path / "keys", "state", keys_on_disk=True)
     with pytest.raises(ConfigError, match="starts apart"):
         file.write(b"secret", HERE)
@@ -76,7 +76,7 @@ def test_a_sweep_erases_what_is_over_or_does_not_fit_and_nothing_else(tmp_path, 
     in_memory(tmp_path / "keys", "rolled back", b"now", Head(9, bytes(32)))
     (tmp_path / "keys" / "torn").write_bytes(b"half")
     synced = []
-    monkeypatch.setattr(volatile, "sync_directory", synced.append)
+    monkeypatch.setattr(keystore, "sync_directory", synced.append)
     file.sweep(lambda head: head.seq < 9, lambda content: content == b"over")
     assert sorted(each.name for each in (tmp_path / "keys").iterdir()) == ["lock", "now"]
     assert synced == [tmp_path / "keys"]
@@ -84,7 +84,7 @@ def test_a_sweep_erases_what_is_over_or_does_not_fit_and_nothing_else(tmp_path, 
 
 def test_erasing_lasts(tmp_path, monkeypatch):
     file, synced = in_memory(tmp_path / "keys", "state", b"secret"), []
-    monkeypatch.setattr(volatile, "sync_directory", synced.append)
+    monkeypatch.setattr(keystore, "sync_directory", synced.append)
     file.erase()
     file.erase()  # nothing is there, and that is what was asked for
     assert synced == 2 * [tmp_path / "keys"]

@@ -1,6 +1,8 @@
-"""What the report of a run says, and how it is read back from the run's directory."""
+"""What the report of a run says, read back from the run's directory, and numbers as a reader expects them."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,13 +15,14 @@ from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
 from d2pfed.plan.widths import variance
 from d2pfed.runs.plain import from_json, parse, read_text, require_directory
-from d2pfed.runs.records import End, RoundRecord, RunSummary, TrainingAudit
-from d2pfed.runs.report.tables import table, text_of
+from d2pfed.runs.records import RoundRecord, RunSummary, TrainingAudit
 
 Value = TypeVar("Value")
 
 BASELINE = "baseline.json"  # in a run's directory, if it names one
 AUDIT = "audit.json"  # in a run's directory, if its training was audited
+MOST_ITEMS = 20  # of a list in a table; the whole of it is in the file
+_CHOSEN_BY_TYPE = frozenset({"mechanism", "rotation"})  # their type is what was chosen
 
 _TYPES = TYPES | {kind.__name__: kind for kind in (PrivacyTarget, MechanismName, RotationName)}
 
@@ -73,11 +76,6 @@ class RunReport:
             )
 
     @property
-    def is_exhausted(self) -> bool:
-        """Whether its budget, or the attempts that it may take, are used up."""
-        return self.summary.end is End.EXHAUSTED
-
-    @property
     def secret_sizes(self) -> bool:
         """Whether the guarantee rests on nobody learning how many clients a cohort had."""
         return self.plan is not None and self.plan.sampling.method is Sampling.POISSON
@@ -118,74 +116,55 @@ class RunReport:
 def read_report(run: Path) -> RunReport:
     """Return the report of the run in a directory; a file that is missing or damaged is refused by name."""
     require_directory(run)
-    file = run / "settings.json"
+    file, plan_file = run / "settings.json", run / "plan.json"
     settings = parse(read_text(file), f"{file}")
     summary = from_json(RunSummary, read_text(run / "summary.json"), f"{run / 'summary.json'}")
-    rounds = _read_rounds(run / "metrics.jsonl")
+    rounds = tuple(
+        from_json(RoundRecord, line, f"{run / 'metrics.jsonl'}, line {number}")
+        for number, line in enumerate(read_text(run / "metrics.jsonl").splitlines(), 1)
+    )
     if rounds and summary.rounds < rounds[-1].round:
         raise ConfigError(
             f"{run / 'summary.json'} has {summary.rounds} rounds and metrics.jsonl {rounds[-1].round}: the run has "
             f"gone on since, so resume it by its own command first"
         )
     header = from_json(_Header, read_text(file), f"{file}")
-    target, plan = _read_target(settings, file), _read_plan(run / "plan.json", summary)
-    rows = _rows(settings, file)
+    target, plan = None, None
+    if settings.get("target") is not None:
+        text = json.dumps(settings["target"], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        target = _decode(text, PrivacyTarget, f"{file}")
+    if summary.bits is not None or plan_file.exists():
+        plan = _decode(read_text(plan_file), Plan, f"{plan_file}")
+        if summary.bits is None:
+            raise ConfigError(f"{plan_file} is there, and by summary.json the run was trained in the clear")
     try:
+        rows = table(settings)
+    except ConfigError as error:
+        raise DamagedFile(f"{file} is damaged: {error}") from error
+    try:
+        described = None
+        if plan is not None:
+            described = describe_plan(plan) if target is None else describe(target, plan)
         return RunReport(
             title=header.title,
             run=run.resolve().name,
             data=header.data,
             settings=rows,
             plan=plan,
-            plan_summary=None if plan is None else _summarise(target, plan),
+            plan_summary=described,
             summary=summary,
             planned_rounds=header.rounds,
             rounds=rounds,
             ledger="ledger.sqlite" if (run / "ledger.sqlite").is_file() else None,
-            baseline=_read_baseline(run / BASELINE),
-            audit=_read_audit(run / AUDIT),
+            baseline=_read_optional(Baseline, run / BASELINE),
+            audit=_read_optional(TrainingAudit, run / AUDIT),
         )
     except ConfigError as error:
         raise ConfigError(f"the files of the run in {run} do not belong together: {error}") from error
 
 
-def _rows(settings: dict[str, object], file: Path) -> tuple[tuple[str, str], ...]:
-    try:
-        return table(settings)
-    except ConfigError as error:
-        raise DamagedFile(f"{file} is damaged: {error}") from error
-
-
-def _summarise(target: PrivacyTarget | None, plan: Plan) -> PlanSummary:
-    return describe_plan(plan) if target is None else describe(target, plan)
-
-
-def _read_rounds(path: Path) -> tuple[RoundRecord, ...]:
-    lines = read_text(path).splitlines()
-    return tuple(from_json(RoundRecord, line, f"{path}, line {number}") for number, line in enumerate(lines, 1))
-
-
-def _read_baseline(path: Path) -> Baseline | None:
-    return from_json(Baseline, read_text(path), f"{path}") if path.exists() else None
-
-
-def _read_audit(path: Path) -> TrainingAudit | None:
-    return from_json(TrainingAudit, read_text(path), f"{path}") if path.exists() else None
-
-
-def _read_plan(path: Path, summary: RunSummary) -> Plan | None:
-    """Return the plan of a private run, which must have one; None for a run in the clear."""
-    if summary.bits is None and not path.exists():
-        return None
-    plan = _decode(read_text(path), Plan, f"{path}")
-    if summary.bits is None:
-        raise ConfigError(f"{path} is there, and by summary.json the run was trained in the clear")
-    return plan
-
-
-def _read_target(settings: dict[str, object], file: Path) -> PrivacyTarget | None:
-    target = settings.get("target")
-    return None if target is None else _decode(text_of(target), PrivacyTarget, f"{file}")
+def _read_optional(kind: type[Value], path: Path) -> Value | None:
+    return from_json(kind, read_text(path), f"{path}") if path.exists() else None
 
 
 def _decode(text: str, kind: type[Value], where: str) -> Value:
@@ -196,3 +175,65 @@ def _decode(text: str, kind: type[Value], where: str) -> Value:
     if not isinstance(value, kind):
         raise DamagedFile(f"{where} is damaged: it must hold a {kind.__name__}, got a {type(value).__name__}")
     return value
+
+
+def table(plain: Mapping[str, object], where: str = "") -> tuple[tuple[str, str], ...]:
+    """Return the fields of a value's canonical JSON as dotted names and readable values, in order of name."""
+    found: list[tuple[str, str]] = []
+    for name, item in sorted(plain.items()):
+        if isinstance(item, dict) and "is" not in item:
+            if name in _CHOSEN_BY_TYPE:
+                found.append((where + name, str(item.get("", ""))))
+            found.extend(table(item, f"{where}{name}."))
+        elif name:
+            found.append((where + name, _readable(item)))
+    return tuple(found)
+
+
+def _readable(item: object) -> str:
+    if item is None:
+        return "none"
+    if isinstance(item, list):
+        more = f", and {len(item) - MOST_ITEMS:,} more" if len(item) > MOST_ITEMS else ""
+        return ", ".join(_readable(part) for part in item[:MOST_ITEMS]) + more
+    if not isinstance(item, dict):
+        return str(item)
+    if "is" not in item:  # a value in a list
+        return " ".join(
+            f"({_readable(part)})" if isinstance(part, list) else _readable(part)
+            for name, part in sorted(item.items())
+            if name
+        )
+    value = str(item["is"])
+    if item.get("") != "float":
+        return value
+    try:
+        return str(float.fromhex(value))
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"a setting must be a number in hexadecimal, got {value[:40]}") from error
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage in two decimals."""
+    return f"{100 * share:.2f} %"
+
+
+def shown(metric: str, value: float) -> str:
+    """Return a metric as a reader expects it: an accuracy as a percentage."""
+    if not math.isfinite(value):
+        return "not finite"
+    return percent(value) if metric == "accuracy" else f"{value:.4g}"
+
+
+def unit_of(size_bytes: float) -> tuple[str, float]:
+    """Return the unit that suits a size, and its bytes."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return unit, scale
+    return "bytes", 1.0
+
+
+def in_bytes(size_bytes: float) -> str:
+    """Return a size in the unit that suits it."""
+    unit, scale = unit_of(size_bytes)
+    return f"{size_bytes / scale:.3g} {unit}"

@@ -91,7 +91,7 @@ class VolatileFile:
     """One secret value in a directory in memory; whatever does not fit this start and this log is erased.
 
     Guarantee: keys of another start of the machine, or of a log that was put back, are never used.
-    Checked: test_volatile.py, test_standing_malicious.py (boot-bound, state-fits-log).
+    Checked: test_keystore.py, test_standing_malicious.py (boot-bound, state-fits-log).
     """
 
     def __init__(self, directory: Path, name: str, *, keys_on_disk: bool = False) -> None:
@@ -128,7 +128,13 @@ class VolatileFile:
         """Erase all values in the directory that are over, or do not fit, or that newer ones leave no room for."""
         with locked(self._directory / "lock"):
             for file in self._directory.iterdir():
-                if file.name != "lock" and not _is_useful(file, holds, over):
+                if file.name == "lock":
+                    continue
+                try:
+                    useful = not over(_checked(read_file(file, forbidden=OTHERS_MAY_USE) or b"", holds))
+                except (ConfigError, LedgerError):
+                    useful = False
+                if not useful:
                     file.unlink(missing_ok=True)
             keep_newest(self._directory, MOST_FILES)
             sync_directory(self._directory)
@@ -154,13 +160,6 @@ class VolatileFile:
             self.refusal = str(error)
             self.erase()
             return None
-
-
-def _is_useful(file: Path, holds: Callable[[Head], bool], over: Callable[[bytes], bool]) -> bool:
-    try:
-        return not over(_checked(read_file(file, forbidden=OTHERS_MAY_USE) or b"", holds))
-    except (ConfigError, LedgerError):
-        return False
 
 
 def _checked(data: bytes, holds: Callable[[Head], bool]) -> bytes:

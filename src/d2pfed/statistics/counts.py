@@ -5,11 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.statistics.releasing import Released, Terms, release_records
-from d2pfed.api.statistics.result import Statistic, statistic
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-from d2pfed.statistics.means import drowned
 from d2pfed.statistics.records import (
     Array,
     RecordCode,
@@ -19,9 +16,9 @@ from d2pfed.statistics.records import (
     interval,
     one_hot,
     settings,
-    sorted_edges,
     whole,
 )
+from d2pfed.statistics.release import Statistic, Terms, drowned, release_records
 
 MOST_CELLS = 1 << 20  # of a table, and bins of a histogram
 MOST_BINS = 1 << 12  # of a quantile's matrix
@@ -61,13 +58,17 @@ def private_histogram(
         BudgetExceeded: if the ledger does not allow the release.
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    edges = sorted_edges(bins)
+    edges = settings(bins, "bins")
+    if edges.ndim != 1 or len(edges) < 2:
+        raise ConfigError(f"bins must be at least two edges, got {bins!r}")
+    if (np.diff(edges) <= 0).any():
+        at = int(np.argmax(np.diff(edges) <= 0))
+        raise ConfigError(f"bins must rise strictly, got {edges[at]:g} before {edges[at + 1]:g}")
     count = len(edges) - 1
     if count > MOST_CELLS:
         raise ConfigError(f"a histogram must have at most {MOST_CELLS} bins, got {count}")
     code = RecordCode(lambda part: one_hot(bin_of(part, edges), count), count, 1.0)
-    released = release_records("histogram", columns(values, "values"), code, max_values, terms)
-    return statistic("private histogram", released.total, np.full(count, released.sigma), released)
+    return release_records("histogram", columns(values, "values"), code, max_values, terms)
 
 
 def private_table(
@@ -109,7 +110,7 @@ def private_table(
     own = [_cells(each, variables, shape, at) for at, each in enumerate(clients_of(rows, "rows"))]
     code = RecordCode(lambda part: one_hot(part.astype(np.int64), cells), cells, 1.0)
     released = release_records("table", own, code, max_values, terms)
-    return statistic("private table", released.total.reshape(shape), np.full(shape, released.sigma), released)
+    return released.computed(released.value.reshape(shape), released.standard_error.reshape(shape))
 
 
 def private_quantile(
@@ -160,11 +161,22 @@ def private_quantile(
         lambda part: root.T[bin_of(np.clip(part, low, high), edges)], count, float(np.linalg.norm(root[:, 0]))
     )
     released = release_records("quantile", columns(values, "values"), code, max_values, terms)
-    found = [_quantile(level, released, root, edges) for level in np.atleast_1d(asked)]
-    value, error = (np.array(each).reshape(asked.shape) for each in zip(*found, strict=True))
-    total = float(root[-1] @ released.total)
-    warnings = drowned(total, released.sigma * float(np.linalg.norm(root[-1])), "count")
-    return statistic("private quantile", value, error, released).warned(warnings)
+    counts = root @ released.value
+    total = max(counts[-1], released.sigma)
+    # Counts rise, and noise does not: between the least and the largest rising curve that it allows.
+    rising = (np.maximum.accumulate(counts) + np.minimum.accumulate(counts[::-1])[::-1]) / 2
+    curve = np.concatenate([[0.0], np.clip(rising, 0, total)])
+    found = []
+    for level in np.atleast_1d(asked):
+        at = min(int(np.searchsorted(curve[1:], level * total)), count - 1)
+        noise = released.sigma * float(np.linalg.norm(root[at] - level * root[-1]))
+        lower, value, upper = np.interp(
+            [level * total - noise, level * total, level * total + noise], curve, edges
+        )
+        found.append((float(value), float(upper - lower) / 2))
+    quantiles, errors = (np.array(each).reshape(asked.shape) for each in zip(*found, strict=True))
+    warnings = drowned(float(root[-1] @ released.value), released.sigma * float(np.linalg.norm(root[-1])), "count")
+    return released.computed(quantiles, errors, warnings)
 
 
 def cumulative_root(count: int) -> Array:
@@ -173,19 +185,6 @@ def cumulative_root(count: int) -> Array:
     entries = np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
     behind = np.subtract.outer(np.arange(count), np.arange(count))
     return np.where(behind >= 0, entries[np.abs(behind)], 0.0)
-
-
-def _quantile(level: float, released: Released, root: Array, edges: Array) -> tuple[float, float]:
-    """Return a quantile and its standard error, from the places where the cumulative counts reach the level."""
-    counts = root @ released.total
-    total = max(counts[-1], released.sigma)
-    # Counts rise, and noise does not: between the least and the largest rising curve that it allows.
-    rising = (np.maximum.accumulate(counts) + np.minimum.accumulate(counts[::-1])[::-1]) / 2
-    curve = np.concatenate([[0.0], np.clip(rising, 0, total)])
-    at = min(int(np.searchsorted(curve[1:], level * total)), len(counts) - 1)
-    noise = released.sigma * float(np.linalg.norm(root[at] - level * root[-1]))
-    lower, value, upper = np.interp([level * total - noise, level * total, level * total + noise], curve, edges)
-    return float(value), float(upper - lower) / 2
 
 
 def _variables(categories: object) -> list[dict[object, int]]:

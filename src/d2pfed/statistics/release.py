@@ -1,0 +1,319 @@
+"""One release: from the clients' bounded vectors, through the protocol and a ledger, to a noisy sum and its cost."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, round_up
+from d2pfed.errors import ConfigError
+from d2pfed.ledger import Ledger
+from d2pfed.ledger.files import software_digest
+from d2pfed.noise.weighting import DROWNED
+from d2pfed.numerics.randomness import Entropy
+from d2pfed.numerics.ring import MAX_BITS, Ring
+from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
+from d2pfed.plan.widths import variance
+from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
+from d2pfed.round.participant import Update
+from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
+
+Value = TypeVar("Value")
+Other = TypeVar("Other")
+
+PROTOCOL_UP_TO = 100  # clients whose every message is sent in this process, unless another fidelity is asked for
+FEW = 1000  # clients or records: below it, the default delta is no small number
+MOST_ROOM = 0.02  # of the clip, that a codec's room for rounding may take
+LEAST_BOUND = 1e-30  # on a vector; the most is its inverse: sums are decoded in single precision
+SPARE_BITS = 2  # of the ring: a sum that wraps would be far off, and bits cost a short vector nothing
+_log = logging.getLogger("d2pfed.statistics")  # of whoever holds the data
+_HOW = {  # by fidelity; a deployment has another
+    "sum": "simulated: vectors added up without the protocol's messages",
+    "protocol": "simulated: every message of the protocol was sent",
+}
+_CHANGEABLE = ("against", "adjacency", "dropouts", "colluders", "unit", "records", "max_silos")
+_DEFAULTS = PrivacyTarget(
+    against=SERVER, sampling=Sampling.NONE, adjacency=Adjacency.ZERO_OUT, dropouts=0.1, colluders=0.1
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How private a statistic is, where it is charged, and how much of the protocol runs."""
+
+    epsilon: float
+    delta: float | None
+    privacy: Mapping[str, object] | None
+    ledger: Ledger | str | Path | None
+    fidelity: str
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        if self.privacy is not None and not isinstance(self.privacy, Mapping):
+            raise ConfigError(
+                f"privacy must be a dictionary of changes ({', '.join(_CHANGEABLE)}), got {type(self.privacy).__name__}"
+            )
+        for name in self.privacy or {}:
+            if name not in _CHANGEABLE:
+                raise ConfigError(f"privacy may change {', '.join(_CHANGEABLE)}, got {name!r}")
+        if self.fidelity not in ("auto", *Fidelity):
+            raise ConfigError(f"fidelity must be auto, {', '.join(Fidelity)}, got {self.fidelity!r}")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise ConfigError(f"seed must be a whole number or None, got {self.seed!r}")
+        if self.seed is not None and self.ledger is not None:
+            raise ConfigError(
+                f"a release on a shared ledger takes its noise from the system, got seed {self.seed}: what repeats "
+                "from a seed protects nobody, and is not to be counted as private"
+            )
+
+    @property
+    def of_records(self) -> bool:
+        """Whether what is protected is a record of a client, and not all that the client holds."""
+        return (self.privacy or {}).get("unit", Unit.CLIENT) == Unit.RECORD
+
+    def target(self, dimension: int, clients: int, clip: float, ledger: Ledger | None) -> PrivacyTarget:
+        """Return the target of one release over everyone; delta, observer and adjacency are a shared ledger's."""
+        changes = dict(self.privacy or {})
+        usual = {"adjacency": Adjacency.ADD_REMOVE, "batch_rate": 1.0} if self.of_records else {}
+        asked = replace(_DEFAULTS, **(usual | changes))  # type: ignore[arg-type]  # it checks types
+        if self.of_records and asked.records is None:
+            raise ConfigError(
+                "the unit record needs records, a public bound on the number of all records, got None"
+            )
+        delta = self.delta
+        if ledger is not None:
+            if delta not in (None, ledger.budget.delta):
+                raise ConfigError(f"delta is the ledger's {ledger.budget.delta:g}, got {delta:g}")
+            if "against" in changes and asked.against != ledger.budget.observer:
+                raise ConfigError(f"against is the ledger's {ledger.budget.observer}, got {asked.against}")
+            asked, delta = replace(asked, against=ledger.budget.observer), ledger.budget.delta
+            for plan in (*ledger.budget.declared, *ledger.plans())[:1]:
+                if plan.release.unit is not asked.unit:
+                    raise ConfigError(
+                        f"the ledger's runs protect a {plan.release.unit}, and this statistic a {asked.unit}"
+                    )
+                for name in ("adjacency", "max_silos"):  # one account has one of each
+                    charged = getattr(plan.release, name)
+                    if name in changes and charged != getattr(asked, name):
+                        raise ConfigError(
+                            f"{name} is {charged} in all of the ledger's runs, got {getattr(asked, name)}"
+                        )
+                asked = replace(asked, adjacency=plan.release.adjacency, max_silos=plan.release.max_silos)
+        return replace(
+            asked,
+            epsilon=self.epsilon,
+            delta=delta,
+            clip=clip,
+            dimension=dimension,
+            population=clients,
+            cohort_size=clients,
+            rounds=1,
+            spare=0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class Statistic(Generic[Value]):
+    """A private statistic: its value, its standard error, and what it cost.
+
+    Attributes:
+        name: What was computed, in words.
+        value: The statistic, right on average but for what the bounds cut off.
+        standard_error: Of the value, by the noise alone: a public number, or follows from released ones.
+        guarantees: One epsilon per observer.
+        bound: The largest L2 norm of what one client, or one record where that is the unit, contributes.
+        clients: How many clients there are.
+        plan: What clients and server agreed on: noise, quorum, colluders.
+        fidelity: Whether every message of secure aggregation was sent in this process (protocol), or the clients'
+            encoded vectors were added up (sum).
+        spent: Epsilon of all runs on the ledger together; None where there is none.
+        warnings: What a user should know before the value is shared.
+    """
+
+    name: str
+    value: Value
+    standard_error: Value
+    guarantees: tuple[Guarantee, ...]
+    bound: float
+    clients: int
+    plan: Plan = field(repr=False)
+    fidelity: str
+    spent: float | None
+    warnings: tuple[str, ...]
+
+    @property
+    def epsilon(self) -> float:
+        """What the whole release is charged, against the plan's observer and the colluders that are planned for."""
+        return self.plan.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The failure probability of that guarantee."""
+        return self.plan.delta
+
+    @property
+    def sigma(self) -> float:
+        """The standard deviation of the noise in each coordinate of the sum that was released."""
+        return math.sqrt(variance(self.plan.noise(self.clients))) * self.plan.codec.granularity
+
+    def computed(self, value: Other, error: Other, warnings: tuple[str, ...] = ()) -> "Statistic[Other]":
+        """Return what follows from the released sum, at no further cost."""
+        released: Statistic[Any] = self
+        return replace(released, value=value, standard_error=error, warnings=(*self.warnings, *warnings))
+
+    def __repr__(self) -> str:
+        plan, missing = self.plan, self.plan.cohort_size - self.plan.quorum
+        lines = [f"{self.name} over {self.clients:,} clients", *_shown(self.value, self.standard_error)]
+        lines.append(
+            f"epsilon {round_up(plan.epsilon, 4)} at delta {round_up(plan.delta, 3)} against {plan.against} and up "
+            f"to {plan.colluders:,} colluding clients (for one {plan.unit} of norm at most {self.bound:.4g}, "
+            f"{plan.adjacency})"
+        )
+        lines += [
+            f"against {each.observer}: {each.reason or round_up(each.epsilon, 4)}" for each in self.guarantees
+        ]
+        lines.append(f"noise planned for {missing:,} missing clients; {_HOW.get(self.fidelity, self.fidelity)}")
+        if self.spent is not None:
+            lines.append(
+                f"all runs on the ledger: epsilon {round_up(self.spent, 4)} against {plan.against}, if none was begun "
+                "or stopped for what another had shown; its budget holds whatever was seen"
+            )
+        return "\n  ".join([*lines, *(f"warning: {each}" for each in self.warnings)])
+
+
+def _shown(value: object, error: object) -> list[str]:
+    """Return a value with its standard error in a few lines."""
+    if isinstance(value, dict) and isinstance(error, dict):
+        return [f"{name}: {line}" for name in value for line in _shown(value[name], error[name])]
+    found, spread = np.asarray(value), np.asarray(error)
+    if found.size > 1:
+        text = np.array2string(found, precision=4, suppress_small=True, threshold=20, prefix="  ")
+        return [f"{text}, standard error up to {spread.max():.3g}"]
+    return [f"{found.item():.6g}, standard error {spread.item():.3g}"]
+
+
+def drowned(total: float, sigma: float, what: str) -> tuple[str, ...]:
+    """Return a warning if a total that is divided by is not far above its noise."""
+    if total >= DROWNED * sigma:
+        return ()
+    return (f"The total {what} is below {DROWNED:g} standard deviations of its noise: the ratio means little.",)
+
+
+def release(
+    name: str, contributions: Sequence[Update], dimension: int, bound: float, terms: Terms
+) -> Statistic[Array]:
+    """Charge a run of one round, add up what the clients contribute, and return the noisy sum.
+
+    What is protected, a client's vector or a record's, has an L2 norm of at most `bound`, or is scaled down to it. The
+    run takes one attempt: what is calibrated for is what is charged. The noise is the least that a quorum less its
+    colluders needs.
+    """
+    clients = len(contributions)
+    if not LEAST_BOUND <= bound <= 1 / LEAST_BOUND:
+        raise ConfigError(
+            f"the bound on a vector must be in [{LEAST_BOUND:g}, {1 / LEAST_BOUND:g}], got {bound:g}"
+        )
+    few = Fidelity.PROTOCOL if clients <= PROTOCOL_UP_TO else Fidelity.SUM
+    fidelity = few if terms.fidelity == "auto" else Fidelity(terms.fidelity)
+    entropy = Entropy.system() if terms.seed is None else Entropy.replay(str(terms.seed).encode())
+    with ExitStack() as closing:
+        shared = _shared_ledger(terms, closing)
+        target = terms.target(dimension, clients, bound, shared)
+        plan = _plan(target, bound)
+        charge, run, ledger = run_plan(plan), run_name(name, terms), shared
+        if ledger is None:
+            place = Path(closing.enter_context(TemporaryDirectory())) / "ledger.sqlite"
+            ledger = closing.enter_context(Ledger.create(place, charge.budget))
+        ledger.begin(run, run, charge, software=software_digest(), repeatable=terms.seed is not None)
+        numbered = dict(enumerate(contributions))
+        total = given_sum(plan, Attempt(run, 0, 0), numbered, ledger, entropy, fidelity=fidelity)
+        spent = None if shared is None else ledger.spent()
+    found = Statistic(
+        name=f"private {name}",
+        value=total.astype(np.float64),
+        standard_error=np.zeros(len(total)),
+        guarantees=guarantees(plan),
+        bound=bound,
+        clients=clients,
+        plan=plan,
+        fidelity=fidelity,
+        spent=spent,
+        warnings=_warnings(terms, target, shared),
+    )
+    return replace(found, standard_error=np.full(len(total), found.sigma))
+
+
+def release_records(
+    name: str, clients: Sequence[Array], code: RecordCode, most: object, terms: Terms
+) -> Statistic[Array]:
+    """Release a sum over the clients' records.
+
+    Where a client is protected it contributes one vector: the mean of its records' vectors, or their sum scaled down to
+    `most` records. Where a record is, each contributes its own. One that is not finite contributes zero: its holder is
+    told, and no result.
+    """
+    if not all(are_known(records).all() for records in clients):
+        _log.warning("some records hold what is no number, or is out of its range: they count as zero")
+    if terms.of_records:
+        if most is not None:
+            raise ConfigError(f"max_values is for the unit client, got {most} and the unit record")
+        coded = [CodedRecords(code, records) for records in clients]
+        return release(name, coded, code.dimension, code.bound, terms)
+    cap = None if most is None else positive("max_values", most)
+    vectors = [code.of_client(records, cap) for records in clients]
+    return release(name, vectors, code.dimension, code.bound * (1.0 if cap is None else cap), terms)
+
+
+def _plan(target: PrivacyTarget, bound: float) -> Plan:
+    """Return a plan in which a vector at its bound is not shrunk: that would bias sums by one part in thousands.
+
+    The codec leaves a little room below its clip for rounding, so the clip is larger by that room, and so is the noise.
+    """
+    plan = calibrate(target)
+    radius, length = plan.codec.grid_radius, plan.codec.length
+    room = 4 / radius + length / (6 * radius**2)
+    if room < MOST_ROOM:
+        plan = calibrate(replace(target, clip=bound * (1 + room)))
+    return replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
+
+
+def run_name(name: str, terms: Terms) -> str:
+    """Return a name that no other release has, but for one that repeats from its seed."""
+    if terms.seed is not None:
+        return f"{name} {terms.seed}"
+    return f"{name} {Entropy.system().key[:8].hex()}"
+
+
+def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tuple[str, ...]:
+    found = []
+    what, count = ("records", target.records or 0) if terms.of_records else ("clients", target.population)
+    if terms.delta is None and ledger is None and count < FEW:
+        found.append(
+            f"Delta is {count}^-1.1 = {target.effective_delta:.2g}, large as {what} are few: state a smaller one."
+        )
+    elif target.effective_delta >= 1 / count:
+        found.append(
+            f"Delta {round_up(target.effective_delta, 6)} is not below 1 / {what} = {1 / count:g}: publishing a random "
+            f"{target.unit}'s data whole would satisfy it."
+        )
+    if terms.seed is not None:
+        found.append("The noise follows from its seed: it protects nobody from whoever knows the seed.")
+    return tuple(found)
+
+
+def _shared_ledger(terms: Terms, closing: ExitStack) -> Ledger | None:
+    """Return the ledger that was given: open already, or opened here from its file or a run's directory."""
+    if terms.ledger is None or isinstance(terms.ledger, Ledger):
+        return terms.ledger
+    if not isinstance(terms.ledger, (str, Path)):
+        raise ConfigError(
+            f"ledger must be a Ledger or the path of one or of a run, got {type(terms.ledger).__name__}"
+        )
+    path = Path(terms.ledger)
+    return closing.enter_context(Ledger.open(path / "ledger.sqlite" if path.is_dir() else path))
