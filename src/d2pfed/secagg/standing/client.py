@@ -23,9 +23,10 @@ from d2pfed.secagg import crypto
 from d2pfed.secagg.pairwise import checks as common
 from d2pfed.secagg.position import POSITION_BYTES, History, Position, unpack_position
 from d2pfed.secagg.roster import Enrolment
+from d2pfed.secagg.standing import checks
 from d2pfed.secagg.standing import epoch as standing
 from d2pfed.secagg.standing import messages as standing_messages
-from d2pfed.secagg.standing.epoch import Epoch, StandingAdvert, StandingKeys, StandingStep, checks
+from d2pfed.secagg.standing.epoch import Epoch, StandingAdvert, StandingKeys, StandingStep
 from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind, frame, pack_integer, pack_subset, unframe
 
 _T = TypeVar("_T")

@@ -16,9 +16,10 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg.exchange import Outbox, PendingAnswers
 from d2pfed.secagg.position import Position, verify_position
 from d2pfed.secagg.roster import Roster
+from d2pfed.secagg.standing import checks
 from d2pfed.secagg.standing import epoch as standing
 from d2pfed.secagg.standing import messages as standing_messages
-from d2pfed.secagg.standing.epoch import Epoch, StandingAdvert, StandingKeys, StandingStep, checks
+from d2pfed.secagg.standing.epoch import Epoch, StandingAdvert, StandingKeys, StandingStep
 from d2pfed.secagg.standing.messages import StandingRequest
 from d2pfed.secagg.wire import ClientId, Subset, subset_of
 
