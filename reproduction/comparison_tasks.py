@@ -14,8 +14,8 @@ from d2pfed.learning import Examples, Model, StoredClients, Task, load_task
 from d2pfed.learning.edges import CELLS, DIRECTIONS, OrientedEdges
 from d2pfed.learning.formats import read_idx
 from d2pfed.learning.infimnist import scale
-from d2pfed.learning.patches import linear_model
 from d2pfed.learning.tasks import deal, held_out_order
+from reproduction.patches import linear_model
 from reproduction.result import Context
 
 _PER_CLIENT = 5  # images of a client, from IDX files

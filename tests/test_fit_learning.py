@@ -9,15 +9,15 @@ from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     LocalTrainer,
     LocalTraining,
-    OwnClients,
     Rows,
     SequentialTrainer,
-    own_model,
+    UserClients,
     rows_of,
     trainer_for,
+    user_model,
 )
-from d2pfed.learning.own_model import fixed_content
 from d2pfed.learning.trainer import TrainingMethod
+from d2pfed.learning.user_model import fixed_content
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def held(count: int = 6) -> list:
 
 
 def trainer(module, data, **hooks):
-    return trainer_for(own_model(module, **hooks), OwnClients.of(data, None, CPU), LocalTraining())
+    return trainer_for(user_model(module, **hooks), UserClients.of(data, None, CPU), LocalTraining())
 
 
 def test_a_known_network_is_trained_by_the_compiled_loop():
@@ -55,7 +55,9 @@ def test_a_hook_sees_the_layers_that_are_not_trained_too():
         seen.append(len(module))
         return module(x)
 
-    list(trainer(net, held(), forward=forward, trainable="2.*")(own_model(net, trainable="2.*").initial(), [0], 0))
+    list(
+        trainer(net, held(), forward=forward, trainable="2.*")(user_model(net, trainable="2.*").initial(), [0], 0)
+    )
     assert set(seen) == {3}
 
 
@@ -76,7 +78,7 @@ def test_rows_that_a_mean_loss_mixes_are_trained_client_after_client():
 )
 def test_a_client_whose_rows_are_unlike_the_others_is_named(other):
     with pytest.raises(ConfigError, match="client 1 must hold inputs of shape"):
-        list(trainer(nn.Linear(4, 2), [held()[0], other])(own_model(nn.Linear(4, 2)).initial(), [0, 1], 0))
+        list(trainer(nn.Linear(4, 2), [held()[0], other])(user_model(nn.Linear(4, 2)).initial(), [0, 1], 0))
 
 
 def test_arrays_become_what_torch_s_modules_take():
@@ -103,15 +105,15 @@ def test_large_data_are_measured_in_batches_and_joined_as_they_were():
 def test_the_digest_of_what_is_not_trained_covers_buffers_and_all_types():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16))
     net.register_buffer("scale", torch.tensor(3))
-    content = dict(fixed_content(own_model(net, trainable="0.*")))
+    content = dict(fixed_content(user_model(net, trainable="0.*")))
     assert set(content) == {"1.weight", "1.bias", "scale"}
     net.scale.fill_(4)
-    assert dict(fixed_content(own_model(net, trainable="0.*"))) != content
+    assert dict(fixed_content(user_model(net, trainable="0.*"))) != content
 
 
 def test_a_model_on_a_device_gives_its_vector_back_on_the_cpu():
-    model = own_model(nn.Linear(2, 2), device="cpu")
+    model = user_model(nn.Linear(2, 2), device="cpu")
     assert model.device == CPU
     assert isinstance(model.initial(), np.ndarray)
     with pytest.raises(ConfigError, match="device must be one of cpu, cuda, mps, got 'cpu:x'"):
-        own_model(nn.Linear(2, 2), device="cpu:x")
+        user_model(nn.Linear(2, 2), device="cpu:x")

@@ -8,13 +8,13 @@ import torch
 
 import d2pfed
 from d2pfed.errors import ConfigError
-from d2pfed.learning import OwnClients, RecordTrainer, own_model
+from d2pfed.learning import RecordTrainer, UserClients, user_model
 
 
 def network(*layers, **options):
     torch.manual_seed(1)
     module = torch.nn.Sequential(*(layers or (torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))))
-    return own_model(module, **options)
+    return user_model(module, **options)
 
 
 def data(rows=23, columns=6, seed=2):
@@ -24,7 +24,7 @@ def data(rows=23, columns=6, seed=2):
 
 def trainer(model=None, silos=None, groups=None, chunk=8):
     model = model or network()
-    return RecordTrainer(model, OwnClients.of(silos or [data()], None, model.device), groups, chunk)
+    return RecordTrainer(model, UserClients.of(silos or [data()], None, model.device), groups, chunk)
 
 
 def every(own, params):
@@ -179,7 +179,7 @@ def test_a_patient_with_a_row_that_raises_counts_as_zero_and_no_other():
 
 def test_a_patient_with_rows_of_both_infinities_is_no_warning():
     inputs = torch.tensor([[1e30], [1e30], [1.0]])
-    model = own_model(torch.nn.Linear(1, 1), loss=lambda outputs, wanted: (outputs * wanted).squeeze(-1))
+    model = user_model(torch.nn.Linear(1, 1), loss=lambda outputs, wanted: (outputs * wanted).squeeze(-1))
     silos = [(inputs, torch.tensor([[1e30], [-1e30], [1.0]]))]
     found = every(trainer(model, silos, groups=[[0, 0, 1]]), model.initial())[0]
     assert np.isnan(found[0]).any()
@@ -272,12 +272,12 @@ def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
 
 def test_other_inputs_losses_and_steps_are_trained_by_record():
     module = torch.nn.Linear(6, 1)
-    regression = own_model(module, loss=torch.nn.MSELoss())
+    regression = user_model(module, loss=torch.nn.MSELoss())
     rows = [(torch.randn(9, 6), torch.randn(9, 1))]
     assert every(trainer(regression, rows), regression.initial())[0].shape == (9, 7)
-    stepped = own_model(module, step=lambda net, batch: (net(batch[0]) - batch[1]).abs().mean())
+    stepped = user_model(module, step=lambda net, batch: (net(batch[0]) - batch[1]).abs().mean())
     assert every(trainer(stepped, rows), stepped.initial())[0].shape == (9, 7)
-    named = own_model(module, forward=lambda net, given: net(given["x"]), loss=torch.nn.MSELoss())
+    named = user_model(module, forward=lambda net, given: net(given["x"]), loss=torch.nn.MSELoss())
     told = [({"x": torch.randn(9, 6)}, torch.randn(9, 1))]
     assert every(trainer(named, told), named.initial())[0].shape == (9, 7)
 

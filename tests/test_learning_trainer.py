@@ -232,7 +232,7 @@ def test_a_mistake_after_the_trial_is_not_taken_for_what_vmap_cannot_do(monkeypa
     def fail(*_: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("d2pfed.learning.together.Chunk.train", fail)
+    monkeypatch.setattr("d2pfed.learning.batched_training.Chunk.train", fail)
     with pytest.raises(RuntimeError, match="broken"):
         list(trainer(model.initial(), [0, 1], 3))
 

@@ -9,9 +9,9 @@ import torch
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, StoredClients, Task
-from d2pfed.learning.leaves import dead_leaves
 from d2pfed.ledger import RowKind, read_rows
 from reproduction.honest import COLUMNS, DELTA, EPSILON, SCALES, Scale, show
+from reproduction.leaves import dead_leaves
 from reproduction.result import Context, Size, write
 
 SIDE = 24  # the paper's network has its size at this side alone

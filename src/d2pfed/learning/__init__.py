@@ -2,19 +2,19 @@
 
 from d2pfed.learning.architectures import MODELS, build_model, fitting
 from d2pfed.learning.evaluation import Metric, Metrics, accuracy, evaluate, example_losses, measure
-from d2pfed.learning.local import LocalTraining, Optimizer
+from d2pfed.learning.local_training import LocalTraining, Optimizer
 from d2pfed.learning.model import Forward, Losses, Model, Params, Step, cross_entropy
-from d2pfed.learning.own_clients import LabelledClients, OwnClients
-from d2pfed.learning.own_model import Module, fixed_content, one_thread, own_model, trainer_for
 from d2pfed.learning.packing import packed, unpacked
 from d2pfed.learning.partition import ByOwner, Dirichlet, Iid, Partition, Shards, parse_partition
-from d2pfed.learning.records import Groups, RecordTrainer
+from d2pfed.learning.record_gradients import Groups, RecordTrainer
 from d2pfed.learning.rows import Rows, batches_of, rows_of
 from d2pfed.learning.sequential import SequentialTrainer
 from d2pfed.learning.sources import cache_directory, fetch, where
 from d2pfed.learning.task import Clients, Examples, ReloadedClients, StoredClients, Task
 from d2pfed.learning.tasks import load_clients, load_task
 from d2pfed.learning.trainer import LocalTrainer, TrainingMethod, use_one_thread
+from d2pfed.learning.user_clients import LabelledClients, UserClients
+from d2pfed.learning.user_model import Module, fixed_content, one_thread, trainer_for, user_model
 
 __all__ = [
     "Examples",
@@ -54,9 +54,9 @@ __all__ = [
     "Rows",
     "rows_of",
     "batches_of",
-    "OwnClients",
+    "UserClients",
     "Module",
-    "own_model",
+    "user_model",
     "trainer_for",
     "one_thread",
     "fixed_content",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from d2pfed.learning.dense import Floats, Ints, add_gradient, arrays_of, working_room
-from d2pfed.learning.local import ADAM_DECAYS, ADAM_EPSILON
+from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
 from d2pfed.learning.model import Params
 from d2pfed.learning.task import Examples
 from d2pfed.numerics.compiled import compiled

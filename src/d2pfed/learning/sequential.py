@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from d2pfed.learning.local import LocalTraining, Steps
+from d2pfed.learning.local_training import LocalTraining, Steps
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.own_clients import OwnClients
 from d2pfed.learning.rows import Rows
 from d2pfed.learning.task import Clients, Examples
+from d2pfed.learning.user_clients import UserClients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class SequentialTrainer:
     """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
 
     model: Model
-    clients: Clients | OwnClients
+    clients: Clients | UserClients
     local: LocalTraining
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:

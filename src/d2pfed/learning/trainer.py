@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from d2pfed.errors import ConfigError
+from d2pfed.learning.batched_training import Batch, Chunk, dense_gradients, vmap_gradients
 from d2pfed.learning.convolution import ConvolutionalNetwork
 from d2pfed.learning.dense import can_train, is_narrow, train_dense, widths_of
 from d2pfed.learning.dense_adam import Moments, train_dense_adam
-from d2pfed.learning.local import LocalTraining, Optimizer
+from d2pfed.learning.local_training import LocalTraining, Optimizer
 from d2pfed.learning.model import Model, Params
 from d2pfed.learning.sequential import SequentialTrainer, client_generator, loop_gradients
 from d2pfed.learning.task import Clients, Examples, IntVector
-from d2pfed.learning.together import Batch, Chunk, dense_gradients, vmap_gradients
 
 # Bytes of parameters in a chunk. By hand, small ones that stay in the cache are fastest; vmap has a cost per step.
 _CACHE_BYTES = 1 << 22

@@ -18,7 +18,7 @@ Loader = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnClients:
+class UserClients:
     """The population: client k in range(population) holds what `load(k)` returns."""
 
     load: Loader = field(repr=False)
@@ -26,12 +26,12 @@ class OwnClients:
     device: torch.device
 
     @staticmethod
-    def of(clients: object, population: int | None, device: torch.device) -> "OwnClients":
+    def of(clients: object, population: int | None, device: torch.device) -> "UserClients":
         """Take a sequence or mapping of data sets, or a function from a client's number to its data set."""
         load, count = _loader(clients, population)
         if count < 1:
             raise ConfigError(f"clients must be at least 1, got {count}")
-        return OwnClients(load, count, device)
+        return UserClients(load, count, device)
 
     @property
     def names(self) -> Sequence[object]:
@@ -65,7 +65,7 @@ class OwnClients:
 class LabelledClients:
     """The same clients where each holds rows like these, one tensor of inputs and one of labels."""
 
-    own: OwnClients
+    own: UserClients
     like: Examples = field(repr=False)  # of no rows
 
     @property

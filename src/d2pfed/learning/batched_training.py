@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from d2pfed.learning.dense import gradients
-from d2pfed.learning.local import LocalTraining, Steps
+from d2pfed.learning.local_training import LocalTraining, Steps
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.sequential import client_generator
 from d2pfed.learning.task import Clients, Examples

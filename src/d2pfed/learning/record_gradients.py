@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.own_clients import OwnClients
 from d2pfed.learning.rows import Rows, joined, mapped
 from d2pfed.learning.task import Clients
+from d2pfed.learning.user_clients import UserClients
 
 Gradients = NDArray[np.float32]  # one row for each record or unit
 Index = NDArray[np.int64]
@@ -102,7 +102,7 @@ class RecordTrainer:
     """
 
     model: Model
-    silos: Clients | OwnClients
+    silos: Clients | UserClients
     groups: Groups | None = field(default=None, repr=False)
     chunk: int = 0
     held: _Held = field(default_factory=_Held, repr=False)
@@ -303,7 +303,7 @@ class RecordTrainer:
             raise ConfigError(f"groups must be given for {self.silos.population} silos, got {len(groups)}")
         if not isinstance(groups, Mapping):
             return groups[client]
-        name = self.silos.names[client] if isinstance(self.silos, OwnClients) else client
+        name = self.silos.names[client] if isinstance(self.silos, UserClients) else client
         if name not in groups:
             raise ConfigError(f"groups must have the keys of the silos, and {name!r} is not among them")
         return groups[name]

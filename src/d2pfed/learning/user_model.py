@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.local import LocalTraining
+from d2pfed.learning.local_training import LocalTraining
 from d2pfed.learning.model import CPU, Forward, Losses, Model, Step, cross_entropy
-from d2pfed.learning.own_clients import LabelledClients, OwnClients
 from d2pfed.learning.sequential import SequentialTrainer
 from d2pfed.learning.task import Examples
 from d2pfed.learning.trainer import LocalTrainer
+from d2pfed.learning.user_clients import LabelledClients, UserClients
 
 Module = torch.nn.Module
 
@@ -30,7 +30,7 @@ _BY_ELEMENT = (
 DEVICES = ("cpu", "cuda", "mps")
 
 
-def own_model(
+def user_model(
     module: object,
     *,
     trainable: object = "*",
@@ -72,7 +72,7 @@ def device_named(name: object) -> torch.device:
         raise ConfigError(f"device must be one of {', '.join(DEVICES)}, got {name!r}") from None
 
 
-def trainer_for(model: Model, clients: OwnClients, local: LocalTraining) -> LocalTrainer | SequentialTrainer:
+def trainer_for(model: Model, clients: UserClients, local: LocalTraining) -> LocalTrainer | SequentialTrainer:
     """Return the fastest trainer for these clients, one of which is trained for a trial.
 
     Many clients at once where each holds one tensor of inputs and one of labels, on the CPU, and the loss tells rows

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.leaves import dead_leaves
 from d2pfed.learning.model import Model
 from d2pfed.learning.task import Examples, StoredClients, Task
+from reproduction.leaves import dead_leaves
 
 _MADE_UP = 2  # images for each feature, and some more: enough for a covariance that is evened out a little
 _PATCH = 4  # pixels
