@@ -12,12 +12,11 @@ from d2pfed.learning import (
     Rows,
     SequentialTrainer,
     UserClients,
-    rows_of,
+    fixed_content,
     trainer_for,
     user_model,
 )
 from d2pfed.learning.trainer import TrainingMethod
-from d2pfed.learning.user_model import fixed_content
 
 CPU = torch.device("cpu")
 
@@ -25,6 +24,10 @@ CPU = torch.device("cpu")
 def held(count: int = 6) -> list:
     inputs = torch.randn(count, 5, 4, generator=torch.Generator().manual_seed(1))
     return [(each, (each[:, 0] > 0).long()) for each in inputs]
+
+
+def rows_of(data):
+    return UserClients.of([data], None, CPU).examples(0)
 
 
 def trainer(module, data, **hooks):
@@ -82,22 +85,22 @@ def test_a_client_whose_rows_are_unlike_the_others_is_named(other):
 
 
 def test_arrays_become_what_torch_s_modules_take():
-    rows = rows_of((np.zeros((3, 2)), np.zeros(3, np.int8)), "client 0")
+    rows = rows_of((np.zeros((3, 2)), np.zeros(3, np.int8)))
     assert rows.inputs.dtype == torch.float32
     assert rows.labels.dtype == torch.int64
-    kept = rows_of((torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3)), "client 0")
+    kept = rows_of((torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3)))
     assert kept.inputs.dtype == torch.float64
     assert kept.labels.dtype == torch.float32
 
 
 @pytest.mark.parametrize("empty", [None, [], (), ([], []), (torch.zeros(0, 4), torch.zeros(0)), Rows(None)])
 def test_no_data_have_no_rows(empty):
-    assert len(rows_of(empty, "client 0")) == 0
+    assert len(rows_of(empty)) == 0
 
 
 def test_large_data_are_measured_in_batches_and_joined_as_they_were():
     inputs = torch.arange(5000.0).reshape(2500, 2)
-    rows = rows_of(({"a": inputs, "b": (inputs, inputs)}, inputs[:, 0]), "client 0")
+    rows = rows_of(({"a": inputs, "b": (inputs, inputs)}, inputs[:, 0]))
     assert len(rows) == 2500
     assert (rows.inputs["b"][1] == inputs).all()
 

@@ -31,7 +31,7 @@ from d2pfed.learning import (
     sources,
     where,
 )
-from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
+from d2pfed.learning.sources import read_cifar, read_idx, read_speeches
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
 

@@ -29,11 +29,9 @@ def trainer(model=None, silos=None, groups=None, chunk=8):
 
 def every(own, params):
     wanted = [(client, np.arange(own.count(client))) for client in range(own.silos.population)]
-    found = [(client, rows) for client, rows in own.gradients(params, wanted)]
-    return {
-        client: np.concatenate([rows for each, rows in found if each == client])
-        for client in {c for c, _ in found}
-    }
+    found = [(clients, rows.copy()) for clients, rows in own.chunks(params, wanted)]
+    clients, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return {client: rows[clients == client] for client in np.unique(clients).tolist()}
 
 
 def by_autograd(model, inputs, label):
@@ -59,7 +57,7 @@ def require_place_blind(gradients, own, params):
 
 
 def fixed_chunks(own, params, chosen):
-    return np.concatenate([rows for _, rows in own.gradients(params, [(0, chosen)])])
+    return np.concatenate([rows.copy() for _, rows in own.chunks(params, [(0, chosen)])])
 
 
 def mean_removed(own, params, chosen):
@@ -84,7 +82,9 @@ def test_silos_share_chunks_and_have_the_vectors_that_they_have_alone():
     for client, rows in found.items():
         units = own.units(own.model.initial(), client)
         assert units.count == len(rows)
-        assert np.array_equal(np.concatenate(list(units.gradients(np.arange(len(rows))))), rows)
+        assert np.array_equal(
+            np.concatenate([each.copy() for each in units.gradients(np.arange(len(rows)))]), rows
+        )
 
 
 def test_where_bits_depend_on_the_place_chunks_have_one_record(monkeypatch):
@@ -226,8 +226,7 @@ def test_a_patients_gradients_add_up_to_one_unit():
     for unit, name in enumerate("abc"):
         rows = [row for row, owner in enumerate(owners) if owner == name]
         assert np.array_equal(found[unit], sum(single[row] for row in rows).astype(np.float32))
-    some = [rows for _, rows in own.gradients(own.model.initial(), [(0, np.array([1]))])]
-    assert np.array_equal(np.concatenate(some), found[[1]])
+    assert np.array_equal(fixed_chunks(own, own.model.initial(), np.array([1])), found[[1]])
 
 
 def test_groups_that_do_not_fit_are_refused():

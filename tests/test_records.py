@@ -600,7 +600,7 @@ def test_runs_of_any_length_share_a_ledger(tmp_path, small_plan):
 def test_the_released_mean_is_near_the_clipped_gradients_over_the_expected_batch(small_plan):
     params, own = network().initial(), trainer()
     every = [(client, np.arange(own.count(client))) for client in range(SILOS)]
-    total = sum(clipped(rows).sum(0) for _, rows in own.gradients(params, every))
+    total = sum(clipped(rows).sum(0) for _, rows in own.chunks(params, every))
     wanted = total * 0.2 / small_plan.divisor
     session, means = attempt(small_plan), []
     for secret in range(30):

@@ -38,52 +38,44 @@ class OrientedEdges(nn.Module):
     def __init__(self, side: int) -> None:
         super().__init__()
         pixels, width = torch.arange(float(side)), side / CELLS
-        centres = (torch.arange(float(CELLS)) + 0.5) * width - 0.5
+        centers = (torch.arange(float(CELLS)) + 0.5) * width - 0.5
         angles = torch.arange(DIRECTIONS) * (2 * math.pi / DIRECTIONS)
         smooth = _bells(pixels, pixels, _BLUR)
         fixed = {
             "smooth": smooth,
             "slope": smooth * (pixels - pixels[:, None]) / _BLUR**2,
-            "pool": _bells(centres, pixels, width / 2),
+            "pool": _bells(centers, pixels, width / 2),
             "compass": torch.stack([angles.cos(), angles.sin()])[:, :, None, None],
         }
         for name, value in fixed.items():
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return each image's features, centred and of one length; of a blank image zeros."""
-        if self._may_compile(images):
-            features = np.empty((len(images), DIRECTIONS, CELLS, CELLS), np.float32)
-            side = images.shape[-1]
-            _edge_features(images.contiguous().numpy().reshape(-1, side, side), *_tables(side), features)
-            return torch.from_numpy(features)
-        return self._by_torch(images)
-
-    def _may_compile(self, images: torch.Tensor) -> bool:
+        """Return each image's features, centered and of one length; of a blank image zeros."""
         side = len(self.smooth)
-        plain = (
+        is_plain = (
             side <= _MOST_COMPILED
             and images.shape[1:] == (1, side, side)
             and images.dtype == self.smooth.dtype == torch.float32
+            and images.device.type == "cpu"
         )
         transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001 - torch has no public name for it
-        return plain and not (
-            self.training or torch.is_grad_enabled() or transformed or images.device.type != "cpu"
-        )
-
-    def _by_torch(self, images: torch.Tensor) -> torch.Tensor:
+        if is_plain and not (self.training or torch.is_grad_enabled() or transformed):
+            features = np.empty((len(images), DIRECTIONS, CELLS, CELLS), np.float32)
+            _edge_features(images.contiguous().numpy().reshape(-1, side, side), *_tables(side), features)
+            return torch.from_numpy(features)
         across = self.smooth @ images @ self.slope.T
         down = self.slope @ images @ self.smooth.T
         facing = (across * self.compass[0] + down * self.compass[1]).relu()
         strength = (self.pool @ facing @ self.pool.T).sqrt()  # the root evens out thin and bold strokes
-        centred = strength - strength.mean((-3, -2, -1), keepdim=True)
-        length = centred.square().sum((-3, -2, -1), keepdim=True).sqrt()
-        return centred * (_NORM / length.clamp(min=1e-6))
+        centered = strength - strength.mean((-3, -2, -1), keepdim=True)
+        length = centered.square().sum((-3, -2, -1), keepdim=True).sqrt()
+        return centered * (_NORM / length.clamp(min=1e-6))
 
 
-def _bells(centres: torch.Tensor, pixels: torch.Tensor, width: float) -> torch.Tensor:
-    """Return a row of Gaussian weights around each centre."""
-    heights = torch.exp(-((pixels - centres[:, None]) / width).square() / 2)
+def _bells(centers: torch.Tensor, pixels: torch.Tensor, width: float) -> torch.Tensor:
+    """Return a row of Gaussian weights around each center."""
+    heights = torch.exp(-((pixels - centers[:, None]) / width).square() / 2)
     heights[heights < 1e-6] = 0  # nothing to see in them, and sums of the tiniest floats take ten times as long
     return heights / (width * math.sqrt(2 * math.pi))
 
@@ -104,14 +96,10 @@ def _tables(side: int) -> tuple[Floats, Floats, Floats, Floats]:
     distances = torch.arange(_REACH + 1.0)
     smooth = _bells(torch.zeros(1), distances, _BLUR)[0]
     edges = OrientedEdges(side)
-    pool = np.zeros((CELLS, _padded(side)), np.float32)
+    pool = np.zeros((CELLS, -(-side // 8) * 8), np.float32)
     pool[:, :side] = edges.pool.numpy()
     directions = np.ascontiguousarray(edges.compass.numpy().reshape(2, DIRECTIONS))
     return smooth.numpy(), (smooth * distances / _BLUR**2).numpy(), directions, pool
-
-
-def _padded(side: int) -> int:
-    return -(-side // 8) * 8
 
 
 @compiled
@@ -174,7 +162,7 @@ def _face(across: Floats, down: Floats, directions: Floats, facing: Floats) -> N
 
 
 @compiled
-def _normalise(cells: Floats, features: Floats) -> None:
+def _normalize(cells: Floats, features: Floats) -> None:
     """Write the roots of cells (row, direction, column) as features (direction, row, column) of one length."""
     count, sums = features.size, np.zeros(cells.shape[2], np.float32)
     for q in range(cells.shape[0]):
@@ -210,4 +198,4 @@ def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
         _face(across, down, directions, facing)
         np.dot(columns, facing, rows)
         np.dot(rows.reshape(cells * turns, width), pool.T, pooled)
-        _normalise(pooled.reshape(cells, turns, cells), features[n])
+        _normalize(pooled.reshape(cells, turns, cells), features[n])

@@ -14,8 +14,7 @@ from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.edges import image_gradients
-from d2pfed.learning.partition import Dirichlet, Iid, Shards
-from d2pfed.learning.task import Examples, IntVector, check_client
+from d2pfed.learning.task import Dirichlet, Examples, Iid, IntVector, Shards, check_client
 from d2pfed.numerics.compiled import compiled
 
 SIDE = 28
@@ -64,7 +63,12 @@ def fields() -> NDArray[np.float32]:
 
 def digit_gradients(digits: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Return the x and y derivatives (len, 2, 28, 28) of digits, each Gaussian of 0.9 pixels."""
-    return image_gradients(digits.astype(np.float32), *_taps())
+    impulse = np.eye(1, 2 * _REACH + 1, _REACH)[0]
+    smooth, slope = (
+        gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1][_REACH:].astype(np.float32)
+        for order in (0, 1)
+    )
+    return image_gradients(digits.astype(np.float32), smooth, slope)
 
 
 def deform(
@@ -81,7 +85,7 @@ def scale(pixels: torch.Tensor) -> torch.Tensor:
     """Scale pixels from [0, 255] to [0, 1], as new floats.
 
     No mean is taken off: empty paper stays zero, so the noise on its weights does no harm. With the usual
-    normalisation private training loses about one percent of accuracy.
+    normalization private training loses about one percent of accuracy.
     """
     return pixels.float().mul(1 / 255)
 
@@ -120,7 +124,10 @@ class VirtualClients:
     def examples(self, client: int) -> Examples:
         """Make the digits of one client."""
         check_client(client, self.population)
-        rows = self._rows(client)
+        counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)
+        first, among = (np.repeat(each, counts) for each in (self._share.cumsum() - self._share, self._share))
+        generator = np.random.default_rng([self.seed, client, 1])
+        rows: IntVector = self._by_class[first + generator.integers(0, among)]
         repetition = 1 + client * self.size + np.arange(self.size)
         index = _FIRST + rows + repetition * len(self.labels)
         made = recipe(index, len(self.labels))
@@ -138,23 +145,6 @@ class VirtualClients:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_gradients"}
-
-    def _rows(self, client: int) -> IntVector:
-        counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)
-        first, among = (
-            np.repeat(of_class, counts) for of_class in (self._share.cumsum() - self._share, self._share)
-        )
-        generator = np.random.default_rng([self.seed, client, 1])
-        rows: IntVector = self._by_class[first + generator.integers(0, among)]
-        return rows
-
-
-@cache
-def _taps() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the weights of a Gaussian of 0.9 pixels and of its derivative, at distances of 0 to 4 pixels."""
-    impulse = np.eye(1, 2 * _REACH + 1, _REACH)[0]
-    smooth, slope = (gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1] for order in (0, 1))
-    return smooth[_REACH:].astype(np.float32), slope[_REACH:].astype(np.float32)
 
 
 @compiled

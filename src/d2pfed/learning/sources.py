@@ -1,9 +1,11 @@
-"""Where data files are found, what they must contain, and where they come from."""
+"""Data files: where they are found, what they must contain, where they come from, and their official formats."""
 
 import gzip
 import hashlib
 import io
+import math
 import os
+import re
 import tarfile
 import tempfile
 import urllib.error
@@ -12,10 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, DownloadError
+from d2pfed.learning.task import IntVector
 
 _TIMEOUT_SECONDS = 60
+_IDX_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
+_CIFAR_RECORD = 1 + 3 * 32 * 32
+_SPEECH = re.compile(r"(?:\A|(?<=\n\n))([^\n:]+):\n(.+?)(?=\n\n|\n?\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +115,7 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "d2pfed"
 
 
-def sources(name: str) -> tuple[Source, ...]:
-    """Return the files that a task reads."""
+def _files_of(name: str) -> tuple[Source, ...]:
     if name not in SOURCES:
         raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
     return SOURCES[name]
@@ -115,7 +124,7 @@ def sources(name: str) -> tuple[Source, ...]:
 def where(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
     """Say for each file of a task where it is, or None; an empty answer means that nothing is needed."""
     places = search_path(data_dir)
-    hits = {source.path: [source.find(place) for place in places] for source in sources(name)}
+    hits = {source.path: [source.find(place) for place in places] for source in _files_of(name)}
     return {path: next((hit for hit in found if hit), None) for path, found in hits.items()}
 
 
@@ -141,7 +150,7 @@ def read(source: Source, places: Mapping[str, Path]) -> bytes:
 
 def fetch(name: str, directory: Path) -> list[Path]:
     """Download what a task lacks into a directory, and return the new files; each is checked before it appears."""
-    return download([source for source in sources(name) if source.find(directory) is None], directory)
+    return download([source for source in _files_of(name) if source.find(directory) is None], directory)
 
 
 def download(missing: list[Source], directory: Path) -> list[Path]:
@@ -152,7 +161,11 @@ def download(missing: list[Source], directory: Path) -> list[Path]:
         if source.url not in archives:
             archives[source.url] = _get(source.url)
         content = _checked(source, _plain(source, archives[source.url]), source.url)
-        fresh.append(_write(directory / source.path, content))
+        path = directory / source.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
+            partial.write(content)
+        fresh.append(Path(partial.name).replace(path))
     return fresh
 
 
@@ -186,8 +199,33 @@ def _checked(source: Source, content: bytes, origin: str) -> bytes:
     return content
 
 
-def _write(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
-        partial.write(content)
-    return Path(partial.name).replace(path)
+def read_idx(content: bytes) -> NDArray[np.integer[Any]]:
+    """Read an IDX file of bytes or 32-bit integers (MNIST, QMNIST)."""
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or not content[3]:
+        raise ConfigError(f"an IDX file must start with 0, 0, type 8 or 12, and its axes, got {content[:4]!r}")
+    kind, axes = _IDX_TYPES[content[2]], content[3]
+    start = 4 + 4 * axes
+    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
+    if len(content) != start + kind.itemsize * math.prod(shape):
+        raise ConfigError(f"an IDX file of shape {shape} must not have {len(content)} bytes")
+    values: NDArray[np.integer[Any]] = np.frombuffer(content, kind, offset=start).reshape(shape)
+    return values.astype(kind.newbyteorder("="))
+
+
+def read_cifar(content: bytes) -> tuple[NDArray[np.uint8], IntVector]:
+    """Read a binary CIFAR-10 batch: images (count, 3, 32, 32) and labels."""
+    if not content or len(content) % _CIFAR_RECORD:
+        raise ConfigError(f"a CIFAR-10 batch must have a multiple of {_CIFAR_RECORD} bytes, got {len(content)}")
+    records = np.frombuffer(content, np.uint8).reshape(-1, _CIFAR_RECORD)
+    return records[:, 1:].reshape(-1, 3, 32, 32).copy(), records[:, 0].astype(np.int64)
+
+
+def read_speeches(text: str) -> dict[str, str]:
+    """Return what each speaker of a play says, in order, speeches joined by newlines.
+
+    A speech is a line with a name and a colon, then lines up to an empty one.
+    """
+    said: dict[str, list[str]] = {}
+    for name, speech in _SPEECH.findall(text):
+        said.setdefault(name, []).append(speech)
+    return {name: "\n".join(speeches) for name, speeches in sorted(said.items())}

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import sources
-from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
 from d2pfed.learning.infimnist import VirtualClients, digit_examples, scale
-from d2pfed.learning.partition import ByOwner, Iid, Partition
-from d2pfed.learning.task import Clients, Examples, IntVector, StoredClients, Task
+from d2pfed.learning.sources import read_cifar, read_idx, read_speeches
+from d2pfed.learning.task import ByOwner, Examples, Iid, IntVector, Partition, StoredClients, Task
 
 CONTEXT = 32
 _STRIDE = 4
@@ -54,13 +53,6 @@ def load_task(
     return loaders[name](_Options(population, partition, data_dir, seed))
 
 
-def load_clients(
-    name: str, population: int | None, partition: Partition | None, data_dir: Path | None, seed: int
-) -> Clients:
-    """Load the clients of a task; for `ReloadedClients`, which need a function that can be pickled."""
-    return load_task(name, population=population, partition=partition, data_dir=data_dir, seed=seed).clients
-
-
 def _digits(options: _Options) -> Task:
     from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import, and only this task needs it
 
@@ -83,7 +75,8 @@ def _infimnist(options: _Options) -> Task:
     partition = options.partition or Iid()
     if isinstance(partition, ByOwner):
         raise ConfigError("partition of infimnist must be iid, shards or dirichlet: its digits have no owner")
-    held = _mnist(options.data_dir) if options.data_dir or _has_mnist() else _embedded_digits()
+    has_mnist = options.data_dir is not None or all(sources.where("infimnist").values())
+    held = _mnist(options.data_dir) if has_mnist else _embedded_digits()
     clients = VirtualClients(
         base=held.pixels,
         labels=held.labels,
@@ -128,12 +121,12 @@ def _cifar10(options: _Options) -> Task:
 
     def test() -> Examples:
         crops = _crops(sources.read(sources.CIFAR_TEST, places))
-        return Examples(_centred(crops.inputs), crops.labels)
+        return Examples(_centered(crops.inputs), crops.labels)
 
     return Task(
         name="cifar10",
-        clients=_deal(table.take(train), options, default=2_000, prepare=_centred),
-        validation=Examples(_centred(held_out.inputs), held_out.labels),
+        clients=_deal(table.take(train), options, default=2_000, prepare=_centered),
+        validation=Examples(_centered(held_out.inputs), held_out.labels),
         test=test,
         classes=10,
         input_shape=(3, 24, 24),
@@ -175,10 +168,6 @@ class _Mnist:
     validation: Examples
     test: Callable[[], Examples]
     description: str
-
-
-def _has_mnist() -> bool:
-    return all(sources.where("infimnist").values())
 
 
 def _mnist(data_dir: Path | None) -> _Mnist:
@@ -240,11 +229,6 @@ def _deal(
     return StoredClients(table, rows, prepare)
 
 
-def deal(table: Examples, population: int) -> StoredClients:
-    """Return clients with a fair share of a table each, always the same."""
-    return StoredClients(table, Iid().split(table.labels.numpy(), population, np.random.default_rng(0)))
-
-
 def held_out_order(count: int) -> IntVector:
     """Return all rows in the order in which they are held out: the first ones for validation."""
     return np.random.default_rng(_HOLD_OUT_SEED).permutation(count)
@@ -255,7 +239,7 @@ def _crops(content: bytes) -> Examples:
     return Examples(torch.from_numpy(images[:, :, 4:28, 4:28].copy()), torch.from_numpy(labels))
 
 
-def _centred(pixels: torch.Tensor) -> torch.Tensor:
+def _centered(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.float().div_(127.5).sub_(1)
 
 
