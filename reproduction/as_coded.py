@@ -87,7 +87,7 @@ class SharedAdam:
         if widths is None:
             raise ConfigError("the authors' loop is run for multilayer perceptrons only")
         self._widths, self._local = widths, local
-        self.moments = Moments.fresh(model.dimension)
+        self.moments = Moments(*np.zeros((2, model.dimension), np.float32))
 
     def train(self, params: Params, examples: Examples, round_seed: int, client: int) -> Params:
         """Return how far one client's training moves the model, against the gradient: before less after."""

@@ -53,7 +53,7 @@ def test_flatten_undoes_unflatten(seed):
     np.testing.assert_array_equal(model.flatten(model.unflatten(params)), params)
 
 
-def test_loading_gives_a_module_with_those_parameters_and_leaves_the_model_alone():
+def test_loading_gives_a_module_and_leaves_the_model_alone():
     model = Model(block())
     before = model.initial()
     loaded = model.load(before + 1)

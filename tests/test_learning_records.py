@@ -255,7 +255,7 @@ def test_groups_by_name_are_those_of_the_silo_of_that_name():
         trainer(silos=list(held.values()), groups={"b": ["x"] * 6, "a": ["x"] * 6}).count(0)
 
 
-def test_silos_whose_rows_differ_in_form_are_found_before_anything_is_charged():
+def test_silos_of_another_form_are_found_before_anything_is_charged():
     own = trainer(silos=[data(6), (torch.zeros(6, 5), torch.zeros(6, dtype=torch.long))])
     with pytest.raises(ConfigError, match="all silos must hold rows of one form"):
         own.tried(own.model.initial(), 10)

@@ -102,7 +102,7 @@ def test_both_trainers_do_what_torch_optimizers_do(build, local):
 
 
 @pytest.mark.parametrize("trained", [("4.*",), ("2.*", "4.bias"), ("0.bias",)])
-def test_layers_before_the_first_trained_one_are_gone_through_once_with_the_same_result(trained):
+def test_untrained_front_layers_run_once_with_the_same_result(trained):
     model, clients = Model(convolution(), trained), clients_of([9, 0, 4])
     seen, forward = [], model.scoring[0].forward
     model.scoring[0].forward = lambda inputs: (seen.append(len(inputs)), forward(inputs))[1]

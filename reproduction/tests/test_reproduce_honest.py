@@ -143,7 +143,7 @@ def test_the_result_is_written_with_its_drawing_and_its_runs(shown, tmp_path):
     assert "times as long as any update may be" in result.words[0]
 
 
-def test_a_quick_result_says_what_was_reduced_and_a_full_one_reduces_nothing():
+def test_a_quick_result_says_what_was_reduced():
     assert SCALES[Size.QUICK].reduced
     assert not SCALES[Size.FULL].reduced
 

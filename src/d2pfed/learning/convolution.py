@@ -5,7 +5,9 @@ before the ReLU gives the same numbers with less work. Of images with one channe
 layout, and vmap is as fast.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,22 +24,13 @@ _WHOLE_SQUARES = [0, 0], [1, 1], False  # padding, dilation and rounding up of a
 TensorList = list[torch.Tensor]  # in the order of the parameters
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A convolution, and the side of the squares over which its outputs are pooled; 1 is no pool."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    pool: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ConvolutionalNetwork:
-    """A model that is `(Conv2d, ReLU, [MaxPool2d])+, Flatten, Linear, (ReLU, Linear)*`."""
+    """A model that is `(Conv2d, ReLU, MaxPool2d)+, Flatten, Linear, (ReLU, Linear)*`."""
 
     model: Model
-    blocks: tuple[_Block, ...]
+    convolutions: tuple[nn.Conv2d, ...]
+    pools: tuple[int, ...]  # the side of the squares over which each one's outputs are pooled
     classes: int
 
     @staticmethod
@@ -46,17 +39,22 @@ class ConvolutionalNetwork:
         layers = model.plain_layers
         kinds = [type(layer) for layer in layers]
         flat = kinds.index(nn.Flatten) if nn.Flatten in kinds else 0
-        blocks = _blocks(layers[:flat])
-        behind = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * ((len(layers) - flat) // 2 - 1)]
-        parameterized = [at for at, kind in enumerate(kinds) if kind in (nn.Conv2d, nn.Linear)]
-        names = tuple(f"{at}.{part}" for at in parameterized for part in ("weight", "bias"))
-        if not blocks or kinds[flat:] != behind or model.names != names:
+        wanted = [*[nn.Conv2d, nn.ReLU, nn.MaxPool2d] * (flat // 3), nn.Flatten, nn.Linear]
+        wanted += [nn.ReLU, nn.Linear] * ((len(layers) - flat) // 2 - 1)
+        trained = [at for at, kind in enumerate(kinds) if kind in (nn.Conv2d, nn.Linear)]
+        names = tuple(f"{at}.{part}" for at in trained for part in ("weight", "bias"))
+        if not flat or kinds != wanted or model.names != names:
             return None
+        convolutions = tuple(layer for layer in layers if isinstance(layer, nn.Conv2d))
         flatten, last = layers[flat], layers[-1]
-        flattens_all = isinstance(flatten, nn.Flatten) and (flatten.start_dim, flatten.end_dim) == (1, -1)
-        if not flattens_all or not isinstance(last, nn.Linear):
+        is_plain = all(each.in_channels > 1 and each.groups == 1 for each in convolutions) and all(
+            each.padding_mode == "zeros" and not isinstance(each.padding, str) for each in convolutions
+        )
+        is_whole = isinstance(flatten, nn.Flatten) and (flatten.start_dim, flatten.end_dim) == (1, -1)
+        pools = tuple(_side(layer) for layer in layers if isinstance(layer, nn.MaxPool2d))
+        if not is_plain or not is_whole or 0 in pools or not isinstance(last, nn.Linear):
             return None
-        return ConvolutionalNetwork(model, blocks, last.out_features)
+        return ConvolutionalNetwork(model, convolutions, pools, last.out_features)
 
     def can_train(self, examples: Examples) -> bool:
         """Tell whether examples are float32 images with known classes."""
@@ -70,35 +68,31 @@ class ConvolutionalNetwork:
             for value in self.model.unflatten(params).values()
         ]
         inputs = examples.inputs.contiguous(memory_format=_LAST)
-        steps = _FusedAdam(local, values) if local.optimizer is Optimizer.ADAM else Steps(local, values)
+        take: Callable[[TensorList, TensorList], None] = (
+            partial(_take_fused, torch.optim.Adam(values, lr=local.lr, fused=True))
+            if local.optimizer is Optimizer.ADAM
+            else Steps(local, values).take
+        )
         with torch.no_grad():
             for line in schedule:
                 rows = torch.from_numpy(line[line >= 0])
-                steps.take(values, self._gradients(values, inputs[rows], examples.labels[rows]))
+                take(values, self._gradients(values, inputs[rows], examples.labels[rows]))
         return self.model.flatten(dict(zip(self.model.names, values, strict=True))) - params
 
     def _gradients(self, values: TensorList, inputs: torch.Tensor, labels: torch.Tensor) -> TensorList:
         entering, before_pools = [inputs], []
-        shapes = [(block.stride, block.padding, block.dilation, *_NOT_TRANSPOSED) for block in self.blocks]
-        for at, block in enumerate(self.blocks):
+        shapes = [(each.stride, each.padding, each.dilation, *_NOT_TRANSPOSED) for each in self.convolutions]
+        for at, side in enumerate(self.pools):
             outputs = _aten.convolution(entering[-1], *values[2 * at : 2 * at + 2], *shapes[at])
-            pooled, places = (
-                (outputs, outputs)
-                if block.pool == 1
-                else _aten.max_pool2d_with_indices(outputs, [block.pool, block.pool])
-            )
+            pooled, places = _aten.max_pool2d_with_indices(outputs, [side, side])
             before_pools.append((outputs, places))
             entering.append(pooled.relu_())
-        slope, found = _linear_gradients(values[2 * len(self.blocks) :], entering[-1].flatten(1), labels)
+        slope, found = _linear_gradients(values[2 * len(shapes) :], entering[-1].flatten(1), labels)
         slope = slope.view(entering[-1].shape)
-        for at in reversed(range(len(self.blocks))):
+        for at in reversed(range(len(shapes))):
+            (outputs, places), square, weight = before_pools[at], [self.pools[at]] * 2, values[2 * at]
             slope = _aten.threshold_backward(slope.contiguous(memory_format=_LAST), entering[at + 1], 0)
-            if self.blocks[at].pool != 1:
-                side = [self.blocks[at].pool] * 2
-                slope = _aten.max_pool2d_with_indices_backward(
-                    slope, before_pools[at][0], side, side, *_WHOLE_SQUARES, before_pools[at][1]
-                )
-            weight = values[2 * at]
+            slope = _aten.max_pool2d_with_indices_backward(slope, outputs, square, square, *_WHOLE_SQUARES, places)
             slope, *own = _aten.convolution_backward(
                 slope, entering[at], weight, [len(weight)], *shapes[at], [at > 0, True, True]
             )
@@ -106,18 +100,12 @@ class ConvolutionalNetwork:
         return found
 
 
-class _FusedAdam:
-    """Adam in one pass over memory, where torch's own steps take six: a million parameters make that a third."""
-
-    def __init__(self, local: LocalTraining, values: TensorList) -> None:
-        self._optimizer = torch.optim.Adam(values, lr=local.lr, fused=True)
-
-    def take(self, values: TensorList, gradients: TensorList) -> None:
-        """Change `values` in place by one step."""
-        for value, gradient in zip(values, gradients, strict=True):
-            layout = _LAST if value.ndim == 4 else torch.contiguous_format
-            value.grad = gradient.contiguous(memory_format=layout)  # the kernel reads all memory in one order
-        self._optimizer.step()
+def _take_fused(adam: torch.optim.Adam, values: TensorList, gradients: TensorList) -> None:
+    """Change `values` in one pass over memory where `Steps` takes six: of a million parameters that is a third."""
+    for value, gradient in zip(values, gradients, strict=True):
+        layout = _LAST if value.ndim == 4 else torch.contiguous_format
+        value.grad = gradient.contiguous(memory_format=layout)  # the kernel reads all memory in one order
+    adam.step()
 
 
 def _linear_gradients(
@@ -139,26 +127,9 @@ def _linear_gradients(
     return slope, found
 
 
-def _blocks(layers: list[nn.Module]) -> tuple[_Block, ...]:
-    """Read the convolutional part; nothing if a layer of it is not what can be done by hand."""
-    blocks: list[_Block] = []
-    rest = layers
-    while rest:
-        convolution, activation, pool = (*rest, None, None)[:3]
-        if type(convolution) is not nn.Conv2d or type(activation) is not nn.ReLU or convolution.in_channels == 1:
-            return ()
-        plain = convolution.groups == 1 and convolution.padding_mode == "zeros"
-        side = _pool_side(pool) if isinstance(pool, nn.MaxPool2d) else 1
-        if not plain or not side or isinstance(convolution.padding, str):
-            return ()
-        blocks.append(_Block(convolution.stride, convolution.padding, convolution.dilation, side))
-        rest = rest[3 if isinstance(pool, nn.MaxPool2d) else 2 :]
-    return tuple(blocks)
-
-
-def _pool_side(pool: nn.MaxPool2d) -> int:
+def _side(pool: nn.MaxPool2d) -> int:
     """Return the side of a pool of squares that neither overlap nor leave the image; 0 for another one."""
     kernel, stride = (of if isinstance(of, tuple) else (of, of) for of in (pool.kernel_size, pool.stride))
-    is_whole = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and type(pool) is nn.MaxPool2d
-    is_plain = is_whole and not (pool.ceil_mode or pool.return_indices)
-    return kernel[0] if is_plain and kernel == stride and kernel[0] == kernel[1] and kernel[0] > 1 else 0
+    is_whole = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
+    is_plain = is_whole and not pool.return_indices and kernel == stride and kernel[0] == kernel[1]
+    return kernel[0] if is_plain else 0

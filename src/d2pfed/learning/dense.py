@@ -9,18 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON, CohortStep
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Examples
+from d2pfed.learning.task import Examples, Floats
 from d2pfed.numerics.compiled import compiled
+from d2pfed.numerics.ring import IntVector as Ints
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
-_ONE_THREAD = 1 << 18  # multiplications in a product, up to which OpenBLAS starts no threads
+ONE_THREAD = 1 << 18  # multiplications in a product, up to which OpenBLAS starts no threads
 _FIRST, _SECOND = (np.float32(1 - decay) for decay in ADAM_DECAYS)
 _EPSILON = np.float32(ADAM_EPSILON)
 
@@ -40,19 +37,6 @@ def widths_of(model: Model) -> Ints | None:
     return np.array([linear[0].in_features, *(layer.out_features for layer in linear)])
 
 
-def is_narrow(widths: Ints, batch_size: int) -> bool:
-    """Tell whether the compiled loop is the faster one: its products are cut into pieces that need no threads."""
-    return bool(batch_size * widths.max() <= _ONE_THREAD // 8)
-
-
-def can_train(examples: Examples, widths: Ints) -> bool:
-    """Tell whether examples are what the compiled loop can read: float32 rows of the first width, and known classes."""
-    inputs = examples.inputs
-    if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or inputs[0:1].numel() not in (0, widths[0]):
-        return False
-    return examples.has_classes(int(widths[-1]))
-
-
 def train_dense(params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float) -> Params:
     """Return the update of one client by plain SGD on the mean cross entropy of each batch of the schedule."""
     trained = params.copy()
@@ -69,18 +53,12 @@ class Moments:
     square: Floats
     taken: int = 0  # steps
 
-    @staticmethod
-    def fresh(dimension: int) -> "Moments":
-        """Return the memory of an Adam that has taken no step."""
-        mean, square = np.zeros((2, dimension), np.float32)
-        return Moments(mean, square)
-
 
 def train_dense_adam(  # noqa: PLR0917 - those of `train_dense`, and the memory
     params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float, moments: Moments | None = None
 ) -> Params:
     """Return the update of one client by Adam on the mean cross entropy of each batch of the schedule."""
-    moments = moments or Moments.fresh(len(params))
+    moments = moments or Moments(*np.zeros((2, len(params)), np.float32))
     trained = params.copy()
     steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
     first, second = (1 - decay**steps for decay in ADAM_DECAYS)
@@ -145,22 +123,6 @@ def _add_product(slopes: Floats, entering: Floats, weight: Floats) -> None:
 
 
 @compiled
-def _softmax_slopes(logits: Floats, labels: Ints, rows: Ints, factor: np.float32) -> None:
-    """Replace each row of logits by the slope of its cross entropy, times a factor."""
-    for r in range(len(logits)):
-        row, top = logits[r], logits[r, 0]
-        for k in range(1, len(row)):
-            top = max(top, row[k])
-        total = np.float32(0)
-        for k in range(len(row)):
-            row[k] = np.exp(row[k] - top)
-            total += row[k]
-        for k in range(len(row)):
-            row[k] *= factor / total
-        row[labels[rows[r]]] -= factor
-
-
-@compiled
 def _forward(values: Floats, widths: Ints, entering: Floats, count: np.int64, batch: int) -> None:
     """Fill in what enters each layer, and the logits, behind the inputs: one block of (batch, width) each."""
     at, start = 0, 0
@@ -172,7 +134,7 @@ def _forward(values: Floats, widths: Ints, entering: Floats, count: np.int64, ba
         start += batch * inputs
         out = entering[start : start + count * outputs].reshape(count, outputs)
         last = layer == len(widths) - 2
-        step = max(1, _ONE_THREAD // (count * inputs))
+        step = max(1, ONE_THREAD // (count * inputs))
         for first in range(0, outputs, step):
             product = np.dot(weight[first : first + step], into.T)
             for j in range(len(product)):
@@ -244,10 +206,19 @@ def _add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
                 entering[count * width + i] = inputs[row, i]
             count += 1
     _forward(values, widths, entering, count, batch)
-    for i in range(last, last + count * classes):
-        slopes[i] = entering[i]
-    logits = slopes[last : last + count * classes].reshape(count, classes)
-    _softmax_slopes(logits, labels, rows, factor / np.float32(count))
+    scale = factor / np.float32(count)
+    for r in range(count):
+        logits = entering[last + r * classes : last + (r + 1) * classes]
+        slope = slopes[last + r * classes : last + (r + 1) * classes]
+        top, total = logits[0], np.float32(0)
+        for k in range(1, classes):
+            top = max(top, logits[k])
+        for k in range(classes):
+            slope[k] = np.exp(logits[k] - top)
+            total += slope[k]
+        for k in range(classes):
+            slope[k] *= scale / total
+        slope[labels[rows[r]]] -= scale
     _backward(values, target, widths, entering, slopes, count, batch)
 
 

@@ -9,12 +9,10 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from d2pfed.learning.task import Floats
 from d2pfed.numerics.compiled import compiled
-
-Floats = NDArray[np.float32]
 
 CELLS = 7  # on a side
 DIRECTIONS = 8
@@ -27,7 +25,7 @@ _NORM = 3.0  # of an image's features; with it the learning rates of pixels serv
 class OrientedEdges(nn.Module):
     """Turns images (rows, 1, side, side) into features (rows, DIRECTIONS, CELLS, CELLS).
 
-    In evaluation mode and without gradients a compiled kernel does it, about twice as fast as torch's operations.
+    In evaluation mode and without gradients a compiled kernel does it, 1.5 times as fast as torch's operations.
     """
 
     smooth: torch.Tensor
@@ -80,16 +78,6 @@ def _bells(centers: torch.Tensor, pixels: torch.Tensor, width: float) -> torch.T
     return heights / (width * math.sqrt(2 * math.pi))
 
 
-def image_gradients(images: Floats, smooth: Floats, slope: Floats) -> Floats:
-    """Return the Gaussian derivatives (rows, 2, side, side), across and down, of images (rows, side, side).
-
-    `smooth` and `slope` are the weights at distances 0 to 4 of a Gaussian and of its derivative.
-    """
-    gradients = np.empty((len(images), 2, *images.shape[1:]), np.float32)
-    _image_gradients(images, smooth, slope, gradients)
-    return gradients
-
-
 @cache
 def _tables(side: int) -> tuple[Floats, Floats, Floats, Floats]:
     """Return smooth and slope by distance, the directions, and the pool with rows of a multiple of 8 pixels."""
@@ -129,36 +117,21 @@ def _differentiate(  # noqa: PLR0917 - a kernel takes arrays, not objects
 
 
 @compiled
-def _frame(image: Floats, wide: Floats) -> None:
-    """Copy an image into its margin; to compile the checks of one assignment of slices takes seconds."""
-    for y in range(image.shape[0]):
-        for x in range(image.shape[1]):
-            wide[y + 4, x + 4] = image[y, x]
+def image_gradients(images: Floats, smooth: Floats, slope: Floats) -> Floats:
+    """Return the Gaussian derivatives (rows, 2, side, side), across and down, of images (rows, side, side).
 
-
-@compiled
-def _image_gradients(images: Floats, smooth: Floats, slope: Floats, gradients: Floats) -> None:
+    `smooth` and `slope` are the weights at distances 0 to 4 of a Gaussian and of its derivative.
+    """
     height, width = images.shape[1:]
+    gradients = np.empty((len(images), 2, height, width), np.float32)
     wide = np.zeros((height + 8, width + 8), np.float32)
     smoothed, sloped = np.zeros((height + 8, width), np.float32), np.zeros((height + 8, width), np.float32)
     for n in range(len(images)):
-        _frame(images[n], wide)
-        _differentiate(wide, smooth, slope, smoothed, sloped, gradients[n, 0], gradients[n, 1])
-
-
-@compiled
-def _face(across: Floats, down: Floats, directions: Floats, facing: Floats) -> None:
-    """Write how strong edges of each direction are, directions side by side in each row of pixels."""
-    height, width = across.shape
-    half = directions.shape[1] // 2
-    for y in range(height):
-        for k in range(half):
-            cosine, sine = directions[0, k], directions[1, k]
-            ahead, behind = facing[y, k * width :][:width], facing[y, (half + k) * width :][:width]
+        for y in range(height):  # to compile the checks of one assignment of slices takes seconds
             for x in range(width):
-                strength = across[y, x] * cosine + down[y, x] * sine
-                ahead[x] = np.float32(0) if strength < 0 else strength  # not max: NaN must stay NaN
-                behind[x] = np.float32(0) if strength > 0 else -strength
+                wide[y + 4, x + 4] = images[n, y, x]
+        _differentiate(wide, smooth, slope, smoothed, sloped, gradients[n, 0], gradients[n, 1])
+    return gradients
 
 
 @compiled
@@ -193,9 +166,18 @@ def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
     facing, rows = np.zeros((side, turns * width), np.float32), np.zeros((cells, turns * width), np.float32)
     columns, pooled = np.ascontiguousarray(pool[:, :side]), np.zeros((cells * turns, cells), np.float32)
     for n in range(len(images)):
-        _frame(images[n], wide)
+        for y in range(side):  # to compile the checks of one assignment of slices takes seconds
+            for x in range(side):
+                wide[y + 4, x + 4] = images[n, y, x]
         _differentiate(wide, smooth, slope, smoothed, sloped, across, down)
-        _face(across, down, directions, facing)
+        for y in range(side):  # how strong edges of each direction are, directions side by side in a row of pixels
+            for k in range(turns // 2):
+                cosine, sine = directions[0, k], directions[1, k]
+                ahead, behind = facing[y, k * width :][:width], facing[y, (turns // 2 + k) * width :][:width]
+                for x in range(width):
+                    strength = across[y, x] * cosine + down[y, x] * sine
+                    ahead[x] = np.float32(0) if strength < 0 else strength  # not max: NaN must stay NaN
+                    behind[x] = np.float32(0) if strength > 0 else -strength
         np.dot(columns, facing, rows)
         np.dot(rows.reshape(cells * turns, width), pool.T, pooled)
         _normalize(pooled.reshape(cells, turns, cells), features[n])

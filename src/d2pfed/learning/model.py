@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -69,7 +68,7 @@ class Model:
         tensors = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
         training = copy.deepcopy(own, tensors).train()
         for layer in training.modules():
-            if _has_running_statistics(layer):
+            if getattr(layer, "running_mean", None) is not None:
                 layer.eval()
         object.__setattr__(self, "module", own)
         object.__setattr__(self, "names", names)
@@ -206,13 +205,9 @@ def _chosen(module: Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _has_running_statistics(layer: Module) -> bool:
-    return isinstance(getattr(layer, "running_mean", None), torch.Tensor)
-
-
 def _require_no_running_statistics(module: Module, trained: tuple[str, ...]) -> None:
     for name, layer in module.named_modules():
-        if not _has_running_statistics(layer):
+        if getattr(layer, "running_mean", None) is None:
             continue
         own = {f"{name}.{parameter}" if name else parameter for parameter, _ in layer.named_parameters()}
         seen = getattr(layer, "num_batches_tracked", None)
@@ -244,23 +239,19 @@ def user_model(
             raise ConfigError(f"{name} must be a function, got {type(hook).__name__}")
     if step is not None and loss is not None:
         raise ConfigError("step takes the place of the loss: give one of the two, got both")
-    model = Model(module, tuple(patterns), _by_row(loss), forward, step, _device(str(device)))
+    name, kind = str(device), str(device).partition(":")[0]
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(kind, True):
+        raise ConfigError(f"device {name} is not available on this machine")
+    try:
+        place = torch.device(name if kind in available else "unknown")
+    except RuntimeError:
+        raise ConfigError(f"device must be one of {', '.join(available)}, got {name!r}") from None
+    model = Model(module, tuple(patterns), _by_row(loss), forward, step, place)
     for name, value in model.module.named_parameters():
         if not torch.isfinite(value).all():
             raise ConfigError(f"the module's parameters must be finite, {name} is not")
     return model
-
-
-def _device(name: str) -> torch.device:
-    """Return a device that this machine has."""
-    kind = name.partition(":")[0]
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(kind, True):
-        raise ConfigError(f"device {name} is not available on this machine")
-    with suppress(RuntimeError):
-        if kind in available:
-            return torch.device(name)
-    raise ConfigError(f"device must be one of {', '.join(available)}, got {name!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

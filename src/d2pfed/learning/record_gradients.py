@@ -244,19 +244,17 @@ class RecordTrainer:
 
     def _is_place_blind(self, params: Params, rows: Rows) -> bool:
         """Tell whether rows have the same gradients, to the bit, in another order, with others, and in other places."""
-        size, plainly = len(rows), self._at(params)
-        self._require_computable(plainly, rows)
-
-        def gradients(some: Rows) -> Gradients:
+        size, gradients = len(rows), self._at(params)
+        self._require_computable(gradients, rows)
+        plain = np.arange(size)
+        orders = [plain, plain[::-1], np.roll(plain, 1), np.argsort(plain * 7 % size)]
+        wanted: Gradients | None = None
+        for order in (*orders, *(plain[row : row + 1] for row in range(0, size, max(1, size // _TRIED)))):
+            some = rows.take(order)
             parts = (some.between(start, start + self.chunk) for start in range(0, len(some), self.chunk))
-            return np.concatenate([self._each(plainly, part).copy() for part in parts])
-
-        plain = gradients(rows)
-        for order in (np.arange(size)[::-1], np.roll(np.arange(size), 1), np.argsort(np.arange(size) * 7 % size)):
-            if not np.array_equal(gradients(rows.take(order)), plain[order], equal_nan=True):
-                return False
-        for row in range(0, size, max(1, size // _TRIED)):
-            if not np.array_equal(gradients(rows.between(row, row + 1))[0], plain[row], equal_nan=True):
+            found = np.concatenate([self._each(gradients, part).copy() for part in parts])
+            wanted = found if wanted is None else wanted
+            if not np.array_equal(found, wanted[order], equal_nan=True):
                 return False
         return True
 

@@ -49,54 +49,44 @@ class Source:
 _MNIST_URL = "https://storage.googleapis.com/cvdf-datasets/mnist"
 _QMNIST_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master"
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-_SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
-
-def _mnist(name: str, sha256: str) -> Source:
-    return Source(f"mnist/{name}", sha256, f"{_MNIST_URL}/{name}.gz")
-
-
-def _cifar(name: str, sha256: str) -> Source:
-    return Source(f"cifar-10-batches-bin/{name}.bin", sha256, _CIFAR_URL)
-
-
-MNIST_TRAIN_IMAGES = _mnist(
-    "train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
+_MNIST = tuple(
+    Source(f"mnist/{name}", sha256, f"{_MNIST_URL}/{name}.gz")
+    for name, sha256 in (
+        ("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+        ("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+        ("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+        ("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    )
 )
-MNIST_TRAIN_LABELS = _mnist(
-    "train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
-)
-MNIST_TEST_IMAGES = _mnist(
-    "t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
-)
-MNIST_TEST_LABELS = _mnist(
-    "t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
-)
+MNIST_TRAIN_IMAGES, MNIST_TRAIN_LABELS, MNIST_TEST_IMAGES, MNIST_TEST_LABELS = _MNIST
 WRITERS = Source(
     "qmnist/qmnist-train-labels-idx2-int",
     "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
     f"{_QMNIST_URL}/qmnist-train-labels-idx2-int.gz",
 )
-CIFAR_TRAIN = (
-    _cifar("data_batch_1", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-    _cifar("data_batch_2", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-    _cifar("data_batch_3", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-    _cifar("data_batch_4", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-    _cifar("data_batch_5", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+_CIFAR = tuple(
+    Source(f"cifar-10-batches-bin/{name}.bin", sha256, _CIFAR_URL)
+    for name, sha256 in (
+        ("data_batch_1", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
+        ("data_batch_2", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
+        ("data_batch_3", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
+        ("data_batch_4", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
+        ("data_batch_5", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
+        ("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+    )
 )
-CIFAR_TEST = _cifar("test_batch", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b")
+CIFAR_TRAIN, CIFAR_TEST = _CIFAR[:5], _CIFAR[5]
 SHAKESPEARE = Source(
     "shakespeare/tinyshakespeare.txt",
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    _SHAKESPEARE_URL,
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
 )
-
-_MNIST = (MNIST_TRAIN_IMAGES, MNIST_TRAIN_LABELS, MNIST_TEST_IMAGES, MNIST_TEST_LABELS)
 SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
     {
         "infimnist": _MNIST,
         "mnist-writers": (*_MNIST, WRITERS),
-        "cifar10": (*CIFAR_TRAIN, CIFAR_TEST),
+        "cifar10": _CIFAR,
         "shakespeare": (SHAKESPEARE,),
         "digits": (),
     }
@@ -155,30 +145,24 @@ def fetch(name: str, directory: Path) -> list[Path]:
 
 def download(missing: list[Source], directory: Path) -> list[Path]:
     """Download files into a directory, each address once."""
-    archives: dict[str, bytes] = {}
+    answers: dict[str, bytes] = {}
     fresh: list[Path] = []
     for source in missing:
-        if source.url not in archives:
-            archives[source.url] = _get(source.url)
-        content = _checked(source, _plain(source, archives[source.url]), source.url)
-        path = directory / source.path
+        url = source.url
+        if url not in answers:
+            try:
+                with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - a constant
+                    answers[url] = answer.read()
+            except OSError as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()  # it holds the connection open
+                raise DownloadError(f"cannot fetch {url}: {error}") from error
+        path, content = directory / source.path, _checked(source, _plain(source, answers[url]), url)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
             partial.write(content)
         fresh.append(Path(partial.name).replace(path))
     return fresh
-
-
-def _get(url: str) -> bytes:
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - addresses are constants
-            content: bytes = answer.read()
-    except urllib.error.HTTPError as refusal:
-        with refusal:  # it holds the connection open
-            raise DownloadError(f"cannot fetch {url}: {refusal}") from refusal
-    except OSError as error:
-        raise DownloadError(f"cannot fetch {url}: {error}") from error
-    return content
 
 
 def _plain(source: Source, content: bytes) -> bytes:

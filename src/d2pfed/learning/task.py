@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
+from d2pfed.numerics.ring import IntVector
 
-IntVector = NDArray[np.int64]
+Floats = NDArray[np.float32]
 RowsByClient = tuple[IntVector, ...]
 
 
@@ -63,6 +64,7 @@ class StoredClients:
     table: Examples
     rows: tuple[IntVector, ...] = field(repr=False)
     prepare: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous
+    population: int = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -70,11 +72,7 @@ class StoredClients:
         largest = max((int(rows.max()) for rows in self.rows if len(rows)), default=-1)
         if largest >= len(self.table):
             raise ConfigError(f"rows must be below {len(self.table)}, got {largest}")
-
-    @property
-    def population(self) -> int:
-        """The number of clients."""
-        return len(self.rows)
+        object.__setattr__(self, "population", len(self.rows))
 
     def examples(self, client: int) -> Examples:
         """Return the rows of one client."""

@@ -137,8 +137,13 @@ def _cifar10(options: _Options) -> Task:
 def _shakespeare(options: _Options) -> Task:
     text = sources.read(sources.SHAKESPEARE, sources.locate("shakespeare", options.data_dir)).decode("ascii")
     alphabet = sorted(set(text))
-    pieces = [_windows(speech, alphabet) for speech in read_speeches(text).values()]
-    pieces = [piece for piece in pieces if len(piece) >= 10]
+    pieces = []
+    for speech in read_speeches(text).values():
+        codes = np.searchsorted(alphabet, list(speech))
+        ends = np.arange(CONTEXT, len(codes), _STRIDE)
+        before = codes[ends[:, None] + np.arange(-CONTEXT, 0)].astype(np.int32)
+        if len(ends) >= 10:
+            pieces.append(Examples(torch.from_numpy(before), torch.from_numpy(codes[ends].astype(np.int64))))
     parts = [np.split(np.arange(len(piece)), [len(piece) * 8 // 10, len(piece) * 9 // 10]) for piece in pieces]
     train, validation, test = (
         [piece.take(part[use]) for piece, part in zip(pieces, parts, strict=True)] for use in range(3)
@@ -241,13 +246,6 @@ def _crops(content: bytes) -> Examples:
 
 def _centered(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.float().div_(127.5).sub_(1)
-
-
-def _windows(text: str, alphabet: list[str]) -> Examples:
-    codes = np.searchsorted(alphabet, list(text))
-    ends = np.arange(CONTEXT, len(codes), _STRIDE)
-    inputs = codes[ends[:, None] + np.arange(-CONTEXT, 0)].astype(np.int32)
-    return Examples(torch.from_numpy(inputs), torch.from_numpy(codes[ends].astype(np.int64)))
 
 
 def _join(pieces: list[Examples]) -> Examples:

@@ -14,7 +14,13 @@ import numpy as np
 import torch
 
 from d2pfed.learning.convolution import ConvolutionalNetwork
-from d2pfed.learning.dense import can_train, dense_gradients, is_narrow, train_dense, train_dense_adam, widths_of
+from d2pfed.learning.dense import (
+    ONE_THREAD,
+    dense_gradients,
+    train_dense,
+    train_dense_adam,
+    widths_of,
+)
 from d2pfed.learning.local_training import (
     BatchedTrainer,
     CohortStep,
@@ -114,22 +120,22 @@ class LocalTrainer:
         return LocalTrainer(rest, seen, self.local, self.method)
 
     @cached_property
-    def _network(self) -> ConvolutionalNetwork | None:
-        return ConvolutionalNetwork.of(self.model)
-
-    @cached_property
-    def _widths(self) -> IntVector | None:
-        return widths_of(self.model)
+    def _kind(self) -> tuple[IntVector | None, ConvolutionalNetwork | None]:
+        """What is known of the model: a multilayer perceptron's widths, or a convolutional network."""
+        return widths_of(self.model), ConvolutionalNetwork.of(self.model)
 
     def _train_by_hand(self, params: Params, client: int, round_seed: int) -> Params:
         examples, generator = self.clients.examples(client), client_generator(round_seed, client)
-        if self._widths is not None and can_train(examples, self._widths):
+        inputs, (widths, network) = examples.inputs, self._kind
+        is_plain = inputs.dtype == torch.float32 and inputs.device == CPU
+        rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
+        if widths is not None and rows_fit and examples.has_classes(int(widths[-1])):
             schedule = self.local.schedule(len(examples), generator)
             train = train_dense_adam if self.local.optimizer is Optimizer.ADAM else train_dense
-            return train(params, self._widths, examples, schedule, self.local.lr)
-        if self._network is not None and self._network.can_train(examples):
+            return train(params, widths, examples, schedule, self.local.lr)
+        if network is not None and network.can_train(examples):
             schedule = self.local.schedule(len(examples), generator)
-            return self._network.train(params, examples, schedule, self.local)
+            return network.train(params, examples, schedule, self.local)
         # Examples that do not fit the model: torch says what is wrong with them.
         return SequentialTrainer(self.model, self.clients, self.local).train(params, examples, generator)
 
@@ -140,12 +146,14 @@ class LocalTrainer:
         """
         if self.method is not None:
             return self.method
-        if self._widths is not None:
+        widths, network = self._kind
+        if widths is not None:
             sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
             plain = sgd or self.local.optimizer is Optimizer.ADAM
-            narrow = is_narrow(self._widths, self.local.batch_size)
+            # The compiled loop's products are cut into pieces that need no threads.
+            narrow = self.local.batch_size * widths.max() <= ONE_THREAD // 8
             return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.BATCHED
-        if self._network is not None:
+        if network is not None:
             return TrainingMethod.CONVOLUTION
         if self.model.has(*_ONE_BY_ONE):
             return TrainingMethod.LOOP

@@ -104,7 +104,10 @@ def batches_of(data: object, owner: str) -> Iterator[Rows]:
         return
     if isinstance(data, Examples):
         data = data.inputs, data.labels
-    if isinstance(data, Rows) or _is_pair(data):
+    is_pair = isinstance(data, tuple) and len(data) == 2 and all(_is_tree(part) for part in data)
+    if isinstance(data, list) and len(data) == 2:  # two examples, unless both are whole tensors or arrays
+        is_pair = all(getattr(part, "ndim", 0) for part in data)
+    if isinstance(data, Rows) or is_pair:
         rows = data if isinstance(data, Rows) else _paired(data)
         for start in range(0, max(len(rows), 1), EVALUATED_ROWS):
             yield rows.between(start, start + EVALUATED_ROWS)
@@ -121,13 +124,6 @@ def batches_of(data: object, owner: str) -> Iterator[Rows]:
             f"{owner} must hold a pair of tensors or arrays, a torch Dataset or a DataLoader, "
             f"got {type(data).__name__}"
         )
-
-
-def _is_pair(data: Any) -> bool:  # noqa: ANN401 - whatever a user gives
-    """Tell inputs and targets from a list of two examples: a list is a pair only of whole tensors or arrays."""
-    if isinstance(data, tuple) and len(data) == 2:
-        return all(_is_tree(part) for part in data)
-    return isinstance(data, list) and len(data) == 2 and all(hasattr(part, "ndim") and part.ndim for part in data)
 
 
 def _is_tree(value: object) -> bool:
@@ -234,11 +230,11 @@ class LabeledClients:
         if not len(rows):
             return self.like
         found = rows.examples()
-        if found is None or _kind(found) != _kind(self.like):
-            raise ConfigError(f"client {client} must hold {_kind(self.like)}, as other clients do")
+        wanted, got = (
+            f"inputs of shape {tuple(each.inputs.shape[1:])} and type {each.inputs.dtype} and "
+            f"labels of shape {tuple(each.labels.shape[1:])} and type {each.labels.dtype}"
+            for each in (self.like, found or self.like)
+        )
+        if found is None or got != wanted:
+            raise ConfigError(f"client {client} must hold {wanted}, as other clients do")
         return found
-
-
-def _kind(examples: Examples) -> str:
-    parts = (("inputs", examples.inputs), ("labels", examples.labels))
-    return " and ".join(f"{name} of shape {tuple(part.shape[1:])} and type {part.dtype}" for name, part in parts)
