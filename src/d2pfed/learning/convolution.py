@@ -14,7 +14,8 @@ from torch import nn
 
 from d2pfed.learning.local_training import LocalTraining, Optimizer, Steps
 from d2pfed.learning.model import Model, Params
-from d2pfed.learning.task import Examples, IntVector
+from d2pfed.learning.task import Examples
+from d2pfed.numerics.ring import IntVector
 
 _aten = torch.ops.aten
 _LAST = torch.channels_last
@@ -55,11 +56,6 @@ class ConvolutionalNetwork:
         if not is_plain or not is_whole or 0 in pools or not isinstance(last, nn.Linear):
             return None
         return ConvolutionalNetwork(model, convolutions, pools, last.out_features)
-
-    def can_train(self, examples: Examples) -> bool:
-        """Tell whether examples are float32 images with known classes."""
-        inputs = examples.inputs
-        return inputs.ndim == 4 and inputs.dtype == torch.float32 and examples.has_classes(self.classes)
 
     def train(self, params: Params, examples: Examples, schedule: IntVector, local: LocalTraining) -> Params:
         """Return the update of one client."""

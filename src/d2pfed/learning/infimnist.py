@@ -14,8 +14,9 @@ from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.edges import image_gradients
-from d2pfed.learning.task import Dirichlet, Examples, Floats, Iid, IntVector, Shards, check_client
+from d2pfed.learning.task import Dirichlet, Examples, Floats, Iid, Shards, check_client
 from d2pfed.numerics.compiled import compiled
+from d2pfed.numerics.ring import IntVector
 
 SIDE = 28
 FIELDS = 1522

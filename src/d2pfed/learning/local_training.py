@@ -11,8 +11,9 @@ import torch
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import TRAINING, about, check_types, documented
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Clients, Examples, IntVector
+from d2pfed.learning.task import Clients, Examples
 from d2pfed.learning.user_clients import Rows, UserClients
+from d2pfed.numerics.ring import IntVector
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
 MOST_EPOCHS, MOST_BATCH = 10_000, 100_000

@@ -168,22 +168,17 @@ class Model:
         return nn.Sequential(*list(self.scoring.children())[:cut]), Model(behind, rest, self.losses)
 
 
-class _Called(Module):
+class _Called(nn.ModuleList):
     """A module that is called by a user's function."""
 
-    def __init__(self, inner: Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.inner = inner
-        self._function = function
-
-    def forward(self, given: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
+    def forward(self, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401 - what the function takes
         """Call the function with the module."""
-        return self._function(self.inner, given)
+        return function(self[0], given)
 
 
 def _call(module: Module, values: Tensors, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401
-    named = {f"inner.{name}": value for name, value in values.items()}
-    return torch.func.functional_call(_Called(module, function), named, (given,))
+    named = {f"0.{name}": value for name, value in values.items()}
+    return torch.func.functional_call(_Called([module]), named, (function, given))
 
 
 def _chosen(module: Module, patterns: tuple[str, ...]) -> tuple[str, ...]:

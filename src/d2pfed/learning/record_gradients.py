@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Clients, IntVector
+from d2pfed.learning.task import Clients
 from d2pfed.learning.user_clients import Rows, UserClients, joined, mapped
+from d2pfed.numerics.ring import IntVector
 
 Gradients = NDArray[np.float32]  # one row for each record or unit
 Groups = Sequence[object] | Mapping[Any, object] | Callable[[int], object]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, DownloadError
-from d2pfed.learning.task import IntVector
+from d2pfed.numerics.ring import IntVector
 
 _TIMEOUT_SECONDS = 60
 _IDX_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}

@@ -12,7 +12,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.learning import sources
 from d2pfed.learning.infimnist import VirtualClients, digit_examples, scale
 from d2pfed.learning.sources import read_cifar, read_idx, read_speeches
-from d2pfed.learning.task import ByOwner, Examples, Iid, IntVector, Partition, StoredClients, Task
+from d2pfed.learning.task import ByOwner, Examples, Iid, Partition, StoredClients, Task
+from d2pfed.numerics.ring import IntVector
 
 CONTEXT = 32
 _STRIDE = 4

@@ -32,8 +32,9 @@ from d2pfed.learning.local_training import (
     vmap_gradients,
 )
 from d2pfed.learning.model import CPU, Model, Params
-from d2pfed.learning.task import Clients, Examples, IntVector, StoredClients
+from d2pfed.learning.task import Clients, Examples, StoredClients
 from d2pfed.learning.user_clients import LabeledClients, UserClients
+from d2pfed.numerics.ring import IntVector
 
 # Bytes of parameters in a chunk. By hand, small ones that stay in the cache are fastest; vmap has a cost per step.
 _CACHE_BYTES = 1 << 22
@@ -133,7 +134,7 @@ class LocalTrainer:
             schedule = self.local.schedule(len(examples), generator)
             train = train_dense_adam if self.local.optimizer is Optimizer.ADAM else train_dense
             return train(params, widths, examples, schedule, self.local.lr)
-        if network is not None and network.can_train(examples):
+        if network is not None and is_plain and inputs.ndim == 4 and examples.has_classes(network.classes):
             schedule = self.local.schedule(len(examples), generator)
             return network.train(params, examples, schedule, self.local)
         # Examples that do not fit the model: torch says what is wrong with them.

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.task import Examples, IntVector, check_client
+from d2pfed.learning.task import Examples, check_client
+from d2pfed.numerics.ring import IntVector
 
 EVALUATED_ROWS = 1000  # at once, where the data have no batches of their own
 _MOST_EMPTY = 1000  # clients that are asked in search of one with data
