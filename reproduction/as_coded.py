@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Model, Task, evaluate
-from d2pfed.learning.dense import widths_of
-from d2pfed.learning.dense_adam import Moments, train_dense_adam
+from d2pfed.learning.dense import Moments, train_dense_adam, widths_of
+from d2pfed.learning.local_training import client_generator
 from d2pfed.learning.model import Params
-from d2pfed.learning.sequential import client_generator
 from d2pfed.learning.task import Examples
 from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.randomness import Entropy, Stream, digest
@@ -88,7 +87,7 @@ class SharedAdam:
         if widths is None:
             raise ConfigError("the authors' loop is run for multilayer perceptrons only")
         self._widths, self._local = widths, local
-        self.moments = Moments.fresh(model.dimension)
+        self.moments = Moments(*np.zeros((2, model.dimension), np.float32))
 
     def train(self, params: Params, examples: Examples, round_seed: int, client: int) -> Params:
         """Return how far one client's training moves the model, against the gradient: before less after."""
@@ -115,9 +114,9 @@ def run_code(run: CodeRun, trained: Trained, seed: int, tell: Callable[[int], No
     for number in range(cohort.rounds):
         own = entropy.child("round", number)
         params = params - mean_update(run, adam, params, list(_drawn(task, cohort, run, own.stream())), own)
-        validation.append(evaluate(tested, params, task.validation).accuracy)
+        validation.append(evaluate(tested, params, task.validation)["accuracy"])
         tell(number + 1)
-    return Course(tuple(validation), evaluate(tested, params, task.test()).accuracy)
+    return Course(tuple(validation), evaluate(tested, params, task.test())["accuracy"])
 
 
 def mean_update(

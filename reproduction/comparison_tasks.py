@@ -12,10 +12,10 @@ from torch import nn
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, Model, StoredClients, Task, load_task
 from d2pfed.learning.edges import CELLS, DIRECTIONS, OrientedEdges
-from d2pfed.learning.formats import read_idx
 from d2pfed.learning.infimnist import scale
-from d2pfed.learning.patches import linear_model
-from d2pfed.learning.tasks import deal, held_out_order
+from d2pfed.learning.sources import read_idx
+from d2pfed.learning.tasks import held_out_order
+from reproduction.patches import deal, linear_model
 from reproduction.result import Context
 
 _PER_CLIENT = 5  # images of a client, from IDX files

@@ -13,7 +13,6 @@ from d2pfed.accounting import RELEASED, SERVER
 from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Model, Optimizer, Task, build_model, load_task
-from d2pfed.learning.patches import PatchFeatures, linear_model, over_features, width_of
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan, PlanSummary, PrivacyTarget, RotationName, calibrate, describe
@@ -23,6 +22,7 @@ from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 from reproduction.explicit import local_training, privacy_target, server_optimizer
 from reproduction.honest_drawing import Picture
+from reproduction.patches import PatchFeatures, linear_model, over_features, width_of
 from reproduction.result import Cell, Context, Result, Size, Table
 
 EPSILON = 8.0

@@ -9,9 +9,9 @@ import torch
 
 from d2pfed.learning import Examples, Task
 from d2pfed.learning import sources as files
-from d2pfed.learning.formats import read_cifar
-from d2pfed.learning.patches import PatchFeatures
-from d2pfed.learning.tasks import deal, held_out_order
+from d2pfed.learning.sources import read_cifar
+from d2pfed.learning.tasks import held_out_order
+from reproduction.patches import PatchFeatures, deal
 
 SIDE = 32
 CLIENTS, CLASSES = 2_000, 10

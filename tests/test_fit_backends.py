@@ -12,15 +12,15 @@ from torch import nn
 from d2pfed.api import backends
 from d2pfed.api.backends import BackendName, start_backend
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTraining, OwnClients, own_model, trainer_for, use_one_thread
+from d2pfed.learning import LocalTraining, UserClients, trainer_for, use_one_thread, user_model
 from d2pfed.simulation import InProcess
 
 LONG = 1e6  # seconds
 
 
 def trainer(loss=None):
-    clients = OwnClients.of([(torch.zeros(2, 3), torch.zeros(2).long())] * 4, None, torch.device("cpu"))
-    return trainer_for(own_model(nn.Linear(3, 2), loss=loss), clients, LocalTraining())
+    clients = UserClients.of([(torch.zeros(2, 3), torch.zeros(2).long())] * 4, None, torch.device("cpu"))
+    return trainer_for(user_model(nn.Linear(3, 2), loss=loss), clients, LocalTraining())
 
 
 def start(made, name=BackendName.AUTO, seconds=LONG, workers=2):
@@ -112,8 +112,8 @@ def test_what_cannot_be_sent_or_is_too_much_keeps_clients_here(workers, monkeypa
 def test_the_tensors_of_many_clients_are_sent_without_a_file_for_each():
     """Torch would send an open file per tensor, and a process may send 256 of them."""
     rows = torch.arange(1200.0).reshape(400, 1, 3)
-    clients = OwnClients.of([(each, torch.zeros(1).long()) for each in rows], None, torch.device("cpu"))
-    made = trainer_for(own_model(nn.Linear(3, 2)), clients, LocalTraining())
+    clients = UserClients.of([(each, torch.zeros(1).long()) for each in rows], None, torch.device("cpu"))
+    made = trainer_for(user_model(nn.Linear(3, 2)), clients, LocalTraining())
     sent = bytes(ForkingPickler.dumps(backends._Naming(made)))
     assert 1200 * 4 < len(sent) < 400 * 1200 * 4 / 10  # each storage once, not once for every view of it
     assert b"rebuild_storage" in bytes(ForkingPickler.dumps(made)), "what torch itself would do"

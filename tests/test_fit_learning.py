@@ -9,14 +9,13 @@ from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     LocalTrainer,
     LocalTraining,
-    OwnClients,
     Rows,
     SequentialTrainer,
-    own_model,
-    rows_of,
+    UserClients,
+    fixed_content,
     trainer_for,
+    user_model,
 )
-from d2pfed.learning.own_model import fixed_content
 from d2pfed.learning.trainer import TrainingMethod
 
 CPU = torch.device("cpu")
@@ -27,8 +26,12 @@ def held(count: int = 6) -> list:
     return [(each, (each[:, 0] > 0).long()) for each in inputs]
 
 
+def rows_of(data):
+    return UserClients.of([data], None, CPU).examples(0)
+
+
 def trainer(module, data, **hooks):
-    return trainer_for(own_model(module, **hooks), OwnClients.of(data, None, CPU), LocalTraining())
+    return trainer_for(user_model(module, **hooks), UserClients.of(data, None, CPU), LocalTraining())
 
 
 def test_a_known_network_is_trained_by_the_compiled_loop():
@@ -55,7 +58,9 @@ def test_a_hook_sees_the_layers_that_are_not_trained_too():
         seen.append(len(module))
         return module(x)
 
-    list(trainer(net, held(), forward=forward, trainable="2.*")(own_model(net, trainable="2.*").initial(), [0], 0))
+    list(
+        trainer(net, held(), forward=forward, trainable="2.*")(user_model(net, trainable="2.*").initial(), [0], 0)
+    )
     assert set(seen) == {3}
 
 
@@ -76,26 +81,26 @@ def test_rows_that_a_mean_loss_mixes_are_trained_client_after_client():
 )
 def test_a_client_whose_rows_are_unlike_the_others_is_named(other):
     with pytest.raises(ConfigError, match="client 1 must hold inputs of shape"):
-        list(trainer(nn.Linear(4, 2), [held()[0], other])(own_model(nn.Linear(4, 2)).initial(), [0, 1], 0))
+        list(trainer(nn.Linear(4, 2), [held()[0], other])(user_model(nn.Linear(4, 2)).initial(), [0, 1], 0))
 
 
 def test_arrays_become_what_torch_s_modules_take():
-    rows = rows_of((np.zeros((3, 2)), np.zeros(3, np.int8)), "client 0")
+    rows = rows_of((np.zeros((3, 2)), np.zeros(3, np.int8)))
     assert rows.inputs.dtype == torch.float32
     assert rows.labels.dtype == torch.int64
-    kept = rows_of((torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3)), "client 0")
+    kept = rows_of((torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3)))
     assert kept.inputs.dtype == torch.float64
     assert kept.labels.dtype == torch.float32
 
 
 @pytest.mark.parametrize("empty", [None, [], (), ([], []), (torch.zeros(0, 4), torch.zeros(0)), Rows(None)])
 def test_no_data_have_no_rows(empty):
-    assert len(rows_of(empty, "client 0")) == 0
+    assert len(rows_of(empty)) == 0
 
 
 def test_large_data_are_measured_in_batches_and_joined_as_they_were():
     inputs = torch.arange(5000.0).reshape(2500, 2)
-    rows = rows_of(({"a": inputs, "b": (inputs, inputs)}, inputs[:, 0]), "client 0")
+    rows = rows_of(({"a": inputs, "b": (inputs, inputs)}, inputs[:, 0]))
     assert len(rows) == 2500
     assert (rows.inputs["b"][1] == inputs).all()
 
@@ -103,15 +108,15 @@ def test_large_data_are_measured_in_batches_and_joined_as_they_were():
 def test_the_digest_of_what_is_not_trained_covers_buffers_and_all_types():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).to(torch.bfloat16))
     net.register_buffer("scale", torch.tensor(3))
-    content = dict(fixed_content(own_model(net, trainable="0.*")))
+    content = dict(fixed_content(user_model(net, trainable="0.*")))
     assert set(content) == {"1.weight", "1.bias", "scale"}
     net.scale.fill_(4)
-    assert dict(fixed_content(own_model(net, trainable="0.*"))) != content
+    assert dict(fixed_content(user_model(net, trainable="0.*"))) != content
 
 
 def test_a_model_on_a_device_gives_its_vector_back_on_the_cpu():
-    model = own_model(nn.Linear(2, 2), device="cpu")
+    model = user_model(nn.Linear(2, 2), device="cpu")
     assert model.device == CPU
     assert isinstance(model.initial(), np.ndarray)
     with pytest.raises(ConfigError, match="device must be one of cpu, cuda, mps, got 'cpu:x'"):
-        own_model(nn.Linear(2, 2), device="cpu:x")
+        user_model(nn.Linear(2, 2), device="cpu:x")

@@ -31,7 +31,7 @@ from d2pfed.learning import (
     sources,
     where,
 )
-from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
+from d2pfed.learning.sources import read_cifar, read_idx, read_speeches
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
 
@@ -99,7 +99,7 @@ def test_files_are_read_plain_or_packed_and_checked(tmp_path):
         sources.read(wanted, {"set/file": wanted.find(tmp_path)})
 
 
-def test_a_given_directory_comes_before_the_environment_and_that_before_the_cache(tmp_path, monkeypatch):
+def test_data_is_looked_for_in_directory_environment_cache(tmp_path, monkeypatch):
     first, second, third = tmp_path / "given", tmp_path / "env", cache_directory()
     monkeypatch.setenv("D2PFED_DATA", str(second))
     assert sources.search_path(first) == (first, second, third)
@@ -126,7 +126,7 @@ def test_missing_files_are_named_with_the_places_and_the_command(name, tmp_path)
     assert f"d2pfed data fetch {name}" in text
 
 
-def test_a_given_directory_without_mnist_is_an_error_and_not_a_silent_change_of_data(tmp_path):
+def test_a_given_directory_without_mnist_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="infimnist needs mnist/train-images"):
         load_task("infimnist", data_dir=tmp_path)
 

@@ -20,7 +20,7 @@ from d2pfed.learning import (
     evaluate,
     fitting,
 )
-from d2pfed.learning.dense import layers_of
+from d2pfed.learning.dense import widths_of
 from d2pfed.learning.edges import OrientedEdges
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
@@ -53,7 +53,7 @@ def test_flatten_undoes_unflatten(seed):
     np.testing.assert_array_equal(model.flatten(model.unflatten(params)), params)
 
 
-def test_loading_gives_a_module_with_those_parameters_and_leaves_the_model_alone():
+def test_loading_gives_a_module_and_leaves_the_model_alone():
     model = Model(block())
     before = model.initial()
     loaded = model.load(before + 1)
@@ -118,7 +118,7 @@ def test_shared_parameters_count_once_and_stay_shared(patterns):
     loaded = model.load(params)
     assert loaded.leave.weight is loaded.enter.weight
     inputs = torch.randn(5, 4)
-    through = model.outputs(model.unflatten(params) | model.fixed(), inputs)
+    through = model.outputs_of(model.scoring, model.unflatten(params) | model.fixed(), inputs)
     torch.testing.assert_close(through, loaded(inputs))
 
 
@@ -161,7 +161,7 @@ def test_a_trained_normalisation_is_used_as_it_is():
     values = model.unflatten(model.initial()) | model.fixed()
     module.eval()
     wanted = nn.functional.cross_entropy(module(inputs), labels, reduction="none")
-    torch.testing.assert_close(model.training_losses(values, inputs, labels), wanted)
+    torch.testing.assert_close(model.losses_of(model.training, values, inputs, labels), wanted)
 
 
 class Counter(nn.Module):
@@ -208,7 +208,7 @@ def test_vectors_of_another_shape_or_type_are_refused(params):
 def test_models_have_the_sizes_of_their_descriptions(name, shape, dimension):
     model = build_model(name, task(shape), seed=1)
     assert model.dimension == dimension
-    assert 0 <= evaluate(model, model.initial(), task(shape).validation).accuracy <= 1
+    assert 0 <= evaluate(model, model.initial(), task(shape).validation)["accuracy"] <= 1
     np.testing.assert_array_equal(build_model(name, task(shape), seed=1).initial(), model.initial())
     assert (build_model(name, task(shape), seed=2).initial() != model.initial()).any()
 
@@ -264,8 +264,8 @@ def hooked() -> nn.Module:
 
 
 def test_training_by_hand_is_for_plain_perceptrons_alone():
-    assert layers_of(Model(block())) == 2
-    assert layers_of(Model(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))) == 1
+    assert widths_of(Model(block())).tolist() == [4, 3, 2]
+    assert widths_of(Model(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))).tolist() == [4, 2]
     others = [
         Model(block(), ("3.*",)),
         Model(block(), losses=half),
@@ -278,7 +278,7 @@ def test_training_by_hand_is_for_plain_perceptrons_alone():
         Model(hooked()),
         Model(Tied()),
     ]
-    assert [layers_of(model) for model in others] == [None] * len(others)
+    assert [widths_of(model) for model in others] == [None] * len(others)
 
 
 def test_metrics_are_those_of_the_whole_set():
@@ -287,8 +287,8 @@ def test_metrics_are_those_of_the_whole_set():
     model = Model(block())
     found = evaluate(model, model.initial(), examples)
     outputs = model.load(model.initial())(examples.inputs).detach()
-    assert found.accuracy == pytest.approx(float((outputs.argmax(1) == examples.labels).float().mean()))
-    assert found.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, examples.labels)), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(float((outputs.argmax(1) == examples.labels).float().mean()))
+    assert found["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, examples.labels)), rel=1e-5)
 
 
 def test_nothing_can_be_measured_on_nothing():

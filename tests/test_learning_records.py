@@ -8,13 +8,13 @@ import torch
 
 import d2pfed
 from d2pfed.errors import ConfigError
-from d2pfed.learning import OwnClients, RecordTrainer, own_model
+from d2pfed.learning import RecordTrainer, UserClients, user_model
 
 
 def network(*layers, **options):
     torch.manual_seed(1)
     module = torch.nn.Sequential(*(layers or (torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))))
-    return own_model(module, **options)
+    return user_model(module, **options)
 
 
 def data(rows=23, columns=6, seed=2):
@@ -24,16 +24,14 @@ def data(rows=23, columns=6, seed=2):
 
 def trainer(model=None, silos=None, groups=None, chunk=8):
     model = model or network()
-    return RecordTrainer(model, OwnClients.of(silos or [data()], None, model.device), groups, chunk)
+    return RecordTrainer(model, UserClients.of(silos or [data()], None, model.device), groups, chunk)
 
 
 def every(own, params):
     wanted = [(client, np.arange(own.count(client))) for client in range(own.silos.population)]
-    found = [(client, rows) for client, rows in own.gradients(params, wanted)]
-    return {
-        client: np.concatenate([rows for each, rows in found if each == client])
-        for client in {c for c, _ in found}
-    }
+    found = [(clients, rows.copy()) for clients, rows in own.chunks(params, wanted)]
+    clients, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return {client: rows[clients == client] for client in np.unique(clients).tolist()}
 
 
 def by_autograd(model, inputs, label):
@@ -59,7 +57,7 @@ def require_place_blind(gradients, own, params):
 
 
 def fixed_chunks(own, params, chosen):
-    return np.concatenate([rows for _, rows in own.gradients(params, [(0, chosen)])])
+    return np.concatenate([rows.copy() for _, rows in own.chunks(params, [(0, chosen)])])
 
 
 def mean_removed(own, params, chosen):
@@ -84,7 +82,9 @@ def test_silos_share_chunks_and_have_the_vectors_that_they_have_alone():
     for client, rows in found.items():
         units = own.units(own.model.initial(), client)
         assert units.count == len(rows)
-        assert np.array_equal(np.concatenate(list(units.gradients(np.arange(len(rows))))), rows)
+        assert np.array_equal(
+            np.concatenate([each.copy() for each in units.gradients(np.arange(len(rows)))]), rows
+        )
 
 
 def test_where_bits_depend_on_the_place_chunks_have_one_record(monkeypatch):
@@ -179,7 +179,7 @@ def test_a_patient_with_a_row_that_raises_counts_as_zero_and_no_other():
 
 def test_a_patient_with_rows_of_both_infinities_is_no_warning():
     inputs = torch.tensor([[1e30], [1e30], [1.0]])
-    model = own_model(torch.nn.Linear(1, 1), loss=lambda outputs, wanted: (outputs * wanted).squeeze(-1))
+    model = user_model(torch.nn.Linear(1, 1), loss=lambda outputs, wanted: (outputs * wanted).squeeze(-1))
     silos = [(inputs, torch.tensor([[1e30], [-1e30], [1.0]]))]
     found = every(trainer(model, silos, groups=[[0, 0, 1]]), model.initial())[0]
     assert np.isnan(found[0]).any()
@@ -226,8 +226,7 @@ def test_a_patients_gradients_add_up_to_one_unit():
     for unit, name in enumerate("abc"):
         rows = [row for row, owner in enumerate(owners) if owner == name]
         assert np.array_equal(found[unit], sum(single[row] for row in rows).astype(np.float32))
-    some = [rows for _, rows in own.gradients(own.model.initial(), [(0, np.array([1]))])]
-    assert np.array_equal(np.concatenate(some), found[[1]])
+    assert np.array_equal(fixed_chunks(own, own.model.initial(), np.array([1])), found[[1]])
 
 
 def test_groups_that_do_not_fit_are_refused():
@@ -256,7 +255,7 @@ def test_groups_by_name_are_those_of_the_silo_of_that_name():
         trainer(silos=list(held.values()), groups={"b": ["x"] * 6, "a": ["x"] * 6}).count(0)
 
 
-def test_silos_whose_rows_differ_in_form_are_found_before_anything_is_charged():
+def test_silos_of_another_form_are_found_before_anything_is_charged():
     own = trainer(silos=[data(6), (torch.zeros(6, 5), torch.zeros(6, dtype=torch.long))])
     with pytest.raises(ConfigError, match="all silos must hold rows of one form"):
         own.tried(own.model.initial(), 10)
@@ -272,12 +271,12 @@ def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
 
 def test_other_inputs_losses_and_steps_are_trained_by_record():
     module = torch.nn.Linear(6, 1)
-    regression = own_model(module, loss=torch.nn.MSELoss())
+    regression = user_model(module, loss=torch.nn.MSELoss())
     rows = [(torch.randn(9, 6), torch.randn(9, 1))]
     assert every(trainer(regression, rows), regression.initial())[0].shape == (9, 7)
-    stepped = own_model(module, step=lambda net, batch: (net(batch[0]) - batch[1]).abs().mean())
+    stepped = user_model(module, step=lambda net, batch: (net(batch[0]) - batch[1]).abs().mean())
     assert every(trainer(stepped, rows), stepped.initial())[0].shape == (9, 7)
-    named = own_model(module, forward=lambda net, given: net(given["x"]), loss=torch.nn.MSELoss())
+    named = user_model(module, forward=lambda net, given: net(given["x"]), loss=torch.nn.MSELoss())
     told = [({"x": torch.randn(9, 6)}, torch.randn(9, 1))]
     assert every(trainer(named, told), named.initial())[0].shape == (9, 7)
 

@@ -11,7 +11,7 @@ from scipy.stats import binom, binomtest
 
 from d2pfed.accounting import BatchSampling, Sampling, Unit
 from d2pfed.errors import BudgetExceeded, ConfigError, TooFewClients
-from d2pfed.learning import OwnClients, RecordTrainer, own_model
+from d2pfed.learning import RecordTrainer, UserClients, user_model
 from d2pfed.ledger import Ledger, verify
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import Centered
@@ -457,14 +457,14 @@ def test_the_terms_say_what_a_person_in_several_silos_means(plan):
 
 def network():
     torch.manual_seed(3)
-    return own_model(torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)))
+    return user_model(torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)))
 
 
 def trainer(chunk=16):
     torch.manual_seed(4)
     data = [(torch.randn(n, 6), torch.randint(0, 2, (n,))) for n in (40, 0, 1, 25, 60)]
     model = network()
-    return RecordTrainer(model, OwnClients.of(data, None, model.device), None, chunk)
+    return RecordTrainer(model, UserClients.of(data, None, model.device), None, chunk)
 
 
 @pytest.fixture(scope="module")
@@ -600,7 +600,7 @@ def test_runs_of_any_length_share_a_ledger(tmp_path, small_plan):
 def test_the_released_mean_is_near_the_clipped_gradients_over_the_expected_batch(small_plan):
     params, own = network().initial(), trainer()
     every = [(client, np.arange(own.count(client))) for client in range(SILOS)]
-    total = sum(clipped(rows).sum(0) for _, rows in own.gradients(params, every))
+    total = sum(clipped(rows).sum(0) for _, rows in own.chunks(params, every))
     wanted = total * 0.2 / small_plan.divisor
     session, means = attempt(small_plan), []
     for secret in range(30):

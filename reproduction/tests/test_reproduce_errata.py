@@ -310,7 +310,7 @@ def test_wrapping_a_sum_is_not_the_sum_of_wrapped():
 # Observers
 
 
-def test_a_member_of_the_cohort_reads_the_noiseless_sum_and_a_stranger_does_not():
+def test_a_cohort_member_reads_the_noiseless_sum():
     entropy = _entropy("observers")
     assert observers.subtracted_fraction(entropy.child("group"), entropy) == 1.0
     assert observers.subtracted_fraction(entropy.child("stranger"), entropy) < 0.05
@@ -336,7 +336,7 @@ def test_the_birthday_problem_and_the_truncated_noise():
 # Carried moments
 
 
-def test_one_clients_data_moves_the_others_updates_beyond_any_clip_if_moments_are_carried():
+def test_carried_moments_let_one_client_move_the_others_beyond_any_clip():
     few, many = (moments.others_shift(clients, moments.Memory.CARRIED) for clients in moments.COHORTS)
     assert many > 1  # more than the client's own update ever could
     assert many > 1.5 * few  # and the more, the more clients follow

@@ -9,9 +9,9 @@ import torch
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, StoredClients, Task
-from d2pfed.learning.leaves import dead_leaves
 from d2pfed.ledger import RowKind, read_rows
 from reproduction.honest import COLUMNS, DELTA, EPSILON, SCALES, Scale, show
+from reproduction.leaves import dead_leaves
 from reproduction.result import Context, Size, write
 
 SIDE = 24  # the paper's network has its size at this side alone
@@ -143,7 +143,7 @@ def test_the_result_is_written_with_its_drawing_and_its_runs(shown, tmp_path):
     assert "times as long as any update may be" in result.words[0]
 
 
-def test_a_quick_result_says_what_was_reduced_and_a_full_one_reduces_nothing():
+def test_a_quick_result_says_what_was_reduced():
     assert SCALES[Size.QUICK].reduced
     assert not SCALES[Size.FULL].reduced
 

@@ -44,7 +44,7 @@ def context(tmp_path_factory) -> Context:
     return Context(folder=folder, data=None, size=Size.QUICK, report=lambda _what, _fraction: None)
 
 
-def test_several_seeds_give_a_mean_and_a_band_and_the_first_is_the_single_run(workload, context):
+def test_several_seeds_give_a_mean_and_a_band(workload, context):
     (once,) = run_systems([fedavg(workload)], context)
     (twice,) = run_systems([fedavg(workload)], replace(context, repeats=2))
     assert [each.seed for each in twice.repeats] == [1, 2]
@@ -112,13 +112,13 @@ def test_an_impossible_number_of_repeats_is_refused(context, repeats):
 # The authors' loop
 
 
-def test_an_update_longer_than_the_clip_is_scaled_to_norm_one_as_in_the_authors_code():
+def test_long_updates_are_scaled_to_norm_one_as_the_authors_do():
     short, long = np.full(4, 0.1, np.float32), np.full(4, 0.2, np.float32)
     assert np.array_equal(scaled(short, 0.25), short)
     assert np.linalg.norm(scaled(long, 0.25)) == pytest.approx(1)  # a sound clip would give 0.25
 
 
-def test_the_loop_counts_the_last_update_of_a_client_that_was_drawn_twice_twice(workload):
+def test_the_last_update_of_a_client_drawn_twice_counts_twice(workload):
     quiet = CodeRun(noise=CodeNoise.NONE, deviation=0.0, clip=1e6, levels=1 << 40, pixels=Pixels.BARE)
     examples = workload.task.clients.examples(3)
     params = workload.model.initial()
@@ -153,7 +153,7 @@ def test_mechanisms_at_equal_epsilon_against_the_server(workload, context):
     assert (context.folder / "at-server.png").stat().st_size > 10_000
 
 
-def test_a_benchmark_has_a_row_with_every_observer_and_the_same_without_privacy(context, tmp_path):
+def test_a_benchmark_has_rows_for_every_observer_and_in_the_clear(context, tmp_path):
     small = Benchmark(
         name="small",
         title="8 x 8 digits",

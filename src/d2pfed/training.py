@@ -11,7 +11,7 @@ from d2pfed.errors import ConfigError
 from d2pfed.fields import TRAINING, about, check_types, documented
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.randomness import Entropy, Stream, digest
+from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.round import Outcome
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
@@ -31,9 +31,10 @@ class Cohorts:
         may have. Proof: theory.md#attempts. Checked: test_training.py::test_every_attempt_has_a_fresh_cohort.
         """
         population, cohort = self.sampling.population, self.sampling.cohort_size
+        fresh = self.entropy.child("cohort", number, attempt)
         match self.sampling.method:
             case Sampling.FIXED:
-                chosen = self._fresh(number, attempt).subset(population, cohort)
+                chosen = fresh.stream().subset(population, cohort)
             case Sampling.ONCE:
                 if (block + 1) * cohort > population:
                     raise ConfigError(
@@ -43,13 +44,10 @@ class Cohorts:
                 order = self.entropy.child("partition").stream().permutation(population)
                 chosen = np.sort(order[block * cohort : (block + 1) * cohort])
             case Sampling.POISSON:
-                chosen = np.flatnonzero(self._fresh(number, attempt).below_each(population, population) < cohort)
+                chosen = np.flatnonzero(fresh.stream().below_each(population, population) < cohort)
             case Sampling.NONE:
                 chosen = np.arange(population)[:cohort]
         return tuple(int(client) for client in chosen)
-
-    def _fresh(self, number: int, attempt: int) -> Stream:
-        return self.entropy.child("cohort", number, attempt).stream()
 
 
 def shuffle_seed(run: str, number: int) -> int:
@@ -106,7 +104,11 @@ class ServerOptimizer:
         velocity = self.momentum * state.velocity + mean
         move, second = velocity, state.second
         if self.second_moment:
-            second = self._second(second, mean**2)
+            squares, gain = mean**2, np.float32(1 - self.second_moment)
+            if self.second_rule is SecondMoment.YOGI:
+                second = np.asarray(second - gain * squares * np.sign(second - squares))
+            else:
+                second = np.float32(self.second_moment) * second + gain * squares
             first = velocity * ((1 - self.momentum) / (1 - self.momentum**done))
             move = first / (np.sqrt(second / (1 - self.second_moment**done)) + 1e-8)
         params = state.params + np.float32(self.lr * self.lr_decay**state.rounds) * move
@@ -114,12 +116,6 @@ class ServerOptimizer:
         weight = (1 - self.averaging) / (1 - self.averaging**done) if self.averaging else 1.0
         average = state.average + np.float32(weight) * (params - state.average)
         return ServerState(done, params, velocity, second, average, state.clip)
-
-    def _second(self, second: FloatVector, squares: FloatVector) -> FloatVector:
-        gain = np.float32(1 - self.second_moment)
-        if self.second_rule is SecondMoment.YOGI:
-            return np.asarray(second - gain * squares * np.sign(second - squares))
-        return np.float32(self.second_moment) * second + gain * squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +142,12 @@ class TrainedRound:
     state: ServerState = field(repr=False)
 
 
-Aggregate = Callable[[ServerState], Outcome]  # of the round that a state is before
+AggregateRound = Callable[[ServerState], Outcome]  # of the round that a state is before
 
 
-def train(state: ServerState, step: ServerOptimizer, rounds: int, aggregate: Aggregate) -> Iterator[TrainedRound]:
+def train(
+    state: ServerState, step: ServerOptimizer, rounds: int, aggregate: AggregateRound
+) -> Iterator[TrainedRound]:
     """Yield each round until `rounds` are done; stop asking and nothing more happens.
 
     Args:

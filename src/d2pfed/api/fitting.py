@@ -32,11 +32,11 @@ from d2pfed.learning import (
     Losses,
     Metric,
     Module,
-    OwnClients,
     RecordTrainer,
     Step,
+    UserClients,
     one_thread,
-    own_model,
+    user_model,
 )
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget
 from d2pfed.runs import RunSettings
@@ -139,8 +139,8 @@ def fit(
         ConfigError: if an argument cannot be used, before anything is charged.
         BudgetExceeded: if the ledger does not allow the run.
     """
-    model = own_model(module, trainable=trainable, loss=loss, forward=forward, step=step, device=device)
-    own = OwnClients.of(clients, population, model.device)
+    model = user_model(module, trainable=trainable, loss=loss, forward=forward, step=step, device=device)
+    own = UserClients.of(clients, population, model.device)
     scope = scope_of(
         privacy,
         dimension=model.dimension,

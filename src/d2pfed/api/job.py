@@ -177,10 +177,8 @@ class TaskEvaluator:
 
     def validate(self, _rounds: int, params: FloatVector) -> dict[str, float]:
         """Return accuracy and loss on the validation data."""
-        found = evaluate(self.model, params, self.task.validation)
-        return {"accuracy": found.accuracy, "loss": found.loss}
+        return evaluate(self.model, params, self.task.validation)
 
     def test(self, params: FloatVector) -> dict[str, float]:
         """Return accuracy and loss on the test data."""
-        found = evaluate(self.model, params, self.task.test())
-        return {"accuracy": found.accuracy, "loss": found.loss}
+        return evaluate(self.model, params, self.task.test())

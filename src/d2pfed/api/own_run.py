@@ -31,9 +31,9 @@ from d2pfed.learning import (
     LocalTraining,
     Metric,
     Model,
-    OwnClients,
     RecordTrainer,
     Rows,
+    UserClients,
     batches_of,
     measure,
     trainer_for,
@@ -93,7 +93,7 @@ class OwnRun:
     """All that decides a call, checked."""
 
     model: Model
-    clients: OwnClients
+    clients: UserClients
     groups: Groups | None
     weights: tuple[float, ...] | None
     scope: Scope

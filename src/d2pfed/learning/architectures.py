@@ -1,6 +1,7 @@
 """The models that come with the tasks, by name."""
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ Shape = tuple[int, ...]
 
 def logistic(shape: Shape, classes: int) -> nn.Module:
     """Build a linear classifier."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(_size(shape), classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
 
 
 def edges(shape: Shape, classes: int) -> nn.Module:
@@ -31,7 +32,7 @@ def edges(shape: Shape, classes: int) -> nn.Module:
 def mlp(shape: Shape, classes: int) -> nn.Module:
     """Build the paper's two hidden layers of 60; 51,370 parameters on 28 x 28 digits."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(_size(shape), 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, classes)
+        nn.Flatten(), nn.Linear(prod(shape), 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, classes)
     )
 
 
@@ -82,13 +83,12 @@ def fitting(task: Task) -> str:
         return "char"
     if task.input_shape[0] != 1:
         return "small-cnn"
-    return (
-        "edges" if task.input_shape[1] > 2 * CELLS else "logistic"
-    )  # of the smallest images edges are the pixels
+    # Of the smallest images the edges are the pixels.
+    return "edges" if task.input_shape[1] > 2 * CELLS else "logistic"
 
 
 def build_model(name: str, task: Task, seed: int) -> Model:
-    """Build a model for a task, initialised by torch's defaults from the seed."""
+    """Build a model for a task, initialized by torch's defaults from the seed."""
     if name not in _BUILDERS:
         raise ConfigError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
     axes, builder = _BUILDERS[name]
@@ -97,7 +97,3 @@ def build_model(name: str, task: Task, seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Model(builder(task.input_shape, task.classes))
-
-
-def _size(shape: Shape) -> int:
-    return int(torch.Size(shape).numel())

@@ -1,123 +1,101 @@
-"""Multilayer perceptrons by hand: plain SGD of one client as one compiled call, gradients of many clients at once.
+"""Multilayer perceptrons by hand: SGD or Adam of one client as one compiled call, gradients of many clients at once.
 
 With batches of ten the time goes into moving weights between memory and cache, and into calls. The compiled loop has
 no calls, keeps one client's weights in the cache, and adds a gradient to the weights in the pass that makes it. It
 runs without the interpreter's lock and does not use torch, so torch's number of threads does not matter.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON, CohortStep
 from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Examples
+from d2pfed.learning.task import Examples, Floats
 from d2pfed.numerics.compiled import compiled
+from d2pfed.numerics.ring import IntVector as Ints
 
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
-_ONE_THREAD = 1 << 18  # multiplications in a product, up to which OpenBLAS starts no threads
-
-
-def layers_of(model: Model) -> int | None:
-    """Return the number of linear layers if the model is `Flatten, Linear, (ReLU, Linear)*`, else None.
-
-    It must also train all its parameters, with biases, in float32, by cross entropy.
-    """
-    module = model.module
-    if type(module) is not nn.Sequential or not model.is_plain:
-        return None
-    count = len(module) // 2
-    kinds = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (count - 1)]
-    names = tuple(f"{2 * layer + 1}.{part}" for layer in range(count) for part in ("weight", "bias"))
-    if [type(layer) for layer in module] != kinds or model.names != names:
-        return None
-    plain = all(value.dtype == torch.float32 for value in module.parameters())
-    hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())  # noqa: SLF001
-    return count if plain and module[0].start_dim == 1 and not hooked else None
+ONE_THREAD = 1 << 18  # multiplications in a product, up to which OpenBLAS starts no threads
+_FIRST, _SECOND = (np.float32(1 - decay) for decay in ADAM_DECAYS)
+_EPSILON = np.float32(ADAM_EPSILON)
 
 
 def widths_of(model: Model) -> Ints | None:
-    """Return the widths of a model that `layers_of` recognises, from inputs to classes, else None."""
-    if layers_of(model) is None:
+    """Return the widths, from inputs to classes, if the model is `Flatten, Linear, (ReLU, Linear)*`, else None.
+
+    It must also train all its parameters, with biases, in float32, by cross entropy.
+    """
+    layers = model.plain_layers
+    count = len(layers) // 2
+    kinds = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (count - 1)]
+    names = tuple(f"{2 * layer + 1}.{part}" for layer in range(count) for part in ("weight", "bias"))
+    if [type(layer) for layer in layers] != kinds or model.names != names or layers[0].start_dim != 1:
         return None
-    linear = [layer for layer in model.module.modules() if type(layer) is nn.Linear]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     return np.array([linear[0].in_features, *(layer.out_features for layer in linear)])
-
-
-def is_narrow(widths: Ints, batch_size: int) -> bool:
-    """Tell whether the compiled loop is the faster one: its products are cut into pieces that need no threads."""
-    return bool(batch_size * widths.max() <= _ONE_THREAD // 8)
-
-
-def can_train(examples: Examples, widths: Ints) -> bool:
-    """Tell whether examples are what the compiled loop can read: float32 rows of the first width, and known classes."""
-    inputs, labels = examples.inputs, examples.labels
-    if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or inputs[0:1].numel() not in (0, widths[0]):
-        return False
-    if labels.ndim != 1 or labels.dtype != torch.int64:
-        return False
-    return not len(labels) or bool(labels.min() >= 0 and labels.max() < widths[-1])
 
 
 def train_dense(params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float) -> Params:
     """Return the update of one client by plain SGD on the mean cross entropy of each batch of the schedule."""
     trained = params.copy()
-    inputs, labels = arrays_of(examples, widths)
-    _train(trained, widths, inputs, labels, schedule, np.float32(lr), *working_room(widths, schedule))
+    _train(trained, widths, *_arrays(examples, widths, schedule), np.float32(lr))
     trained -= params
     return trained
 
 
-def arrays_of(examples: Examples, widths: Ints) -> tuple[Floats, Ints]:
-    """Return examples as the compiled loop reads them."""
+@dataclass(slots=True)
+class Moments:
+    """What Adam remembers; training changes it."""
+
+    mean: Floats
+    square: Floats
+    taken: int = 0  # steps
+
+
+def train_dense_adam(  # noqa: PLR0917 - those of `train_dense`, and the memory
+    params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float, moments: Moments | None = None
+) -> Params:
+    """Return the update of one client by Adam on the mean cross entropy of each batch of the schedule."""
+    moments = moments or Moments(*np.zeros((2, len(params)), np.float32))
+    trained = params.copy()
+    steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
+    first, second = (1 - decay**steps for decay in ADAM_DECAYS)
+    rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
+    memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
+    _train_adam(trained, memory, widths, *_arrays(examples, widths, schedule), rates, roots)
+    moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
+    trained -= params
+    return trained
+
+
+def _arrays(examples: Examples, widths: Ints, schedule: Ints) -> tuple[Floats, Ints, Ints, Floats, Ints]:
+    """Return inputs and labels as the compiled loop reads them, the schedule, and the room that a step works in."""
     inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
-    return inputs, examples.labels.contiguous().numpy()
-
-
-def working_room(widths: Ints, schedule: Ints) -> tuple[Floats, Ints]:
-    """Return the room that a step of the compiled loop works in."""
     batch = schedule.shape[1]
-    return np.zeros((2, batch * widths.sum()), np.float32), np.zeros(batch, np.int64)
+    blocks, rows = np.zeros((2, batch * widths.sum()), np.float32), np.zeros(batch, np.int64)
+    return inputs, examples.labels.contiguous().numpy(), schedule, blocks, rows
 
 
-def gradients(
-    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
-) -> list[torch.Tensor]:
+def dense_gradients(values: Tensors, step: CohortStep) -> list[torch.Tensor]:
     """Return each client's gradient of the weighted sum of its losses, in the order of values."""
-    found = [
-        (torch.bmm(slope.mT, entering), slope.sum(1))
-        for _, slope, entering in _slopes(values, inputs, labels, weights)
-    ]
-    return [gradient for layer in reversed(found) for gradient in layer]
-
-
-Layer = tuple[torch.Tensor, torch.Tensor]  # weight and bias
-
-
-def _slopes(
-    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
-) -> Iterator[tuple[Layer, torch.Tensor, torch.Tensor]]:
-    """Yield each layer, from the last to the first, with the loss's slope at its outputs, and its inputs.
-
-    A layer may be changed once it was yielded: nothing reads it again.
-    """
     tensors = list(values.values())
     layers = list(zip(tensors[::2], tensors[1::2], strict=True))
-    entering = [inputs.flatten(2)]
+    entering = [step.inputs.flatten(2)]
     for weight, bias in layers[:-1]:
         entering.append(torch.baddbmm(bias[:, None], entering[-1], weight.mT).relu_())
     weight, bias = layers[-1]
     slope = torch.baddbmm(bias[:, None], entering[-1], weight.mT).softmax(-1)
-    slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1)).mul_(weights[..., None])
+    slope.scatter_add_(2, step.labels[..., None], torch.full_like(slope[..., :1], -1)).mul_(
+        step.weights[..., None]
+    )
+    found: list[torch.Tensor] = []
     for at in reversed(range(len(layers))):
-        weight, bias = layers[at]
-        before = torch.bmm(slope, weight).mul_(entering[at] > 0) if at else slope
-        yield (weight, bias), slope, entering[at]
-        slope = before
+        found = [torch.bmm(slope.mT, entering[at]), slope.sum(1), *found]
+        if at:
+            slope = torch.bmm(slope, layers[at][0]).mul_(entering[at] > 0)
+    return found
 
 
 @compiled
@@ -128,21 +106,11 @@ def _add_product(slopes: Floats, entering: Floats, weight: Floats) -> None:
     for r in range(0, fives, 5):
         x0, x1, x2, x3, x4 = entering[r], entering[r + 1], entering[r + 2], entering[r + 3], entering[r + 4]
         for j in range(0, pairs, 2):
-            a0, a1, a2, a3, a4 = (
-                slopes[r, j],
-                slopes[r + 1, j],
-                slopes[r + 2, j],
-                slopes[r + 3, j],
-                slopes[r + 4, j],
-            )
             k = j + 1
-            b0, b1, b2, b3, b4 = (
-                slopes[r, k],
-                slopes[r + 1, k],
-                slopes[r + 2, k],
-                slopes[r + 3, k],
-                slopes[r + 4, k],
-            )
+            a0, a1, a2 = slopes[r, j], slopes[r + 1, j], slopes[r + 2, j]
+            a3, a4 = slopes[r + 3, j], slopes[r + 4, j]
+            b0, b1, b2 = slopes[r, k], slopes[r + 1, k], slopes[r + 2, k]
+            b3, b4 = slopes[r + 3, k], slopes[r + 4, k]
             one, two = weight[j], weight[k]
             for i in range(inputs):
                 one[i] += (a0 * x0[i] + a1 * x1[i]) + (a2 * x2[i] + a3 * x3[i]) + a4 * x4[i]
@@ -152,22 +120,6 @@ def _add_product(slopes: Floats, entering: Floats, weight: Floats) -> None:
             slope = slopes[r, j]
             for i in range(inputs):
                 weight[j, i] += slope * entering[r, i]
-
-
-@compiled
-def _softmax_slopes(logits: Floats, labels: Ints, rows: Ints, factor: np.float32) -> None:
-    """Replace each row of logits by the slope of its cross entropy, times a factor."""
-    for r in range(len(logits)):
-        row, top = logits[r], logits[r, 0]
-        for k in range(1, len(row)):
-            top = max(top, row[k])
-        total = np.float32(0)
-        for k in range(len(row)):
-            row[k] = np.exp(row[k] - top)
-            total += row[k]
-        for k in range(len(row)):
-            row[k] *= factor / total
-        row[labels[rows[r]]] -= factor
 
 
 @compiled
@@ -182,7 +134,7 @@ def _forward(values: Floats, widths: Ints, entering: Floats, count: np.int64, ba
         start += batch * inputs
         out = entering[start : start + count * outputs].reshape(count, outputs)
         last = layer == len(widths) - 2
-        step = max(1, _ONE_THREAD // (count * inputs))
+        step = max(1, ONE_THREAD // (count * inputs))
         for first in range(0, outputs, step):
             product = np.dot(weight[first : first + step], into.T)
             for j in range(len(product)):
@@ -228,7 +180,7 @@ def _backward(  # noqa: PLR0917 - a kernel takes arrays, not objects
 
 
 @compiled
-def add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
+def _add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
     values: Floats,
     target: Floats,
     widths: Ints,
@@ -254,10 +206,19 @@ def add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
                 entering[count * width + i] = inputs[row, i]
             count += 1
     _forward(values, widths, entering, count, batch)
-    for i in range(last, last + count * classes):
-        slopes[i] = entering[i]
-    logits = slopes[last : last + count * classes].reshape(count, classes)
-    _softmax_slopes(logits, labels, rows, factor / np.float32(count))
+    scale = factor / np.float32(count)
+    for r in range(count):
+        logits = entering[last + r * classes : last + (r + 1) * classes]
+        slope = slopes[last + r * classes : last + (r + 1) * classes]
+        top, total = logits[0], np.float32(0)
+        for k in range(1, classes):
+            top = max(top, logits[k])
+        for k in range(classes):
+            slope[k] = np.exp(logits[k] - top)
+            total += slope[k]
+        for k in range(classes):
+            slope[k] *= scale / total
+        slope[labels[rows[r]]] -= scale
     _backward(values, target, widths, entering, slopes, count, batch)
 
 
@@ -268,10 +229,37 @@ def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
     inputs: Floats,
     labels: Ints,
     schedule: Ints,
-    lr: np.float32,
     blocks: Floats,
     rows: Ints,
+    lr: np.float32,
 ) -> None:
     """Train in place."""
     for step in range(len(schedule)):
-        add_gradient(values, values, widths, inputs, labels, schedule[step], -lr, blocks, rows)
+        _add_gradient(values, values, widths, inputs, labels, schedule[step], -lr, blocks, rows)
+
+
+@compiled
+def _train_adam(  # noqa: PLR0917 - a kernel takes arrays, not objects
+    values: Floats,
+    memory: Floats,
+    widths: Ints,
+    inputs: Floats,
+    labels: Ints,
+    schedule: Ints,
+    blocks: Floats,
+    rows: Ints,
+    rates: Floats,
+    roots: Floats,
+) -> None:
+    """Train in place; the memory holds room for the gradient, and both moments, which change too."""
+    gradient, mean, square = memory[0], memory[1], memory[2]
+    for step in range(len(schedule)):
+        for i in range(len(gradient)):
+            gradient[i] = np.float32(0)
+        _add_gradient(values, gradient, widths, inputs, labels, schedule[step], np.float32(1), blocks, rows)
+        rate, root = rates[step], roots[step]
+        for i in range(len(gradient)):
+            slope = gradient[i]
+            mean[i] += _FIRST * (slope - mean[i])
+            square[i] += _SECOND * (slope * slope - square[i])
+            values[i] -= rate * mean[i] / (np.sqrt(square[i]) * root + _EPSILON)

@@ -9,12 +9,10 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from d2pfed.learning.task import Floats
 from d2pfed.numerics.compiled import compiled
-
-Floats = NDArray[np.float32]
 
 CELLS = 7  # on a side
 DIRECTIONS = 8
@@ -27,7 +25,7 @@ _NORM = 3.0  # of an image's features; with it the learning rates of pixels serv
 class OrientedEdges(nn.Module):
     """Turns images (rows, 1, side, side) into features (rows, DIRECTIONS, CELLS, CELLS).
 
-    In evaluation mode and without gradients a compiled kernel does it, about twice as fast as torch's operations.
+    In evaluation mode and without gradients a compiled kernel does it, 1.5 times as fast as torch's operations.
     """
 
     smooth: torch.Tensor
@@ -38,64 +36,46 @@ class OrientedEdges(nn.Module):
     def __init__(self, side: int) -> None:
         super().__init__()
         pixels, width = torch.arange(float(side)), side / CELLS
-        centres = (torch.arange(float(CELLS)) + 0.5) * width - 0.5
+        centers = (torch.arange(float(CELLS)) + 0.5) * width - 0.5
         angles = torch.arange(DIRECTIONS) * (2 * math.pi / DIRECTIONS)
         smooth = _bells(pixels, pixels, _BLUR)
         fixed = {
             "smooth": smooth,
             "slope": smooth * (pixels - pixels[:, None]) / _BLUR**2,
-            "pool": _bells(centres, pixels, width / 2),
+            "pool": _bells(centers, pixels, width / 2),
             "compass": torch.stack([angles.cos(), angles.sin()])[:, :, None, None],
         }
         for name, value in fixed.items():
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return each image's features, centred and of one length; of a blank image zeros."""
-        if self._may_compile(images):
-            features = np.empty((len(images), DIRECTIONS, CELLS, CELLS), np.float32)
-            side = images.shape[-1]
-            _edge_features(images.contiguous().numpy().reshape(-1, side, side), *_tables(side), features)
-            return torch.from_numpy(features)
-        return self._by_torch(images)
-
-    def _may_compile(self, images: torch.Tensor) -> bool:
+        """Return each image's features, centered and of one length; of a blank image zeros."""
         side = len(self.smooth)
-        plain = (
+        is_plain = (
             side <= _MOST_COMPILED
             and images.shape[1:] == (1, side, side)
             and images.dtype == self.smooth.dtype == torch.float32
+            and images.device.type == "cpu"
         )
         transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001 - torch has no public name for it
-        return plain and not (
-            self.training or torch.is_grad_enabled() or transformed or images.device.type != "cpu"
-        )
-
-    def _by_torch(self, images: torch.Tensor) -> torch.Tensor:
+        if is_plain and not (self.training or torch.is_grad_enabled() or transformed):
+            features = np.empty((len(images), DIRECTIONS, CELLS, CELLS), np.float32)
+            _edge_features(images.contiguous().numpy().reshape(-1, side, side), *_tables(side), features)
+            return torch.from_numpy(features)
         across = self.smooth @ images @ self.slope.T
         down = self.slope @ images @ self.smooth.T
         facing = (across * self.compass[0] + down * self.compass[1]).relu()
         strength = (self.pool @ facing @ self.pool.T).sqrt()  # the root evens out thin and bold strokes
-        centred = strength - strength.mean((-3, -2, -1), keepdim=True)
-        length = centred.square().sum((-3, -2, -1), keepdim=True).sqrt()
-        return centred * (_NORM / length.clamp(min=1e-6))
+        centered = strength - strength.mean((-3, -2, -1), keepdim=True)
+        length = centered.square().sum((-3, -2, -1), keepdim=True).sqrt()
+        return centered * (_NORM / length.clamp(min=1e-6))
 
 
-def _bells(centres: torch.Tensor, pixels: torch.Tensor, width: float) -> torch.Tensor:
-    """Return a row of Gaussian weights around each centre."""
-    heights = torch.exp(-((pixels - centres[:, None]) / width).square() / 2)
+def _bells(centers: torch.Tensor, pixels: torch.Tensor, width: float) -> torch.Tensor:
+    """Return a row of Gaussian weights around each center."""
+    heights = torch.exp(-((pixels - centers[:, None]) / width).square() / 2)
     heights[heights < 1e-6] = 0  # nothing to see in them, and sums of the tiniest floats take ten times as long
     return heights / (width * math.sqrt(2 * math.pi))
-
-
-def image_gradients(images: Floats, smooth: Floats, slope: Floats) -> Floats:
-    """Return the Gaussian derivatives (rows, 2, side, side), across and down, of images (rows, side, side).
-
-    `smooth` and `slope` are the weights at distances 0 to 4 of a Gaussian and of its derivative.
-    """
-    gradients = np.empty((len(images), 2, *images.shape[1:]), np.float32)
-    _image_gradients(images, smooth, slope, gradients)
-    return gradients
 
 
 @cache
@@ -104,14 +84,10 @@ def _tables(side: int) -> tuple[Floats, Floats, Floats, Floats]:
     distances = torch.arange(_REACH + 1.0)
     smooth = _bells(torch.zeros(1), distances, _BLUR)[0]
     edges = OrientedEdges(side)
-    pool = np.zeros((CELLS, _padded(side)), np.float32)
+    pool = np.zeros((CELLS, -(-side // 8) * 8), np.float32)
     pool[:, :side] = edges.pool.numpy()
     directions = np.ascontiguousarray(edges.compass.numpy().reshape(2, DIRECTIONS))
     return smooth.numpy(), (smooth * distances / _BLUR**2).numpy(), directions, pool
-
-
-def _padded(side: int) -> int:
-    return -(-side // 8) * 8
 
 
 @compiled
@@ -141,40 +117,25 @@ def _differentiate(  # noqa: PLR0917 - a kernel takes arrays, not objects
 
 
 @compiled
-def _frame(image: Floats, wide: Floats) -> None:
-    """Copy an image into its margin; to compile the checks of one assignment of slices takes seconds."""
-    for y in range(image.shape[0]):
-        for x in range(image.shape[1]):
-            wide[y + 4, x + 4] = image[y, x]
+def image_gradients(images: Floats, smooth: Floats, slope: Floats) -> Floats:
+    """Return the Gaussian derivatives (rows, 2, side, side), across and down, of images (rows, side, side).
 
-
-@compiled
-def _image_gradients(images: Floats, smooth: Floats, slope: Floats, gradients: Floats) -> None:
+    `smooth` and `slope` are the weights at distances 0 to 4 of a Gaussian and of its derivative.
+    """
     height, width = images.shape[1:]
+    gradients = np.empty((len(images), 2, height, width), np.float32)
     wide = np.zeros((height + 8, width + 8), np.float32)
     smoothed, sloped = np.zeros((height + 8, width), np.float32), np.zeros((height + 8, width), np.float32)
     for n in range(len(images)):
-        _frame(images[n], wide)
-        _differentiate(wide, smooth, slope, smoothed, sloped, gradients[n, 0], gradients[n, 1])
-
-
-@compiled
-def _face(across: Floats, down: Floats, directions: Floats, facing: Floats) -> None:
-    """Write how strong edges of each direction are, directions side by side in each row of pixels."""
-    height, width = across.shape
-    half = directions.shape[1] // 2
-    for y in range(height):
-        for k in range(half):
-            cosine, sine = directions[0, k], directions[1, k]
-            ahead, behind = facing[y, k * width :][:width], facing[y, (half + k) * width :][:width]
+        for y in range(height):  # to compile the checks of one assignment of slices takes seconds
             for x in range(width):
-                strength = across[y, x] * cosine + down[y, x] * sine
-                ahead[x] = np.float32(0) if strength < 0 else strength  # not max: NaN must stay NaN
-                behind[x] = np.float32(0) if strength > 0 else -strength
+                wide[y + 4, x + 4] = images[n, y, x]
+        _differentiate(wide, smooth, slope, smoothed, sloped, gradients[n, 0], gradients[n, 1])
+    return gradients
 
 
 @compiled
-def _normalise(cells: Floats, features: Floats) -> None:
+def _normalize(cells: Floats, features: Floats) -> None:
     """Write the roots of cells (row, direction, column) as features (direction, row, column) of one length."""
     count, sums = features.size, np.zeros(cells.shape[2], np.float32)
     for q in range(cells.shape[0]):
@@ -205,9 +166,18 @@ def _edge_features(  # noqa: PLR0917 - a kernel takes arrays, not objects
     facing, rows = np.zeros((side, turns * width), np.float32), np.zeros((cells, turns * width), np.float32)
     columns, pooled = np.ascontiguousarray(pool[:, :side]), np.zeros((cells * turns, cells), np.float32)
     for n in range(len(images)):
-        _frame(images[n], wide)
+        for y in range(side):  # to compile the checks of one assignment of slices takes seconds
+            for x in range(side):
+                wide[y + 4, x + 4] = images[n, y, x]
         _differentiate(wide, smooth, slope, smoothed, sloped, across, down)
-        _face(across, down, directions, facing)
+        for y in range(side):  # how strong edges of each direction are, directions side by side in a row of pixels
+            for k in range(turns // 2):
+                cosine, sine = directions[0, k], directions[1, k]
+                ahead, behind = facing[y, k * width :][:width], facing[y, (turns // 2 + k) * width :][:width]
+                for x in range(width):
+                    strength = across[y, x] * cosine + down[y, x] * sine
+                    ahead[x] = np.float32(0) if strength < 0 else strength  # not max: NaN must stay NaN
+                    behind[x] = np.float32(0) if strength > 0 else -strength
         np.dot(columns, facing, rows)
         np.dot(rows.reshape(cells * turns, width), pool.T, pooled)
-        _normalise(pooled.reshape(cells, turns, cells), features[n])
+        _normalize(pooled.reshape(cells, turns, cells), features[n])

@@ -1,7 +1,6 @@
 """How good a model is on given examples."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,24 +9,16 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.model import Model, Params
-from d2pfed.learning.rows import Rows, Tree, concatenated, mapped
 from d2pfed.learning.task import Examples
+from d2pfed.learning.user_clients import Rows, Tree, concatenated, mapped
 
 _BATCH = 100  # what the layers pass on then stays in a core's cache
 
 Metric = Callable[[Any, Any], Any]  # from all outputs and all targets to a number
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The share of examples whose class is right, and the mean loss."""
-
-    accuracy: float
-    loss: float
-
-
-def evaluate(model: Model, params: Params, examples: Examples) -> Metrics:
-    """Measure a model in evaluation mode."""
+def evaluate(model: Model, params: Params, examples: Examples) -> dict[str, float]:
+    """Return the share of examples whose class is right, and the mean loss, in evaluation mode."""
     if not len(examples):
         raise ConfigError("evaluation needs at least one example, got 0")
     values = model.unflatten(params) | model.fixed()
@@ -36,17 +27,17 @@ def evaluate(model: Model, params: Params, examples: Examples) -> Metrics:
         for inputs, labels in zip(
             torch.split(examples.inputs, _BATCH), torch.split(examples.labels, _BATCH), strict=True
         ):
-            outputs = model.outputs(values, inputs)
+            outputs = model.outputs_of(model.scoring, values, inputs)
             right += int((outputs.argmax(dim=1) == labels).sum())
             loss += float(model.losses(outputs, labels).double().sum())
-    return Metrics(right / len(examples), loss / len(examples))
+    return {"accuracy": right / len(examples), "loss": loss / len(examples)}
 
 
 def example_losses(model: Model, params: Params, examples: Examples) -> NDArray[np.float64]:
     """Return the loss of each example, in evaluation mode."""
     values = model.unflatten(params) | model.fixed()
     with torch.no_grad():
-        losses = model.scoring_losses(values, examples.inputs, examples.labels)
+        losses = model.losses_of(model.scoring, values, examples.inputs, examples.labels)
     found: NDArray[np.float64] = losses.double().numpy().reshape(len(examples), -1).mean(axis=1)
     return found
 
@@ -64,13 +55,13 @@ def measure(
         for batch in batches:
             if not len(batch):
                 continue
-            here = batch.to(model.device)
+            here = batch.each(lambda leaf: leaf.to(model.device))
             needs_outputs = model.step is None or metrics
-            found = model.outputs(values, here.inputs) if needs_outputs else None
+            found = model.outputs_of(model.scoring, values, here.inputs) if needs_outputs else None
             losses = (
                 model.losses(found, here.labels)
                 if model.step is None
-                else model.scoring_losses(values, here.inputs, here.labels)
+                else model.losses_of(model.scoring, values, here.inputs, here.labels)
             )
             loss += float(losses.double().mean()) * len(batch)
             count += len(batch)
@@ -81,18 +72,17 @@ def measure(
             return {}
         numbers = {"loss": loss / count}
         if metrics:
-            whole = concatenated(outputs), None if targets[0] is None else concatenated(targets)
-            numbers |= {name: _number(name, metric(*whole)) for name, metric in metrics.items()}
+            whole = concatenated(outputs), concatenated(targets)
+            for name, metric in metrics.items():
+                value = metric(*whole)
+                try:
+                    numbers[name] = float(value)
+                except (TypeError, ValueError, RuntimeError):
+                    text = f"the metric {name} must return a number, got {type(value).__name__}"
+                    raise ConfigError(text) from None
     return numbers
 
 
 def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> float:
     """Return the share of rows whose class is right."""
     return float((outputs.argmax(dim=1) == labels).double().mean())
-
-
-def _number(name: str, value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"the metric {name} must return a number, got {type(value).__name__}") from None

@@ -4,7 +4,7 @@ The rules are those of Loosli, Canu and Bottou (2007). Their file of deformation
 here come from a fixed seed, so digits look alike but are not the same, pixel for pixel.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 import numpy as np
@@ -14,9 +14,9 @@ from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning.edges import image_gradients
-from d2pfed.learning.partition import Dirichlet, Iid, Shards
-from d2pfed.learning.task import Examples, IntVector, check_client
+from d2pfed.learning.task import Dirichlet, Examples, Floats, Iid, Shards, check_client
 from d2pfed.numerics.compiled import compiled
+from d2pfed.numerics.ring import IntVector
 
 SIDE = 28
 FIELDS = 1522
@@ -29,32 +29,22 @@ _MOST_CACHED_PIXELS = 1 << 25  # of base digits whose gradients, 8 bytes a pixel
 _FIRST = 10_000  # indices below are the test digits, the next ones the base digits as they are
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
-    """How digit i is made: from base digit `base`, by two fields with a sign, and one of nine shifts."""
-
-    base: IntVector
-    first: IntVector
-    second: IntVector
-    sign: IntVector
-    shift: IntVector
-
-
-def recipe(index: IntVector, count: int) -> Recipe:
+def recipe(index: IntVector, count: int) -> IntVector:
     """Apply the index rules to deformed digits (index >= 10,000 + count) over `count` base digits.
 
-    The sign follows the parity of index // count; the original takes that of k1 + k2, which is always odd.
+    A row says how a digit is made: from which base digit, by which two fields, with which sign, and by which of nine
+    shifts. The sign follows the parity of index // count; the original takes that of k1 + k2, which is always odd.
     """
     if len(index) and index.min() < _FIRST + count:
         raise ConfigError(f"index of a deformed digit must be at least {_FIRST + count}, got {index.min()}")
     first = (index % 2**32) * 131_071 % 2**32 % (FIELDS - 1)
     second = (first + 1 + 2 * index) % FIELDS
     sign = np.where(index // count % 2 == 0, 1, -1)
-    return Recipe((index - _FIRST) % count, first, second, sign, first % 9)
+    return np.stack([(index - _FIRST) % count, first, second, sign, first % 9], axis=1)
 
 
 @cache
-def fields() -> NDArray[np.float32]:
+def fields() -> Floats:
     """Return the 1,522 smooth deformation fields: uniform noise, blurred by 4 pixels, unit deviation each."""
     noise = np.random.default_rng(_FIELD_SEED).uniform(-1, 1, (FIELDS, SIDE, SIDE))
     smooth = gaussian_filter(noise, _FIELD_SMOOTHING, axes=(1, 2))
@@ -62,26 +52,21 @@ def fields() -> NDArray[np.float32]:
     return np.asarray(smooth, np.float32)
 
 
-def digit_gradients(digits: NDArray[np.uint8]) -> NDArray[np.float32]:
+def digit_gradients(digits: NDArray[np.uint8]) -> Floats:
     """Return the x and y derivatives (len, 2, 28, 28) of digits, each Gaussian of 0.9 pixels."""
-    return image_gradients(digits.astype(np.float32), *_taps())
-
-
-def deform(
-    base: NDArray[np.uint8], gradients: NDArray[np.float32], made: Recipe, scale: float
-) -> NDArray[np.float32]:
-    """Make digits with pixels in [0, 255 * scale], shape (len, 28, 28), from base digits and their gradients."""
-    digits = np.zeros((len(made.base), SIDE, SIDE), np.float32)
-    plan = np.stack([made.base, made.first, made.second, made.sign, made.shift], axis=1)
-    _deform(base, gradients, plan, fields(), np.float32(scale), digits)
-    return digits
+    impulse = np.eye(1, 2 * _REACH + 1, _REACH)[0]
+    smooth, slope = (
+        gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1][_REACH:].astype(np.float32)
+        for order in (0, 1)
+    )
+    return image_gradients(digits.astype(np.float32), smooth, slope)
 
 
 def scale(pixels: torch.Tensor) -> torch.Tensor:
     """Scale pixels from [0, 255] to [0, 1], as new floats.
 
     No mean is taken off: empty paper stays zero, so the noise on its weights does no harm. With the usual
-    normalisation private training loses about one percent of accuracy.
+    normalization private training loses about one percent of accuracy.
     """
     return pixels.float().mul(1 / 255)
 
@@ -120,61 +105,49 @@ class VirtualClients:
     def examples(self, client: int) -> Examples:
         """Make the digits of one client."""
         check_client(client, self.population)
-        rows = self._rows(client)
+        counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)
+        first, among = (np.repeat(each, counts) for each in (self._share.cumsum() - self._share, self._share))
+        generator = np.random.default_rng([self.seed, client, 1])
+        rows: IntVector = self._by_class[first + generator.integers(0, among)]
         repetition = 1 + client * self.size + np.arange(self.size)
         index = _FIRST + rows + repetition * len(self.labels)
         made = recipe(index, len(self.labels))
         if self.base.size <= _MOST_CACHED_PIXELS:
             base, gradients = self.base, self._gradients
         else:
-            base = self.base[rows]
-            made, gradients = replace(made, base=np.arange(self.size)), digit_gradients(base)
-        pixels = torch.from_numpy(deform(base, gradients, made, 1 / 255))
+            base, made[:, 0] = self.base[rows], np.arange(self.size)
+            gradients = digit_gradients(base)
+        pixels = torch.from_numpy(deform(base, gradients, made, fields(), np.float32(1 / 255)))
         return Examples(pixels[:, None], torch.from_numpy(self.labels[rows]))
 
     @cached_property
-    def _gradients(self) -> NDArray[np.float32]:
+    def _gradients(self) -> Floats:
         return digit_gradients(self.base)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_gradients"}
 
-    def _rows(self, client: int) -> IntVector:
-        counts = self.partition.counts(client, self.population, self._share, self.size, self.seed)
-        first, among = (
-            np.repeat(of_class, counts) for of_class in (self._share.cumsum() - self._share, self._share)
-        )
-        generator = np.random.default_rng([self.seed, client, 1])
-        rows: IntVector = self._by_class[first + generator.integers(0, among)]
-        return rows
-
-
-@cache
-def _taps() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the weights of a Gaussian of 0.9 pixels and of its derivative, at distances of 0 to 4 pixels."""
-    impulse = np.eye(1, 2 * _REACH + 1, _REACH)[0]
-    smooth, slope = (gaussian_filter1d(impulse, _TANGENT_SMOOTHING, order=order)[::-1] for order in (0, 1))
-    return smooth[_REACH:].astype(np.float32), slope[_REACH:].astype(np.float32)
-
 
 @compiled
-def _deform(  # noqa: PLR0917 - a kernel takes arrays, not objects
+def deform(
     base: NDArray[np.uint8],
-    gradients: NDArray[np.float32],
-    plan: IntVector,
-    field: NDArray[np.float32],
+    gradients: Floats,
+    made: IntVector,
+    field: Floats,
     scale: np.float32,
-    out: NDArray[np.float32],
-) -> None:
+) -> Floats:
+    """Make digits with pixels in [0, 255 * scale], shape (len, 28, 28), from base digits and their gradients."""
+    digits = np.zeros((len(made), SIDE, SIDE), np.float32)
     white, black = np.float32(0), np.float32(255)
-    for n, (row, first, second, sign, shift) in enumerate(plan):
+    for n, (row, first, second, sign, shift) in enumerate(made):
         move_down, move_right = _SHIFTS[shift]
         left, right = max(0, -move_right), min(SIDE, SIDE - move_right)
         sign_first, sign_second = np.float32(sign), np.float32(-sign)
         for y in range(max(0, -move_down), min(SIDE, SIDE - move_down)):
             across, down = gradients[row, 0, y, left:right], gradients[row, 1, y, left:right]
             one, two, digit = field[first, y, left:right], field[second, y, left:right], base[row, y, left:right]
-            target = out[n, y + move_down, left + move_right : right + move_right]
+            target = digits[n, y + move_down, left + move_right : right + move_right]
             for x in range(right - left):
                 pixel = np.float32(digit[x]) + (sign_first * one[x] * across[x] + sign_second * two[x] * down[x])
                 target[x] = min(max(pixel, white), black) * scale
+    return digits

@@ -1,29 +1,34 @@
 """Any torch module as one flat vector of the parameters that are trained."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from d2pfed.errors import ConfigError
 
+Module = nn.Module
 Params = NDArray[np.float32]
 Losses = Callable[..., torch.Tensor]  # of outputs and targets; of each example, or their mean
-Forward = Callable[[torch.nn.Module, Any], Any]  # from a module and inputs to outputs
-Step = Callable[[torch.nn.Module, Any], torch.Tensor]  # from a module and a batch to its loss
+Forward = Callable[[Module, Any], Any]  # from a module and inputs to outputs
+Step = Callable[[Module, Any], torch.Tensor]  # from a module and a batch to its loss
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
+
+# Losses whose mean is that of the rows' own means.
+_BY_ELEMENT = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+_PLAIN_LOSS = vars(nn.CrossEntropyLoss()) | {"training": True}
 
 
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy of each row of logits."""
-    return torch.nn.functional.cross_entropy(outputs.float(), labels, reduction="none")
+    return nn.functional.cross_entropy(outputs.float(), labels, reduction="none")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,15 +37,15 @@ class Model:
 
     `trainable` holds names or patterns (`head.*`); what they leave out, and what does not require gradients, keeps
     its value and costs nothing. Shared parameters count once, under any of their names. Buffers never leave a
-    client: each starts from the module's. A normalisation that learns running statistics is refused, unless it
-    comes trained and is left as it is: its statistics would reach the server outside the private sum, or never.
+    client: each starts from the module's. A normalization that learns running statistics is refused, unless it
+    comes trained and is left as it is: its statistics would reach the server outside the sum, or never.
     The module must treat the rows of a batch one by one.
 
     `forward` says how the module is called, where inputs are not one tensor, a tuple of arguments or a dictionary of
     them. `step` takes the place of forward and loss: from the module and a whole batch to its loss.
     """
 
-    module: torch.nn.Module = field(repr=False)
+    module: Module = field(repr=False)
     trainable: tuple[str, ...] = ("*",)
     losses: Losses = field(default=cross_entropy, repr=False)
     forward: Forward | None = field(default=None, repr=False)
@@ -48,13 +53,13 @@ class Model:
     device: torch.device = CPU
     names: tuple[str, ...] = field(init=False)
     dimension: int = field(init=False)
-    _training: torch.nn.Module = field(init=False, repr=False)
-    _scoring: torch.nn.Module = field(init=False, repr=False)
+    training: Module = field(init=False, repr=False)  # the module in training mode
+    scoring: Module = field(init=False, repr=False)  # and in evaluation mode, of the same tensors
 
     def __post_init__(self) -> None:
         own = copy.deepcopy(self.module).to(self.device)
         names = _chosen(own, self.trainable)
-        _refuse_running_statistics(own, names)
+        _require_no_running_statistics(own, names)
         values = dict(own.named_parameters())
         for name in names:
             if not values[name].is_floating_point():
@@ -63,13 +68,13 @@ class Model:
         tensors = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
         training = copy.deepcopy(own, tensors).train()
         for layer in training.modules():
-            if _running_statistics(layer):
+            if getattr(layer, "running_mean", None) is not None:
                 layer.eval()
         object.__setattr__(self, "module", own)
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "dimension", sum(values[name].numel() for name in names))
-        object.__setattr__(self, "_training", training)
-        object.__setattr__(self, "_scoring", own.eval())
+        object.__setattr__(self, "training", training)
+        object.__setattr__(self, "scoring", own.eval())
 
     def initial(self) -> Params:
         """Return the trained parameters of the module as it was given, in the order of `names`."""
@@ -83,19 +88,20 @@ class Model:
 
     def unflatten(self, params: Params) -> Tensors:
         """Cut a vector into fresh tensors, each with the shape and dtype of its parameter."""
-        self._check(params)
+        if params.shape != (self.dimension,) or params.dtype != np.float32:
+            got = f"{params.dtype} of shape {params.shape}"
+            raise ConfigError(f"params must be float32 of shape ({self.dimension},), got {got}")
         templates = dict(self.module.named_parameters())
-        pieces = torch.split(
-            torch.tensor(params, device=self.device), [templates[name].numel() for name in self.names]
-        )
-        cut: Tensors = {}
-        for name, piece in zip(self.names, pieces, strict=True):
-            cut[name] = piece.view(templates[name].shape).to(templates[name].dtype, copy=True)
-        return cut
+        sizes = [templates[name].numel() for name in self.names]
+        pieces = torch.split(torch.tensor(params, device=self.device), sizes)
+        return {
+            name: piece.view(templates[name].shape).to(templates[name].dtype, copy=True)
+            for name, piece in zip(self.names, pieces, strict=True)
+        }
 
-    def load(self, params: Params) -> torch.nn.Module:
+    def load(self, params: Params) -> Module:
         """Return a copy of the module with these parameters, ready for use."""
-        loaded = copy.deepcopy(self._scoring)
+        loaded = copy.deepcopy(self.scoring)
         loaded.load_state_dict(self.unflatten(params), strict=False)
         return loaded
 
@@ -104,93 +110,86 @@ class Model:
         kept = {name: value.detach() for name, value in self.module.named_parameters() if name not in self.names}
         return kept | {name: value.clone() for name, value in self.module.named_buffers()}
 
-    def training_losses(self, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
-        """Return the losses of a batch in training mode; may change the buffers among `values`."""
-        return self._losses(self._training, values, inputs, labels)
+    def losses_of(self, module: Module, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401
+        """Return the losses of a batch by `training`, which may change the buffers among `values`, or by `scoring`."""
+        if self.step is None:
+            return self.losses(self.outputs_of(module, values, inputs), labels)
+        batch = inputs if labels is None else (inputs, labels)
+        found: torch.Tensor = _call(module, values, self.step, batch)
+        return found
 
-    def scoring_losses(self, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - as above
-        """Return the losses of a batch in evaluation mode."""
-        return self._losses(self._scoring, values, inputs, labels)
-
-    def outputs(self, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - as above
-        """Return the module's outputs in evaluation mode."""
-        return self._outputs(self._scoring, values, inputs)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the module is called with one tensor and trained by the cross entropy of its outputs."""
-        return self.losses is cross_entropy and self.forward is None and self.step is None
-
-    def _losses(self, module: torch.nn.Module, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401
-        if self.step is not None:
-            batch = inputs if labels is None else (inputs, labels)
-            found: torch.Tensor = _call(module, values, self.step, batch)
-            return found
-        return self.losses(self._outputs(module, values, inputs), labels)
-
-    def _outputs(self, module: torch.nn.Module, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - as above
+    def outputs_of(self, module: Module, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - any data
+        """Return what the module, `training` or `scoring`, makes of inputs."""
         if self.forward is not None:
             return _call(module, values, self.forward, inputs)
         if isinstance(inputs, Mapping):
             return torch.func.functional_call(module, values, (), dict(inputs))
         return torch.func.functional_call(module, values, inputs if isinstance(inputs, tuple) else (inputs,))
 
-    def has(self, *kinds: type[torch.nn.Module]) -> bool:
+    def has(self, *kinds: type[Module]) -> bool:
         """Tell whether a layer in training mode is of one of these kinds."""
-        return any(isinstance(layer, kinds) and layer.training for layer in self._training.modules())
+        return any(isinstance(layer, kinds) and layer.training for layer in self.training.modules())
 
-    def behind_front(self) -> "tuple[torch.nn.Module, Model] | None":
+    @property
+    def is_plain(self) -> bool:
+        """Whether the module is called with one tensor and trained by the cross entropy of its outputs."""
+        return self.losses is cross_entropy and self.forward is None and self.step is None
+
+    @property
+    def plain_layers(self) -> list[Module]:
+        """The layers of a chain in float32 that is plain and has no hooks; of another module none."""
+        module = self.module
+        if type(module) is not nn.Sequential or not self.is_plain:
+            return []
+        hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in module.modules())  # noqa: SLF001
+        return list(module) if not hooked and all(p.dtype == torch.float32 for p in module.parameters()) else []
+
+    def behind_front(self) -> "tuple[Module, Model] | None":
         """Return the layers before the first trained one, and the rest as a model of the same flat vector.
 
         None if there are none. What a front makes of an example never changes while a client trains, so it is made
         once. Layers that only flatten, and all from one that acts by chance or on a whole batch, count as rest.
         """
-        is_chain = type(self._training) is torch.nn.Sequential and self.forward is None and self.step is None
-        layers = list(self._training.children()) if is_chain else []
+        is_chain = type(self.training) is nn.Sequential and self.forward is None and self.step is None
+        layers = list(self.training.children()) if is_chain else []
         trained = {int(name.split(".")[0]) for name in self.names} if layers else set()
-        front = list(takewhile(lambda at: at not in trained and not _varies(layers[at]), range(len(layers))))
-        while front and type(layers[front[-1]]) is torch.nn.Flatten:
-            front.pop()
-        if not front:
+        kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)  # noqa: SLF001 - no other name
+        cut = 0
+        for at, layer in enumerate(layers):
+            if at in trained or any(isinstance(part, kinds) and part.training for part in layer.modules()):
+                break
+            if type(layer) is not nn.Flatten:
+                cut = at + 1
+        if not cut:
             return None
-        cut = len(front)
         names = [name.split(".", 1) for name in self.names]
         rest = tuple(f"{int(layer) - cut}.{name}" for layer, name in names)
-        behind = torch.nn.Sequential(*layers[cut:])
-        return torch.nn.Sequential(*list(self._scoring.children())[:cut]), Model(behind, rest, self.losses)
-
-    def _check(self, params: Params) -> None:
-        if params.shape != (self.dimension,) or params.dtype != np.float32:
-            got = f"{params.dtype} of shape {params.shape}"
-            raise ConfigError(f"params must be float32 of shape ({self.dimension},), got {got}")
+        behind = nn.Sequential(*layers[cut:])
+        return nn.Sequential(*list(self.scoring.children())[:cut]), Model(behind, rest, self.losses)
 
 
-class _Called(torch.nn.Module):
+class _Called(nn.ModuleList):
     """A module that is called by a user's function."""
 
-    def __init__(self, inner: torch.nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.inner = inner
-        self._function = function
-
-    def forward(self, given: Any) -> Any:  # noqa: ANN401 - what the function takes and returns
+    def forward(self, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401 - what the function takes
         """Call the function with the module."""
-        return self._function(self.inner, given)
+        return function(self[0], given)
 
 
-def _call(module: torch.nn.Module, values: Tensors, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401
-    named = {f"inner.{name}": value for name, value in values.items()}
-    return torch.func.functional_call(_Called(module, function), named, (given,))
+def _call(module: Module, values: Tensors, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401
+    named = {f"0.{name}": value for name, value in values.items()}
+    return torch.func.functional_call(_Called([module]), named, (function, given))
 
 
-def _chosen(module: torch.nn.Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
+def _chosen(module: Module, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the parameters to train; of one with several names, the first."""
     aliases: dict[int, list[str]] = {}
     for name, value in module.named_parameters(remove_duplicate=False):
         if value.requires_grad:
             aliases.setdefault(id(value), []).append(name)
+    names = [name for group in aliases.values() for name in group]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for names in aliases.values() for name in names):
-            names = [name for group in aliases.values() for name in group]
+        if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(names[:6]) + ", ..." * (len(names) > 6)
             raise ConfigError(
                 f"trainable must name parameters that require gradients, {pattern!r} names none of {some or 'none'}"
@@ -201,27 +200,82 @@ def _chosen(module: torch.nn.Module, patterns: tuple[str, ...]) -> tuple[str, ..
     return tuple(chosen)
 
 
-def _varies(layer: torch.nn.Module) -> bool:
-    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase)  # noqa: SLF001 - no other name
-    return any(isinstance(part, kinds) and part.training for part in layer.modules())
-
-
-def _named(name: str, layer: torch.nn.Module) -> str:
-    return f"layer {name} ({type(layer).__name__})" if name else "the module"
-
-
-def _running_statistics(layer: torch.nn.Module) -> bool:
-    return isinstance(getattr(layer, "running_mean", None), torch.Tensor)
-
-
-def _refuse_running_statistics(module: torch.nn.Module, trained: tuple[str, ...]) -> None:
+def _require_no_running_statistics(module: Module, trained: tuple[str, ...]) -> None:
     for name, layer in module.named_modules():
-        if not _running_statistics(layer):
+        if getattr(layer, "running_mean", None) is None:
             continue
         own = {f"{name}.{parameter}" if name else parameter for parameter, _ in layer.named_parameters()}
         seen = getattr(layer, "num_batches_tracked", None)
         if own & set(trained) or not isinstance(seen, torch.Tensor) or not seen:
+            what = f"layer {name} ({type(layer).__name__})" if name else "the module"
             raise ConfigError(
-                f"running statistics must come trained and stay as they are, {_named(name, layer)} would learn "
+                f"running statistics must come trained and stay as they are, {what} would learn "
                 "them outside the private sum: use GroupNorm or track_running_stats=False, or leave it untrained"
             )
+
+
+def user_model(
+    module: object,
+    *,
+    trainable: object = "*",
+    loss: Losses | None = None,
+    forward: Forward | None = None,
+    step: Step | None = None,
+    device: object = "cpu",
+) -> Model:
+    """Return the model of a user's module; None as loss is the cross entropy of class labels."""
+    if not isinstance(module, Module):
+        raise ConfigError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    patterns = (trainable,) if isinstance(trainable, str) else trainable
+    if not isinstance(patterns, Sequence) or not all(isinstance(each, str) for each in patterns):
+        raise ConfigError(f"trainable must be a pattern or a list of patterns, got {trainable!r}")
+    for name, hook in (("loss", loss), ("forward", forward), ("step", step)):
+        if hook is not None and not callable(hook):
+            raise ConfigError(f"{name} must be a function, got {type(hook).__name__}")
+    if step is not None and loss is not None:
+        raise ConfigError("step takes the place of the loss: give one of the two, got both")
+    name, kind = str(device), str(device).partition(":")[0]
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(kind, True):
+        raise ConfigError(f"device {name} is not available on this machine")
+    try:
+        place = torch.device(name if kind in available else "unknown")
+    except RuntimeError:
+        raise ConfigError(f"device must be one of {', '.join(available)}, got {name!r}") from None
+    model = Model(module, tuple(patterns), _by_row(loss), forward, step, place)
+    for name, value in model.module.named_parameters():
+        if not torch.isfinite(value).all():
+            raise ConfigError(f"the module's parameters must be finite, {name} is not")
+    return model
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ByRow:
+    """A loss of torch whose rows are told apart."""
+
+    loss: Module
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row."""
+        found: torch.Tensor = self.loss(outputs, targets)
+        return found.flatten(1).mean(1) if found.ndim > 1 else found
+
+
+def _by_row(loss: Losses | None) -> Losses:
+    """Return a user's loss, of each row where torch's own losses can tell."""
+    if loss is None or loss is nn.functional.cross_entropy:
+        return cross_entropy
+    if type(loss) in _BY_ELEMENT and getattr(loss, "reduction", "") == "mean":
+        own = copy.deepcopy(loss)
+        own.reduction = "none"  # type: ignore[attr-defined]
+        return _ByRow(own)  # type: ignore[arg-type]
+    if type(loss) is nn.CrossEntropyLoss and vars(loss) | {"training": True} == _PLAIN_LOSS:
+        return cross_entropy
+    return loss
+
+
+def fixed_content(model: Model) -> Iterator[tuple[str, bytes]]:
+    """Yield names and bytes of all that is not trained, in the order of the names."""
+    for name, value in sorted(model.fixed().items()):
+        whole = value.detach().cpu().contiguous().reshape(-1)
+        yield name, whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b""

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import sources
-from d2pfed.learning.formats import read_cifar, read_idx, read_speeches
 from d2pfed.learning.infimnist import VirtualClients, digit_examples, scale
-from d2pfed.learning.partition import ByOwner, Iid, Partition
-from d2pfed.learning.task import Clients, Examples, IntVector, StoredClients, Task
+from d2pfed.learning.sources import read_cifar, read_idx, read_speeches
+from d2pfed.learning.task import ByOwner, Examples, Iid, Partition, StoredClients, Task
+from d2pfed.numerics.ring import IntVector
 
 CONTEXT = 32
 _STRIDE = 4
@@ -54,13 +54,6 @@ def load_task(
     return loaders[name](_Options(population, partition, data_dir, seed))
 
 
-def load_clients(
-    name: str, population: int | None, partition: Partition | None, data_dir: Path | None, seed: int
-) -> Clients:
-    """Load the clients of a task; for `ReloadedClients`, which need a function that can be pickled."""
-    return load_task(name, population=population, partition=partition, data_dir=data_dir, seed=seed).clients
-
-
 def _digits(options: _Options) -> Task:
     from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import, and only this task needs it
 
@@ -83,7 +76,8 @@ def _infimnist(options: _Options) -> Task:
     partition = options.partition or Iid()
     if isinstance(partition, ByOwner):
         raise ConfigError("partition of infimnist must be iid, shards or dirichlet: its digits have no owner")
-    held = _mnist(options.data_dir) if options.data_dir or _has_mnist() else _embedded_digits()
+    has_mnist = options.data_dir is not None or all(sources.where("infimnist").values())
+    held = _mnist(options.data_dir) if has_mnist else _embedded_digits()
     clients = VirtualClients(
         base=held.pixels,
         labels=held.labels,
@@ -128,12 +122,12 @@ def _cifar10(options: _Options) -> Task:
 
     def test() -> Examples:
         crops = _crops(sources.read(sources.CIFAR_TEST, places))
-        return Examples(_centred(crops.inputs), crops.labels)
+        return Examples(_centered(crops.inputs), crops.labels)
 
     return Task(
         name="cifar10",
-        clients=_deal(table.take(train), options, default=2_000, prepare=_centred),
-        validation=Examples(_centred(held_out.inputs), held_out.labels),
+        clients=_deal(table.take(train), options, default=2_000, prepare=_centered),
+        validation=Examples(_centered(held_out.inputs), held_out.labels),
         test=test,
         classes=10,
         input_shape=(3, 24, 24),
@@ -144,8 +138,13 @@ def _cifar10(options: _Options) -> Task:
 def _shakespeare(options: _Options) -> Task:
     text = sources.read(sources.SHAKESPEARE, sources.locate("shakespeare", options.data_dir)).decode("ascii")
     alphabet = sorted(set(text))
-    pieces = [_windows(speech, alphabet) for speech in read_speeches(text).values()]
-    pieces = [piece for piece in pieces if len(piece) >= 10]
+    pieces = []
+    for speech in read_speeches(text).values():
+        codes = np.searchsorted(alphabet, list(speech))
+        ends = np.arange(CONTEXT, len(codes), _STRIDE)
+        before = codes[ends[:, None] + np.arange(-CONTEXT, 0)].astype(np.int32)
+        if len(ends) >= 10:
+            pieces.append(Examples(torch.from_numpy(before), torch.from_numpy(codes[ends].astype(np.int64))))
     parts = [np.split(np.arange(len(piece)), [len(piece) * 8 // 10, len(piece) * 9 // 10]) for piece in pieces]
     train, validation, test = (
         [piece.take(part[use]) for piece, part in zip(pieces, parts, strict=True)] for use in range(3)
@@ -175,10 +174,6 @@ class _Mnist:
     validation: Examples
     test: Callable[[], Examples]
     description: str
-
-
-def _has_mnist() -> bool:
-    return all(sources.where("infimnist").values())
 
 
 def _mnist(data_dir: Path | None) -> _Mnist:
@@ -240,11 +235,6 @@ def _deal(
     return StoredClients(table, rows, prepare)
 
 
-def deal(table: Examples, population: int) -> StoredClients:
-    """Return clients with a fair share of a table each, always the same."""
-    return StoredClients(table, Iid().split(table.labels.numpy(), population, np.random.default_rng(0)))
-
-
 def held_out_order(count: int) -> IntVector:
     """Return all rows in the order in which they are held out: the first ones for validation."""
     return np.random.default_rng(_HOLD_OUT_SEED).permutation(count)
@@ -255,15 +245,8 @@ def _crops(content: bytes) -> Examples:
     return Examples(torch.from_numpy(images[:, :, 4:28, 4:28].copy()), torch.from_numpy(labels))
 
 
-def _centred(pixels: torch.Tensor) -> torch.Tensor:
+def _centered(pixels: torch.Tensor) -> torch.Tensor:
     return pixels.float().div_(127.5).sub_(1)
-
-
-def _windows(text: str, alphabet: list[str]) -> Examples:
-    codes = np.searchsorted(alphabet, list(text))
-    ends = np.arange(CONTEXT, len(codes), _STRIDE)
-    inputs = codes[ends[:, None] + np.arange(-CONTEXT, 0)].astype(np.int32)
-    return Examples(torch.from_numpy(inputs), torch.from_numpy(codes[ends].astype(np.int64)))
 
 
 def _join(pieces: list[Examples]) -> Examples:

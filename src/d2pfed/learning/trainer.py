@@ -3,22 +3,38 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
+from io import BytesIO
+from typing import Any
 
 import numpy as np
 import torch
 
-from d2pfed.errors import ConfigError
 from d2pfed.learning.convolution import ConvolutionalNetwork
-from d2pfed.learning.dense import can_train, is_narrow, train_dense, widths_of
-from d2pfed.learning.dense_adam import Moments, train_dense_adam
-from d2pfed.learning.local import LocalTraining, Optimizer
-from d2pfed.learning.model import Model, Params
-from d2pfed.learning.sequential import SequentialTrainer, client_generator, loop_gradients
-from d2pfed.learning.task import Clients, Examples, IntVector
-from d2pfed.learning.together import Batch, Chunk, dense_gradients, vmap_gradients
+from d2pfed.learning.dense import (
+    ONE_THREAD,
+    dense_gradients,
+    train_dense,
+    train_dense_adam,
+    widths_of,
+)
+from d2pfed.learning.local_training import (
+    BatchedTrainer,
+    CohortStep,
+    LocalTraining,
+    Optimizer,
+    SequentialTrainer,
+    client_generator,
+    loop_gradients,
+    vmap_gradients,
+)
+from d2pfed.learning.model import CPU, Model, Params
+from d2pfed.learning.task import Clients, Examples, StoredClients
+from d2pfed.learning.user_clients import LabeledClients, UserClients
+from d2pfed.numerics.ring import IntVector
 
 # Bytes of parameters in a chunk. By hand, small ones that stay in the cache are fastest; vmap has a cost per step.
 _CACHE_BYTES = 1 << 22
@@ -39,7 +55,7 @@ class TrainingMethod(StrEnum):
 
     COMPILED = "compiled"  # multilayer perceptrons by plain SGD or Adam: one compiled call per client
     BATCHED = "batched"  # multilayer perceptrons by other optimizers: gradients of many clients by hand
-    CONVOLUTION = "convolution"  # plain convolutional networks by hand, client after client
+    CONVOLUTION = "convolution"  # plain convolutional networks of color images by hand, client after client
     VMAP = "vmap"  # many clients at once by torch.func.vmap
     LOOP = "loop"  # client after client by autograd
 
@@ -49,14 +65,13 @@ class LocalTrainer:
     """Trains the clients of a cohort from given parameters.
 
     A client's update depends on params, its examples, the round's seed and its own number, not on who else is in
-    the cohort or in its chunk (float rounding apart). Layers before the first trained one are gone through once,
-    not at every step. A pickled trainer holds its arguments only; give it `ReloadedClients` to send no data either.
+    the cohort or is trained with it (float rounding apart). Layers before the first trained one are gone through
+    once, not at every step. A pickled trainer holds its arguments only.
 
     Attributes:
         model: what is trained, and its loss.
         clients: who holds which examples.
         local: how a client trains.
-        chunk: how many clients are trained at once where that is possible; None picks what bounds memory.
         method: how the cohort is trained; None chooses by the model where it is of a known kind, else by a short
             trial on the first client's examples. Updates by different methods differ in float rounding, so trainers
             that must agree in every bit (worker processes) are made from one on which `choose` was called.
@@ -65,12 +80,7 @@ class LocalTrainer:
     model: Model
     clients: Clients
     local: LocalTraining
-    chunk: int | None = None
     method: TrainingMethod | None = None
-
-    def __post_init__(self) -> None:
-        if self.chunk is not None and self.chunk < 1:
-            raise ConfigError(f"chunk must be at least 1, got {self.chunk}")
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
@@ -81,10 +91,16 @@ class LocalTrainer:
         if method in (TrainingMethod.COMPILED, TrainingMethod.CONVOLUTION):
             for client in clients:
                 yield self._train_by_hand(params, client, round_seed)
-        elif method in (TrainingMethod.BATCHED, TrainingMethod.VMAP):
-            yield from self._train_together(params, clients, round_seed, method)
-        else:
-            yield from self._sequential(params, clients, round_seed)
+            return
+        if method is TrainingMethod.LOOP:
+            yield from SequentialTrainer(self.model, self.clients, self.local)(params, clients, round_seed)
+            return
+        by_hand = method is TrainingMethod.BATCHED
+        find = dense_gradients if by_hand else partial(vmap_gradients, self.model)
+        batched = BatchedTrainer(self.model, self.clients, self.local, find)
+        size = max(1, (_CACHE_BYTES if by_hand else _CHUNK_BYTES) // (4 * self.model.dimension))
+        for start in range(0, len(clients), size):
+            yield from batched(params, clients[start : start + size], round_seed)
 
     def choose(self, params: Params, clients: Sequence[int]) -> "LocalTrainer":
         """Return this trainer with its method fixed, after a trial on one of these clients if one is needed."""
@@ -101,69 +117,54 @@ class LocalTrainer:
         if (parts := self.model.behind_front()) is None:
             return None
         front, rest = parts
-        return LocalTrainer(rest, _Seen(self.clients, front), self.local, self.chunk, self.method)
+        seen = _SeenClients(self.clients, front, self.clients.population)
+        return LocalTrainer(rest, seen, self.local, self.method)
 
     @cached_property
-    def _known_method(self) -> TrainingMethod | None:
-        """The method for a model of a known kind: measured once and for all, not on each machine."""
-        if self._widths is not None:
-            sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
-            plain = sgd or self.local.optimizer is Optimizer.ADAM
-            narrow = is_narrow(self._widths, self.local.batch_size)
-            return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.BATCHED
-        if self._network is not None:
-            return TrainingMethod.CONVOLUTION
-        return TrainingMethod.LOOP if self.model.has(*_ONE_BY_ONE) else None
-
-    @cached_property
-    def _network(self) -> ConvolutionalNetwork | None:
-        return ConvolutionalNetwork.of(self.model)
-
-    @cached_property
-    def _widths(self) -> IntVector | None:
-        return widths_of(self.model)
-
-    @property
-    def _sequential(self) -> SequentialTrainer:
-        return SequentialTrainer(self.model, self.clients, self.local)
+    def _kind(self) -> tuple[IntVector | None, ConvolutionalNetwork | None]:
+        """What is known of the model: a multilayer perceptron's widths, or a convolutional network."""
+        return widths_of(self.model), ConvolutionalNetwork.of(self.model)
 
     def _train_by_hand(self, params: Params, client: int, round_seed: int) -> Params:
         examples, generator = self.clients.examples(client), client_generator(round_seed, client)
-        if self._widths is not None and can_train(examples, self._widths):
+        inputs, (widths, network) = examples.inputs, self._kind
+        is_plain = inputs.dtype == torch.float32 and inputs.device == CPU
+        rows_fit = widths is not None and is_plain and inputs[0:1].numel() in (0, widths[0])
+        if widths is not None and rows_fit and examples.has_classes(int(widths[-1])):
             schedule = self.local.schedule(len(examples), generator)
-            if self.local.optimizer is Optimizer.ADAM:
-                fresh = Moments.fresh(len(params))
-                return train_dense_adam(params, self._widths, examples, schedule, self.local.lr, fresh)
-            return train_dense(params, self._widths, examples, schedule, self.local.lr)
-        if self._network is not None and self._network.can_train(examples):
+            train = train_dense_adam if self.local.optimizer is Optimizer.ADAM else train_dense
+            return train(params, widths, examples, schedule, self.local.lr)
+        if network is not None and is_plain and inputs.ndim == 4 and examples.has_classes(network.classes):
             schedule = self.local.schedule(len(examples), generator)
-            return self._network.train(params, examples, schedule, self.local)
+            return network.train(params, examples, schedule, self.local)
         # Examples that do not fit the model: torch says what is wrong with them.
-        return self._sequential.train(params, examples, generator)
-
-    def _train_together(
-        self, params: Params, clients: Sequence[int], round_seed: int, method: TrainingMethod
-    ) -> Iterator[Params]:
-        budget = _CACHE_BYTES if method is TrainingMethod.BATCHED else _CHUNK_BYTES
-        size = self.chunk or max(1, budget // (4 * self.model.dimension))
-        for start in range(0, len(clients), size):
-            chunk = Chunk.gather(self.clients, self.local, clients[start : start + size], round_seed)
-            find = dense_gradients if method is TrainingMethod.BATCHED else vmap_gradients(self.model)
-            yield from chunk.train(self.model, params, self.local, find)
+        return SequentialTrainer(self.model, self.clients, self.local).train(params, examples, generator)
 
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
-        return self.method or self._known_method or self._tried(params, clients)
+        """Return the method: of a known kind of model by what was measured once and for all, else by a trial.
 
-    def _tried(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
-        """Return the faster of loop and vmap; the first trial counts, and none is made without examples."""
+        The first trial counts, and none is made without examples.
+        """
+        if self.method is not None:
+            return self.method
+        widths, network = self._kind
+        if widths is not None:
+            sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
+            plain = sgd or self.local.optimizer is Optimizer.ADAM
+            # The compiled loop's products are cut into pieces that need no threads.
+            narrow = self.local.batch_size * widths.max() <= ONE_THREAD // 8
+            return TrainingMethod.COMPILED if plain and narrow else TrainingMethod.BATCHED
+        if network is not None:
+            return TrainingMethod.CONVOLUTION
+        if self.model.has(*_ONE_BY_ONE):
+            return TrainingMethod.LOOP
         if (found := self.__dict__.get("_trial")) is not None:
             return TrainingMethod(found)
         examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
         if examples is None:
             return TrainingMethod.LOOP
-        method = (
-            _try(self, params, examples) if _vmap_agrees(self.model, params, examples) else TrainingMethod.LOOP
-        )
+        agrees = _vmap_agrees(self.model, params, examples)
+        method = _faster(self.model, params, examples, self.local) if agrees else TrainingMethod.LOOP
         self.__dict__["_trial"] = method
         return method
 
@@ -181,9 +182,9 @@ def _vmap_agrees(model: Model, params: Params, examples: Examples) -> bool:
         wanted = loop_gradients(model, values, model.fixed(), batch)
     pair = {name: value.detach().expand(2, *value.shape).clone() for name, value in values.items()}
     weights = torch.full((2, len(batch)), 1 / len(batch))
-    twice = Batch(torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2), weights)
+    twice = CohortStep(torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2), weights)
     try:
-        found = vmap_gradients(model)(pair, twice)
+        found = vmap_gradients(model, pair, twice)
     except RuntimeError:
         return False
     return all(
@@ -192,13 +193,13 @@ def _vmap_agrees(model: Model, params: Params, examples: Examples) -> bool:
     )
 
 
-def _try(trainer: LocalTrainer, params: Params, examples: Examples) -> TrainingMethod:
-    """Measure a few steps of a few clients by each method."""
-    local = replace(trainer.local, epochs=1)
-    few = examples.take(np.arange(min(len(examples), _TRIAL_STEPS * local.batch_size)))
+def _faster(model: Model, params: Params, examples: Examples, local: LocalTraining) -> TrainingMethod:
+    """Measure a few steps of a few clients by loop and by vmap."""
+    few = np.arange(min(len(examples), _TRIAL_STEPS * local.batch_size))
+    clients = StoredClients(examples, (few,) * _TRIAL_CLIENTS)
     seconds = {}
     for method in (TrainingMethod.VMAP, TrainingMethod.LOOP):
-        trial = LocalTrainer(trainer.model, _Same(few), local, trainer.chunk, method)
+        trial = LocalTrainer(model, clients, replace(local, epochs=1), method)
         taken = []
         for _ in range(_TRIAL_REPEATS):
             start = time.perf_counter()
@@ -209,28 +210,12 @@ def _try(trainer: LocalTrainer, params: Params, examples: Examples) -> TrainingM
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """Clients that all hold the same examples."""
-
-    table: Examples
-    population: int = _TRIAL_CLIENTS
-
-    def examples(self, client: int) -> Examples:  # noqa: ARG002 - they are all alike
-        """Return what every client holds."""
-        return self.table
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
+class _SeenClients:
     """Clients whose examples went through the untrained layers of a model."""
 
     clients: Clients
     front: torch.nn.Module
-
-    @property
-    def population(self) -> int:
-        """The number of clients."""
-        return self.clients.population
+    population: int
 
     def examples(self, client: int) -> Examples:
         """Return what the trained layers see of one client's examples."""
@@ -239,7 +224,51 @@ class _Seen:
             return Examples(self.front(own.inputs), own.labels)
 
 
+def trainer_for(model: Model, clients: UserClients, local: LocalTraining) -> LocalTrainer | SequentialTrainer:
+    """Return the fastest trainer for these clients, one of which is trained for a trial.
+
+    Many clients at once where each holds one tensor of inputs and one of labels, on the CPU, and the loss tells rows
+    apart; else client after client.
+    """
+    client, rows = clients.first()
+    found = rows.examples()
+    if model.device == CPU and model.step is None and found is not None:
+        few = found.take(np.arange(min(2, len(found))))
+        values = model.unflatten(model.initial()) | model.fixed()
+        if model.losses_of(model.training, values, few.inputs, few.labels).shape == (len(few),):
+            alike = LabeledClients(clients, Examples(found.inputs[:0], found.labels[:0]), clients.population)
+            return LocalTrainer(model, alike, local).choose(model.initial(), (client,))
+    return SequentialTrainer(model, clients, local)
+
+
+@contextmanager
+def one_thread(model: Model) -> Iterator[None]:
+    """Let torch use one thread for a model on the CPU: small products are faster so, and cores stay free."""
+    before = torch.get_num_threads()
+    if model.device == CPU:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def use_one_thread() -> None:
     """Let this process have one thread: for programs that start a worker process per core."""
     os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")  # it starts threads as pandas loads it
     torch.set_num_threads(1)
+
+
+def packed(value: object) -> bytes:
+    """Return the bytes that `unpacked` takes in another process of this program; each storage is copied once.
+
+    Torch would share each tensor through an open file of its own, and a process may hold only so many.
+    """
+    whole = BytesIO()
+    torch.save(value, whole)
+    return whole.getvalue()
+
+
+def unpacked(data: bytes) -> Any:  # noqa: ANN401 - whatever was packed
+    """Return what was packed; for bytes of this program itself."""
+    return torch.load(BytesIO(data), weights_only=False)

@@ -30,7 +30,7 @@ from d2pfed.round import (
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
 from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.records import ArrayShape, End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
-from d2pfed.training import Aggregate, ServerState, TrainedRound, train
+from d2pfed.training import AggregateRound, ServerState, TrainedRound, train
 
 B = TypeVar("B", bound=AttemptBinding)
 
@@ -189,7 +189,7 @@ class Run:
 
     def _drive(
         self,
-        step: Aggregate,
+        step: AggregateRound,
         exchanges: Callable[[], tuple[ExchangeRecord, ...]],
         evaluator: Evaluator,
         listen: Listener,

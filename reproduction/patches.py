@@ -6,13 +6,13 @@ so the features cost no privacy and a linear model on them is all that is traine
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.leaves import dead_leaves
-from d2pfed.learning.model import Model
-from d2pfed.learning.task import Examples, StoredClients, Task
+from d2pfed.learning import Examples, Iid, Model, StoredClients, Task
+from reproduction.leaves import dead_leaves
 
 _MADE_UP = 2  # images for each feature, and some more: enough for a covariance that is evened out a little
 _PATCH = 4  # pixels
@@ -84,6 +84,12 @@ def over_features(task: Task, features: PatchFeatures) -> Task:
         input_shape=tuple(validation.shape[1:]),
         description=f"{task.description} As {validation.shape[1]:,} fixed features of random patches.",
     )
+
+
+def deal(table: Examples, population: int) -> StoredClients:
+    """Return clients with a fair share of a table each, always the same."""
+    generator = np.random.default_rng(0)  # noqa: TID251 - which client holds what is no secret
+    return StoredClients(table, Iid().split(table.labels.numpy(), population, generator))
 
 
 def linear_model(width: int, classes: int) -> Model:

@@ -4,8 +4,8 @@ import torch
 
 from d2pfed.errors import ConfigError
 from d2pfed.learning import Examples, StoredClients, Task
-from d2pfed.learning.leaves import dead_leaves
-from d2pfed.learning.patches import PatchFeatures, linear_model, over_features, width_of
+from reproduction.leaves import dead_leaves
+from reproduction.patches import PatchFeatures, linear_model, over_features, width_of
 
 SIDE = 12
 
@@ -34,7 +34,7 @@ def test_made_up_images_repeat_from_their_seed_and_lie_within_one():
     assert once.abs().max() < 1
 
 
-def test_neighbouring_pixels_of_made_up_images_are_alike_and_those_of_white_noise_are_not(images):
+def test_neighboring_pixels_of_made_up_images_are_alike(images):
     def likeness(pixels: torch.Tensor) -> float:
         return float(torch.corrcoef(torch.stack([pixels[..., 1:].flatten(), pixels[..., :-1].flatten()]))[0, 1])
 
@@ -48,7 +48,7 @@ def test_every_row_has_the_stated_width_and_one_length(features, images):
     torch.testing.assert_close(rows.norm(dim=1), rows.norm(dim=1)[:1].expand(600))
 
 
-def test_an_image_and_its_mirror_image_have_the_same_features_and_one_upside_down_has_not(features, images):
+def test_features_are_those_of_the_mirror_image(features, images):
     torch.testing.assert_close(features(images), features(images.flip(-1)))
     with pytest.raises(AssertionError):
         torch.testing.assert_close(features(images), features(images.flip(-2)))
@@ -72,7 +72,7 @@ def test_decorrelation_evens_out_the_directions_of_images_it_has_not_seen(featur
 
 def test_a_task_over_features_keeps_clients_and_labels(features, images):
     labels = torch.arange(600) % 2
-    rows = tuple(np.array_split(np.random.default_rng(0).permutation(500), 7))
+    rows = tuple(np.array_split(np.arange(500) * 7 % 500, 7))
     task = Task(
         name="made up",
         clients=StoredClients(Examples(images, labels), rows),
