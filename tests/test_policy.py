@@ -20,6 +20,7 @@ from d2pfed.accounting import (
 )
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import Centered, DDGauss, Share
+from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.plan import (
@@ -107,9 +108,9 @@ def test_every_bound_is_tested():
 
 
 def test_a_policy_is_read_from_plain_settings():
-    assert Policy(mechanisms=["centered", "designated"]).mechanisms == (
+    assert Policy(mechanisms=["centered", "shared"]).mechanisms == (
         MechanismName.CENTERED,
-        MechanismName.DESIGNATED,
+        MechanismName.SHARED,
     )
     served = Policy(protocols=["standing"], units=["record"], requests=["training"])
     assert (served.protocols, served.units, served.requests) == (
@@ -233,31 +234,26 @@ def test_attack_a_sparse_graph_under_signatures(monkeypatch):
     Policy().check(bare, ENROLLED)
 
 
-def test_attack_a_designated_client_that_colludes(monkeypatch):
+def test_attack_a_client_that_knows_the_group_seed_and_colludes(monkeypatch):
     """It knows the whole noise: the server subtracts it, and has the sum up to rounding."""
-    target = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
-    plan = planned(target)
-    with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, got designated"):
+    plan = planned(replace(TARGET, mechanism=MechanismName.SHARED, colluders=0.0))
+    with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, got shared"):
         Policy().check(plan, ENROLLED)
     anything = Policy(mechanisms=tuple(MechanismName))
-    with pytest.raises(
-        ConfigError, match=r"the pairwise protocol takes the mechanism .*, the plan has designated"
-    ):
-        anything.check(plan, ENROLLED)
-    monkeypatch.setattr(policy, "require_deployable", nothing)
     with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
         anything.check(replace(plan, threshold=40), ENROLLED)
     monkeypatch.setattr(Policy, "_check_mechanism", nothing)
     Policy(least_colluders=0.0).check(plan, ENROLLED)
-    root = Entropy.replay(b"designated")
+    root = Entropy.replay(b"shared")
+    group = root.child("group")
     centres = plan.codec.prepare(np.zeros(100, np.float32), digest("rotation"))
-    vectors = [
-        plan.mechanism.encode(centres, Share(rank, plan.cohort_size, 0), root.child("client", rank))
+    total = sum(
+        plan.mechanism.encode(centres, Share(rank, plan.cohort_size, group), root.child("client", rank))
         for rank in range(plan.cohort_size)
-    ]
-    added = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
-    assert np.std(added) > 1
-    assert not np.any(sum(vectors) - added)  # the bare sum of zeros: no noise is left
+    )
+    known = DiscreteGaussian(plan.mechanism.sigma).draw(len(total), group.child("noise").stream())
+    assert np.std(known) > 1
+    assert not np.any(total - known)  # the bare sum of zeros: no noise is left
 
 
 @pytest.mark.parametrize("mechanism", [MechanismName.CENTERED, MechanismName.DDGAUSS])
@@ -371,12 +367,12 @@ def test_attack_noise_of_survivors_that_are_cut_off(monkeypatch):
     strict.check(replace(plan, cut_off=0), enrolled)
 
 
-def test_noise_that_one_client_holds_allows_for_nobody_cut_off():
-    small = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
-    with pytest.raises(ConfigError, match="cut_off must be 0 where one client may hold all of the noise, got 1"):
+def test_noise_of_which_every_share_counts_allows_for_nobody_cut_off():
+    small = replace(TARGET, mechanism=MechanismName.SHARED, colluders=0.0)
+    with pytest.raises(ConfigError, match="cut_off must be 0 where every share of the noise counts, got 1"):
         replace(planned(small), cut_off=1)
-    with pytest.raises(ConfigError, match="designated under signed consistency takes cohorts of at most 1000"):
-        calibrate(replace(LARGE, mechanism=MechanismName.DESIGNATED, colluders=0.0))
+    with pytest.raises(ConfigError, match="shared under signed consistency takes cohorts of at most 1000"):
+        calibrate(replace(LARGE, mechanism=MechanismName.SHARED, colluders=0.0))
 
 
 def test_a_release_counts_the_noise_of_who_cannot_be_cut_off():

@@ -415,7 +415,6 @@ def test_the_ring_holds_the_records_of_a_batch():
         ({"clip": "auto"}, "fixed clip"),
         ({"max_participations": 2}, "no cap"),
         ({"sampling": "once"}, "every silo"),
-        ({"sampling": "poisson"}, "every silo|poisson"),
         ({"cohort_size": 3}, "every silo"),
         ({"batch_rate": 0.0}, "batch_rate"),
         ({"batch_rate": 1.5}, "batch_rate"),

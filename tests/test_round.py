@@ -276,7 +276,7 @@ def test_a_client_joins_only_what_its_policy_allows():
     assert accept(plan, lenient, invitation).digest == session.digest
     with pytest.raises(ConfigError, match="policy: delta must be at most"):
         accept(plan, Policy(), invitation)
-    few = session_of(make_plan(MechanismName.DESIGNATED), FIRST, COHORT[:3])
+    few = session_of(make_plan(MechanismName.SHARED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):
         accept(plan, lenient, Advertising(few).outbox()[10])
 

@@ -18,7 +18,6 @@ from d2pfed.accounting.rdp import (
     gaussian_rdp,
     least_epsilon,
     mironov_conversion,
-    poisson_rdp,
     real_orders,
     tight_conversion,
     without_replacement_rdp,
@@ -87,8 +86,6 @@ def epsilon_of(
         return least_epsilon(
             lambda orders: _compose(gaussian_rdp(orders, pair.ratio), count), real_orders, delta, tight_conversion
         )[0]
-    if accountant is not Accountant.RDP and pair.kind is not PairKind.FIXED_SIZE:
-        raise ConfigError(f"accountant {accountant} needs a fixed-size cohort, got {sampling.method}")
     convert = mironov_conversion if accountant is Accountant.WBK_MIRONOV else tight_conversion
     return least_epsilon(
         lambda orders: _compose(_sampled_curve(pair, orders), count), dense_orders, delta, convert
@@ -100,9 +97,6 @@ def _pair(noise_multiplier: float, sampling: CohortSampling, adjacency: Adjacenc
     one_radius = 1 / (noise_multiplier * adjacency.radii)
     if sampling.method is Sampling.FIXED and rate < 1:
         return SampledGaussian(PairKind.FIXED_SIZE, 2 * one_radius, rate)
-    if sampling.method is Sampling.POISSON and rate < 1:
-        kind = PairKind.POISSON_REPLACE_ONE if adjacency is Adjacency.REPLACE_ONE else PairKind.POISSON_ZERO_OUT
-        return SampledGaussian(kind, one_radius, rate)
     return SampledGaussian(PairKind.FIXED_SIZE, 1 / noise_multiplier, 1.0)
 
 
@@ -114,10 +108,6 @@ def _by_losses(pair: SampledGaussian, count: int, delta: float, grid: Grid) -> f
 
 def _sampled_curve(pair: SampledGaussian, orders: FloatArray) -> FloatArray:
     top = int(orders[-1])
-    if pair.kind is PairKind.POISSON_REPLACE_ONE:
-        raise ConfigError("accountant rdp has no bound for secret cohort sizes under replace-one: use pld")
-    if pair.kind is PairKind.POISSON_ZERO_OUT:
-        return poisson_rdp(pair.ratio, pair.rate, top)[2:]
     own = gaussian_rdp(np.arange(top + 1, dtype=np.float64), pair.ratio)
     return (
         own[2:]

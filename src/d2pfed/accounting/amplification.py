@@ -38,10 +38,8 @@ class PairKind(StrEnum):
     """Which pair of distributions dominates one sampled release."""
 
     FIXED_SIZE = "fixed-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
-    POISSON_ZERO_OUT = "poisson-zero-out"  # Poisson sampling, sizes secret: the client's vector against zero
-    POISSON_REPLACE_ONE = (
-        "poisson-replace-one"  # Poisson sampling, sizes secret: the client's vector against another
-    )
+    POISSON_ZERO_OUT = "poisson-zero-out"  # secret coins of records: a record's vector against zero
+    POISSON_REPLACE_ONE = "poisson-replace-one"  # secret coins of records: a record's vector against another
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class SampledGaussian:
 
 
 def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of a Gaussian behind a fixed-size cohort; also of a vector against zero if Poisson-sampled.
+    """Return the profile of a Gaussian behind a fixed-size cohort; also of a record against zero behind a coin.
 
     Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
     Proof: theory.md#fixed-size. Checked: test_accounting_oracle.py by exhaustive adaptive optimisation.
@@ -96,7 +94,7 @@ def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArr
 
 
 def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of zero against the client's vector under Poisson sampling; 0 from -ln(1 - rate) on.
+    """Return the profile of zero against a record's vector under Poisson sampling; 0 from -ln(1 - rate) on.
 
     Guarantee: the mirror image of `fixed_size_delta` at one radius. Proof: theory.md#poisson.
     """
@@ -112,7 +110,7 @@ def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatAr
 
 
 def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of the client's vector against its opposite under Poisson sampling.
+    """Return the profile of a record's vector against its opposite under Poisson sampling.
 
     Guarantee: dominates every pair of vectors of that norm. Proof: theory.md#poisson.
     Checked: test_accounting_rdp.py against quadrature.
@@ -243,19 +241,19 @@ class _Exposure:
 
 def is_amplified(sampling: CohortSampling) -> bool:
     """Return whether sampling amplifies: whether the cohort is drawn so that it hides who took part."""
-    return sampling.method in {Sampling.FIXED, Sampling.POISSON} and sampling.cohort_size < sampling.population
+    return sampling.method is Sampling.FIXED and sampling.cohort_size < sampling.population
 
 
 def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int) -> float:
     """Return kappa, what clients that send zeros from their cap on add to delta behind sampled cohorts.
 
-    Each of so many charged attempts of a run has a fresh cohort. With cohorts of fixed size whether another client
-    is at its cap depends on who was drawn in its place; under Poisson sampling nothing does, and kappa is 0.
+    Each of so many charged attempts of a run has a fresh cohort. Whether another client is at its cap
+    depends on who was drawn in its place.
 
     Guarantee: an upper bound. Proof: theory.md#caps.
     Checked: test_accounting_amplification_caps.py::test_who_is_at_the_cap_follows_from_what_the_proof_reveals.
     """
-    if max_participations >= attempts or sampling.method is not Sampling.FIXED or not is_amplified(sampling):
+    if max_participations >= attempts or not is_amplified(sampling):
         return 0.0
     from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
 
@@ -271,7 +269,7 @@ def sampled_runs_epsilon(
     Each client sends zeros once it has been in as many releases of a run as the run's cap says.
 
     Guarantee: cohorts drawn afresh and independently for each release, as it states, or a partition whose blocks
-    are used once. Proof: theory.md#fixed-size, theory.md#poisson, theory.md#caps, theory.md#attempts.
+    are used once. Proof: theory.md#fixed-size, theory.md#caps, theory.md#attempts.
     Checked: test_accounting_oracle.py.
     """
     kappa = math.fsum(cap_excess(run.sampling, run.count, run.max_participations) for run in runs)
@@ -309,7 +307,7 @@ def _profiled_pairs(runs: Sequence[RunReleases], releases: int) -> list[tuple[Do
         rate = run.sampling.cohort_size / run.sampling.population
         for noise, count in run.noises:
             radii = _radii(run.sampling, Adjacency.REPLACE_ONE)
-            if run.sampling.method is not Sampling.FIXED or not is_amplified(run.sampling):
+            if not is_amplified(run.sampling):
                 return None
             if has_gaussian(noise, releases):
                 squared, slack = gaussian_cost(noise, radii, releases).values
@@ -331,24 +329,15 @@ def sampled_gaussians(
     noise_cost = partial(gaussian_cost, releases=releases)
     pairs: Counter[SampledGaussian] = Counter()
     for exposure in _exposures(runs, adjacency, noise_cost):
-        pairs[_sampled(exposure, adjacency)] += exposure.count
+        squared, slack = exposure.cost.values
+        drawn = exposure.sampling
+        rate = 1.0 if drawn is None else drawn.cohort_size / drawn.population
+        pairs[SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)] += exposure.count
     return pairs
 
 
-def _sampled(exposure: _Exposure, adjacency: Adjacency) -> SampledGaussian:
-    squared, slack = exposure.cost.values
-    if exposure.sampling is None:
-        return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), 1.0, slack)
-    rate = exposure.sampling.cohort_size / exposure.sampling.population
-    if exposure.sampling.method is Sampling.FIXED:
-        return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)
-    kind = PairKind.POISSON_REPLACE_ONE if adjacency is Adjacency.REPLACE_ONE else PairKind.POISSON_ZERO_OUT
-    return SampledGaussian(kind, math.sqrt(squared) / adjacency.radii, rate, slack)
-
-
 def _amplify(exposure: _Exposure, amplify: Amplification) -> AdditiveCost:
-    # Poisson sampling has no Renyi bound here that holds for both adjacencies, so it is charged unamplified.
-    if exposure.sampling is None or exposure.sampling.method is Sampling.POISSON:
+    if exposure.sampling is None:
         return exposure.cost
     return amplify(exposure.cost, exposure.sampling.cohort_size / exposure.sampling.population)
 

@@ -50,13 +50,11 @@ class Sampling(StrEnum):
 
     Attributes:
         FIXED: a fresh uniform subset of known size in each round.
-        POISSON: each client independently with the same probability; no size is ever published.
         ONCE: a random partition: each client takes part in one round only; nothing is amplified.
         NONE: the cohort is known or was not drawn at random; nothing is amplified.
     """
 
     FIXED = "fixed"
-    POISSON = "poisson"
     ONCE = "once"
     NONE = "none"
 
@@ -68,7 +66,7 @@ class CohortSampling:
     Attributes:
         method: the sampling method.
         population: the public number of clients.
-        cohort_size: the number of clients in a cohort; the expected one for `POISSON`.
+        cohort_size: the number of clients in a cohort.
     """
 
     method: Sampling
@@ -110,7 +108,7 @@ class DiscreteGaussianSum:
 
     Attributes:
         sigma: the width of each contributor's noise, in lattice steps.
-        contributors: how many noises are in the sum; a single one is the whole noise of `shared` and `designated`.
+        contributors: how many noises are in the sum; a single one is the whole noise of `shared`.
         radius: a bound on the L2 norm of a client's vector, in lattice steps.
         dimension: the number of coordinates.
     """

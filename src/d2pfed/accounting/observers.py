@@ -26,7 +26,6 @@ from d2pfed.accounting.events import (
     BatchSampling,
     CohortSampling,
     ContinuousGaussian,
-    DiscreteGaussianSum,
     Noise,
     Release,
     RunReleases,
@@ -266,7 +265,7 @@ def _unknown_noise(noise: Noise, observer: Observer) -> Noise | None:
         # The server adds this noise itself, so every observer with the server's view knows it.
         return noise if observer.view in {View.RELEASED, View.CLIENT} else None
     if observer.view is View.ALONE:
-        # A single contributor may be another client: the designated, or a seed that all share.
+        # A single contributor is a seed that all share.
         return noise.without(max(1, noise.contributors - 1))
     known = {View.CLIENT: 1, View.COLLUDING: observer.colluders}.get(observer.view, 0)
     return noise.without(known)
@@ -285,17 +284,6 @@ def check_releases(releases: Sequence[Release]) -> None:
                 f"all releases of one account must have the same max_silos, got {first.max_silos} and "
                 f"{release.max_silos}"
             )
-        if release.sampling.method is Sampling.POISSON and not _hides_the_size(release.noise):
-            raise ConfigError(
-                "a secret cohort size needs noise that does not depend on it (one contributor, or a trusted "
-                f"server), got {release.noise}"
-            )
-
-
-def _hides_the_size(noise: Noise) -> bool:
-    if isinstance(noise, DiscreteGaussianSum):
-        return noise.contributors == 1
-    return isinstance(noise, ContinuousGaussian)
 
 
 def _describe(runs: Sequence[RunReleases], observer: Observer) -> str:
@@ -317,6 +305,5 @@ def _describe_one(sampling: CohortSampling, batches: BatchSampling | None, obser
     if observer.view is View.COLLUDING and is_drawn:
         drawn += f", more than {observer.colluders} colluders in a drawn cohort with chance {UNCOUNTED}"
     if observer.view is View.RELEASED and is_amplified(sampling):
-        size = "secret" if sampling.method is Sampling.POISSON else "known"
-        return f"{drawn}, amplified, {size} size"
+        return f"{drawn}, amplified, known size"
     return f"{drawn}, not amplified"

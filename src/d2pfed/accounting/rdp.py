@@ -189,22 +189,6 @@ def without_replacement_rdp(renyi: FloatArray, rate: float, moments: FloatArray 
     return np.minimum(_expand(weights), np.where(j < 2, 0.0, renyi))
 
 
-def poisson_rdp(ratio: float, rate: float, top: int) -> FloatArray:
-    """Return the curve at orders 0..top of a Gaussian under Poisson sampling, the client's vector against zero.
-
-    Guarantee: both orders of the pair, secret sizes. Proof: theory.md#renyi-sampling.
-    """
-    from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load
-
-    j = np.arange(top + 1, dtype=np.float64)
-    weights = j * (j - 1) * (ratio * ratio / 2) + j * math.log(rate)
-    alpha = j[:, None]
-    choose = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(np.maximum(alpha - j, 0) + 1)
-    terms = choose + weights + np.maximum(alpha - j, 0) * math.log1p(-rate)
-    total = logsumexp(np.where(j <= alpha, terms, -np.inf), axis=1)
-    return np.where(j >= 2, np.maximum(total, 0.0) / np.maximum(j - 1, 1), 0.0)
-
-
 def _expand(weights: FloatArray) -> FloatArray:
     """Return ln(1 + sum_j C(alpha, j) exp(weights[j])) / (alpha - 1) for every alpha."""
     from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load

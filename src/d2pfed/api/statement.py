@@ -186,7 +186,6 @@ _NEIGHBOURS = {
 }
 _DRAWN = {
     Sampling.FIXED: "a fresh uniform cohort of known size for each charged attempt",
-    Sampling.POISSON: "each client by its own coin in each charged attempt; no size is ever shown",
     Sampling.ONCE: "a random partition: each client is in one cohort of the run; nothing is amplified",
     Sampling.NONE: "cohorts that are known or were not drawn at random; nothing is amplified",
 }

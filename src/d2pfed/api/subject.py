@@ -140,8 +140,6 @@ def _assumptions(plan: Plan) -> list[str]:
             "For `released`: dropping out depends neither on who was drawn nor on what a client holds.",
             "For `released`: no client's own budget ends before its cap; no client keeps a state from round to round.",
         ]
-    if plan.sampling.method is Sampling.POISSON:
-        found.append("For `released`: the size of no cohort becomes known.")
     if plan.sampling.method is Sampling.ONCE:
         found.append("No client is in two cohorts of the run, and dropping out does not depend on data.")
     return found

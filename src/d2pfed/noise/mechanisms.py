@@ -27,13 +27,11 @@ class Share:
 
     rank: int
     holders: int
-    designated: int  # the rank of the one client that adds the whole noise under `designated`
     group: Entropy | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rank", "designated"):
-            if not 0 <= getattr(self, name) < self.holders:
-                raise ConfigError(f"{name} must be in [0, {self.holders}), got {getattr(self, name)}")
+        if not 0 <= self.rank < self.holders:
+            raise ConfigError(f"rank must be in [0, {self.holders}), got {self.rank}")
 
     def part(self, total: IntVector) -> IntVector:
         """Return this rank's integer share; those of all ranks add up to exactly the total (Hermite's identity).
@@ -133,28 +131,7 @@ class Shared:
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return one discrete Gaussian, whatever the number of survivors."""
-        return _single(self.sigma, self.rounded.radius(codec), codec)
-
-
-@dataclass(frozen=True, slots=True)
-class Designated:
-    """One client, a public function of the cohort, adds the whole discrete Gaussian from its own entropy."""
-
-    sigma: Fraction
-    rounded: Rounded = Rounded()
-
-    def __post_init__(self) -> None:
-        _require_width(self.sigma, 0, MOST_WIDTH)
-
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
-        """Return the rounded vector, plus all of the noise if this client is the designated."""
-        if share.rank != share.designated:
-            return self.rounded.encode(centres, entropy)
-        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centres, entropy)
-
-    def noise(self, codec: Codec, survivors: int) -> Noise:
-        """Return one discrete Gaussian, whatever the number of survivors."""
-        return _single(self.sigma, self.rounded.radius(codec), codec)
+        return DiscreteGaussianSum(self.sigma, 1, self.rounded.radius(codec), codec.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +209,3 @@ def l1_radius(radius: Fraction, length: int) -> Fraction:
     """Bound the L1 norm of an integer vector by its L2 norm: |x| <= min(sqrt(length) |x|_2, |x|_2^2), rounded up."""
     root = Fraction(math.isqrt(length << 64) + 1, 1 << 32)
     return min(root * radius, radius**2)
-
-
-def _single(sigma: Fraction, radius: Fraction, codec: Codec) -> DiscreteGaussianSum:
-    return DiscreteGaussianSum(sigma, 1, radius, codec.length)

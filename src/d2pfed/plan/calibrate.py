@@ -21,7 +21,7 @@ from d2pfed.noise.clipping import AdaptiveClip
 from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan.bounds import MOST_ROUNDS
-from d2pfed.plan.names import HELD_BY_ONE, MechanismName, RotationName
+from d2pfed.plan.names import MechanismName, RotationName
 from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.profiles import SIMULATION
@@ -50,9 +50,9 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     if not isinstance(target, PrivacyTarget):
         raise ConfigError(f"target must be a PrivacyTarget, got {type(target).__name__}")
     target.require_complete()
-    if target.mechanism in HELD_BY_ONE and target.colluders:
+    if target.mechanism is MechanismName.SHARED and target.colluders:
         raise ConfigError(
-            f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
+            f"colluders must be 0 with the mechanism {target.mechanism}, whose noise every client knows, "
             f"got {target.colluders:g}; centered withstands them"
         )
     if max_weight is not None:

@@ -15,7 +15,6 @@ class MechanismName(StrEnum):
     Attributes:
         CENTERED: a discrete Gaussian centred at the client's real vector: rounding and noise in one step.
         SHARED: the paper's: one discrete Gaussian from a secret of the cohort, of which each adds a share.
-        DESIGNATED: one client, a public function of the cohort, adds all of the noise.
         DDGAUSS: rounding, then an independent discrete Gaussian of each client.
         SKELLAM: rounding, then an independent Skellam variable of each client.
         BINOMIAL: cpSGD's: rounding, then a centred binomial of each client.
@@ -23,13 +22,9 @@ class MechanismName(StrEnum):
 
     CENTERED = "centered"
     SHARED = "shared"
-    DESIGNATED = "designated"
     DDGAUSS = "ddgauss"
     SKELLAM = "skellam"
     BINOMIAL = "binomial"
-
-
-HELD_BY_ONE = (MechanismName.SHARED, MechanismName.DESIGNATED)  # where one client can know all of the noise
 
 
 class RotationName(StrEnum):

@@ -14,7 +14,6 @@ from d2pfed.noise.mechanisms import (
     BinomialNoise,
     Centered,
     DDGauss,
-    Designated,
     Mechanism,
     Rounded,
     Shared,
@@ -23,9 +22,9 @@ from d2pfed.noise.mechanisms import (
 from d2pfed.noise.sampler import MAX_TABLE_SIGMA
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
-from d2pfed.plan.names import HELD_BY_ONE, MechanismName, RotationName
+from d2pfed.plan.names import MechanismName, RotationName
 from d2pfed.plan.target import PrivacyTarget
-from d2pfed.plan.widths import largest_cohort, variance, wrap_probability
+from d2pfed.plan.widths import variance, wrap_probability
 
 SAFE_WRAP_PROBABILITY = 1e-2  # per round; a wrapped coordinate costs accuracy, never privacy
 ROUNDING_COST = 1.02  # a mechanism that rounds takes as many bits as keep its error within 2 % of not rounding
@@ -67,10 +66,7 @@ def finest_within(ring: Ring, target: PrivacyTarget, multiplier: float, contribu
         mechanism = _mechanism(target, codec, multiplier, contributors)
         if variance(mechanism.noise(codec, 1)) > MAX_TABLE_SIGMA**2:
             continue
-        if (
-            wrap_probability(codec, mechanism, ring, largest_cohort(target.cohort_sampling))
-            <= SAFE_WRAP_PROBABILITY
-        ):
+        if wrap_probability(codec, mechanism, ring, target.cohort_size) <= SAFE_WRAP_PROBABILITY:
             return 2 ** (exponent / 8)
     raise ConfigError(f"{ring.bits} bits are too few for {target.mechanism} with {target.cohort_size} clients")
 
@@ -119,14 +115,12 @@ def _codec(target: PrivacyTarget, steps: float, fraction_bits: int) -> Codec:
 
 def _mechanism(target: PrivacyTarget, codec: Codec, multiplier: float, contributors: int) -> Mechanism:
     total = 2 * multiplier * float(Rounded().radius(codec))
-    each = total if target.mechanism in HELD_BY_ONE else total / math.sqrt(contributors)
+    each = total if target.mechanism is MechanismName.SHARED else total / math.sqrt(contributors)
     if each > MOST_WIDTH / 2:
         raise too_wide(target.epsilon, target.against, MAX_TABLE_SIGMA, each)
     match target.mechanism:
         case MechanismName.SHARED:
             return Shared(_rounded_up(total))
-        case MechanismName.DESIGNATED:
-            return Designated(_rounded_up(total))
         case MechanismName.DDGAUSS:
             return DDGauss(_rounded_up(each))
         case MechanismName.SKELLAM:

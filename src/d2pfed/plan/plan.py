@@ -31,7 +31,6 @@ from d2pfed.noise.mechanisms import (
     BinomialNoise,
     Centered,
     DDGauss,
-    Designated,
     Mechanism,
     Rounded,
     Shared,
@@ -52,7 +51,7 @@ from d2pfed.plan.bounds import (
     check_range,
 )
 from d2pfed.plan.collusion import require_honest_majority
-from d2pfed.plan.widths import largest_batch, largest_cohort, variance, wrap_probability
+from d2pfed.plan.widths import largest_batch, variance, wrap_probability
 from d2pfed.secagg.graph import Consistency, Neighbourhood, check_bounds
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
@@ -147,11 +146,8 @@ class Plan:
                 f"a weighting goes with the unit client, a fixed clip and a codec's clip of 1, got {self.unit} and "
                 f"{self.codec.clip}"
             )
-        if self.cut_off and isinstance(self.mechanism, (Shared, Designated)):
-            raise ConfigError(
-                f"cut_off must be 0 where one client may hold all of the noise, got {self.cut_off}: the server could "
-                f"keep that client out of the sum"
-            )
+        if self.cut_off and isinstance(self.mechanism, Shared):
+            raise ConfigError(f"cut_off must be 0 where every share of the noise counts, got {self.cut_off}")
 
     def _check_records(self) -> None:
         check_unit(self.unit, self.adjacency, self.sampling, self.batches)
@@ -232,10 +228,10 @@ class Plan:
     @property
     def wrap_probability(self) -> float:
         """Bound on the chance that some coordinate of a round's sum leaves the ring's range."""
-        vectors = largest_cohort(self.sampling)
+        vectors = self.cohort_size
         if self.batches is not None and self.records is not None:
             vectors = largest_batch(self.batches, self.records)
-        return wrap_probability(self.codec, self.mechanism, self.ring, largest_cohort(self.sampling), vectors)
+        return wrap_probability(self.codec, self.mechanism, self.ring, self.cohort_size, vectors)
 
     @property
     def digest(self) -> bytes:
@@ -293,7 +289,7 @@ TYPES: dict[str, type] = {
             AdaptiveClip,
             Weighting,
         ),
-        *(Centered, Shared, Designated, DDGauss, SkellamNoise, BinomialNoise),
+        *(Centered, Shared, DDGauss, SkellamNoise, BinomialNoise),
     )
 }
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from d2pfed.accounting import Sampling, Unit
 from d2pfed.errors import ConfigError
-from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
+from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Mechanism, Shared, SkellamNoise
 from d2pfed.plan.bounds import MOST_COHORT
 from d2pfed.plan.names import MechanismName
 from d2pfed.plan.plan import Plan
@@ -20,7 +20,6 @@ from d2pfed.secagg.standing import FEWEST_SILOS, MOST_SILOS, require_standing_qu
 _NAMES: dict[type, MechanismName] = {
     Centered: MechanismName.CENTERED,
     Shared: MechanismName.SHARED,
-    Designated: MechanismName.DESIGNATED,
     DDGauss: MechanismName.DDGAUSS,
     SkellamNoise: MechanismName.SKELLAM,
     BinomialNoise: MechanismName.BINOMIAL,
@@ -109,7 +108,6 @@ PROFILES = {
     Protocol.PAIRWISE: Profile(
         name="the pairwise protocol",
         mechanisms=_OWN_NOISE | {MechanismName.SHARED},
-        samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
         units=frozenset({Unit.CLIENT}),
         features=frozenset({Feature.SPARSE_GRAPH}),
         least_cohort=2,

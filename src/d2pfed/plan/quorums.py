@@ -21,14 +21,8 @@ def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:
     """Return who holds whose shares: the least that withstands the target's dropouts and colluders."""
     _require_honest_majority(target)
     risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)
-    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two. A server that
-    # chooses dropouts may cut some clients off a sparse graph, and `designated` cannot do without one of them.
-    whole = (
-        {MechanismName.SHARED}
-        if target.consistency is Consistency.ASSUMED
-        else {MechanismName.SHARED, MechanismName.DESIGNATED}
-    )
-    if target.mechanism not in whole:
+    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
+    if target.mechanism is not MechanismName.SHARED:
         return choose(target.cohort_size, risk, target.consistency)
     if target.consistency is Consistency.SIGNED and target.cohort_size > SIGNED_COMPLETE_UP_TO:
         raise ConfigError(

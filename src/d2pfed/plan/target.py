@@ -37,7 +37,6 @@ from d2pfed.plan.bounds import (
 )
 from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within
 from d2pfed.plan.names import (
-    HELD_BY_ONE,
     MechanismName,
     RotationName,
     initial_clip_named,
@@ -256,11 +255,6 @@ class PrivacyTarget:
         return BatchSampling(Fraction(math.floor(Fraction(rate) * RATE_STEPS), RATE_STEPS), self.max_silos)
 
     def _check_cohorts(self) -> None:
-        if self.sampling is Sampling.POISSON and self.mechanism not in HELD_BY_ONE:
-            raise ConfigError(
-                f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
-                f"mechanism shared or designated, got {self.mechanism}"
-            )
         if self.missing:
             return
         if self.cohort_size > self.population:
@@ -368,7 +362,7 @@ def _default_cap(target: PrivacyTarget) -> int:
         target.sampling is Sampling.NONE or target.cohort_size == target.population
     ):  # everyone is asked in every round
         return attempts
-    if target.against != RELEASED or target.sampling is Sampling.POISSON:  # secret coins pay nothing for a cap
+    if target.against != RELEASED:
         return _least_cap(attempts, target.cohort_size / target.population)
     allowed = CAP_SHARE * target.effective_delta
     # The excess falls with the cap.

@@ -5,11 +5,9 @@ import math
 from d2pfed.accounting import (
     BatchSampling,
     BinomialSum,
-    CohortSampling,
     ContinuousGaussian,
     DiscreteGaussianSum,
     Noise,
-    Sampling,
     SkellamSum,
 )
 from d2pfed.noise.codec import Codec
@@ -61,15 +59,6 @@ def widest(codec: Codec, mechanism: Mechanism) -> int:
     """Return the widest noise that a sampler's table holds: it has a row for each fraction of a step it rounds."""
     rows = 1 << codec.fraction_bits if isinstance(mechanism, Centered) else 1
     return MAX_TABLE_SIGMA // rows
-
-
-def largest_cohort(sampling: CohortSampling) -> int:
-    """Return the cohort that the ring must hold: of secret size, one that is exceeded once in a million rounds."""
-    if sampling.method is not Sampling.POISSON:
-        return sampling.cohort_size
-    from scipy.stats import binom  # noqa: PLC0415 - slow to load, and only secret cohorts need it
-
-    return int(binom.isf(1e-6, sampling.population, sampling.cohort_size / sampling.population))
 
 
 def largest_batch(batches: BatchSampling, records: int) -> int:

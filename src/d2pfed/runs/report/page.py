@@ -151,8 +151,6 @@ def _size(report: RunReport) -> str:
 
 def _exchanges(report: RunReport) -> list[tuple[str, str, str]]:
     """Return each exchange with the median of its seconds and the share of those asked that answered."""
-    if report.secret_sizes:
-        return []  # who was asked, and how long it took, tells how many were in a cohort
     laps = [lap for record in report.rounds for lap in record.exchanges]
     rows = []
     for name in dict.fromkeys(lap.name for lap in laps):
@@ -172,8 +170,6 @@ def _some(rounds: tuple[RoundRecord, ...]) -> list[RoundRecord]:
 
 def _row(report: RunReport, record: RoundRecord) -> RoundRow:
     survivors, seconds = record.survivors, record.seconds
-    if report.secret_sizes:
-        survivors = seconds = None  # how long a round took tells how many were in it
     return RoundRow(
         round=f"{record.round:,}",
         metrics=tuple(

@@ -24,7 +24,7 @@ class Panel:
 
 
 def panels(report: RunReport) -> tuple[Panel, ...]:
-    """Return the plots that this run allows: none without a round, no survivors where sizes are secret."""
+    """Return the plots that this run allows: none without a round."""
     if not report.rounds:
         return ()
     metrics = [_metric(report, name, number) for number, name in enumerate(report.metric_names, 1)]
@@ -33,7 +33,7 @@ def panels(report: RunReport) -> tuple[Panel, ...]:
         if report.plan
         else ()
     )
-    survivors = () if report.secret_sizes or report.plan is None else _survivors(report, report.plan)
+    survivors = () if report.plan is None else _survivors(report, report.plan)
     found = (*metrics[:1], *private, *metrics[1:], *survivors)
     return tuple(panel for panel in found if panel is not None)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from d2pfed.accounting import Sampling, is_amplified
+from d2pfed.accounting import is_amplified
 from d2pfed.errors import ConfigError, DamagedFile
 from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
@@ -78,11 +78,6 @@ class RunReport:
         return self.summary.end is End.EXHAUSTED
 
     @property
-    def secret_sizes(self) -> bool:
-        """Whether the guarantee rests on nobody learning how many clients a cohort had."""
-        return self.plan is not None and self.plan.sampling.method is Sampling.POISSON
-
-    @property
     def amplified(self) -> bool:
         """Whether the guarantee to `released` rests on nobody else knowing who took part."""
         return self.plan is not None and is_amplified(self.plan.sampling)
@@ -99,7 +94,7 @@ class RunReport:
         if self.plan is None or self.plan_summary is None:
             return 0.0
         norm = self.plan_summary.noise_to_clip * self.clip_in(record)
-        if self.secret_sizes or not record.survivors:
+        if not record.survivors:
             return norm
         present, full = (variance(self.plan.noise(count)) for count in (record.survivors, self.plan.cohort_size))
         return norm * math.sqrt(present / full)
