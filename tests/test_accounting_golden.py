@@ -2,12 +2,11 @@
 
 import pytest
 
-from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.amplification import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.pld import FINE, loss_distributions
 
 DIGITS = CohortSampling(Sampling.FIXED, 100_000, 100)

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from d2pfed.accounting.accountants import Accountant, epsilon_of
-from d2pfed.accounting.amplification import cap_excess
+from d2pfed.accounting.amplification import Accountant, cap_excess, epsilon_of
 from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
@@ -30,7 +29,6 @@ from d2pfed.accounting.observers import (
     View,
     account,
     colluding,
-    realised_epsilon,
     upper_bound,
 )
 from d2pfed.cli.show import epsilons
@@ -273,28 +271,6 @@ def test_the_least_cap_that_costs_a_hundredth_of_delta(cohort, attempts, cap, ka
     delta = 100_000**-1.1
     assert cap_excess(sampling, attempts, cap) == pytest.approx(kappa, rel=0.05)
     assert cap_excess(sampling, attempts, cap) <= delta / 100 < cap_excess(sampling, attempts, cap - 1)
-
-
-def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
-    happened = [
-        row(0, participants=(1, 2, 3)),
-        row(1, participants=(2, 3, 4)),
-        row(2, participants=(3, 7)),
-    ]
-    for max_participations, counted in ((5, 3), (2, 2)):
-        found = realised_epsilon(happened, SERVER, delta=1e-5, max_participations=max_participations)
-        assert found == pytest.approx(epsilon(rows(counted), SERVER, max_participations=counted), rel=1e-6)
-        assert found <= epsilon(happened, SERVER, max_participations=max_participations) * (1 + 1e-9)
-    apart = [row(0, participants=(1,)), row(1, participants=(2,))]
-    assert realised_epsilon(apart, SERVER, delta=1e-5, max_participations=2) < epsilon(
-        apart, SERVER, max_participations=2
-    )
-    runs = [*happened, *(replace(release, run="another") for release in happened)]
-    assert realised_epsilon(runs, SERVER, delta=1e-5, max_participations=2) == pytest.approx(
-        epsilon(rows(4), SERVER, max_participations=4), 1e-6
-    )
-    assert realised_epsilon(rows(2), SERVER, delta=1e-5, max_participations=5) is None
-    assert realised_epsilon([row(0, TRUSTED, participants=(1,))], SERVER, delta=1e-5, max_participations=5) is None
 
 
 def test_a_guarantee_does_not_depend_on_who_took_part():

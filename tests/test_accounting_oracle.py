@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import (
     Adjacency,
@@ -18,7 +17,7 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
 from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.surrogate import surrogate

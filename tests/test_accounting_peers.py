@@ -15,11 +15,10 @@ from dp_accounting.pld import privacy_loss_distribution as peer_losses
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import qmc
 
-from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.amplification import Accountant, Grid, epsilon_of
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.rdp import (
     gaussian_moments,

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from d2pfed import accounting
-from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.amplification import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import advanced_composition_epsilon, amplified_epsilon, cpsgd_epsilon
 from d2pfed.accounting.composition import AdditiveCost, binomial_cost, composed, gaussian_cost, rdp_cost
 from d2pfed.accounting.events import (
@@ -27,7 +26,7 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.pld import COARSE, FINE, loss_distributions
 from d2pfed.accounting.rdp import (
     dense_orders,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from d2pfed.accounting import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.errors import ConfigError
-from d2pfed.noise.codec import Centres, Codec, rounded_radius, stochastic_round
+from d2pfed.noise.codec import Centers, Codec, rounded_radius, stochastic_round
 from d2pfed.noise.mechanisms import (
     BinomialNoise,
     Centered,
@@ -55,7 +55,7 @@ def own(client, name="own"):
 
 def constant(centre, length):
     """Return a vector of equal coordinates, with a bound far enough above its norm for rounding to be free."""
-    return Centres(np.full(length, centre), radius=int(1.1 * (abs(centre) + 256) * length**0.5), fraction_bits=8)
+    return Centers(np.full(length, centre), radius=int(1.1 * (abs(centre) + 256) * length**0.5), fraction_bits=8)
 
 
 def summed(mechanism, shares, length=MILLION):
@@ -334,7 +334,7 @@ def test_the_same_entropy_replays_and_another_does_not(name):
 def test_rounding_and_noise_have_streams_of_their_own(name, monkeypatch):
     taken, right = [], Entropy.stream
     monkeypatch.setattr(Entropy, "stream", lambda self: taken.append(self.key) or right(self))
-    centres = Centres(np.full(8, 100), radius=300, fraction_bits=8)
+    centres = Centers(np.full(8, 100), radius=300, fraction_bits=8)
     for rank in range(2):
         MECHANISMS[name].encode(centres, Share(rank, 2, None if name != "shared" else ROOT.child(rank)), own(rank))
     assert len(taken) == len(set(taken)) == {"centered": 2}.get(name, 4)
@@ -395,7 +395,7 @@ def test_the_l1_radius_is_reached(length):
 def test_one_large_coordinate_is_not_rounded_beyond_the_radius():
     """A vector along one axis, whose one coordinate may alone exceed the bound of a small dimension."""
     codec = Codec(rotation=Hadamard(4), clip=1.0, granularity=256 / 5128)
-    centres = Centres(np.array([codec.grid_radius, 0, 0, 0]), codec.grid_radius, 8)
+    centres = Centers(np.array([codec.grid_radius, 0, 0, 0]), codec.grid_radius, 8)
     bound = Rounded().radius(codec) ** 2
     assert bound < 21**2
     assert all(Rounded().encode(centres, own(i))[0] ** 2 <= bound for i in range(100))
@@ -403,7 +403,7 @@ def test_one_large_coordinate_is_not_rounded_beyond_the_radius():
 
 @given(st.integers(1, 200), st.integers(1, 2000), st.integers(0, 10**6))
 def test_no_rounded_vector_exceeds_the_radius_that_is_stated(length, centre, seed):
-    centres = Centres(np.full(length, centre), radius=int(mpmath.ceil(centre * length**0.5)), fraction_bits=8)
+    centres = Centers(np.full(length, centre), radius=int(mpmath.ceil(centre * length**0.5)), fraction_bits=8)
     radius = rounded_radius(centres.steps, length, Rounded().beta)
     rounded = Rounded().encode(centres, ROOT.child(seed))
     assert int(np.dot(rounded, rounded)) <= radius**2
@@ -411,7 +411,7 @@ def test_no_rounded_vector_exceeds_the_radius_that_is_stated(length, centre, see
 
 def test_the_uninflated_clip_and_unconditional_rounding_are_exceeded():
     """Planted bugs: the clip itself as the bound, and rounding once without a look at the norm."""
-    halves = Centres(np.full(64, 128), radius=1024, fraction_bits=8)
+    halves = Centers(np.full(64, 128), radius=1024, fraction_bits=8)
     codec = codec_for(64, 4)
     assert codec.grid_radius == halves.radius
     for name, mechanism in MECHANISMS.items():
@@ -436,7 +436,7 @@ def test_the_binomial_states_the_largest_coordinate_of_a_rounded_vector():
 def test_known_answers(name):
     known = json.loads((VECTORS / "mechanism.json").read_text())
     root = Entropy.replay(known["seed"].encode())
-    centres = Centres(np.array(known["centres"]), known["radius"], known["fraction_bits"])
+    centres = Centers(np.array(known["centres"]), known["radius"], known["fraction_bits"])
     for rank, vector in enumerate(known["vectors"][name]):
         share = Share(rank, known["holders"], root.child("group"))
         assert MECHANISMS[name].encode(centres, share, root.child("client", rank)).tolist() == vector

@@ -1,5 +1,5 @@
 import math
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from functools import cache
@@ -31,8 +31,9 @@ from d2pfed.plan import (
     ideal_multiplier,
     observers,
 )
-from d2pfed.plan.plan import TYPES
-from d2pfed.plan.widths import variance, wrap_probability
+from d2pfed.plan.plan import TYPES, decode_plan
+from d2pfed.plan.widths import wrap_probability
+from d2pfed.round import Attempt, run_plan, session_of
 from d2pfed.secagg.graph import Consistency
 from support.adjacencies import OF_CLIENTS
 
@@ -155,7 +156,7 @@ def test_the_main_example_has_the_noise_and_the_bits_it_should():
 def test_the_radius_never_exceeds_the_clip_and_the_noise_is_in_real_units(kind, dimension):
     plan = planned(replace(SMALL, mechanism=kind, dimension=dimension, clip=0.3, sampling=Sampling.NONE))
     assert float(plan.codec.radius) * plan.codec.granularity <= 0.3
-    assert plan.sigma == pytest.approx(math.sqrt(variance(plan.contributed)) * plan.codec.granularity)
+    assert plan.sigma == pytest.approx(math.sqrt(plan.contributed.sum_variance) * plan.codec.granularity)
     assert plan.noise_multiplier == pytest.approx(
         plan.sigma / plan.codec.granularity / (2 * float(plan.contributed.radius))
     )
@@ -187,7 +188,7 @@ def test_sums_wrap_no_more_often_than_stated(kind):
     frequencies = []
     for bits in range(plan.ring.bits - 4, plan.ring.bits + 1):
         small = replace(plan, ring=Ring(bits))
-        wrapped = np.any(small.ring.centre(small.ring.wrap(sums)) != sums, axis=1)
+        wrapped = np.any(small.ring.center(small.ring.wrap(sums)) != sums, axis=1)
         stated = small.wrap_probability
         assert wrapped.mean() <= stated + 5 * math.sqrt(stated / wrapped.size)
         frequencies.append(wrapped.mean())
@@ -329,7 +330,7 @@ def test_given_bits_are_used_and_the_guarantee_kept(kind, bits):
     assert plan.ring.bits == bits
     assert plan.wrap_probability <= 1e-2
     assert keeps_its_guarantee(plan)
-    assert variance(plan.noise(1)) <= MAX_TABLE_SIGMA**2  # one client's noise can be drawn
+    assert plan.noise(1).sum_variance <= MAX_TABLE_SIGMA**2  # one client's noise can be drawn
 
 
 @pytest.mark.parametrize("cohort", [100, 101, 300])
@@ -740,3 +741,37 @@ def test_a_client_draws_no_narrower_than_two_steps():
 def test_a_cap_that_costs_nothing_leaves_nearly_all_contributions(scheme):
     target = replace(SMALL, population=100, cohort_size=100, rounds=100, sampling=scheme)
     assert target.effective_max_participations >= 0.9 * target.max_attempts
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A mechanism that works, and that nobody entered into the table."""
+
+    sigma: Fraction
+
+    def encode(self, centers, share, entropy):
+        return Centered(self.sigma).encode(centers, share, entropy)
+
+    def noise(self, codec, survivors):
+        return Centered(self.sigma).noise(codec, survivors)
+
+
+def test_a_plan_that_cannot_be_read_back_is_refused_before_it_is_charged(monkeypatch):
+    plan = planned(SMALL)
+    forgotten = replace(plan, mechanism=Forgotten(plan.mechanism.sigma))
+    for charge in (run_plan, lambda each: session_of(each, Attempt("run", 0, 0), tuple(range(each.cohort_size)))):
+        with pytest.raises(ConfigError, match="Forgotten"):
+            charge(forgotten)
+    monkeypatch.setitem(TYPES, "Forgotten", Forgotten)
+    assert run_plan(forgotten).plan == forgotten.digest
+
+
+@pytest.mark.parametrize("name", MechanismName)
+def test_one_entry_of_the_table_says_all_of_a_mechanism(name):
+    plan = planned(replace(SMALL, mechanism=name))
+    assert type(plan.mechanism) is name.kind
+    assert MechanismName.of(plan.mechanism) is name
+    assert isinstance(plan.noise(3), name.law)
+    assert decode_plan(canonical.encode(plan)) == plan
+    with pytest.raises(ConfigError, match="Forgotten is not in the table"):
+        MechanismName.of(Forgotten(Fraction(2)))

@@ -4,6 +4,7 @@ import math
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cache
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -32,13 +33,13 @@ from d2pfed.plan import (
     Request,
     calibrate,
     policy,
-    quorums,
 )
 from d2pfed.plan import plan as plan_module
-from d2pfed.plan.collusion import colluders_within, colluding_clients
-from d2pfed.plan.widths import variance, widest
+from d2pfed.plan.bounds import colluders_within, colluding_clients
+from d2pfed.plan.widths import widest
 from d2pfed.secagg.graph import Consistency, Neighbourhood, Risk, exposed, make_graph
 
+calibration = import_module("d2pfed.plan.calibrate")  # the package has a function of that name
 TARGET = PrivacyTarget(
     dimension=100,
     population=2000,
@@ -299,7 +300,7 @@ def test_attack_two_quorums_that_share_only_colluders(monkeypatch):
         calibrate(FALLS)
     for part in ("2 quorum > cohort + colluders", "2 x 12 <= 20 + 5", "at most 7 dropouts", "at most 3 colluders"):
         assert part in str(refusal.value)
-    monkeypatch.setattr(quorums, "_require_honest_majority", nothing)
+    monkeypatch.setattr(calibration, "_require_honest_majority", nothing)
     with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold"):
         calibrate(FALLS)
     monkeypatch.setattr(plan_module, "require_honest_majority", nothing)
@@ -330,13 +331,13 @@ def test_attack_survivors_that_are_cut_off(monkeypatch):
     assert plan.cut_off >= 1
     with pytest.raises(ConfigError, match=f"may keep {plan.cut_off} honest survivors out, got 0"):
         replace(plan, cut_off=0)
-    honest_choice = quorums.choose
+    honest_choice = calibration.choose
 
     def forgetful(*inputs):
         hood = honest_choice(*inputs)
         return Neighbourhood(hood.degree, hood.threshold, 0)
 
-    monkeypatch.setattr(quorums, "choose", forgetful)
+    monkeypatch.setattr(calibration, "choose", forgetful)
     with pytest.raises(ConfigError, match="honest survivors out, got 0"):
         calibrate(LARGE)
     monkeypatch.setattr(plan_module, "check_bounds", nothing)
@@ -395,7 +396,7 @@ def test_a_policy_does_not_trust_the_observer_of_the_plan():
 def test_the_noise_multiplier_is_over_the_distance_of_two_vectors():
     plan = planned(TARGET)
     left = plan.noise(plan.quorum - plan.cut_off).without(plan.colluders)
-    multiplier = math.sqrt(variance(left)) / (2 * float(left.radius))  # one vector in the place of another
+    multiplier = math.sqrt(left.sum_variance) / (2 * float(left.radius))  # one vector in the place of another
     Policy(least_noise_multiplier=multiplier * (1 - 1e-9)).check(plan, ENROLLED)
     with pytest.raises(ConfigError, match="noise multiplier must be at least"):
         Policy(least_noise_multiplier=multiplier * (1 + 1e-9)).check(plan, ENROLLED)

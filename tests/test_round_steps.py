@@ -12,13 +12,11 @@ import pytest
 
 from d2pfed.accounting import BatchSampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients, VoidStep
-from d2pfed.noise.clipping import with_clip
+from d2pfed.noise.clipping import Weighting, with_clip
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import DDGauss, Shared
-from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
-from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Participant, aggregate, given_sum, run_plan, session_of
 from d2pfed.round.aggregation import Outcome
 from d2pfed.round.gathering import gather, run_exchange
@@ -243,7 +241,7 @@ def test_a_weighted_mean_is_told_the_noise_of_its_survivors():
     outcome, _, _ = run(plan, [opened(plan, 9, 5)])
     session = session_of(plan, Attempt("run", 1, 0), tuple(range(10)))
     whole = plan.codec.decode(sums(plan, 5), rotation_seed(session), 10)
-    noise = math.sqrt(variance(plan.noise(9))) * plan.codec.granularity / 10
+    noise = math.sqrt(plan.noise(9).sum_variance) * plan.codec.granularity / 10
     np.testing.assert_allclose(outcome.mean, plan.weighting.mean(whole, noise), rtol=1e-5, atol=1e-6)
     assert (len(outcome.mean), outcome.survivors) == (D, 9)
     # A total weight that the noise drowns is taken to be three times it: there the noise counts.
@@ -336,7 +334,7 @@ def test_a_rotation_is_fresh_for_plan_run_round_and_attempt():
 def contribution(plan: Plan, participations: int, update: np.ndarray, clip: float | None = None) -> np.ndarray:
     session = session_of(plan, Attempt("run", 0, 0), tuple(range(plan.cohort_size)))
     own = Participant(plan=plan, client=3, entropy=Entropy.replay(b"x"), participations=participations)
-    return plan.ring.centre(own.encode(session, update, None, clip))
+    return plan.ring.center(own.encode(session, update, None, clip))
 
 
 def test_below_its_cap_a_client_sends_its_vector_and_from_it_on_zero():

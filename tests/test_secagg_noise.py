@@ -68,7 +68,7 @@ def noise_in_the_sum(session, contribution, dropped=frozenset()):
     cell = Cell("mask", "one", "after", "complete", session.delivery)
     total, survivors = run_round(federation, loss_of(cell, set(dropped)))
     plain = sum(levels(client, session.dimension) for client in survivors)
-    return session.ring.centre(total.vector) - plain
+    return session.ring.center(total.vector) - plain
 
 
 def test_the_noise_shared_by_everyone_is_the_discrete_gaussian():

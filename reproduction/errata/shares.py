@@ -61,7 +61,7 @@ def literal_sum(cohort: Cohort, survivors: int, ring: Ring) -> IntVector:
     total = ring.wrap(np.zeros(len(cohort.nu), np.int64))
     for client in range(survivors):
         ring.add_into(total, ring.wrap(cohort.size * cohort.rounded[client] + cohort.nu))
-    return ring.centre(total)
+    return ring.center(total)
 
 
 def recover_noise(total: IntVector, cohort: int, survivors: int) -> IntVector:

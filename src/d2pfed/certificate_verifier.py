@@ -318,7 +318,7 @@ class Part:
 
 
 def eta(width: float) -> float:
-    """Bound by how much the mass of a lattice Gaussian varies with its centre (theory 5)."""
+    """Bound by how much the mass of a lattice Gaussian varies with its center (theory 5)."""
     if width < 0.4:
         raise Unchecked("narrow", f"{width:.3g}")
     q = math.exp(-2 * (math.pi * width) ** 2)

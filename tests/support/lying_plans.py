@@ -13,9 +13,8 @@ from functools import cache
 
 from d2pfed.accounting import Adjacency, BatchSampling, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError
-from d2pfed.noise.clipping import AdaptiveClip
+from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Shared, SkellamNoise
-from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.numerics.ring import Ring

@@ -14,21 +14,15 @@ from d2pfed.accounting import (
     RELEASED,
     SERVER,
     Adjacency,
-    BinomialSum,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
     Guarantee,
-    Noise,
     Release,
     Sampling,
-    SkellamSum,
     Unit,
 )
 from d2pfed.certificate_verifier import CONDITIONS, FORMAT
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, RunPlan, Verification, read_rows, verify
 from d2pfed.ledger.software import software_digest
-from d2pfed.noise.mechanisms import l1_radius
 from d2pfed.plan.plan import guarantees, run_guarantee
 from d2pfed.runs.report import RunReport
 
@@ -82,7 +76,7 @@ def event(head: Head, begun: ChargedRun) -> Json:
 def planned(plan: RunPlan) -> Json:
     """Return what a run is charged for, or was declared as, by all that its cost depends on."""
     release = plan.release
-    kind, variance, l1 = _law(release.noise)
+    noise = release.noise
     rate, coins = _coins(release)
     contributors, dimension = (getattr(release.noise, name, 1) for name in ("contributors", "dimension"))
     return {
@@ -94,11 +88,11 @@ def planned(plan: RunPlan) -> Json:
         "cohort_size": release.sampling.cohort_size,
         "rate": str(rate),
         "coins": coins,
-        "kind": kind,
-        "variance": str(variance),
+        "kind": noise.kind,
+        "variance": str(noise.one_variance),
         "contributors": contributors,
         "radius": str(Fraction(release.noise.radius)),
-        "l1_radius": str(l1),
+        "l1_radius": str(noise.l1_bound),
         "dimension": dimension,
         "releases": plan.max_attempts,
         # A silo sends a vector in every attempt, so a record has no cap of its own.
@@ -111,19 +105,6 @@ def _coins(release: Release) -> tuple[Fraction, int]:
     if release.batches is not None:
         return release.batches.rate, release.batches.max_silos
     return Fraction(release.sampling.cohort_size, release.sampling.population), 1
-
-
-def _law(noise: Noise) -> tuple[str, Fraction, Fraction]:
-    """Return the kind of a noise, one contributor's variance, and the L1 bound on a client's vector."""
-    match noise:
-        case DiscreteGaussianSum():
-            return "discrete-gaussian", noise.sigma**2, l1_radius(noise.radius, noise.dimension)
-        case SkellamSum():
-            return "skellam", noise.variance, noise.l1_radius
-        case BinomialSum():
-            return "binomial", Fraction(noise.trials, 4), noise.l1_radius
-        case ContinuousGaussian():
-            return "gaussian", Fraction(noise.sigma) ** 2, Fraction(noise.radius)
 
 
 def claim(scope: str, runs: Sequence[str], item: Guarantee) -> Json:

@@ -7,9 +7,9 @@ from d2pfed.accounting import UNCOUNTED, Sampling, is_amplified
 from d2pfed.api.statement import Json, LedgerRecord, drawn
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import ChargedRun
+from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
-from d2pfed.plan.profiles import mechanism_name
 from d2pfed.runs.report import RunReport
 from d2pfed.secagg.graph import Consistency
 
@@ -87,7 +87,7 @@ def run_facts(run: Path, report: RunReport, plan: Plan, own: ChargedRun) -> Json
 
 def _mechanism(plan: Plan) -> Json:
     return {
-        "name": mechanism_name(plan.mechanism).value,
+        "name": MechanismName.of(plan.mechanism).value,
         "clip": "adaptive" if plan.adaptive_clip is not None else plan.codec.clip,
         "sigma": plan.sigma,
         "noise_multiplier": plan.noise_multiplier,

@@ -14,7 +14,7 @@ from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
 from d2pfed.fields import PRIVACY
 from d2pfed.ledger import Budget, Ledger, Row, RowKind, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
-from d2pfed.plan.names import observer_named
+from d2pfed.plan.target import observer_named
 from d2pfed.round import run_plan
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
-from d2pfed.accounting.events import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise, SkellamSum
+from d2pfed.accounting.events import LAWS, ContinuousGaussian, Noise
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.ledger.text import RELEASE_TYPES
@@ -179,8 +179,7 @@ def _is_no_worse(noise: Noise, planned: Noise) -> bool:
 
 
 _OTHER_FIELDS = {
-    kind: attrgetter(*(item.name for item in fields(kind) if item.name != "contributors"))
-    for kind in (DiscreteGaussianSum, SkellamSum, BinomialSum)
+    kind: attrgetter(*(item.name for item in fields(kind) if item.name != "contributors")) for kind in LAWS
 }
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from d2pfed.errors import LedgerError
 from d2pfed.ledger.budget import LARGEST
 from d2pfed.ledger.rows import Head
-from d2pfed.numerics.chain import next_head
+from d2pfed.numerics.randomness import next_head
 
 Body = Mapping[str, object]  # what a row says: a flat JSON object
 

@@ -36,8 +36,7 @@ from d2pfed.ledger.files import (
     truncate_file,
 )
 from d2pfed.ledger.rows import Head
-from d2pfed.numerics.chain import first_head
-from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.randomness import digest, first_head
 
 MOST_ROWS = 1 << 18  # each request reads all of them, which takes seconds by then
 

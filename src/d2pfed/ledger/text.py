@@ -11,15 +11,12 @@ from functools import cache, lru_cache
 from itertools import accumulate
 
 from d2pfed.accounting.events import (
+    LAWS,
     Adjacency,
     BatchSampling,
-    BinomialSum,
     CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
     Release,
     Sampling,
-    SkellamSum,
     Unit,
 )
 from d2pfed.errors import ConfigError, LedgerError
@@ -37,9 +34,8 @@ class Recorded:
     participants: str
 
 
-_LAWS = (DiscreteGaussianSum, SkellamSum, BinomialSum, ContinuousGaussian)
 RELEASE_TYPES: dict[str, type] = {
-    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, BatchSampling, Sampling, *_LAWS)
+    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, BatchSampling, Sampling, *LAWS)
 }
 _TYPES = RELEASE_TYPES | {"Recorded": Recorded}
 

@@ -24,19 +24,16 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.errors import ConfigError
-from d2pfed.noise.clipping import AdaptiveClip
+from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
     LEAST_SILO_WIDTH,
-    BinomialNoise,
     Centered,
-    DDGauss,
     Mechanism,
+    MechanismName,
     Rounded,
     Shared,
-    SkellamNoise,
 )
-from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
@@ -49,9 +46,9 @@ from d2pfed.plan.bounds import (
     MOST_POPULATION,
     MOST_ROUNDS,
     check_range,
+    require_honest_majority,
 )
-from d2pfed.plan.collusion import require_honest_majority
-from d2pfed.plan.widths import largest_batch, variance, wrap_probability
+from d2pfed.plan.widths import wrap_probability
 from d2pfed.secagg.graph import Consistency, Neighbourhood, check_bounds
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
@@ -63,7 +60,7 @@ class Plan:
 
     Attributes:
         unit: what is protected.
-        adjacency: which neighbouring data sets are compared.
+        adjacency: which neighboring data sets are compared.
         sampling: how cohorts are drawn, from how many clients, and how large they are.
         rounds: how many rounds there are.
         attempts_per_round: how often one round may be tried.
@@ -217,20 +214,24 @@ class Plan:
     @property
     def sigma(self) -> float:
         """Standard deviation of that noise on the sum, in real units; in units of the clip where the clip adapts."""
-        return math.sqrt(variance(self.contributed)) * self.codec.granularity if self.contributed else 0.0
+        noise = self.contributed
+        return math.sqrt(noise.sum_variance) * self.codec.granularity if noise else 0.0
 
     @property
     def noise_multiplier(self) -> float:
         """Sigma over the sensitivity of the stated adjacency, rounding included."""
         noise = self.contributed
-        return math.sqrt(variance(noise)) / (self.adjacency.radii * float(noise.radius)) if noise else 0.0
+        return math.sqrt(noise.sum_variance) / (self.adjacency.radii * float(noise.radius)) if noise else 0.0
 
     @property
     def wrap_probability(self) -> float:
         """Bound on the chance that some coordinate of a round's sum leaves the ring's range."""
         vectors = self.cohort_size
         if self.batches is not None and self.records is not None:
-            vectors = largest_batch(self.batches, self.records)
+            from scipy.stats import binom  # noqa: PLC0415 - slow to load
+
+            # The records of all silos in one batch: a number that is exceeded once in a million rounds.
+            vectors = int(binom.isf(1e-6, self.records, float(self.batches.rate)))
         return wrap_probability(self.codec, self.mechanism, self.ring, self.cohort_size, vectors)
 
     @property
@@ -265,7 +266,18 @@ class Plan:
 
 @lru_cache(maxsize=16)  # every attempt asks for it several times
 def _digest(plan: Plan) -> bytes:
-    return digest("d2pfed plan", canonical.encode(plan))
+    text = canonical.encode(plan)
+    require_readable(plan, text)
+    return digest("d2pfed plan", text)
+
+
+def require_readable(plan: "Plan", text: str) -> None:
+    """Refuse a plan that its own text does not give back: every charge names a plan's digest, and so comes after this.
+
+    Checked: test_plan.py::test_a_plan_that_cannot_be_read_back_is_refused_before_it_is_charged.
+    """
+    if decode_plan(text) != plan:
+        raise ConfigError("a plan must be the one that its canonical text gives back, got another")
 
 
 TYPES: dict[str, type] = {
@@ -289,7 +301,7 @@ TYPES: dict[str, type] = {
             AdaptiveClip,
             Weighting,
         ),
-        *(Centered, Shared, DDGauss, SkellamNoise, BinomialNoise),
+        *(name.kind for name in MechanismName),
     )
 }
 

@@ -13,7 +13,6 @@ from d2pfed.ledger import RunPlan
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan
-from d2pfed.plan.widths import variance
 from d2pfed.round.gathering import Collected
 from d2pfed.round.participant import require_clip
 from d2pfed.round.session import Attempt, AttemptBinding, delivery_of, rotation_seed
@@ -159,7 +158,7 @@ def aggregate(
             total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
-        mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.divisor)
+        mean = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor)
         return _outcome(plan, mean, clip, attempt.number, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
@@ -177,7 +176,7 @@ def _clipped(plan: Plan, attempts: Attempts[B], clip: float | None) -> Attempts[
 def _outcome(plan: Plan, mean: FloatVector, clip: float | None, attempt: int, survivors: int) -> Outcome:
     """Return a decoded mean in real units, its last coordinate read as the mean of bits or weights, if there is one."""
     if plan.weighting is not None:
-        noise = math.sqrt(variance(plan.noise(survivors))) * plan.codec.granularity / plan.cohort_size
+        noise = math.sqrt(plan.noise(survivors).sum_variance) * plan.codec.granularity / plan.cohort_size
         return Outcome(plan.weighting.mean(mean, noise), attempt, survivors)
     if plan.adaptive_clip is None or clip is None:
         return Outcome(mean, attempt, survivors)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.noise.weighting import DROWNED, Weighting
+from d2pfed.noise.clipping import DROWNED, Weighting
 from d2pfed.statistics.records import Array, RecordCode, client_weights, clipped, interval, positive
 
 

@@ -14,7 +14,6 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, rotation_seed, session_of
 from d2pfed.secagg import Session
 from d2pfed.simulation import Dropouts, Fidelity
@@ -211,7 +210,7 @@ class _Attack:
     def spread(self) -> float:
         """The planned standard deviation of the statistic."""
         noise = self.plan.noise(self.plan.quorum)
-        return math.sqrt(self.plan.rounds * variance(noise)) * self.plan.codec.granularity
+        return math.sqrt(self.plan.rounds * noise.sum_variance) * self.plan.codec.granularity
 
     def statistic(self, world: float, entropy: Entropy) -> float:
         """Run the rounds of one trial and return what the server sees along the attacked directions."""
@@ -239,7 +238,7 @@ class _Attack:
             entropy=entropy,
             fidelity=self.fidelity,
         )
-        total = plan.ring.centre(collected.unmask().vector)
+        total = plan.ring.center(collected.unmask().vector)
         return plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
 
 

@@ -17,7 +17,6 @@ from d2pfed.ledger.software import software_digest
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
-from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
 from d2pfed.round.participant import Update
 from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
@@ -147,7 +146,7 @@ def release(name: str, contributions: Sequence[Update], dimension: int, bound: f
             spent = None if given is None else ledger.spent()
     return Released(
         total=total.astype(np.float64),
-        sigma=math.sqrt(variance(plan.noise(clients))) * plan.codec.granularity,
+        sigma=math.sqrt(plan.noise(clients).sum_variance) * plan.codec.granularity,
         clients=clients,
         bound=bound,
         guarantees=guarantees(plan),

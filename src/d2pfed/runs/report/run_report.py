@@ -11,7 +11,6 @@ from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
-from d2pfed.plan.widths import variance
 from d2pfed.runs.plain import from_json, parse, read_text, require_directory
 from d2pfed.runs.records import End, RoundRecord, RunSummary, TrainingAudit
 from d2pfed.runs.report.tables import table, text_of
@@ -96,7 +95,9 @@ class RunReport:
         norm = self.plan_summary.noise_to_clip * self.clip_in(record)
         if not record.survivors:
             return norm
-        present, full = (variance(self.plan.noise(count)) for count in (record.survivors, self.plan.cohort_size))
+        present, full = (
+            self.plan.noise(count).sum_variance for count in (record.survivors, self.plan.cohort_size)
+        )
         return norm * math.sqrt(present / full)
 
     def clip_in(self, record: RoundRecord) -> float:
