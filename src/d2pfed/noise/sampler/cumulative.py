@@ -244,9 +244,7 @@ def refine(distribution: Distribution, prefix: int, bits: int, stream: Stream) -
             return finer.first + above
 
 
-@lru_cache(maxsize=256)
-def _finer(distribution: Distribution, bits: int) -> Cumulative:
-    return cumulative(distribution, bits)
+_finer = lru_cache(maxsize=256)(cumulative)
 
 
 def _enclose(weights: Weights, bits: int) -> Cumulative | None:
@@ -263,12 +261,10 @@ def _enclose(weights: Weights, bits: int) -> Cumulative | None:
             return None
         entries.append(entry)
     covers = weights.left_tail << bits <= 2 * left_lower[-1] and entries[-1] == top
-    # one step before the first weight, F is at most the left tail
-    return _trim(weights.first - 1, [0, *entries], top) if covers else None
-
-
-def _trim(first: int, entries: list[int], top: int) -> Cumulative:
-    """Keep the last zero, the first entry that reaches the top, and what is between."""
+    if not covers:
+        return None
+    entries.insert(0, 0)  # one step before the first weight, F is at most the left tail
+    # Of the zeros the last is kept, and of those that reach the top the first.
     start = bisect_right(entries, 0) - 1
     stop = next(index for index, entry in enumerate(entries) if entry >= top)
-    return Cumulative(first + start, tuple(entries[start : stop + 1]))
+    return Cumulative(weights.first - 1 + start, tuple(entries[start : stop + 1]))

@@ -117,7 +117,9 @@ def _lay_out(rows: Words, bits: int) -> TableLayout:
     """
     gaps, ends = np.diff(rows, axis=1), rows[:, 1:]
     least_gaps = np.full(_OCTAVES, 1 << 63, np.uint64)
-    np.minimum.at(least_gaps, _octaves(ends[gaps > 0]), gaps[gaps > 0])
+    folded = np.where(ends >> np.uint64(63), ~ends, ends)[gaps > 0]
+    octaves = np.array([WORD_BITS - max(int(word).bit_length(), 1) for word in folded], np.int64)
+    np.minimum.at(least_gaps, octaves, gaps[gaps > 0])
     starts = np.zeros(2 * _OCTAVES, np.uint64)
     shifts = np.full(2 * _OCTAVES, WORD_BITS - 1, np.uint64)
     least, most = [], []
@@ -164,12 +166,6 @@ def _fill(layout: TableLayout, row: Words, bits: int) -> tuple[Words, NDArray[np
         raise AssertionError("a bucket is wider than the gap between two entries")
     entries = np.where(none, layout.least - slack, np.where(several, layout.least, last))
     return entries, np.stack([below, upto], axis=1).astype(np.int32)
-
-
-def _octaves(words: Words) -> IntVector:
-    """Return the octaves of words: the leading zeros of the word or its complement, 63 at most."""
-    folded = np.where(words >> np.uint64(63), ~words, words)
-    return np.array([WORD_BITS - max(int(word).bit_length(), 1) for word in folded], np.int64)
 
 
 @intrinsic
