@@ -9,8 +9,9 @@ import numpy as np
 import scipy.fft
 
 from benchmarks.peers import attempt
+from benchmarks.reference_sampler import discrete_gaussian
 from benchmarks.timing import Speed, Work, measure
-from d2pfed.noise.sampler import CentredDiscreteGaussian, DiscreteGaussian, discrete_gaussian
+from d2pfed.noise.sampler import CenteredDiscreteGaussian, DiscreteGaussian
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase, Rotation
@@ -162,7 +163,7 @@ def _prepare_gaussian(dimension: int) -> Callable[[], object]:
 
 
 def _prepare_centred(dimension: int) -> Callable[[], object]:
-    stream, gaussian = _ENTROPY.stream(), CentredDiscreteGaussian(_SIGMA, _FRACTION_BITS)
+    stream, gaussian = _ENTROPY.stream(), CenteredDiscreteGaussian(_SIGMA, _FRACTION_BITS)
     centres = (stream.words(dimension) >> np.uint64(50)).astype(np.int64) - (1 << 13)
     return lambda: gaussian.draw(centres, stream)
 

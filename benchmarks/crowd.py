@@ -133,14 +133,15 @@ class Crowd:
         for rank in self._left():
             client, agreement = session.cohort[rank], crypto.Agreement(self._secret(rank, "mask"))
             own = keys.self_mask_key(self._secret(rank, "self"), self._context, client)
-            ring.add_mask_into(total, Stream(own))
+            ring.add_masks_into(total, (Stream(own),), ())
             for other in outside:
                 shared, pair = (
                     agreement.agree(self._advertisements[other].mask_public),
                     (client, session.cohort[other]),
                 )
                 key = keys.pair_mask_key(shared, self._context, pair, keys.NO_GROUP)
-                (ring.add_mask_into if rank < other else ring.subtract_mask_into)(total, Stream(key))
+                masks = (Stream(key),), ()
+                ring.add_masks_into(total, *(masks if rank < other else masks[::-1]))
         return total
 
 

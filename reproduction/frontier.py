@@ -26,18 +26,13 @@ _HUES = {
     "central Gaussian": Hue.PLAIN,
     MechanismName.CENTERED: Hue.OURS,
     MechanismName.SHARED: Hue.D2PFED,
-    MechanismName.DESIGNATED: Hue.NORM_ONE,
     MechanismName.DDGAUSS: Hue.FIFTH,
     MechanismName.SKELLAM: Hue.SIXTH,
     MechanismName.BINOMIAL: Hue.CPSGD,
 }
 _QUICK_KINDS = (MechanismName.CENTERED, MechanismName.SHARED, MechanismName.SKELLAM, MechanismName.BINOMIAL)
 _NAMES = {MechanismName.SHARED: "shared (D2P-Fed)", MechanismName.BINOMIAL: "binomial (cpSGD)"}
-_ROUNDING = (
-    _NAMES[MechanismName.SHARED],
-    MechanismName.DESIGNATED,
-    MechanismName.DDGAUSS,
-)  # whose error comes near a trusted server's
+_ROUNDING = (_NAMES[MechanismName.SHARED], MechanismName.DDGAUSS)  # whose error comes near a trusted server's
 
 
 @dataclass(frozen=True, slots=True)

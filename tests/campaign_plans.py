@@ -21,11 +21,10 @@ from d2pfed.accounting import Sampling, Unit, client_epsilon
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.errors import D2PFedError
-from d2pfed.noise.mechanisms import Shared
+from d2pfed.noise.mechanisms import MechanismName, Shared
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.plan import Plan, Protocol
-from d2pfed.plan.collusion import colluding_clients
-from d2pfed.plan.profiles import mechanism_name
+from d2pfed.plan.bounds import colluding_clients
 from support import noise_oracles as oracles
 from support.attacked_clients import Group, Life, make_group
 from support.attacks import Attack, Opened
@@ -147,7 +146,7 @@ def _unserved(case: Case, plan: Plan, life: Outcome) -> Iterator[str]:
             "protocols": protocol,
             "requests": request,
             "units": str(plan.unit),
-            "mechanisms": str(mechanism_name(plan.mechanism)),
+            "mechanisms": str(MechanismName.of(plan.mechanism)),
         }
         for name, value in found.items():
             if value not in case.settings[name]:

@@ -19,7 +19,7 @@ from test_secagg_damage import damage
 AMOUNTS = ("none", "one", "10 %", "20 %", "30 %", "to the limit", "one below the limit")
 MOMENTS = ("before", "after", "half")
 GRAPHS = ("complete", "sparse")
-DELIVERIES = (Delivery.QUORUM, Delivery.DESIGNATED)
+DELIVERIES = (Delivery.QUORUM,)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,6 @@ def run_cell(cell: Cell, size: int, seed: int) -> str:
 
 
 def must_be_void(cell: Cell, session: Session, dropped: set[int]) -> bool:
-    if cell.delivery is Delivery.DESIGNATED and session.designated in dropped and cell.phase in PHASES[:3]:
-        return True
     if cell.phase != "unmask":
         return len(session.cohort) - len(dropped) < session.quorum
     return any(_answering(session, rank, dropped) < session.threshold for rank in range(len(session.cohort)))

@@ -19,10 +19,10 @@ from d2pfed.api.certificate_content import event
 from d2pfed.errors import D2PFedError
 from d2pfed.ledger import Head
 from d2pfed.ledger.budget import ChargedRun
+from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
-from d2pfed.plan.names import MechanismName, RotationName
-from d2pfed.plan.widths import variance
+from d2pfed.plan.target import RotationName
 from d2pfed.round import run_plan
 
 MOST = 500.0  # an epsilon above this guarantees nothing, and is compared with nobody's
@@ -75,7 +75,7 @@ def lower_bound(plan: Plan) -> float:
     apart = 1 if plan.adjacency is Adjacency.ZERO_OUT else 2
     releases = min(plan.max_participations, plan.max_attempts)
     shift = apart * float(noise.radius) * math.sqrt(releases)
-    ratio = math.sqrt(variance(noise)) / shift
+    ratio = math.sqrt(noise.sum_variance) / shift
     if not 0.02 < ratio < 1e3:
         return 0.0  # no use to anyone, and out of the reach of a grid
     loss = pld.from_gaussian_mechanism(

@@ -9,15 +9,15 @@ from fractions import Fraction
 import numpy as np
 from scipy.stats import spearmanr
 
-from d2pfed.noise.sampler.reference import discrete_gaussian
-from d2pfed.noise.sampler.samplers import CentredDiscreteGaussian, DiscreteGaussian, Skellam
+from benchmarks.reference_sampler import discrete_gaussian
+from d2pfed.noise.sampler.samplers import CenteredDiscreteGaussian, DiscreteGaussian, Skellam
 from d2pfed.numerics.randomness import Entropy, Stream
 
 LENGTH = 1000  # of the vectors that are drawn
 LARGEST = 0.03  # correlation that may be left
 CENTRES = np.zeros(LENGTH, np.int64)
 SAMPLERS: dict[str, Callable[[Stream], np.ndarray]] = {
-    "centered": lambda stream: CentredDiscreteGaussian(Fraction(20), 8).draw(CENTRES, stream),
+    "centered": lambda stream: CenteredDiscreteGaussian(Fraction(20), 8).draw(CENTRES, stream),
     "discrete gaussian": lambda stream: DiscreteGaussian(Fraction(20)).draw(LENGTH, stream),
     "skellam": lambda stream: Skellam(Fraction(400)).draw(LENGTH, stream),
 }

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from d2pfed.accounting import CohortSampling, Sampling
+from d2pfed.accounting import Sampling
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Policy, PrivacyTarget, calibrate
@@ -291,53 +291,7 @@ def test_in_a_cohort_larger_than_planned_one_colluder_recovers_the_update(monkey
     assert np.array_equal(two_quorums(evil), evil.victims_update)
 
 
-FEARS_ONE = replace(LENIENT, least_colluders=1 / POPULATION)
-
-
-def drawn_by_coins():
-    """A plan of twelve clients on average, and an invitation to a draw that has fifteen: eight are two quorums."""
-    plan = replace(weak_plan(), sampling=CohortSampling(Sampling.POISSON, POPULATION, COHORT), colluders=0)
-    draw = next(draw for draw in range(2**DEPTH) if len(cohort_of(plan, draw)) == 15)
-    session = make_session(
-        15,
-        cohort=cohort_of(plan, draw),
-        roster_digest=drawn_roster().digest,
-        run="a run",
-        round=0,
-        draw=draw,
-        plan_digest=plan.digest,
-        dimension=plan.codec.length,
-        bits=plan.ring.bits,
-        threshold=8,
-        quorum=8,
-        consistency=Consistency.SIGNED,
-    )
-    return plan, session, encode_invitation(session, 0, tree().open(draw))
-
-
-def test_signed_cohorts_of_any_size_are_refused_by_policy_and_by_session(monkeypatch):
-    plan, session, invitation = drawn_by_coins()
-    with pytest.raises(ConfigError, match="takes sampling fixed, none, once, the plan has poisson"):
-        accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
-    monkeypatch.setattr("d2pfed.plan.policy.require_deployable", nothing)
-    monkeypatch.setattr("d2pfed.plan.policy._check_colluders", nothing)
-    with pytest.raises(PeerError, match="planned 12 clients, got 15"):
-        accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw)
-
-
-def test_in_a_cohort_drawn_by_coins_one_colluder_recovers_the_update(monkeypatch):
-    """The client has checked the quorum against its own colluder for twelve; among fifteen it is two quorums."""
-    monkeypatch.setattr("d2pfed.plan.policy.require_deployable", nothing)
-    monkeypatch.setattr("d2pfed.plan.policy._check_colluders", nothing)
-    monkeypatch.setattr("d2pfed.round.session.require_planned_size", nothing)
-    plan, session, invitation = drawn_by_coins()
-    assert accept(plan, FEARS_ONE, invitation, drawn_roster(), session.draw) == session
-    evil = Evil(replace(session, roster_digest=enrol(session.cohort).digest), (14,))
-    assert np.array_equal(two_quorums(evil), evil.victims_update)
-
-
-@pytest.mark.parametrize("kind", [MechanismName.SHARED, MechanismName.DESIGNATED])
-def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
+def test_a_signed_cohort_is_not_smaller_than_planned_either():
     """Where every vector counts, those who are left try again only if the server keeps to the protocol."""
     asked = {
         "dimension": 30,
@@ -347,10 +301,10 @@ def test_a_signed_cohort_is_not_smaller_than_planned_either(kind):
         "epsilon": 20.0,
         "delta": 1e-3,
     }
-    signed = calibrate(PrivacyTarget(**asked, mechanism=kind, consistency=Consistency.SIGNED))
+    signed = calibrate(PrivacyTarget(**asked, mechanism=MechanismName.SHARED, consistency=Consistency.SIGNED))
     with pytest.raises(PeerError, match="planned 12 clients, got 11"):
         session_of(signed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1], roster=enrol(CLIENTS))
-    assumed = calibrate(PrivacyTarget(**asked, mechanism=kind))
+    assumed = calibrate(PrivacyTarget(**asked, mechanism=MechanismName.SHARED))
     assert len(session_of(assumed, Attempt("a run", 0, 1), CLIENTS[: COHORT - 1]).cohort) == COHORT - 1
 
 

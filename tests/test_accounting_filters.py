@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
@@ -20,9 +19,9 @@ from d2pfed.accounting.events import (
     Unit,
 )
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.losses import profile_bounds
 from d2pfed.accounting.observers import RELEASED, SERVER, account
-from d2pfed.accounting.tilting import profile_bounds
 from d2pfed.errors import ConfigError
 
 DELTA = 1e-5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import filters
-from d2pfed.accounting.amplification import PairKind, SampledGaussian, cap_excess
+from d2pfed.accounting.amplification import cap_excess
 from d2pfed.accounting.composition import filtered_epsilon
 from d2pfed.accounting.events import (
     Adjacency,
@@ -23,7 +23,7 @@ from d2pfed.accounting.events import (
     Unit,
 )
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.losses import LossPmf
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, colluding
 from d2pfed.errors import ConfigError

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from d2pfed.accounting.amplification import (
-    PairKind,
-    SampledGaussian,
-    cap_excess,
-    fixed_size_delta,
-    poisson_add_delta,
-)
+from d2pfed.accounting.amplification import cap_excess
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.accounting.filters import ReferenceRound
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import (
+    PairKind,
+    SampledGaussian,
+    fixed_size_delta,
+    gaussian_epsilon,
+    poisson_add_delta,
+)
+from d2pfed.accounting.losses import profile_bounds
 from d2pfed.accounting.observers import RELEASED, SERVER, account
 from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.surrogate import surrogate
-from d2pfed.accounting.tilting import profile_bounds
 from support import oracle
 
 RADIUS = 3  # lattice steps per clip radius

@@ -2,14 +2,15 @@
 
 import pytest
 
-from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
+from d2pfed.accounting.amplification import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import cpsgd_epsilon
+from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import Adjacency, CohortSampling, Sampling
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.pld import FINE, loss_distributions
 
 DIGITS = CohortSampling(Sampling.FIXED, 100_000, 100)
 IMAGES = CohortSampling(Sampling.FIXED, 2_000, 10)
-SECRET = CohortSampling(Sampling.POISSON, 100_000, 100)
 
 
 def fixed(z, rounds, accountant, sampling=DIGITS, grid=Grid.FINE):
@@ -100,13 +101,14 @@ def test_the_table_of_noise_multipliers(target, z_by_rounds):
         assert below < target < above
 
 
-def test_secret_sizes_need_less_noise_against_an_observer_of_models_only():
-    def secret(z, adjacency):
-        return epsilon_of(z, SECRET, 100, adjacency=adjacency, delta=1e-5, accountant=Accountant.PLD)
+def test_secret_coins_of_records_need_less_noise_than_cohorts_of_known_size():
+    def secret(ratio, kind):
+        pair = SampledGaussian(kind, ratio, 1e-3)
+        return composed(loss_distributions([(pair, 100)], 1e-5, FINE)).epsilon(1e-5)
 
-    assert secret(1.2, Adjacency.ZERO_OUT) == pytest.approx(0.0343, abs=1e-4)
-    assert 0.0508 <= secret(0.6, Adjacency.REPLACE_ONE) <= 0.0528
-    assert secret(0.577, Adjacency.ZERO_OUT) == pytest.approx(0.985, abs=0.015)
+    assert secret(1 / 1.2, PairKind.POISSON_ZERO_OUT) == pytest.approx(0.0343, abs=1e-4)
+    assert 0.0508 <= secret(1 / 1.2, PairKind.POISSON_REPLACE_ONE) <= 0.0528
+    assert secret(1 / 0.577, PairKind.POISSON_ZERO_OUT) == pytest.approx(0.985, abs=0.015)
     assert fixed(0.577 / 2, 100, Accountant.PLD) == pytest.approx(12.28, abs=0.03)
 
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from d2pfed.accounting.accountants import Accountant, epsilon_of
-from d2pfed.accounting.amplification import cap_excess
+from d2pfed.accounting.amplification import Accountant, cap_excess, epsilon_of
 from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
@@ -30,7 +29,6 @@ from d2pfed.accounting.observers import (
     View,
     account,
     colluding,
-    realised_epsilon,
     upper_bound,
 )
 from d2pfed.cli.show import epsilons
@@ -39,15 +37,14 @@ from d2pfed.secagg.pairwise.neighbors import COHORT_BITS
 from support.adjacencies import OF_CLIENTS
 
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 100)
-POISSON = CohortSampling(Sampling.POISSON, 100_000, 100)
 ONCE = CohortSampling(Sampling.ONCE, 10_000, 100)
 NONE = CohortSampling(Sampling.NONE, 100, 100)
 INDEPENDENT = DiscreteGaussianSum(Fraction(2), 100, Fraction(8), 51_370)
-DESIGNATED = DiscreteGaussianSum(Fraction(20), 1, Fraction(8), 51_370)
+SINGLE = DiscreteGaussianSum(Fraction(20), 1, Fraction(8), 51_370)
 TRUSTED = ContinuousGaussian(20.0, 8.0)
 SKELLAM = SkellamSum(Fraction(4), 100, Fraction(8), Fraction(64), 51_370)
 BINOMIAL = BinomialSum(400_000, 100, Fraction(300), Fraction(60_000), Fraction(30), 51_370)
-EVERY_NOISE = (INDEPENDENT, DESIGNATED, TRUSTED, SKELLAM, BINOMIAL)
+EVERY_NOISE = (INDEPENDENT, SINGLE, TRUSTED, SKELLAM, BINOMIAL)
 EVERY_OBSERVER = (RELEASED, SERVER, CLIENT, colluding(10), ALONE)
 
 
@@ -159,10 +156,10 @@ def test_known_shares_of_the_noise_count_as_absent(noise):
 
 def test_noise_that_one_client_knows_is_none_against_it():
     for observer in (CLIENT, colluding(1), ALONE):
-        result = account(rows(3, DESIGNATED), observer, delta=1e-5, max_participations=1)
+        result = account(rows(3, SINGLE), observer, delta=1e-5, max_participations=1)
         assert result.epsilon == math.inf
         assert "no noise" in result.reason
-    assert epsilon(rows(3, DESIGNATED), SERVER) < math.inf
+    assert epsilon(rows(3, SINGLE), SERVER) < math.inf
 
 
 def test_noise_that_the_server_adds_is_none_against_it():
@@ -187,25 +184,6 @@ def test_zero_out_halves_the_distance_only_where_nothing_is_replaced():
     for cap in (20, 50):
         same = [epsilon(rows(50, INDEPENDENT, FIXED, adjacency), RELEASED, cap) for adjacency in OF_CLIENTS]
         assert same[0] == same[1]
-
-
-def test_secret_sizes_cost_less_and_are_refused_where_the_noise_shows_them():
-    for adjacency in OF_CLIENTS:
-        secret = epsilon(rows(50, TRUSTED, POISSON, adjacency), RELEASED, max_participations=50)
-        assert secret < epsilon(rows(50, TRUSTED, FIXED, adjacency), RELEASED, max_participations=50)
-        assert epsilon(rows(50, DESIGNATED, POISSON, adjacency), RELEASED, max_participations=50) == pytest.approx(
-            secret, rel=0.01
-        )
-    for noise in (INDEPENDENT, SKELLAM, BINOMIAL):
-        with pytest.raises(ConfigError, match="secret cohort size"):
-            epsilon(rows(5, noise, POISSON), RELEASED)
-
-
-def test_narrow_noise_under_poisson_sampling_is_charged_without_amplification():
-    narrow = DiscreteGaussianSum(Fraction(2, 5), 1, Fraction(1, 10), 1)
-    assert epsilon(rows(3, narrow, POISSON), RELEASED, max_participations=3) == epsilon(
-        rows(3, narrow, NONE), RELEASED, max_participations=3
-    )
 
 
 def test_a_partition_costs_its_worst_round_against_models_and_server_alike():
@@ -280,7 +258,7 @@ def test_what_a_cap_costs_falls_with_the_cap_and_grows_with_the_attempts():
     assert found == sorted(found, reverse=True)
     assert found[-1] == 0
     assert cap_excess(FIXED, 2000, 8) > cap_excess(FIXED, 100, 8)
-    for sampling in (POISSON, ONCE, NONE, replace(FIXED, cohort_size=FIXED.population)):
+    for sampling in (ONCE, NONE, replace(FIXED, cohort_size=FIXED.population)):
         assert cap_excess(sampling, 100, 2) == 0
 
 
@@ -293,28 +271,6 @@ def test_the_least_cap_that_costs_a_hundredth_of_delta(cohort, attempts, cap, ka
     delta = 100_000**-1.1
     assert cap_excess(sampling, attempts, cap) == pytest.approx(kappa, rel=0.05)
     assert cap_excess(sampling, attempts, cap) <= delta / 100 < cap_excess(sampling, attempts, cap - 1)
-
-
-def test_realised_participation_is_that_of_the_busiest_client_up_to_its_cap():
-    happened = [
-        row(0, participants=(1, 2, 3)),
-        row(1, participants=(2, 3, 4)),
-        row(2, participants=(3, 7)),
-    ]
-    for max_participations, counted in ((5, 3), (2, 2)):
-        found = realised_epsilon(happened, SERVER, delta=1e-5, max_participations=max_participations)
-        assert found == pytest.approx(epsilon(rows(counted), SERVER, max_participations=counted), rel=1e-6)
-        assert found <= epsilon(happened, SERVER, max_participations=max_participations) * (1 + 1e-9)
-    apart = [row(0, participants=(1,)), row(1, participants=(2,))]
-    assert realised_epsilon(apart, SERVER, delta=1e-5, max_participations=2) < epsilon(
-        apart, SERVER, max_participations=2
-    )
-    runs = [*happened, *(replace(release, run="another") for release in happened)]
-    assert realised_epsilon(runs, SERVER, delta=1e-5, max_participations=2) == pytest.approx(
-        epsilon(rows(4), SERVER, max_participations=4), 1e-6
-    )
-    assert realised_epsilon(rows(2), SERVER, delta=1e-5, max_participations=5) is None
-    assert realised_epsilon([row(0, TRUSTED, participants=(1,))], SERVER, delta=1e-5, max_participations=5) is None
 
 
 def test_a_guarantee_does_not_depend_on_who_took_part():

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
 from d2pfed.accounting.composition import composed
 from d2pfed.accounting.events import (
     Adjacency,
@@ -18,7 +17,7 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.gaussian import gaussian_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
 from d2pfed.accounting.pld import COARSE, loss_distributions
 from d2pfed.accounting.surrogate import surrogate
@@ -275,46 +274,6 @@ def test_the_games_reject_rounds_that_are_not_composed(truths):
 
     with pytest.raises(AssertionError, match="below"):
         check_games(truths, last_round_only)
-
-
-def check_coins(claimed):
-    """Play the replace-one games behind secret coins, where one designated adds the whole noise."""
-    for population, rate, width in ((2, 0.5, 1.0), (3, 1 / 3, 1.5)):
-        reach = int(population * RADIUS + 8 * width * RADIUS)
-
-        def noise_of(centre, width=width, reach=reach):
-            return oracle.discrete_gaussian(width * RADIUS, centre * RADIUS, reach)
-
-        pairs = oracle.neighbours(
-            population,
-            lambda values, rate=rate, noise_of=noise_of: oracle.coin_law(values, rate, noise_of),
-            (-1, 0, 1),
-        )
-        for rounds, epsilon in product((1, 2, 3), (0.1, 0.5)):
-            delta = oracle.adaptive_delta(pairs, rounds, math.exp(epsilon))
-            sampling = CohortSampling(Sampling.POISSON, population, round(rate * population))
-            value = claimed(noise_in_games(width, 1), sampling, rounds, delta)
-            assert value >= epsilon - 1e-9, f"claimed {value} below {epsilon}"
-            if rounds == 1:
-                assert value <= 1.06 * epsilon + 0.02
-
-
-def test_claims_under_poisson_sampling_hold_in_every_adaptive_game():
-    def right(noise, sampling, rounds, delta):
-        rows = releases(noise, sampling, Adjacency.REPLACE_ONE, rounds)
-        return account(rows, RELEASED, delta=delta, max_participations=rounds).epsilon
-
-    check_coins(right)
-
-
-def test_the_poisson_games_reject_the_zero_out_epsilon_for_replace_one():
-    def zero_out(noise, sampling, rounds, delta):
-        return account(
-            releases(noise, sampling, Adjacency.ZERO_OUT, rounds), RELEASED, delta=delta, max_participations=rounds
-        ).epsilon
-
-    with pytest.raises(AssertionError, match="below"):
-        check_coins(zero_out)
 
 
 def known_participation(claimed):

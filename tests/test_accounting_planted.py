@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import filters, losses
-from d2pfed.accounting.amplification import PairKind, SampledGaussian, cap_excess
+from d2pfed.accounting.amplification import cap_excess
 from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound
-from d2pfed.accounting.losses import decayed_sums, dominate, tail_epsilon
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian
+from d2pfed.accounting.losses import decayed_sums, dominate, profile_bounds, tail_epsilon
 from d2pfed.accounting.observers import RELEASED
-from d2pfed.accounting.tilting import profile_bounds
 
 DELTA = 1e-5
 FIXED = CohortSampling(Sampling.FIXED, 100_000, 1000)

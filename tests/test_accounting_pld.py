@@ -7,14 +7,14 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting.amplification import (
+from d2pfed.accounting.gaussian import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
+    gaussian_delta,
     poisson_add_delta,
     poisson_replace_delta,
 )
-from d2pfed.accounting.gaussian import gaussian_delta
 from d2pfed.accounting.losses import decayed_sums, dominate, tail_epsilon
 
 

@@ -8,13 +8,11 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting import tilting
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting import losses
 from d2pfed.accounting.composition import composed
-from d2pfed.accounting.gaussian import gaussian_epsilon
-from d2pfed.accounting.losses import LossPmf
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.losses import LossPmf, profile_bounds, tilted_epsilon
 from d2pfed.accounting.pld import COARSE, loss_distributions
-from d2pfed.accounting.tilting import profile_bounds, tilted_epsilon
 from test_accounting_peers import spread
 
 SMALL = LossPmf(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0.0625]), 0.0)
@@ -23,8 +21,8 @@ SMALL = LossPmf(0.25, -3, np.array([0.25, 0.125, 0.0, 0.25, 0.25, 0.0, 0.0625, 0
 def exact_law(parts):
     """The masses of the sum as fractions, by plain convolution."""
     law = {0: Fraction(1)}
-    for losses, count in parts:
-        one = [(losses.first + i, Fraction(float(mass))) for i, mass in enumerate(losses.masses) if mass]
+    for own, count in parts:
+        one = [(own.first + i, Fraction(float(mass))) for i, mass in enumerate(own.masses) if mass]
         for _ in range(count):
             new = {}
             for place, mass in law.items():
@@ -107,8 +105,8 @@ def test_a_transform_errs_by_less_than_its_bound(size):
 def test_masses_under_a_steep_tilt_err_by_less_than_their_bound(slope, mass):
     """A loss that is sure, so often, in fifty digits: what is put in errs by as much as its exponent is large."""
     count, size, first = 100, 4, 7
-    pmf = tilting._LogPmf.of(LossPmf(0.1, first, np.array([mass]), 0.0), count)
-    found, error, relative = tilting._convolve([pmf], slope, size)
+    pmf = losses._LogPmf.of(LossPmf(0.1, first, np.array([mass]), 0.0), count)
+    found, error, relative = losses._convolve([pmf], slope, size)
     with mpmath.workdps(50):
         exponent = mpmath.mpf(slope) * float(pmf.values[0]) + mpmath.log(mpmath.mpf(mass))
         exact = np.zeros(size)
@@ -129,6 +127,6 @@ def test_a_profile_is_between_its_bounds_where_a_transform_rounds_most(width):
 
 
 def test_the_comparison_rejects_a_transform_that_is_not_tilted(monkeypatch):
-    monkeypatch.setattr(tilting, "_slope", lambda _laws, _log: 1e-3)
+    monkeypatch.setattr(losses, "_slope", lambda _laws, _log: 1e-3)
     with mpmath.workdps(50):
         assert tilted_epsilon([(SMALL, 30)], 1e-20) > 1.1 * exact_epsilon([(SMALL, 30)], 1e-20)

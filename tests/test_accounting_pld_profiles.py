@@ -8,14 +8,16 @@ import pytest
 from scipy.special import log_ndtr
 
 from d2pfed.accounting import amplification, gaussian
-from d2pfed.accounting.amplification import (
+from d2pfed.accounting.gaussian import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
+    gaussian_delta,
+    gaussian_epsilon,
     poisson_add_delta,
     poisson_replace_delta,
+    relative_guard,
 )
-from d2pfed.accounting.gaussian import gaussian_delta, gaussian_epsilon, relative_guard
 
 LEAST = mpmath.mpf(10) ** -300
 
@@ -77,9 +79,9 @@ def shortfalls(number):
             for epsilon, found, true in zip(
                 epsilons(ratio, rate, out),
                 (
-                    amplification.fixed_size_delta,
-                    amplification.poisson_add_delta,
-                    amplification.poisson_replace_delta,
+                    gaussian.fixed_size_delta,
+                    gaussian.poisson_add_delta,
+                    gaussian.poisson_replace_delta,
                 ),
                 (true_known_size, true_added, true_replaced),
                 strict=True,

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from d2pfed import accounting
-from d2pfed.accounting.accountants import Accountant, Grid, epsilon_of
-from d2pfed.accounting.amplification import PairKind, SampledGaussian
+from d2pfed.accounting.amplification import Accountant, Grid, epsilon_of
 from d2pfed.accounting.binomial import advanced_composition_epsilon, amplified_epsilon, cpsgd_epsilon
 from d2pfed.accounting.composition import AdditiveCost, binomial_cost, composed, gaussian_cost, rdp_cost
 from d2pfed.accounting.events import (
@@ -27,8 +26,8 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.gaussian import gaussian_epsilon
-from d2pfed.accounting.pld import COARSE, loss_distributions
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.pld import COARSE, FINE, loss_distributions
 from d2pfed.accounting.rdp import (
     dense_orders,
     gaussian_moments,
@@ -60,11 +59,7 @@ def epsilon(
 
 SAMPLED = [
     (accountant, method, adjacency)
-    for accountant, method, adjacency in product(
-        Accountant, (Sampling.FIXED, Sampling.POISSON, Sampling.NONE), Adjacency
-    )
-    if not (method is Sampling.POISSON and accountant in {Accountant.WBK, Accountant.WBK_MIRONOV})
-    and not (method is Sampling.POISSON and accountant is Accountant.RDP and adjacency is Adjacency.REPLACE_ONE)
+    for accountant, method, adjacency in product(Accountant, (Sampling.FIXED, Sampling.NONE), Adjacency)
 ]
 
 
@@ -101,17 +96,22 @@ def test_the_coarse_grid_is_above_the_fine_one_and_close():
         assert fine * (1 - 1e-5) <= coarse <= fine * 1.02 + 1e-6
 
 
-def test_both_grids_agree_under_poisson_sampling():
-    for z, rate, adjacency in product((0.7, 4.0, 60.0), (1e-5, 1e-3), OF_CLIENTS):
-        sampling = CohortSampling(Sampling.POISSON, 10**6, round(rate * 10**6))
-        fine, coarse = (epsilon(z, sampling, 300, adjacency, grid=grid) for grid in (Grid.FINE, Grid.COARSE))
+def coins(kind, ratio, rate, rounds, points, delta=1e-5):
+    """Return epsilon of records that are drawn by secret coins."""
+    return composed(loss_distributions([(SampledGaussian(kind, ratio, rate), rounds)], delta, points)).epsilon(
+        delta
+    )
+
+
+def test_both_grids_agree_behind_secret_coins():
+    kinds = (PairKind.POISSON_REPLACE_ONE, PairKind.POISSON_ZERO_OUT)
+    for z, rate, kind in product((1.4, 8.0, 120.0), (1e-5, 1e-3), kinds):
+        fine, coarse = (coins(kind, 1 / z, rate, 300, points) for points in (FINE, COARSE))
         assert fine * (1 - 1e-3) <= coarse <= 1.1 * fine + 1e-6
 
 
-def test_poisson_sampling_with_very_large_noise_costs_nearly_nothing():
-    assert epsilon(1e6, CohortSampling(Sampling.POISSON, 100_000, 100), 5000, delta=0.1) == pytest.approx(
-        0, abs=1e-4
-    )
+def test_secret_coins_with_very_large_noise_cost_nearly_nothing():
+    assert coins(PairKind.POISSON_REPLACE_ONE, 5e-7, 1e-3, 5000, COARSE, 0.1) == pytest.approx(0, abs=1e-4)
 
 
 def test_zero_out_behind_a_fixed_size_cohort_costs_the_same_noise_as_replace_one():
@@ -195,8 +195,6 @@ def test_a_release_that_hardly_ever_includes_the_client_costs_next_to_nothing():
         ({"rounds": 0}, "rounds"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
-        ({"sampling": CohortSampling(Sampling.POISSON, 100, 10), "accountant": Accountant.WBK}, "fixed-size"),
-        ({"sampling": CohortSampling(Sampling.POISSON, 100, 10), "accountant": Accountant.RDP}, "replace-one"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_rule(changed, rule):

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import rdp
-from d2pfed.accounting.amplification import PairKind, SampledGaussian, fixed_size_delta
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.events import DiscreteGaussianSum
-from d2pfed.accounting.gaussian import gaussian_delta, gaussian_epsilon
+from d2pfed.accounting.gaussian import (
+    PairKind,
+    SampledGaussian,
+    fixed_size_delta,
+    gaussian_delta,
+    gaussian_epsilon,
+)
 from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.rdp import gaussian_moments, mironov_conversion, tight_conversion, without_replacement_rdp
 from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
@@ -45,7 +50,7 @@ def check_real_sums(curve):
 
 
 def test_sums_around_real_centres_stay_below_the_bound():
-    check_real_sums(rdp.real_centred_sum_rdp)
+    check_real_sums(rdp.real_centered_sum_rdp)
 
 
 def test_the_check_rejects_a_bound_without_the_lattice_term():

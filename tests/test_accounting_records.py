@@ -26,9 +26,13 @@ from d2pfed.accounting import (
     account,
     colluding,
 )
-from d2pfed.accounting.amplification import fixed_size_delta, poisson_add_delta
 from d2pfed.accounting.filters import Filter, PlanCost
-from d2pfed.accounting.mixtures import several_coins_add_delta, several_coins_delta
+from d2pfed.accounting.gaussian import (
+    fixed_size_delta,
+    poisson_add_delta,
+    several_coins_add_delta,
+    several_coins_delta,
+)
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.rows import decode_release, encode_release
 from d2pfed.numerics.randomness import Entropy

@@ -230,7 +230,7 @@ def leaves(value: object) -> list:
 def test_a_certificate_does_not_tell_who_or_how_many_took_part(runs, tmp_path, key):
     """Two runs that differ in nothing but their draws, dropouts and sizes state the same."""
     statements = []
-    for path in (certified(runs, "poisson"), train(tmp_path / "poisson", **KINDS["poisson"])):
+    for path in (certified(runs, "fixed"), train(tmp_path / "fixed", **KINDS["fixed"])):
         statement = json.loads(certify(path, key=key, output=tmp_path / "out").certificate.read_text())[
             "statement"
         ]

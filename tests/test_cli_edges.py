@@ -28,7 +28,6 @@ PLAN_OPTIONS = {
     "--dimension": WHOLE,
     "--mechanism": WORD,
     "--sampling": WORD,
-    "--sizes": WORD,
     "--adjacency": WORD,
     "--dropouts": REAL,
     "--colluders": (*REAL, *WHOLE),

@@ -28,7 +28,6 @@ from support.federation import (
 SHAPES = {
     "plain": {},
     "sparse": {"degree": 4, "threshold": 3, "quorum": 6},
-    "designated": {"delivery": Delivery.DESIGNATED},
     "everyone": {"delivery": Delivery.EVERYONE, "quorum": 8},
     "signed": {"consistency": Consistency.SIGNED},
 }

@@ -21,7 +21,7 @@ from d2pfed.cli import app
 from d2pfed.errors import ConfigError, DamagedFile, PeerError, TooFewClients
 from d2pfed.learning import LocalTraining, build_model, load_task
 from d2pfed.noise.clipping import LARGEST_BETA, AdaptiveClip, split_clip, with_clip
-from d2pfed.noise.codec import Centres, Codec
+from d2pfed.noise.codec import Centers, Codec
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
@@ -149,7 +149,7 @@ def test_a_bit_that_is_added_after_the_norm_check_is_refused_by_the_check():
     centres = without_bit.prepare(direction(3) * 5, bytes(32))
     late = np.append(centres.values, round(beta / 2 * steps * 16))
     with pytest.raises(ConfigError, match="exceeds its bound"):
-        Centres(late, centres.radius, 4)
+        Centers(late, centres.radius, 4)
 
 
 SIDE, WIDTH = 12, 18  # of the clip and of the noise, in lattice steps
@@ -327,7 +327,7 @@ def test_noise_and_lattice_go_by_the_same_clip():
     assert int(np.dot(centres.values, centres.values)) <= codec.grid_radius**2
     unchecked = np.rint(codec.rotation.forward(stale, bytes(32)) * (1 << codec.fraction_bits) / codec.granularity)
     with pytest.raises(ConfigError, match="exceeds its bound"):
-        Centres(unchecked.astype(np.int64), codec.grid_radius, codec.fraction_bits)
+        Centers(unchecked.astype(np.int64), codec.grid_radius, codec.fraction_bits)
 
 
 # The path of the clip
@@ -458,7 +458,7 @@ def test_masks_are_bound_to_the_clip():
                 yield client, machines[client].receive(told)
 
         opened = gather(session, b"model", exchange, task=with_clip(b"", 0.5)).unmask().vector
-        return np.abs(plan.ring.centre(opened)).max()
+        return np.abs(plan.ring.center(opened)).max()
 
     assert total(0.0) < plan.ring.modulus / 2
     with pytest.raises(TooFewClients):  # the client's masks are bound to another context, and everyone is needed

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import (
-    Centres,
+    Centers,
     Codec,
     _add_rows,
     _square,
@@ -70,9 +70,9 @@ def test_a_hundred_thousand_nasty_vectors_stay_within_the_bound(scale, rotation)
 
 def test_the_check_of_the_bound_rejects_a_vector_that_is_one_unit_too_long():
     inside = np.array([3, 4], np.int64)
-    assert Centres(inside, 5, 0).steps == 5
+    assert Centers(inside, 5, 0).steps == 5
     with pytest.raises(ConfigError, match="exceeds its bound of 5"):
-        Centres(np.array([3, 5], np.int64), 5, 0)
+        Centers(np.array([3, 5], np.int64), 5, 0)
 
 
 @given(hnp.arrays(np.int64, st.integers(0, 50), elements=st.integers(-(2**24), 2**24)))
@@ -188,12 +188,12 @@ def test_a_codec_that_cannot_work_does_not_exist(changes):
 def test_a_radius_of_2_to_the_24_grid_units_is_the_largest():
     """Beyond it float32 does not hold every integer."""
     assert codec(clip=2.0**24, granularity=1.0, fraction_bits=0).grid_radius == 2**24
-    assert Centres(np.array([2**24], np.int64), 2**24, 0).steps == 2**24
+    assert Centers(np.array([2**24], np.int64), 2**24, 0).steps == 2**24
     assert float(np.float32(2**24 + 1)) != 2**24 + 1
     with pytest.raises(ConfigError, match=r"2\^24 grid units"):
         codec(clip=2.0**24 + 1, granularity=1.0, fraction_bits=0)
     with pytest.raises(ConfigError, match=r"\[1, 2\^24\], got 16777217"):
-        Centres(np.zeros(1, np.int64), 2**24 + 1, 0)
+        Centers(np.zeros(1, np.int64), 2**24 + 1, 0)
 
 
 def test_the_radius_never_exceeds_the_clip():
@@ -204,7 +204,7 @@ def test_the_radius_never_exceeds_the_clip():
 
 def test_stochastic_rounding_is_unbiased_and_moves_less_than_a_step():
     values = np.arange(-512, 513, dtype=np.int64).repeat(4_000)
-    centres = Centres(values, 1 << 24, 8)
+    centres = Centers(values, 1 << 24, 8)
     rounded = stochastic_round(centres, Entropy.replay(b"rounding").stream())
     assert np.all(np.abs(rounded * 256 - values) < 256)
     fraction = (values % 256) / 256
@@ -219,7 +219,7 @@ def test_conditional_rounding_keeps_its_bound(seed):
     beta = math.exp(-0.5)
     stream = Entropy.replay(b"%d" % seed).stream()
     values = stream.below_each(257, 400) - 128
-    centres = Centres(values, math.isqrt(exact_square(values)) + 1, 8)
+    centres = Centers(values, math.isqrt(exact_square(values)) + 1, 8)
     rounded = conditional_round(centres, beta, stream)
     assert exact_square(rounded) <= rounded_square(centres.steps, 400, beta)
     assert exact_square(rounded) <= rounded_radius(centres.steps, 400, beta) ** 2
@@ -227,7 +227,7 @@ def test_conditional_rounding_keeps_its_bound(seed):
 
 def test_a_single_rounding_exceeds_the_bound_no_more_often_than_beta():
     values = np.full(400, 128, np.int64)  # halves, where rounding is widest
-    centres = Centres(values, 128 * 20, 8)
+    centres = Centers(values, 128 * 20, 8)
     stream = Entropy.replay(b"beta").stream()
     for beta in (0.6, 0.1):
         limit = rounded_square(centres.steps, 400, beta)
@@ -242,9 +242,9 @@ def test_rounding_that_never_fits_ends_towards_zero():
         def fill(self, out):
             out[:] = np.iinfo(out.dtype).max
 
-    centres = Centres(np.array([-128, 128] * 200), 128 * 20, 8)
+    centres = Centers(np.array([-128, 128] * 200), 128 * 20, 8)
     assert rounded_square(centres.steps, 400, 0.9) < 400
-    centres = Centres(np.full(400, 128), 128 * 20, 8)
+    centres = Centers(np.full(400, 128), 128 * 20, 8)
     assert not conditional_round(centres, 0.9, Up()).any()
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import json
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +67,6 @@ class Second:
         chosen = {
             Sampling.FIXED: order[:size],
             Sampling.ONCE: order[block * size : block * size + size],
-            Sampling.POISSON: [
-                at for at, word in enumerate(words) if word < Fraction(size, len(clients)) * 2**64 // 1
-            ],
             Sampling.NONE: range(size),
         }[sampling.method]
         return sorted(sorted(clients)[position] for position in chosen)
@@ -238,7 +234,7 @@ def test_a_server_that_knows_the_nonce_tries_trees_until_a_cohort_suits_it():
     assert full <= 8  # expected 1.5 of 200; by chance above 8 once in 10^4 choices of the fixed nonces
 
 
-@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.ONCE, Sampling.POISSON])
+@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.ONCE])
 def test_cohorts_are_uniform(scheme):
     population, size, trials = 12, 4, 10_000
     sampling, clients = CohortSampling(scheme, population, size), range(population)
@@ -248,9 +244,8 @@ def test_cohorts_are_uniform(scheme):
         counts[list(draw_cohort(digest("uniform", trial), clients, sampling, block))] += 1
     expected, chance = trials * size / population, size / population
     statistic = ((counts - expected) ** 2).sum() / (expected * (1 - chance))
-    if scheme is not Sampling.POISSON:
-        statistic *= (population - 1) / population  # sizes are fixed: counts are bound by their sum
-    assert statistic < chi2.isf(1e-6, population if scheme is Sampling.POISSON else population - 1)
+    statistic *= (population - 1) / population  # sizes are fixed: counts are bound by their sum
+    assert statistic < chi2.isf(1e-6, population - 1)
 
 
 def test_the_blocks_of_a_draw_have_no_client_in_common():
@@ -262,7 +257,7 @@ def test_the_blocks_of_a_draw_have_no_client_in_common():
             draw_cohort(bytes(32), clients, sampling, block)
 
 
-@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.POISSON, Sampling.NONE])
+@pytest.mark.parametrize("scheme", [Sampling.FIXED, Sampling.NONE])
 def test_only_a_partition_has_blocks(scheme):
     with pytest.raises(PeerError, match="no block 1"):
         draw_cohort(bytes(32), range(23), SAMPLINGS[scheme], 1)

@@ -472,7 +472,7 @@ def test_a_target_may_leave_out_what_fit_fills_in_and_nothing_else():
         d2pfed.calibrate(target)
     with pytest.raises(ConfigError, match="a plan needs rounds: state what is missing"):
         d2pfed.calibrate(replace(target, dimension=4, population=9, cohort_size=9))
-    for wrong in ({"population": 0}, {"rounds": 1.5}, {"epsilon": None}, {"sampling": "poisson"}):
+    for wrong in ({"population": 0}, {"rounds": 1.5}, {"epsilon": None}, {"sampling": "twice"}):
         with pytest.raises(ConfigError):
             replace(target, **wrong)
 
@@ -572,7 +572,7 @@ BAD = [
         {"privacy": {"epsilom": 1}},
         r"no field 'epsilom' \(did you mean epsilon\?\); its fields are dimension, population",
     ),
-    ({"privacy": {"sampling": "twice"}}, "sampling must be one of fixed, poisson, once, none, got 'twice'"),
+    ({"privacy": {"sampling": "twice"}}, "sampling must be one of fixed, once, none, got 'twice'"),
     ({"privacy": {"against": "nobody"}}, "against must be released, server, client, alone"),
     ({"privacy": {"population": 3}}, "the privacy target has population 3, and fit finds 60"),
     ({"privacy": {"rounds": 9}}, "the privacy target has rounds 9, and fit is given 3"),

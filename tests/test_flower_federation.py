@@ -48,7 +48,7 @@ from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 plan = make_plan()
 centres = plan.codec.prepare(np.ones(16, np.float32), bytes(32))
-plan.ring.wrap(plan.mechanism.encode(centres, Share(rank=0, holders=5, designated=0, group=None), Entropy.system()))
+plan.ring.wrap(plan.mechanism.encode(centres, Share(rank=0, holders=5, group=None), Entropy.system()))
 """
 
 

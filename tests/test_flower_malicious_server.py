@@ -29,6 +29,7 @@ from support import malicious_server
 from support.crash_moments import Disk, lay_out
 from support.enrolled_clients import anchor_in, directory_of, enrol, make_plan, sign_roster, write_settings
 from support.malicious_server import MaliciousServer, add_one, shows_only
+from support.rings import subtract_into
 
 VICTIM = 0
 
@@ -471,8 +472,8 @@ def test_secrets_restored_within_one_start_of_the_machine_answer_a_mask_request_
     context = answers[0][HEADER_BYTES : HEADER_BYTES + messages.CONTEXT_BYTES]
     rank = session.rank(VICTIM)
     first, second = (messages.decode_masked_vector(session, rank, context, frame).vector for frame in answers)
-    ring.subtract_into(first, second)
-    assert 0 < np.abs(ring.centre(first)).max() < ring.modulus // 4  # no mask is left in it
+    subtract_into(ring, first, second)
+    assert 0 < np.abs(ring.center(first)).max() < ring.modulus // 4  # no mask is left in it
     assert vectors(server) == 1  # of the three that it has made
 
 

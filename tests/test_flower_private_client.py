@@ -68,7 +68,7 @@ def test_what_leaves_is_the_difference_to_the_model_that_was_sent(server):
     opening, task = server.opening(session.draw), encode_task(LAYOUT, {"server-round": 1})
     invite = Invite(roster=server.roster.roster, opening=opening)
     total = gather(session, encode_model(model), server.exchange, task=task, invite=invite).unmask().vector
-    found = server.plan.codec.decode(server.plan.ring.centre(total), rotation_seed(session), 1)
+    found = server.plan.codec.decode(server.plan.ring.center(total), rotation_seed(session), 1)
     expected = np.where(np.arange(DIMENSION) < CLIENTS, min(1.0, server.plan.codec.clip), 0)
     assert np.abs(found - expected).max() < CLIENTS * noise_bound(server.plan, CLIENTS) < 0.6
 

@@ -21,7 +21,6 @@ from d2pfed.flower.grid import from_record, to_record
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
-from d2pfed.plan import MechanismName
 from d2pfed.runs import RoundRecord
 from d2pfed.runs.plain import from_json, to_json
 from d2pfed.runs.report import read_report
@@ -388,19 +387,6 @@ def test_a_node_that_failed_once_is_announced_again_in_the_next_round(tmp_path):
     hurry = Deadlines(joining=1.0, keys=60.0, poll=0.001)
     start(make_strategy(plan, tmp_path, roster, deadlines=hurry), grid)
     assert committed(tmp_path) == [(0, 1, 2, 3), (0, 1, 2, 3, 4)]
-
-
-def test_secret_cohort_sizes_are_refused_where_messages_can_be_counted(tmp_path):
-    plan = make_plan(
-        5,
-        population=50,
-        sampling=Sampling.POISSON,
-        mechanism=MechanismName.DESIGNATED,
-        dropouts=0.0,
-        consistency=Consistency.ASSUMED,
-    )
-    with pytest.raises(ConfigError, match="the pairwise protocol takes"):
-        make_strategy(plan, tmp_path, None)
 
 
 def test_a_huge_identity_from_a_stranger_does_not_end_the_server(tmp_path, caplog):

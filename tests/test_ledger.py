@@ -315,7 +315,7 @@ def test_what_the_filter_refuses_does_not_begin_and_its_reason_is_told(path):
     "change",
     [
         {"adjacency": Adjacency.ZERO_OUT},
-        {"sampling": CohortSampling(Sampling.POISSON, 1000, 16)},
+        {"sampling": CohortSampling(Sampling.NONE, 1000, 16)},
         {"sampling": CohortSampling(Sampling.FIXED, 2000, 16)},
         {"participants": (1, 2, 4)},
     ],

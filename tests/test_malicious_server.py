@@ -92,27 +92,6 @@ def surrounded_from(phase: str) -> Callable[[Evil], np.ndarray]:
     return script
 
 
-def without_designated_from(phase: str) -> Callable[[Evil], np.ndarray]:
-    """Lose the designated: the sum of the others has no noise at all."""
-
-    def script(evil: Evil) -> np.ndarray:
-        designated = evil.session.rank(evil.session.designated)
-        assert designated != VICTIM
-        assert designated not in evil.colluders
-        left = evil.subset(set(evil.everyone) - {designated})
-        everyone = evil.subset(evil.everyone)
-        joined = left if phase == "share" else everyone
-        sharers = left if phase in ("share", "mask") else everyone
-        evil.advertise(np.flatnonzero(joined))
-        evil.share(np.flatnonzero(joined), joined)
-        evil.mask(np.flatnonzero(sharers), sharers)
-        evil.open(np.flatnonzero(left), sharers, left)
-        others = [rank for rank in np.flatnonzero(left) if rank != VICTIM]
-        return evil.without(evil.sum_of(sharers, left), others)
-
-    return script
-
-
 def forged_mask_keys(forge: Callable[[Evil, int], bytes], agree: Callable[[Evil], bytes]):
     """Show the victim other mask keys for its honest peers, whose shared secrets the server knows."""
 
@@ -506,13 +485,8 @@ class Attack:
         return self.name
 
 
-COHORT_BORNE_BY_AN_HONEST_CLIENT = tuple(range(4, 12))
 FEW, MORE = (5, 6, 7), (4, 5, 6, 7)
-PLAIN, GROUP, DESIGNATED = (
-    small(),
-    small(delivery=Delivery.EVERYONE, quorum=8),
-    small(delivery=Delivery.DESIGNATED, cohort=COHORT_BORNE_BY_AN_HONEST_CLIENT),
-)
+PLAIN, GROUP = small(), small(delivery=Delivery.EVERYONE, quorum=8)
 ENROLLED, SPARSE = small(consistency=SIGNED), sparse()
 NEAR = tuple(int(rank) for rank in SPARSE.fixed_graph.partners(VICTIM)[:3])
 CHECKS = "d2pfed.secagg.pairwise.checks."
@@ -537,17 +511,6 @@ ATTACKS = [
             NEAR,
             surrounded_from(phase),
             CHECKS + "require_holders",
-            nothing,
-        )
-        for phase in ("share", "mask", "unmask")
-    ),
-    *(
-        Attack(
-            f"no designated from {phase} on",
-            DESIGNATED,
-            FEW,
-            without_designated_from(phase),
-            CHECKS + "require_designated",
             nothing,
         )
         for phase in ("share", "mask", "unmask")

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from d2pfed.accounting import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.errors import ConfigError
-from d2pfed.noise.codec import Centres, Codec, rounded_radius, stochastic_round
+from d2pfed.noise.codec import Centers, Codec, rounded_radius, stochastic_round
 from d2pfed.noise.mechanisms import (
     BinomialNoise,
     Centered,
     DDGauss,
-    Designated,
     Rounded,
     Share,
     Shared,
@@ -35,13 +34,11 @@ VECTORS = Path(__file__).parent / "vectors" / "v2"
 MECHANISMS = {
     "centered": Centered(Fraction(5, 2)),
     "shared": Shared(Fraction(9, 2)),
-    "designated": Designated(Fraction(9, 2)),
     "ddgauss": DDGauss(Fraction(3)),
     "skellam": SkellamNoise(Fraction(10)),
     "binomial": BinomialNoise(50),
 }
 ALONE = ("centered", "ddgauss", "skellam", "binomial")  # each client's vector has noise of its own
-TOGETHER = ("shared", "designated")  # one noise for the whole cohort
 
 GRID = 256  # grid units in a lattice step
 CENTRES = (77, -300, 20, 211)  # the coordinates of the four clients; none is half-way between two lattice points
@@ -49,7 +46,7 @@ ROOT = Entropy.replay(b"test mechanism")
 
 
 def cohort(size, name="cohort"):
-    return [Share(rank, size, size // 2, ROOT.child("group", name)) for rank in range(size)]
+    return [Share(rank, size, ROOT.child("group", name)) for rank in range(size)]
 
 
 def own(client, name="own"):
@@ -58,7 +55,7 @@ def own(client, name="own"):
 
 def constant(centre, length):
     """Return a vector of equal coordinates, with a bound far enough above its norm for rounding to be free."""
-    return Centres(np.full(length, centre), radius=int(1.1 * (abs(centre) + 256) * length**0.5), fraction_bits=8)
+    return Centers(np.full(length, centre), radius=int(1.1 * (abs(centre) + 256) * length**0.5), fraction_bits=8)
 
 
 def summed(mechanism, shares, length=MILLION):
@@ -125,7 +122,7 @@ def exact(name):
                 for low, p in [gaussian(mechanism.sigma, Fraction(c % GRID, GRID))]
             ]
             return convolved(*parts)
-        case Shared() | Designated():
+        case Shared():
             return convolved(*rounded, gaussian(mechanism.sigma))
         case DDGauss():
             return convolved(*rounded, *[gaussian(mechanism.sigma)] * len(CENTRES))
@@ -169,9 +166,6 @@ def wrong_sums(name):
     if name == "shared":
         yield "one share is missing", without_the_first_noise(name)
         yield "shares without rank", summed(MECHANISMS[name], [replace(share, rank=0) for share in shares])
-    if name == "designated":
-        yield "nobody bears", summed(MECHANISMS[name], [replace(s, designated=(s.rank + 1) % 4) for s in shares])
-        yield "two bear", summed(MECHANISMS[name], [shares[0], replace(shares[1], designated=1), *shares[2:]])
 
 
 def fits(name, values):
@@ -241,7 +235,7 @@ def test_the_noise_in_the_sum_is_the_noise_that_is_stated(name):
 def test_the_stated_noise_counts_whose_noise_is_in_the_sum(name, survivors):
     codec = codec_for(1000, 8)
     noise = MECHANISMS[name].noise(codec, survivors)
-    assert noise.contributors == (1 if name in TOGETHER else survivors)
+    assert noise.contributors == (1 if name == "shared" else survivors)
     assert noise.dimension == codec.length == 1024
     assert noise.radius == (codec.radius if name == "centered" else Rounded().radius(codec))
 
@@ -330,8 +324,8 @@ def test_noise_of_two_clients_is_independent(name):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_same_entropy_replays_and_another_does_not(name):
-    mechanism, designated = MECHANISMS[name], cohort(3)[1]
-    first, again, other = (mechanism.encode(constant(77, 1000), designated, own(i)) for i in (0, 0, 1))
+    mechanism, share = MECHANISMS[name], cohort(3)[1]
+    first, again, other = (mechanism.encode(constant(77, 1000), share, own(i)) for i in (0, 0, 1))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -340,12 +334,10 @@ def test_the_same_entropy_replays_and_another_does_not(name):
 def test_rounding_and_noise_have_streams_of_their_own(name, monkeypatch):
     taken, right = [], Entropy.stream
     monkeypatch.setattr(Entropy, "stream", lambda self: taken.append(self.key) or right(self))
-    centres = Centres(np.full(8, 100), radius=300, fraction_bits=8)
+    centres = Centers(np.full(8, 100), radius=300, fraction_bits=8)
     for rank in range(2):
-        MECHANISMS[name].encode(
-            centres, Share(rank, 2, 0, None if name != "shared" else ROOT.child(rank)), own(rank)
-        )
-    assert len(taken) == len(set(taken)) == {"centered": 2, "designated": 3}.get(name, 4)
+        MECHANISMS[name].encode(centres, Share(rank, 2, None if name != "shared" else ROOT.child(rank)), own(rank))
+    assert len(taken) == len(set(taken)) == {"centered": 2}.get(name, 4)
 
 
 def test_all_clients_of_a_group_share_one_noise_and_another_group_has_another():
@@ -359,24 +351,16 @@ def test_all_clients_of_a_group_share_one_noise_and_another_group_has_another():
     assert not np.array_equal(one, two)
 
 
-def test_only_the_designated_adds_noise():
-    designated, centres = Designated(Fraction(9, 2)), constant(512, 1000)
-    for share in cohort(5):
-        is_plain = np.array_equal(designated.encode(centres, share, own(share.rank)), np.full(1000, 2))
-        assert is_plain == (share.rank != share.designated)
-
-
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
-        (lambda: Share(3, 3, 0), r"rank must be in \[0, 3\), got 3"),
-        (lambda: Share(-1, 3, 0), r"rank must be in \[0, 3\), got -1"),
-        (lambda: Share(0, 3, 3), r"designated must be in \[0, 3\), got 3"),
-        (lambda: Share(0, 0, 0), r"rank must be in \[0, 0\), got 0"),
+        (lambda: Share(3, 3), r"rank must be in \[0, 3\), got 3"),
+        (lambda: Share(-1, 3), r"rank must be in \[0, 3\), got -1"),
+        (lambda: Share(0, 0), r"rank must be in \[0, 0\), got 0"),
         (lambda: Centered(Fraction(199, 100)), "at least 2 steps wide and at most 1048576, got 1.99"),
         (lambda: BinomialNoise(7), r"even and in \[2, 2\^42\], got 7"),
         (lambda: BinomialNoise(0), r"even and in \[2, 2\^42\], got 0"),
-        (lambda: Shared(Fraction(3)).encode(constant(0, 4), Share(0, 3, 0), own(0)), "group's secret, got none"),
+        (lambda: Shared(Fraction(3)).encode(constant(0, 4), Share(0, 3), own(0)), "group's secret, got none"),
     ],
 )
 def test_invalid_parameters_are_refused(make, rule):
@@ -411,7 +395,7 @@ def test_the_l1_radius_is_reached(length):
 def test_one_large_coordinate_is_not_rounded_beyond_the_radius():
     """A vector along one axis, whose one coordinate may alone exceed the bound of a small dimension."""
     codec = Codec(rotation=Hadamard(4), clip=1.0, granularity=256 / 5128)
-    centres = Centres(np.array([codec.grid_radius, 0, 0, 0]), codec.grid_radius, 8)
+    centres = Centers(np.array([codec.grid_radius, 0, 0, 0]), codec.grid_radius, 8)
     bound = Rounded().radius(codec) ** 2
     assert bound < 21**2
     assert all(Rounded().encode(centres, own(i))[0] ** 2 <= bound for i in range(100))
@@ -419,7 +403,7 @@ def test_one_large_coordinate_is_not_rounded_beyond_the_radius():
 
 @given(st.integers(1, 200), st.integers(1, 2000), st.integers(0, 10**6))
 def test_no_rounded_vector_exceeds_the_radius_that_is_stated(length, centre, seed):
-    centres = Centres(np.full(length, centre), radius=int(mpmath.ceil(centre * length**0.5)), fraction_bits=8)
+    centres = Centers(np.full(length, centre), radius=int(mpmath.ceil(centre * length**0.5)), fraction_bits=8)
     radius = rounded_radius(centres.steps, length, Rounded().beta)
     rounded = Rounded().encode(centres, ROOT.child(seed))
     assert int(np.dot(rounded, rounded)) <= radius**2
@@ -427,7 +411,7 @@ def test_no_rounded_vector_exceeds_the_radius_that_is_stated(length, centre, see
 
 def test_the_uninflated_clip_and_unconditional_rounding_are_exceeded():
     """Planted bugs: the clip itself as the bound, and rounding once without a look at the norm."""
-    halves = Centres(np.full(64, 128), radius=1024, fraction_bits=8)
+    halves = Centers(np.full(64, 128), radius=1024, fraction_bits=8)
     codec = codec_for(64, 4)
     assert codec.grid_radius == halves.radius
     for name, mechanism in MECHANISMS.items():
@@ -452,9 +436,9 @@ def test_the_binomial_states_the_largest_coordinate_of_a_rounded_vector():
 def test_known_answers(name):
     known = json.loads((VECTORS / "mechanism.json").read_text())
     root = Entropy.replay(known["seed"].encode())
-    centres = Centres(np.array(known["centres"]), known["radius"], known["fraction_bits"])
+    centres = Centers(np.array(known["centres"]), known["radius"], known["fraction_bits"])
     for rank, vector in enumerate(known["vectors"][name]):
-        share = Share(rank, known["holders"], known["designated"], root.child("group"))
+        share = Share(rank, known["holders"], root.child("group"))
         assert MECHANISMS[name].encode(centres, share, root.child("client", rank)).tolist() == vector
 
 

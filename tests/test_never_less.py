@@ -290,7 +290,7 @@ def test_the_same_block_again_is_refused_and_no_model_moves_by_noise_alone(tmp_p
     ):
         a_partition_goes_on_with_its_next_block(tmp_path, lambda _book: 0)
     monkeypatch.setattr(
-        aggregation, "_standing", lambda _plan, run, cohort, book: (cohort, dict(book.participations(run, cohort)))
+        aggregation, "_participations", lambda _plan, run, cohort, book: dict(book.participations(run, cohort))
     )
     (tmp_path / "again").mkdir()
     with pytest.raises(LedgerError, match="`once` uses each client once"):  # the ledger has the same rule
@@ -347,35 +347,6 @@ def test_releases_under_another_runs_name_are_caught(tmp_path, monkeypatch):
     )
     with pytest.raises((AssertionError, LedgerError)):
         runs_that_interleave_cost_as_much_as_one_after_the_other(tmp_path)
-
-
-# 7. Secret sizes
-
-
-@pytest.mark.parametrize("drawn", [(), (7,)])
-def test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, drawn):
-    plan = plan_of(Sampling.POISSON, population=4000, kind=MechanismName.DESIGNATED, cohort_size=40)
-    with book_of(tmp_path, plan, "run") as book:
-        collect = Fails(plan, failures=0)
-        attempts = Attempting(plan, lambda _attempt: drawn, collect)
-        outcome = aggregate(plan, Attempt("run", 0, 0), NO_MODEL, attempts, book)
-    assert np.isfinite(outcome.mean).all()
-    assert np.abs(outcome.mean).max() > 0
-    (participations,) = collect.seen
-    assert set(drawn) < set(participations)
-    assert all(count >= plan.max_participations for client, count in participations.items() if client not in drawn)
-
-
-def test_without_others_who_fill_it_up_a_small_secret_cohort_is_caught_aborting(tmp_path, monkeypatch):
-    monkeypatch.setattr(aggregation, "FEWEST", 0)
-    with pytest.raises(ConfigError):
-        test_a_secret_cohort_below_two_gives_a_round_like_any_other(tmp_path, ())
-
-
-def test_small_secret_cohorts_are_refused_before_the_run():
-    plan = plan_of(Sampling.POISSON, population=4000, kind=MechanismName.DESIGNATED, cohort_size=39)
-    with pytest.raises(ConfigError, match="secret size must have at least 40 clients on average, got 39"):
-        run_plan(plan)
 
 
 # 10. Printed bounds

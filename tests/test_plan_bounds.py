@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from d2pfed.accounting import SERVER, CohortSampling, Sampling
 from d2pfed.errors import ConfigError, shown
 from d2pfed.noise.codec import Codec
-from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Rounded, Shared, SkellamNoise
+from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Rounded, Shared, SkellamNoise
 from d2pfed.numerics import canonical
 from d2pfed.numerics.ring import Ring
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
@@ -36,7 +36,6 @@ planned = cache(calibrate)
         lambda huge: Codec(rotation=Hadamard(4), clip=1.0, granularity=0.1, fraction_bits=huge),
         lambda huge: Centered(Fraction(huge)),
         lambda huge: Shared(Fraction(huge)),
-        lambda huge: Designated(Fraction(huge)),
         lambda huge: DDGauss(Fraction(huge)),
         lambda huge: SkellamNoise(Fraction(huge**2)),
         lambda huge: BinomialNoise(2 * huge**2),

@@ -4,6 +4,7 @@ import math
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import cache
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from d2pfed.accounting import (
 )
 from d2pfed.errors import ConfigError
 from d2pfed.noise.mechanisms import Centered, DDGauss, Share
+from d2pfed.noise.sampler import DiscreteGaussian
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.plan import (
@@ -31,14 +33,14 @@ from d2pfed.plan import (
     Request,
     calibrate,
     policy,
-    quorums,
 )
 from d2pfed.plan import plan as plan_module
-from d2pfed.plan.collusion import colluders_within, colluding_clients
-from d2pfed.plan.widths import variance, widest
+from d2pfed.plan.bounds import colluders_within, colluding_clients
+from d2pfed.plan.widths import widest
 from d2pfed.secagg.pairwise.graph import Consistency, make_graph
 from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, exposed
 
+calibration = import_module("d2pfed.plan.calibrate")  # the package has a function of that name
 TARGET = PrivacyTarget(
     dimension=100,
     population=2000,
@@ -108,9 +110,9 @@ def test_every_bound_is_tested():
 
 
 def test_a_policy_is_read_from_plain_settings():
-    assert Policy(mechanisms=["centered", "designated"]).mechanisms == (
+    assert Policy(mechanisms=["centered", "shared"]).mechanisms == (
         MechanismName.CENTERED,
-        MechanismName.DESIGNATED,
+        MechanismName.SHARED,
     )
     served = Policy(protocols=["standing"], units=["record"], requests=["training"])
     assert (served.protocols, served.units, served.requests) == (
@@ -234,31 +236,26 @@ def test_attack_a_sparse_graph_under_signatures(monkeypatch):
     Policy().check(bare, ENROLLED)
 
 
-def test_attack_a_designated_client_that_colludes(monkeypatch):
+def test_attack_a_client_that_knows_the_group_seed_and_colludes(monkeypatch):
     """It knows the whole noise: the server subtracts it, and has the sum up to rounding."""
-    target = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
-    plan = planned(target)
-    with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, got designated"):
+    plan = planned(replace(TARGET, mechanism=MechanismName.SHARED, colluders=0.0))
+    with pytest.raises(ConfigError, match="must be one of centered, ddgauss, skellam, got shared"):
         Policy().check(plan, ENROLLED)
     anything = Policy(mechanisms=tuple(MechanismName))
-    with pytest.raises(
-        ConfigError, match=r"the pairwise protocol takes the mechanism .*, the plan has designated"
-    ):
-        anything.check(plan, ENROLLED)
-    monkeypatch.setattr(policy, "require_deployable", nothing)
     with pytest.raises(ConfigError, match=r"noise multiplier must be at least 0.3, the plan has 0"):
         anything.check(replace(plan, threshold=40), ENROLLED)
     monkeypatch.setattr(Policy, "_check_mechanism", nothing)
     Policy(least_colluders=0.0).check(plan, ENROLLED)
-    root = Entropy.replay(b"designated")
+    root = Entropy.replay(b"shared")
+    group = root.child("group")
     centres = plan.codec.prepare(np.zeros(100, np.float32), digest("rotation"))
-    vectors = [
-        plan.mechanism.encode(centres, Share(rank, plan.cohort_size, 0), root.child("client", rank))
+    total = sum(
+        plan.mechanism.encode(centres, Share(rank, plan.cohort_size, group), root.child("client", rank))
         for rank in range(plan.cohort_size)
-    ]
-    added = vectors[0] - plan.mechanism.rounded.encode(centres, root.child("client", 0))  # what the one adds
-    assert np.std(added) > 1
-    assert not np.any(sum(vectors) - added)  # the bare sum of zeros: no noise is left
+    )
+    known = DiscreteGaussian(plan.mechanism.sigma).draw(len(total), group.child("noise").stream())
+    assert np.std(known) > 1
+    assert not np.any(total - known)  # the bare sum of zeros: no noise is left
 
 
 @pytest.mark.parametrize("mechanism", [MechanismName.CENTERED, MechanismName.DDGAUSS])
@@ -304,7 +301,7 @@ def test_attack_two_quorums_that_share_only_colluders(monkeypatch):
         calibrate(FALLS)
     for part in ("2 quorum > cohort + colluders", "2 x 12 <= 20 + 5", "at most 7 dropouts", "at most 3 colluders"):
         assert part in str(refusal.value)
-    monkeypatch.setattr(quorums, "_require_honest_majority", nothing)
+    monkeypatch.setattr(calibration, "_require_honest_majority", nothing)
     with pytest.raises(ConfigError, match=r"2 quorum > cohort . colluders must hold"):
         calibrate(FALLS)
     monkeypatch.setattr(plan_module, "require_honest_majority", nothing)
@@ -335,13 +332,13 @@ def test_attack_survivors_that_are_cut_off(monkeypatch):
     assert plan.cut_off >= 1
     with pytest.raises(ConfigError, match=f"may keep {plan.cut_off} honest survivors out, got 0"):
         replace(plan, cut_off=0)
-    honest_choice = quorums.choose
+    honest_choice = calibration.choose
 
     def forgetful(*inputs):
         hood = honest_choice(*inputs)
         return Neighbourhood(hood.degree, hood.threshold, 0)
 
-    monkeypatch.setattr(quorums, "choose", forgetful)
+    monkeypatch.setattr(calibration, "choose", forgetful)
     with pytest.raises(ConfigError, match="honest survivors out, got 0"):
         calibrate(LARGE)
     monkeypatch.setattr(plan_module, "check_bounds", nothing)
@@ -372,12 +369,12 @@ def test_attack_noise_of_survivors_that_are_cut_off(monkeypatch):
     strict.check(replace(plan, cut_off=0), enrolled)
 
 
-def test_noise_that_one_client_holds_allows_for_nobody_cut_off():
-    small = replace(TARGET, mechanism=MechanismName.DESIGNATED, colluders=0.0)
-    with pytest.raises(ConfigError, match="cut_off must be 0 where one client may hold all of the noise, got 1"):
+def test_noise_of_which_every_share_counts_allows_for_nobody_cut_off():
+    small = replace(TARGET, mechanism=MechanismName.SHARED, colluders=0.0)
+    with pytest.raises(ConfigError, match="cut_off must be 0 where every share of the noise counts, got 1"):
         replace(planned(small), cut_off=1)
-    with pytest.raises(ConfigError, match="designated under signed consistency takes cohorts of at most 1000"):
-        calibrate(replace(LARGE, mechanism=MechanismName.DESIGNATED, colluders=0.0))
+    with pytest.raises(ConfigError, match="shared under signed consistency takes cohorts of at most 1000"):
+        calibrate(replace(LARGE, mechanism=MechanismName.SHARED, colluders=0.0))
 
 
 def test_a_release_counts_the_noise_of_who_cannot_be_cut_off():
@@ -400,7 +397,7 @@ def test_a_policy_does_not_trust_the_observer_of_the_plan():
 def test_the_noise_multiplier_is_over_the_distance_of_two_vectors():
     plan = planned(TARGET)
     left = plan.noise(plan.quorum - plan.cut_off).without(plan.colluders)
-    multiplier = math.sqrt(variance(left)) / (2 * float(left.radius))  # one vector in the place of another
+    multiplier = math.sqrt(left.sum_variance) / (2 * float(left.radius))  # one vector in the place of another
     Policy(least_noise_multiplier=multiplier * (1 - 1e-9)).check(plan, ENROLLED)
     with pytest.raises(ConfigError, match="noise multiplier must be at least"):
         Policy(least_noise_multiplier=multiplier * (1 + 1e-9)).check(plan, ENROLLED)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.numerics.chain import first_head, next_head
-from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.randomness import digest, first_head, next_head
 from d2pfed.secagg import crypto
 from d2pfed.secagg.position import (
     NO_POSITION,

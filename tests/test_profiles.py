@@ -68,7 +68,6 @@ LISTED = [
     ({"mechanism": "ddgauss"}, {"pairwise", "standing"}),
     ({"mechanism": "skellam"}, {"pairwise", "standing"}),
     ({"mechanism": "shared", "dropouts": 0.0}, {"pairwise"}),
-    ({"mechanism": "designated", "dropouts": 0.0}, set()),
     ({"mechanism": "binomial", "rounds": 1, "epsilon": 60.0}, set()),
     ({"sampling": "fixed", "cohort_size": 20}, {"pairwise"}),
     ({"sampling": "once", "cohort_size": 10, "spare": 1}, {"pairwise"}),

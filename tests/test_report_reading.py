@@ -119,15 +119,6 @@ def test_times_of_exchanges_are_left_out_where_batches_are_secret():
         assert Run._record(run, trained, {}, (lap,), 2.0).exchanges == kept
 
 
-def test_a_run_of_secret_sizes_records_nothing_that_reveals_them(finished, tmp_path):
-    job(MechanismName.DESIGNATED, Sampling.POISSON, 1, cohort=40).execute(
-        tmp_path / "secret", None, lambda _: True
-    )
-    secret, known = (read_report(path).rounds[0] for path in (tmp_path / "secret", finished[0]))
-    assert (secret.survivors, secret.attempt, secret.seconds) == (None, None, None)
-    assert None not in (known.survivors, known.attempt, known.seconds)
-
-
 def test_a_ledger_elsewhere_is_not_named(run):
     (run / "ledger.sqlite").unlink()
     assert read_report(run).ledger is None

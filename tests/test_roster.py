@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.numerics.chain import first_head
-from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.randomness import Entropy, digest, first_head
 from d2pfed.secagg import crypto, decode_roster, encode_roster, issue_roster
 from d2pfed.secagg import roster as rosters
 from d2pfed.secagg.roster import not_before, require_serial, require_unexpired

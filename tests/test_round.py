@@ -171,7 +171,7 @@ def test_the_opened_sum_is_of_exactly_the_clients_committed(fidelity, kind):
     assert not set(participants) & set(lost)
     assert noise == plan.noise(len(participants) - plan.cut_off)
     expected = sum_of(plan, session, participants, engine.entropy)
-    mean = plan.codec.decode(plan.ring.centre(expected), rotation_seed(session), plan.divisor)
+    mean = plan.codec.decode(plan.ring.center(expected), rotation_seed(session), plan.divisor)
     np.testing.assert_array_equal(outcome.mean, mean)
     fewer = sum_of(plan, session, participants[1:], engine.entropy)  # the twin: a sum with one of them missing
     assert not np.array_equal(fewer, expected)
@@ -204,7 +204,7 @@ def test_a_sum_of_given_vectors_is_of_exactly_the_clients_committed(fidelity):
     _, _, participants, noise = diary.events[-1]
     assert (participants, noise) == (COHORT, plan.noise(len(COHORT) - plan.cut_off))
     session = session_of(plan, FIRST, COHORT)
-    centred = plan.ring.centre(sum_of(plan, session, participants, root))
+    centred = plan.ring.center(sum_of(plan, session, participants, root))
     mean = plan.codec.decode(centred, rotation_seed(session), plan.divisor)
     np.testing.assert_array_equal(total, mean * np.float32(plan.divisor))
 
@@ -276,7 +276,7 @@ def test_a_client_joins_only_what_its_policy_allows():
     assert accept(plan, lenient, invitation).digest == session.digest
     with pytest.raises(ConfigError, match="policy: delta must be at most"):
         accept(plan, Policy(), invitation)
-    few = session_of(make_plan(MechanismName.DESIGNATED), FIRST, COHORT[:3])
+    few = session_of(make_plan(MechanismName.SHARED), FIRST, COHORT[:3])
     with pytest.raises(PeerError, match="at least 10 clients, got 3"):
         accept(plan, lenient, Advertising(few).outbox()[10])
 

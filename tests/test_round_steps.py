@@ -12,13 +12,11 @@ import pytest
 
 from d2pfed.accounting import BatchSampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients, VoidStep
-from d2pfed.noise.clipping import with_clip
+from d2pfed.noise.clipping import Weighting, with_clip
 from d2pfed.noise.codec import Codec
-from d2pfed.noise.mechanisms import DDGauss, Designated, Shared
-from d2pfed.noise.weighting import Weighting
+from d2pfed.noise.mechanisms import DDGauss, Shared
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
-from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Participant, aggregate, given_sum, run_plan, session_of
 from d2pfed.round.aggregation import Outcome
 from d2pfed.round.gathering import gather, run_exchange
@@ -224,15 +222,6 @@ def test_under_once_nobody_is_asked_twice():
     assert attempts.asked[0][2][3] == 1
 
 
-def test_a_secret_cohort_of_none_or_one_is_filled_up_with_silence():
-    plan = make(sampling="poisson", mechanism="designated", population=400, cohort_size=40, against="released")
-    for drawn, filled in (((), (0, 1)), ((0,), (0, 1)), ((7,), (0, 7)), ((3, 7), (3, 7))):
-        _, _, attempts = run(plan, [opened(plan, 2)], cohorts=[drawn])
-        _, cohort, participations = attempts.asked[0]
-        assert cohort == filled
-        assert participations == {client: 0 if client in drawn else plan.max_participations for client in filled}
-
-
 def test_a_run_is_charged_all_attempts_with_a_quorums_noise():
     plan = make(dropouts=0.2, max_participations=2)
     charge = run_plan(plan)
@@ -241,10 +230,6 @@ def test_a_run_is_charged_all_attempts_with_a_quorums_noise():
     assert (charge.epsilon, charge.delta, charge.observer) == (plan.epsilon, plan.delta, plan.against)
     assert charge.release == plan.release("", 0, 0, (), plan.quorum)
     assert run_plan(records_plan()).max_participations == 1
-    wish = {"sampling": "poisson", "mechanism": "designated", "population": 4000, "against": "released"}
-    assert run_plan(make(**wish, cohort_size=40))
-    with pytest.raises(ConfigError, match="at least 40 clients on average, got 39"):
-        run_plan(make(**wish, cohort_size=39))
 
 
 def weighted_plan() -> Plan:
@@ -256,7 +241,7 @@ def test_a_weighted_mean_is_told_the_noise_of_its_survivors():
     outcome, _, _ = run(plan, [opened(plan, 9, 5)])
     session = session_of(plan, Attempt("run", 1, 0), tuple(range(10)))
     whole = plan.codec.decode(sums(plan, 5), rotation_seed(session), 10)
-    noise = math.sqrt(variance(plan.noise(9))) * plan.codec.granularity / 10
+    noise = math.sqrt(plan.noise(9).sum_variance) * plan.codec.granularity / 10
     np.testing.assert_allclose(outcome.mean, plan.weighting.mean(whole, noise), rtol=1e-5, atol=1e-6)
     assert (len(outcome.mean), outcome.survivors) == (D, 9)
     # A total weight that the noise drowns is taken to be three times it: there the noise counts.
@@ -298,7 +283,6 @@ def test_whose_vectors_count_follows_from_the_mechanism():
         (plan.mechanism, Delivery.QUORUM),
         (DDGauss(sigma), Delivery.QUORUM),
         (Shared(sigma), Delivery.EVERYONE),
-        (Designated(sigma), Delivery.DESIGNATED),
     ):
         assert delivery_of(replace(plan, mechanism=mechanism)) is delivery
 
@@ -323,11 +307,8 @@ def test_a_session_has_the_plans_sizes_or_those_of_a_complete_graph():
     for size in (9, 11):
         with pytest.raises(PeerError, match=f"must have the planned 10 clients, got {size}"):
             session_of(plan, attempt, tuple(range(size)))
-    for mechanism, quorum in ((Shared(Fraction(50)), 7), (Designated(Fraction(50)), 4)):
-        fewer = session_of(replace(plan, mechanism=mechanism), attempt, tuple(range(7)))
-        assert (fewer.threshold, fewer.quorum, fewer.degree) == (4, quorum, 6)
-    whole = session_of(replace(plan, mechanism=Designated(Fraction(50))), attempt, everyone)
-    assert (whole.quorum, whole.threshold) == (plan.quorum, plan.threshold)
+    fewer = session_of(replace(plan, mechanism=Shared(Fraction(50))), attempt, tuple(range(7)))
+    assert (fewer.threshold, fewer.quorum, fewer.degree) == (4, 7, 6)
     guarded = replace(plan, mechanism=Shared(Fraction(50)), colluders=4)
     assert session_of(guarded, attempt, tuple(range(6))).threshold == 5
     sketch = sketch_of(plan)
@@ -353,7 +334,7 @@ def test_a_rotation_is_fresh_for_plan_run_round_and_attempt():
 def contribution(plan: Plan, participations: int, update: np.ndarray, clip: float | None = None) -> np.ndarray:
     session = session_of(plan, Attempt("run", 0, 0), tuple(range(plan.cohort_size)))
     own = Participant(plan=plan, client=3, entropy=Entropy.replay(b"x"), participations=participations)
-    return plan.ring.centre(own.encode(session, update, None, clip))
+    return plan.ring.center(own.encode(session, update, None, clip))
 
 
 def test_below_its_cap_a_client_sends_its_vector_and_from_it_on_zero():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from benchmarks.reference_sampler import discrete_gaussian
 from d2pfed.errors import ConfigError
-from d2pfed.noise.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam, discrete_gaussian
+from d2pfed.noise.sampler import Binomial, CenteredDiscreteGaussian, DiscreteGaussian, Skellam
 from d2pfed.numerics.randomness import Entropy
 from support.stats import check_every_coordinate_varies, check_fits
 
@@ -78,7 +79,7 @@ def test_the_check_rejects_wrong_gaussians(sigma):
 
 
 def test_the_centred_gaussian_fits_its_distribution():
-    gaussian = CentredDiscreteGaussian(Fraction(2), 8)
+    gaussian = CenteredDiscreteGaussian(Fraction(2), 8)
     for centre in (0, 1, 127, 128, 129, 255, -1, -128, 100_003, -987_654_321):
         draws = gaussian.draw(np.full(MILLION // 5, centre), stream(f"centred {centre}"))
         check_fits(draws - (centre >> 8), gaussian_pmf((centre & 255) / 256, 2.0), FALSE_ALARM)
@@ -90,7 +91,7 @@ def test_the_centred_gaussian_fits_its_distribution():
 def test_centres_of_all_fractions_at_once_fit_their_mixture(sigma, bits):
     scale = 1 << bits
     centres = np.tile(np.arange(scale, dtype=np.int64), -(-MILLION // scale))
-    draws = CentredDiscreteGaussian(sigma, bits).draw(centres, stream("mixture"))
+    draws = CenteredDiscreteGaussian(sigma, bits).draw(centres, stream("mixture"))
     parts = [gaussian_pmf(part / scale, float(sigma)) for part in range(scale)]
     check_fits(draws, lambda values: sum(part(values) for part in parts) / scale, FALSE_ALARM)
 
@@ -98,11 +99,11 @@ def test_centres_of_all_fractions_at_once_fit_their_mixture(sigma, bits):
 def test_the_check_rejects_wrong_centred_gaussians():
     centre, pmf = 300, gaussian_pmf(300 / 256, 2.0)
     centres = np.full(MILLION, centre)
-    good = CentredDiscreteGaussian(Fraction(2), 8).draw(centres, stream("twins"))
+    good = CenteredDiscreteGaussian(Fraction(2), 8).draw(centres, stream("twins"))
     wrong = {
-        "sigma one per cent off": CentredDiscreteGaussian(Fraction(99, 50), 8).draw(centres, stream("twins")),
-        "the fraction is dropped": CentredDiscreteGaussian(Fraction(2), 8).draw(centres & ~255, stream("twins")),
-        "the fraction is rounded to sixteenths": CentredDiscreteGaussian(Fraction(2), 8).draw(
+        "sigma one per cent off": CenteredDiscreteGaussian(Fraction(99, 50), 8).draw(centres, stream("twins")),
+        "the fraction is dropped": CenteredDiscreteGaussian(Fraction(2), 8).draw(centres & ~255, stream("twins")),
+        "the fraction is rounded to sixteenths": CenteredDiscreteGaussian(Fraction(2), 8).draw(
             centres & ~15, stream("twins")
         ),
         "zero counted twice": with_zero_counted_twice(good, float(pmf(np.zeros(1))[0])),
@@ -147,7 +148,7 @@ def test_the_reference_fits_its_distribution(centre):
 def test_the_reference_and_the_table_fit_each_other():
     source = stream("reference and table")
     slow = np.array([discrete_gaussian(Fraction(77, 256), Fraction(9, 4), source) for _ in range(20_000)])
-    fast = CentredDiscreteGaussian(Fraction(3, 2), 8).draw(np.full(MILLION, 77), source)
+    fast = CenteredDiscreteGaussian(Fraction(3, 2), 8).draw(np.full(MILLION, 77), source)
     low, high = int(fast.min()), int(fast.max())
     frequency = np.bincount(fast - low, minlength=high - low + 1) / fast.size
     check_fits(
@@ -158,7 +159,7 @@ def test_the_reference_and_the_table_fit_each_other():
 @pytest.mark.parametrize("dimension", [1, 2, 63, 64, 65, 32_767, 32_769])
 def test_every_coordinate_has_noise(dimension):
     source = stream("coordinates")
-    centred = CentredDiscreteGaussian(Fraction(2), 8)
+    centred = CenteredDiscreteGaussian(Fraction(2), 8)
     for draw in (
         lambda: DiscreteGaussian(Fraction(2)).draw(dimension, source),
         lambda: centred.draw(np.zeros(dimension, np.int64), source),
@@ -174,7 +175,7 @@ def test_the_check_rejects_a_last_coordinate_without_noise():
 
 
 def test_two_neighbouring_centres_reach_the_same_integers():
-    gaussian = CentredDiscreteGaussian(Fraction(2), 8)
+    gaussian = CenteredDiscreteGaussian(Fraction(2), 8)
     reached = [set(gaussian.draw(np.full(MILLION, centre), stream("support")).tolist()) for centre in (0, 256)]
     certain = {
         k for k in range(-20, 21) if MILLION * min(gaussian_pmf(c, 2.0)(np.array(k)) for c in (0.0, 1.0)) > 20
@@ -187,10 +188,10 @@ def test_two_neighbouring_centres_reach_the_same_integers():
     [
         lambda: DiscreteGaussian(Fraction(0)),
         lambda: DiscreteGaussian(Fraction(10**6)),
-        lambda: CentredDiscreteGaussian(Fraction(0), 8),
-        lambda: CentredDiscreteGaussian(Fraction(1000), 8),
-        lambda: CentredDiscreteGaussian(Fraction(2), -1),
-        lambda: CentredDiscreteGaussian(Fraction(2), 17),
+        lambda: CenteredDiscreteGaussian(Fraction(0), 8),
+        lambda: CenteredDiscreteGaussian(Fraction(1000), 8),
+        lambda: CenteredDiscreteGaussian(Fraction(2), -1),
+        lambda: CenteredDiscreteGaussian(Fraction(2), 17),
         lambda: Skellam(Fraction(-1)),
         lambda: Binomial(0),
         lambda: discrete_gaussian(Fraction(0), Fraction(0), stream("refused")),
@@ -203,7 +204,7 @@ def test_distributions_that_cannot_be_sampled_are_refused(make):
 
 def test_draws_and_centres_of_different_shapes_are_refused():
     with pytest.raises(ValueError, match="shapes"):
-        CentredDiscreteGaussian(Fraction(2), 8).draw_into(
+        CenteredDiscreteGaussian(Fraction(2), 8).draw_into(
             np.zeros(5, np.int64), np.zeros(1, np.int64), stream("shapes")
         )
 
@@ -211,7 +212,7 @@ def test_draws_and_centres_of_different_shapes_are_refused():
 DISTRIBUTIONS = {
     "gaussian sigma 2": lambda source: DiscreteGaussian(Fraction(2)).draw(64, source),
     "gaussian sigma 300": lambda source: DiscreteGaussian(Fraction(300)).draw(64, source),
-    "centred sigma 2, centres 0, 77, 154, ...": lambda source: CentredDiscreteGaussian(Fraction(2), 8).draw(
+    "centred sigma 2, centres 0, 77, 154, ...": lambda source: CenteredDiscreteGaussian(Fraction(2), 8).draw(
         77 * np.arange(64), source
     ),
     "skellam variance 10": lambda source: Skellam(Fraction(10)).draw(64, source),

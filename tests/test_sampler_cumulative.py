@@ -13,9 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.noise.sampler.cumulative import cumulative, refine
-from d2pfed.noise.sampler.distributions import BinomialDistribution, GaussianDistribution, SkellamDistribution
-from d2pfed.noise.sampler.intervals import Weights, exp_minus
+from d2pfed.noise.sampler.cumulative import (
+    BinomialDistribution,
+    GaussianDistribution,
+    SkellamDistribution,
+    Weights,
+    cumulative,
+    exp_minus,
+    refine,
+)
 from d2pfed.noise.sampler.lookup import tabulate
 from d2pfed.numerics.randomness import Entropy
 from support.stats import check_fits
@@ -27,7 +33,7 @@ def exact_gaussian(distribution, first, count):
     """Sum the exact distribution in another library's arithmetic, far beyond the table on both sides."""
     with mpmath.workdps(DIGITS):
         square = mpmath.mpf(distribution.sigma_squared.numerator) / distribution.sigma_squared.denominator
-        centre = mpmath.mpf(distribution.centre.numerator) / distribution.centre.denominator
+        centre = mpmath.mpf(distribution.center.numerator) / distribution.center.denominator
         reach = 60 + 25 * int(mpmath.sqrt(square) + 1)
         weight = [
             mpmath.exp(-((k - centre) ** 2) / (2 * square)) for k in range(first - reach, first + count + reach)

@@ -5,8 +5,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from d2pfed.noise.sampler.cumulative import cumulative
-from d2pfed.noise.sampler.distributions import BinomialDistribution, GaussianDistribution, SkellamDistribution
+from d2pfed.noise.sampler.cumulative import (
+    BinomialDistribution,
+    GaussianDistribution,
+    SkellamDistribution,
+    cumulative,
+)
 from d2pfed.noise.sampler.lookup import _fill, tabulate
 from d2pfed.numerics.randomness import Entropy
 

@@ -1,6 +1,6 @@
 import pytest
 
-from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, session_of, sessions
+from campaign_secagg import DELIVERIES, GRAPHS, MATRIX, Cell, loss_of, run_cell, sessions
 from d2pfed.errors import TooFewClients
 from d2pfed.secagg import Delivery
 from d2pfed.secagg.pairwise import unmask
@@ -19,14 +19,6 @@ def test_random_sessions_give_the_exact_sum_or_a_void_attempt():
 def test_the_dropout_matrix_has_sums_and_void_attempts():
     outcomes = {run_cell(cell, size=10, seed=1) for cell in MATRIX if cell.moment == "before"}
     assert outcomes == {"sum", "void"}
-
-
-@pytest.mark.parametrize("phase", ["advertise", "share", "mask"])
-def test_without_its_designated_an_attempt_is_void(phase):
-    cell = Cell(phase, "one", "before", "complete", Delivery.DESIGNATED)
-    session = session_of(cell, 20)
-    with pytest.raises(TooFewClients, match="designated"):
-        run_round(Federation(session), loss_of(cell, {session.designated}))
 
 
 @pytest.mark.parametrize("phase", ["advertise", "share", "mask"])

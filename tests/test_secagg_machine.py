@@ -29,7 +29,6 @@ SIZE = 6
 EXAMPLES = int(os.environ.get("D2PFED_MACHINE_EXAMPLES", "200"))
 SHAPES = [
     {"quorum": 4},
-    {"quorum": 4, "delivery": Delivery.DESIGNATED},
     {"quorum": 4, "consistency": Consistency.SIGNED},
     {"quorum": SIZE, "delivery": Delivery.EVERYONE},
     {"quorum": 3, "degree": 4, "threshold": 3},

@@ -61,19 +61,6 @@ def shares_of_group_noise(session, vectors=None):
     return contribution
 
 
-def all_noise_by_the_designated(session):
-    def contribution(client):
-        def contribute(task, model, group_seed):
-            value = levels(client, session.dimension)
-            if client == session.designated:
-                value = value + DiscreteGaussian(SIGMA).draw(session.dimension, Stream(digest("own", client)))
-            return session.ring.wrap(value)
-
-        return contribute
-
-    return contribution
-
-
 def noise_in_the_sum(session, contribution, dropped=frozenset()):
     federation = Federation(session)
     federation.contribution = contribution
@@ -81,7 +68,7 @@ def noise_in_the_sum(session, contribution, dropped=frozenset()):
     cell = Cell("mask", "one", "after", "complete", session.delivery)
     total, survivors = run_round(federation, loss_of(cell, set(dropped)))
     plain = sum(levels(client, session.dimension) for client in survivors)
-    return session.ring.centre(total.vector) - plain
+    return session.ring.center(total.vector) - plain
 
 
 def test_the_noise_shared_by_everyone_is_the_discrete_gaussian():
@@ -107,20 +94,6 @@ def fixed_group(session):
     """The same shares without a session that insists on everyone."""
     contribution = shares_of_group_noise(session)
     return lambda client: lambda task, model, group_seed: contribution(client)(task, model, b"a seed")
-
-
-@pytest.mark.parametrize("lost", [0, 2])
-def test_the_designated_noise_is_the_discrete_gaussian_whoever_else_drops_out(lost):
-    session = make_session(7, delivery=Delivery.DESIGNATED, quorum=4, dimension=DIMENSION, bits=12)
-    others = [client for client in session.cohort if client != session.designated]
-    noise = noise_in_the_sum(session, all_noise_by_the_designated(session), set(others[:lost]))
-    check_fits(noise, gaussian_pmf, false_alarm=1e-6)
-
-
-def test_without_the_designated_there_is_no_sum():
-    session = make_session(7, delivery=Delivery.DESIGNATED, quorum=4, dimension=DIMENSION, bits=12)
-    with pytest.raises(TooFewClients):
-        noise_in_the_sum(session, all_noise_by_the_designated(session), {session.designated})
 
 
 def uniformity(values, modulus):

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from d2pfed.secagg.standing.messages import (
 from d2pfed.secagg.wire import subset_of
 from support.evil import LOW_ORDER
 from support.federation import MODEL, TASK, enrolment_secret, position_of
+from support.rings import subtract_into
 from support.standing import SILOS, Silos, make_epoch, update_of
 
 VICTIM = SILOS[0]
@@ -68,7 +70,7 @@ def unmasked_frame(silos, client, answer) -> np.ndarray:
 
 def difference(silos, left, right) -> np.ndarray:
     found = left.copy()
-    silos.epoch.ring.subtract_into(found, right)
+    subtract_into(silos.epoch.ring, found, right)
     return found
 
 
@@ -235,7 +237,7 @@ def strip(silos, keys, shared, sent, members=SILOS) -> np.ndarray:
             continue
         pair = standing.pair_key(shared[client], keys.digest, (VICTIM, client))
         mask = epoch.ring.uniform(Stream(standing.mask_key(pair, context, (VICTIM, client))), epoch.dimension)
-        epoch.ring.subtract_into(bare, mask)
+        subtract_into(epoch.ring, bare, mask)
     return bare
 
 
@@ -437,14 +439,16 @@ def _is_sum(silos, answers, clients, unknown=None) -> bool:
         silos.epoch.ring.add_into(total, answer)
     for client in clients:
         silo = silos.by_client[client]
-        silos.epoch.ring.subtract_into(total, silo.sent)
+        subtract_into(silos.epoch.ring, total, silo.sent)
         if unknown is not None and client != VICTIM:  # a colluder says what it shares with this one
             state = silos.by_client[unknown].store.state
             key = state.pair_keys[silos.epoch.rank(client)]
             mask = standing.mask_key(key, silos.seen_context, (client, unknown))
             stream = Stream(mask)
             pad = silos.epoch.ring.uniform(stream, silos.epoch.dimension)
-            (silos.epoch.ring.subtract_into if client < unknown else silos.epoch.ring.add_into)(total, pad)
+            (partial(subtract_into, silos.epoch.ring) if client < unknown else silos.epoch.ring.add_into)(
+                total, pad
+            )
     return not total.any()
 
 
@@ -522,7 +526,7 @@ def seized_later(silos) -> bool:
     for rank, key in state.pair_keys.items():
         pair = VICTIM, SILOS[rank]
         mask = silos.epoch.ring.uniform(Stream(standing.mask_key(key, context, pair)), silos.epoch.dimension)
-        silos.epoch.ring.subtract_into(bare, mask)
+        subtract_into(silos.epoch.ring, bare, mask)
     return np.array_equal(bare, update_of(silos.epoch, VICTIM, step))
 
 

@@ -288,7 +288,7 @@ def test_the_position_that_a_silo_has_just_shown_is_no_proof_against_it(plan):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mechanism": "designated", "colluders": 0}, "takes the mechanism centered"),
+        ({"mechanism": "shared", "colluders": 0}, "takes the mechanism centered"),
         ({"population": 40, "against": "released", "sampling": "fixed"}, "takes sampling none"),
         ({"population": 40, "against": "released"}, "all silos of a roster in every round"),
         ({"attempts_per_round": 9}, "1 to 8 attempts"),

@@ -79,8 +79,7 @@ ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLo
 ledger.files: _require_file _require_own read_file require_directory
 ledger.rows: Head.__post_init__ Head.decode Head.encode
 ledger.keystore: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
-numerics.chain: first_head next_head
-numerics.randomness: derive
+numerics.randomness: derive first_head next_head
 secagg.standing.epoch: Epoch.rank Epoch.ring Epoch.step StandingStep.number context mask_key next_pair_key
 secagg.standing.checks: require_step_forward
 secagg.standing.client: StandingState.at StandingState.decode StandingState.encode StandingState.masks answer_step

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import d2pfed
 from d2pfed import ConfigError, Entropy, Participant, PrivacyTarget, calibrate
 from d2pfed.ledger import Ledger
-from d2pfed.noise.weighting import Weighting
+from d2pfed.noise.clipping import Weighting
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from d2pfed.plan.describe import describe_plan

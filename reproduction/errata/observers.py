@@ -51,7 +51,7 @@ def subtracted_fraction(seed_of_reader: Entropy, entropy: Entropy) -> float:
     truth = np.zeros(DIMENSION, np.int64)
     for rank, update in enumerate(updates):
         centres, own = codec.prepare(update, seed), entropy.child("client", rank)
-        opened += mechanism.encode(centres, Share(rank, CLIENTS, 0, group), own)
+        opened += mechanism.encode(centres, Share(rank, CLIENTS, group), own)
         truth += mechanism.rounded.encode(centres, own)
     noise: IntVector = DiscreteGaussian(SIGMA).draw(DIMENSION, seed_of_reader.child("noise").stream())
     return float(np.mean(opened - noise == truth))

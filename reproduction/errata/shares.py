@@ -61,7 +61,7 @@ def literal_sum(cohort: Cohort, survivors: int, ring: Ring) -> IntVector:
     total = ring.wrap(np.zeros(len(cohort.nu), np.int64))
     for client in range(survivors):
         ring.add_into(total, ring.wrap(cohort.size * cohort.rounded[client] + cohort.nu))
-    return ring.centre(total)
+    return ring.center(total)
 
 
 def recover_noise(total: IntVector, cohort: int, survivors: int) -> IntVector:
@@ -104,9 +104,7 @@ def noise_pmf(sigma: Fraction, cohort: int, missing: int) -> Masses:
     """Return the law of integer shares' sum without the last ranks' ones, from its least value on."""
     reach = math.ceil(14 * sigma)
     nu = np.arange(-reach, reach + 1)
-    left = nu - sum(
-        (Share(rank, cohort, 0).part(nu) for rank in range(cohort - missing, cohort)), np.zeros_like(nu)
-    )
+    left = nu - sum((Share(rank, cohort).part(nu) for rank in range(cohort - missing, cohort)), np.zeros_like(nu))
     mass = np.bincount(left - left.min(), weights=np.exp(-(nu**2) / (2 * float(sigma) ** 2)))
     return np.asarray(mass / mass.sum())
 

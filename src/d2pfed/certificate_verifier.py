@@ -42,7 +42,7 @@ FACTS = """unit,unit.is,unit.name adjacency,adjacency.is,adjacency.name method,s
 PLANNED = """ releases,max_attempts,released.at_most ,colluders,colluders.of_a_cohort ,quorum,dropouts.quorum
     max_participations,max_participations,participations.max_participations ,rounds,subject.rounds_planned
     dimension,,mechanism.dimension ,consistency.is,trust_model.consistency ,ring.bits,mechanism.bits"""
-MECHANISM = Literal["Centered", "Shared", "Designated", "DDGauss", "SkellamNoise"]  # as plans spell them
+MECHANISM = Literal["Centered", "Shared", "DDGauss", "SkellamNoise"]  # as plans spell them
 TOLERANCE = 1e-3  # relative: a claim may be so much below this file's own bound, as two grids are never the same
 LEAST_DELTA, MOST_RUNS, MOST_COINS = 1e-11, 6, 64  # of loss distributions: beyond are rounding errors and minutes
 MOST_BYTES, MOST_CLAIMS, OBSERVERS = 1 << 22, 1000, {"released", "server", "client", "alone"}
@@ -165,7 +165,7 @@ class Event:
     software: str  # the digest of the package that began it: the signer's word
     unit: Literal["client", "record"]
     adjacency: Literal["replace-one", "zero-out", "add-remove"]
-    method: Literal["fixed", "poisson", "once", "none"]  # how cohorts are drawn
+    method: Literal["fixed", "once", "none"]  # how cohorts are drawn
     population: int
     cohort_size: int
     rate: Fraction  # the probability that a unit is in a release: a client's, or that of a record's secret coin
@@ -195,8 +195,7 @@ class Event:
 
     def is_hidden(self, observer: str) -> bool:
         """Whether it cannot know in which releases a unit is: coins of records are secret, cohorts for `released`."""
-        is_drawn = self.method == "fixed" or (self.method == "poisson" and self.contributors == 1)  # or sizes show
-        return self.rate < 1 and (self.unit == "record" or (is_drawn and observer == "released"))
+        return self.rate < 1 and (self.unit == "record" or (self.method == "fixed" and observer == "released"))
 
     def unknown(self, observer: str) -> int:
         """Return how many contributors' noise the observer does not know."""
@@ -259,7 +258,7 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
         raise Unchecked("mechanism", name)
     clip, step = (abs(float.fromhex(codec[name]["is"])) for name in ("clip", "granularity"))
     radius, root = Fraction(math.floor(Fraction(clip) / Fraction(step) * grid), grid), math.sqrt(own.dimension)
-    plain, is_whole = float(radius), name in ("Shared", "Designated")
+    plain, is_whole = float(radius), name == "Shared"
     yield "mechanism.wrap_probability", _wrapped(plan, own, plain)
     if name != "Centered":  # lengthened by conditional rounding (Kairouz, Liu and Steinke 2021)
         spread = math.sqrt(2 * math.log(1 / float.fromhex(mechanism["rounded"]["beta"]["is"])))
@@ -286,11 +285,9 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
 def _wrapped(plan: Json, own: Event, radius: float) -> float:
     """Return the bound on the chance that a coordinate of a sum leaves the ring: sub-Gaussian tails."""
     vectors = noises = own.cohort_size
-    if own.method == "poisson":
-        vectors = noises = int(binom.isf(1e-6, own.population, own.cohort_size / own.population))
     if own.unit == "record":
         vectors = int(binom.isf(1e-6, plan["records"], float(own.rate)))
-    is_whole = plan["mechanism"][""] in ("Shared", "Designated")
+    is_whole = plan["mechanism"][""] == "Shared"
     spread, reach = float(own.variance) * (1 if is_whole else noises), (1 << plan["ring"]["bits"]) / 2
     proxy = (vectors * radius) ** 2 / own.dimension + spread
     proxy += noises / 4 if "rounded" in plan["mechanism"] else 0.0  # the rounding's own
@@ -320,7 +317,7 @@ class Part:
 
 
 def eta(width: float) -> float:
-    """Bound by how much the mass of a lattice Gaussian varies with its centre (theory 5)."""
+    """Bound by how much the mass of a lattice Gaussian varies with its center (theory 5)."""
     if width < 0.4:
         raise Unchecked("narrow", f"{width:.3g}")
     q = math.exp(-2 * (math.pi * width) ** 2)
@@ -472,7 +469,7 @@ def _losses(part: Part, sigma: float, step: float, delta: float) -> list[Any]:
     event, mu, rate, top = part.event, float(part.event.radius) / sigma, float(part.event.rate), step
     if not part.is_hidden:
         profile = partial(gaussian_delta, mu=part.shift / sigma)
-    elif event.unit == "client" and event.method == "fixed":  # who is not drawn is replaced by another: two radii
+    elif event.unit == "client":  # who is not drawn is replaced by another: two radii
         profile = partial(gaussian_delta, mu=2 * mu, rate=rate)
     elif event.adjacency == "replace-one":
         profile = partial(opposite_delta, mu=mu, rate=rate)

@@ -43,8 +43,6 @@ class Cohorts:
                     )
                 order = self.entropy.child("partition").stream().permutation(population)
                 chosen = np.sort(order[block * cohort : (block + 1) * cohort])
-            case Sampling.POISSON:
-                chosen = np.flatnonzero(fresh.stream().below_each(population, population) < cohort)
             case Sampling.NONE:
                 chosen = np.arange(population)[:cohort]
         return tuple(int(client) for client in chosen)

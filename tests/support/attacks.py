@@ -44,6 +44,7 @@ from d2pfed.secagg.standing.messages import StandingRequest, encode_standing_req
 from d2pfed.secagg.wire import MessageKind, kind_of, subset_of
 from support.attacked_clients import Group, Life
 from support.federation import enrolment_secret, position_of
+from support.rings import subtract_into
 from support.standing import Silo
 
 Receive = Callable[[bytes], bytes]
@@ -300,7 +301,7 @@ class Attack:
         if total is not None and self._real(self.group.witness) is None:
             rest = total.copy()
             for client in honest - {self.group.victim}:
-                ring.subtract_into(rest, self.sent[client])
-            own = ring.centre(rest)
-        opened = None if total is None else ring.centre(total)
+                subtract_into(ring, rest, self.sent[client])
+            own = ring.center(rest)
+        opened = None if total is None else ring.center(total)
         self.opened.append(Opened(protocol, len(honest), before, opened, own))

@@ -31,7 +31,6 @@ PUBLIC = signing_public(SECRET).hex()
 KINDS = {
     "once": {"sampling": "once", "against": SERVER, "dropouts": 0.1, "colluders": 0.05},
     "fixed": {"sampling": "fixed", "against": RELEASED},
-    "poisson": {"sampling": "poisson", "mechanism": "shared", "against": RELEASED},
     "adaptive": {"sampling": "once", "against": SERVER, "clip": "auto"},
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from d2pfed.secagg.pairwise.unmask import Aggregate, unmask
 from d2pfed.secagg.shamir import Interpolation
 from d2pfed.secagg.wire import MessageKind, Subset, subset_of
 from support.federation import MODEL, TASK, Federation
+from support.rings import subtract_into
 
 VICTIM = 0
 LOW_ORDER = [  # the points of small order on Curve25519, as any implementation must refuse them
@@ -213,12 +215,12 @@ class Evil:
         context, seed = self.context(VICTIM, sharers), self.join(VICTIM, self.seed_shares)
         bare = self.vectors[VICTIM].copy()
         own = Stream(keys.self_mask_key(seed, context, client))
-        ring.subtract_into(bare, ring.uniform(own, session.dimension))
+        subtract_into(ring, bare, ring.uniform(own, session.dimension))
         for peer in self.joined[VICTIM].partners(VICTIM, sharers):
             if (secret := shared(peer)) is None:
                 continue
             key = keys.pair_mask_key(secret, context, (client, session.cohort[peer]), group)
-            undo = ring.subtract_into if peer > VICTIM else ring.add_into
+            undo = partial(subtract_into, ring) if peer > VICTIM else ring.add_into
             undo(bare, ring.uniform(Stream(key), session.dimension))
         return bare
 
@@ -251,17 +253,17 @@ class Evil:
             client = session.cohort[rank]
             ring.add_into(total, self.vectors[rank])
             seed = self.join(rank, self.all_shares[rank])
-            ring.subtract_mask_into(total, Stream(keys.self_mask_key(seed, context, client)))
+            ring.add_masks_into(total, (), (Stream(keys.self_mask_key(seed, context, client)),))
             for other in set(joined.partners(rank, sharers)) - set(part):
                 shared = self.mask_agreement(other).agree(self.advertisements[rank].mask_public)
                 key = keys.pair_mask_key(shared, context, (client, session.cohort[other]), keys.NO_GROUP)
-                undo = ring.subtract_mask_into if rank < other else ring.add_mask_into
-                undo(total, Stream(key))
+                pair = (), (Stream(key),)
+                ring.add_masks_into(total, *(pair if rank < other else pair[::-1]))
         return total
 
     def without(self, total: np.ndarray, ranks: Iterable[int]) -> np.ndarray:
         """Subtract vectors that the server knows."""
         left = total.copy()
         for rank in ranks:
-            self.session.ring.subtract_into(left, self.federation.vectors[self.session.cohort[rank]])
+            subtract_into(self.session.ring, left, self.federation.vectors[self.session.cohort[rank]])
         return left

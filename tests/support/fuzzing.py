@@ -34,7 +34,7 @@ from d2pfed.ledger.rows import decode_release, encode_release
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan
-from d2pfed.plan.names import parse_clip
+from d2pfed.plan.target import parse_clip
 from d2pfed.round import run_plan
 from d2pfed.runs import plain
 from d2pfed.runs.records import ExchangeRecord, RoundRecord

@@ -13,9 +13,8 @@ from functools import cache
 
 from d2pfed.accounting import Adjacency, BatchSampling, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError
-from d2pfed.noise.clipping import AdaptiveClip
-from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Shared, SkellamNoise
-from d2pfed.noise.weighting import Weighting
+from d2pfed.noise.clipping import AdaptiveClip, Weighting
+from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Shared, SkellamNoise
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.numerics.ring import Ring
@@ -188,7 +187,6 @@ def _mechanism(plan: Plan, stream: Stream) -> Plan:
             stream,
             Centered(sigma),
             Shared(sigma),
-            Designated(sigma),
             DDGauss(sigma),
             SkellamNoise(sigma**2),
             BinomialNoise(2 * math.ceil(2 * sigma**2)),

@@ -125,7 +125,7 @@ class MaliciousServer:
         """The sum of the clients' updates, with its noise, as the server decodes it after an attempt at round 0."""
         seed = rotation_seed(self.session(attempt=attempt))
         opened = self.attempt(attempt=attempt, task=task)
-        return self.plan.codec.decode(self.plan.ring.centre(opened.vector), seed, 1)
+        return self.plan.codec.decode(self.plan.ring.center(opened.vector), seed, 1)
 
 
 def shows_only(client: int, found: np.ndarray) -> bool:

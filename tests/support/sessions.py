@@ -33,7 +33,7 @@ def draw_session(stream: Stream, most: int = 20) -> Session:
     """A session of any kind that its rules allow, of at most so many clients."""
     size = 3 + stream.below(most - 2)
     consistency = Consistency.SIGNED if stream.below(2) else Consistency.ASSUMED
-    delivery = list(Delivery)[stream.below(3)]
+    delivery = list(Delivery)[stream.below(2)]
     degree, threshold = size - 1, size // 2 + 1
     is_sparse = size > 8 and delivery is Delivery.QUORUM and stream.below(2) == 0
     if is_sparse:

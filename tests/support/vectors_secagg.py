@@ -30,7 +30,6 @@ ROUNDS = {
         {7},
         set(),
     ),
-    "designated": ({"delivery": Delivery.DESIGNATED, "quorum": 3}, {7}, set()),
     "everyone": ({"delivery": Delivery.EVERYONE, "quorum": 4, "bits": 21}, set(), set()),
     "signed": (SIGNED | {"quorum": 3}, {13}, set()),
     "drawn": (SIGNED | {"quorum": 3, "draw": 5}, set(), set()),
@@ -159,7 +158,6 @@ def _run(name, federation):
             else []
         ),
         "digest": session.digest.hex(),
-        "designated": session.designated,
         "adverts_digest": joined.digest.hex(),
         "holders": {
             str(client): [session.cohort[holder] for holder in joined.graph.holders(rank)]

@@ -1,7 +1,6 @@
 """Privacy accounting: pure functions from what was released to what it cost."""
 
-from d2pfed.accounting.accountants import Accountant, epsilon_of
-from d2pfed.accounting.amplification import CAP_SHARE, cap_excess, is_amplified
+from d2pfed.accounting.amplification import CAP_SHARE, Accountant, cap_excess, epsilon_of, is_amplified
 from d2pfed.accounting.binomial import cpsgd_epsilon
 from d2pfed.accounting.events import (
     RATE_STEPS,
@@ -18,7 +17,6 @@ from d2pfed.accounting.events import (
     Unit,
     check_unit,
 )
-from d2pfed.accounting.formatting import round_up
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -29,11 +27,11 @@ from d2pfed.accounting.observers import (
     Observer,
     View,
     account,
+    client_epsilon,
     colluding,
-    realised_epsilon,
+    round_up,
     upper_bound,
 )
-from d2pfed.accounting.own_account import client_epsilon
 
 __all__ = [
     "Accountant",
@@ -50,7 +48,6 @@ __all__ = [
     "Guarantee",
     "UNCOUNTED",
     "account",
-    "realised_epsilon",
     "upper_bound",
     "round_up",
     "cap_excess",

@@ -1,4 +1,8 @@
-"""Amplification by sampling: what releases behind sampled cohorts cost against an observer of the models only."""
+"""Amplification by sampling: what releases cost behind drawn cohorts, or behind secret coins of records.
+
+Cohorts are hidden from an observer of the models only. Coins are known to nobody outside their silo, so the server and
+other silos see amplified releases as well.
+"""
 
 import math
 from collections import Counter
@@ -25,119 +29,23 @@ from d2pfed.accounting.composition import (
     rdp_total_epsilon,
 )
 from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunReleases, Sampling
-from d2pfed.accounting.gaussian import NARROW, gaussian_delta, mills_drop, relative_guard, scaled_density
+from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.losses import Profile, tail_epsilon
-from d2pfed.accounting.mixtures import several_coins_add_delta, several_coins_delta
-from d2pfed.accounting.pld import COARSE, DominatingPair, loss_distributions
-from d2pfed.accounting.rdp import FloatArray, sparse_orders
-
-_FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential in double precision
-
-
-class PairKind(StrEnum):
-    """Which pair of distributions dominates one sampled release."""
-
-    FIXED_SIZE = "fixed-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
-    POISSON_ZERO_OUT = "poisson-zero-out"  # Poisson sampling, sizes secret: the client's vector against zero
-    POISSON_REPLACE_ONE = (
-        "poisson-replace-one"  # Poisson sampling, sizes secret: the client's vector against another
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SampledGaussian:
-    """The dominating pair of one Gaussian release behind a sampled cohort.
-
-    Attributes:
-        kind: which pair of distributions it is.
-        ratio: shift over sigma, where the shift is two radii for `FIXED_SIZE` (unless `rate` is 1) and one radius
-            for the others.
-        rate: the probability that a client is in the cohort.
-        slack: what it costs to put a Gaussian in the place of the true noise.
-        coins: how many independent coins one person has, for `POISSON_ZERO_OUT`.
-    """
-
-    kind: PairKind
-    ratio: float
-    rate: float
-    slack: float = 0.0
-    coins: int = 1
-
-    @property
-    def forward(self) -> Profile:
-        """The profile of the pair's first distribution against its second, rounded up."""
-        if self.coins > 1:
-            return partial(several_coins_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
-        profile = poisson_replace_delta if self.kind is PairKind.POISSON_REPLACE_ONE else fixed_size_delta
-        guard = 1 + relative_guard(self.ratio)
-        return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
-
-    @property
-    def backward(self) -> Profile | None:
-        """The profile of the pair's second distribution against its first, rounded up; None if it is the same."""
-        if self.kind is not PairKind.POISSON_ZERO_OUT:
-            return None
-        if self.coins > 1:
-            return partial(several_coins_add_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
-        guard = 1 + relative_guard(self.ratio)
-        return lambda epsilon: guard * poisson_add_delta(epsilon, self.ratio, self.rate)
-
-
-def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of a Gaussian behind a fixed-size cohort; also of a vector against zero if Poisson-sampled.
-
-    Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
-    Proof: theory.md#fixed-size. Checked: test_accounting_oracle.py by exhaustive adaptive optimisation.
-    """
-    # Where epsilon is small so is the base, and must be so to relative accuracy.
-    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / rate)
-    large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 1.0)))
-    return rate * gaussian_delta(np.where(epsilon < 1, small, large), ratio)
-
-
-def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of zero against the client's vector under Poisson sampling; 0 from -ln(1 - rate) on.
-
-    Guarantee: the mirror image of `fixed_size_delta` at one radius. Proof: theory.md#poisson.
-    """
-    kept = np.exp(-epsilon)
-    left = np.where(
-        kept > 0.5, rate + np.expm1(-epsilon), kept - (1 - rate)
-    )  # 1 - rate is exact where it is needed
-    # It falls to zero within rounding of the last epsilon, so what is left of the rate is rounded up.
-    left = np.maximum(left + 2.0**-50 * np.minimum(rate, kept), 0.0)
-    inside = left > 0
-    base = -np.log(np.where(inside, np.minimum(left / rate, 1.0), 1.0))
-    return np.where(inside, np.exp(epsilon) * left * gaussian_delta(base, ratio), 0.0)
-
-
-def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
-    """Return the profile of the client's vector against its opposite under Poisson sampling.
-
-    Guarantee: dominates every pair of vectors of that norm. Proof: theory.md#poisson.
-    Checked: test_accounting_rdp.py against quadrature.
-    """
-    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
-
-    # The loss is increasing in the output z; where it passes epsilon, exp(ratio z - epsilon / 2) = exp(w) with
-    # sinh(w) = sinh(epsilon / 2) exp(ratio^2 / 2) (1 - rate) / rate.
-    with np.errstate(divide="ignore"):
-        others = np.log((1 - rate) / rate) + epsilon + np.log(-np.expm1(-epsilon))
-        log_sinh = others - epsilon / 2 - math.log(2) + ratio * ratio / 2
-    far = log_sinh > _FAR
-    w = np.where(far, log_sinh + math.log(2), np.arcsinh(np.exp(np.where(far, 0.0, log_sinh))))
-    z = (epsilon / 2 + w) / ratio
-    if ratio <= NARROW:
-        # At z the densities are equal, and tails are densities times Mills ratios.
-        near = scaled_density(z, others) * mills_drop(z - ratio, ratio)
-        far_side = scaled_density(z + ratio, epsilon) * mills_drop(z - ratio, 2 * ratio)
-        return rate * (near + far_side)
-    own = log_ndtr(ratio - z)
-    other = others + log_ndtr(-z)
-    opposite = epsilon + log_ndtr(-ratio - z)
-    left = np.maximum(-np.expm1(np.logaddexp(other, opposite) - own), 0.0)
-    return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
-
+from d2pfed.accounting.pld import COARSE, FINE, DominatingPair, loss_distributions
+from d2pfed.accounting.rdp import (
+    FloatArray,
+    check_delta,
+    dense_orders,
+    gaussian_moments,
+    gaussian_rdp,
+    least_epsilon,
+    mironov_conversion,
+    real_orders,
+    sparse_orders,
+    tight_conversion,
+    without_replacement_rdp,
+)
+from d2pfed.errors import ConfigError
 
 _ORDERS = sparse_orders(1 << 20)
 _NODES = 1 << 13
@@ -147,19 +55,13 @@ _WIDEST = 600.0  # epsilon whose exponential is still in the range of doubles
 
 @dataclass(frozen=True, slots=True)
 class SampledRdp:
-    """The dominating pair of one release behind a fixed-size cohort, with noise of which a Renyi curve is known.
-
-    Attributes:
-        noise: the noise in the sum.
-        radii: how many clip radii neighbours are apart: two behind a cohort.
-        rate: the probability that a client is in the cohort.
-        slack: zero, as no Gaussian stands in the place of the noise.
-    """
+    """The dominating pair of one release behind a fixed-size cohort, with noise of which a Renyi curve is known."""
 
     noise: Noise
-    radii: int
-    rate: float
-    slack: float = 0.0
+    radii: int  # how many clip radii neighbors are apart: two behind a cohort
+    rate: float  # the probability that a client is in the cohort
+    slack: float = 0.0  # no Gaussian stands in the place of the noise
+    backward: None = None  # the reversed order is the same
 
     @property
     def forward(self) -> Profile:
@@ -175,11 +77,6 @@ class SampledRdp:
             return self.rate * np.interp(base, ratios, values)
 
         return profile
-
-    @property
-    def backward(self) -> None:
-        """None: the reversed order is the same."""
-        return
 
 
 def has_rdp_profile(noise: Noise, radii: int) -> bool:
@@ -234,28 +131,28 @@ _GUARD = 1 + 1e-9  # more than the relative error of a binomial tail in double p
 
 @dataclass(frozen=True, slots=True)
 class _Exposure:
-    """The cost of one release, how its cohort was drawn, and how many of them there are."""
+    """The cost of one release, with which chance a client is in it, and how many of them there are."""
 
     cost: AdditiveCost
-    sampling: CohortSampling | None  # None: nothing is amplified
+    rate: float  # 1: nothing is amplified
     count: int
 
 
 def is_amplified(sampling: CohortSampling) -> bool:
     """Return whether sampling amplifies: whether the cohort is drawn so that it hides who took part."""
-    return sampling.method in {Sampling.FIXED, Sampling.POISSON} and sampling.cohort_size < sampling.population
+    return sampling.method is Sampling.FIXED and sampling.cohort_size < sampling.population
 
 
 def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int) -> float:
     """Return kappa, what clients that send zeros from their cap on add to delta behind sampled cohorts.
 
-    Each of so many charged attempts of a run has a fresh cohort. With cohorts of fixed size whether another client
-    is at its cap depends on who was drawn in its place; under Poisson sampling nothing does, and kappa is 0.
+    Each of so many charged attempts of a run has a fresh cohort. Whether another client is at its cap
+    depends on who was drawn in its place.
 
     Guarantee: an upper bound. Proof: theory.md#caps.
     Checked: test_accounting_amplification_caps.py::test_who_is_at_the_cap_follows_from_what_the_proof_reveals.
     """
-    if max_participations >= attempts or sampling.method is not Sampling.FIXED or not is_amplified(sampling):
+    if max_participations >= attempts or not is_amplified(sampling):
         return 0.0
     from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
 
@@ -271,7 +168,7 @@ def sampled_runs_epsilon(
     Each client sends zeros once it has been in as many releases of a run as the run's cap says.
 
     Guarantee: cohorts drawn afresh and independently for each release, as it states, or a partition whose blocks
-    are used once. Proof: theory.md#fixed-size, theory.md#poisson, theory.md#caps, theory.md#attempts.
+    are used once. Proof: theory.md#fixed-size, theory.md#caps, theory.md#attempts.
     Checked: test_accounting_oracle.py.
     """
     kappa = math.fsum(cap_excess(run.sampling, run.count, run.max_participations) for run in runs)
@@ -282,8 +179,10 @@ def sampled_runs_epsilon(
     method = method_for(noises, releases)
 
     def total(noise_cost: NoiseCost, amplify: Amplification) -> AdditiveCost:
-        exposures = Counter(_exposures(runs, adjacency, noise_cost)).items()
-        return composed((_amplify(each, amplify), each.count * times) for each, times in exposures)
+        return composed(
+            (each.cost if each.rate == 1 else amplify(each.cost, each.rate), each.count * times)
+            for each, times in Counter(_exposures(runs, adjacency, noise_cost)).items()
+        )
 
     if method is Method.BINOMIAL:
         return binomial_total_epsilon(total, delta - kappa, releases), method
@@ -308,8 +207,8 @@ def _profiled_pairs(runs: Sequence[RunReleases], releases: int) -> list[tuple[Do
     for run in runs:
         rate = run.sampling.cohort_size / run.sampling.population
         for noise, count in run.noises:
-            radii = _radii(run.sampling, Adjacency.REPLACE_ONE)
-            if run.sampling.method is not Sampling.FIXED or not is_amplified(run.sampling):
+            radii = Adjacency.REPLACE_ONE.radii
+            if not is_amplified(run.sampling):
                 return None
             if has_gaussian(noise, releases):
                 squared, slack = gaussian_cost(noise, radii, releases).values
@@ -331,26 +230,9 @@ def sampled_gaussians(
     noise_cost = partial(gaussian_cost, releases=releases)
     pairs: Counter[SampledGaussian] = Counter()
     for exposure in _exposures(runs, adjacency, noise_cost):
-        pairs[_sampled(exposure, adjacency)] += exposure.count
+        squared, slack = exposure.cost.values
+        pairs[SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), exposure.rate, slack)] += exposure.count
     return pairs
-
-
-def _sampled(exposure: _Exposure, adjacency: Adjacency) -> SampledGaussian:
-    squared, slack = exposure.cost.values
-    if exposure.sampling is None:
-        return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), 1.0, slack)
-    rate = exposure.sampling.cohort_size / exposure.sampling.population
-    if exposure.sampling.method is Sampling.FIXED:
-        return SampledGaussian(PairKind.FIXED_SIZE, math.sqrt(squared), rate, slack)
-    kind = PairKind.POISSON_REPLACE_ONE if adjacency is Adjacency.REPLACE_ONE else PairKind.POISSON_ZERO_OUT
-    return SampledGaussian(kind, math.sqrt(squared) / adjacency.radii, rate, slack)
-
-
-def _amplify(exposure: _Exposure, amplify: Amplification) -> AdditiveCost:
-    # Poisson sampling has no Renyi bound here that holds for both adjacencies, so it is charged unamplified.
-    if exposure.sampling is None or exposure.sampling.method is Sampling.POISSON:
-        return exposure.cost
-    return amplify(exposure.cost, exposure.sampling.cohort_size / exposure.sampling.population)
 
 
 def _exposures(runs: Sequence[RunReleases], adjacency: Adjacency, noise_cost: NoiseCost) -> Iterator[_Exposure]:
@@ -368,14 +250,138 @@ def _exposures(runs: Sequence[RunReleases], adjacency: Adjacency, noise_cost: No
 
     for run in runs:
         if is_amplified(run.sampling):
+            # A client that is not drawn is replaced by another one: zero-out gains nothing.
+            rate = run.sampling.cohort_size / run.sampling.population
             for noise, count in run.noises:
-                yield _Exposure(cost_of(noise, _radii(run.sampling, adjacency)), run.sampling, count)
+                yield _Exposure(cost_of(noise, Adjacency.REPLACE_ONE.radii), rate, count)
             continue
         most = run.blocks if run.sampling.method is Sampling.ONCE else run.max_participations
         costs = [(cost_of(noise, adjacency.radii), count) for noise, count in run.noises]
-        yield _Exposure(costliest_choice(costs, most), None, 1)
+        yield _Exposure(costliest_choice(costs, most), 1.0, 1)
 
 
-def _radii(sampling: CohortSampling, adjacency: Adjacency) -> int:
-    # Behind a fixed-size cohort a client that is not drawn is replaced by another one: zero-out gains nothing.
-    return Adjacency.REPLACE_ONE.radii if sampling.method is Sampling.FIXED else adjacency.radii
+def record_pairs(runs: Sequence[RunReleases], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
+    """Return which sampled Gaussians stand for the releases, and how often; each noise must have a Gaussian.
+
+    The noise of each release is what the observer does not know of it. The slack of each is that of one among so many.
+
+    Guarantee: dominates the pair of any two data sets that differ in one unit. Proof: theory.md#records.
+    Checked: test_accounting_records.py by exhaustive adaptive games.
+    """
+    pairs: Counter[SampledGaussian] = Counter()
+    for run in runs:
+        if run.batches is None:
+            raise ConfigError("a release of records must say how they were drawn")
+        for noise, count in run.noises:
+            squared, slack = gaussian_cost(noise, 1, releases).values
+            ratio, rate, silos = math.sqrt(squared), float(run.batches.rate), run.batches.max_silos
+            if run.batches.rate == 1:
+                pair = SampledGaussian(PairKind.FIXED_SIZE, ratio * adjacency.radii * silos, 1.0, slack)
+            elif adjacency is Adjacency.REPLACE_ONE:
+                pair = SampledGaussian(PairKind.POISSON_REPLACE_ONE, ratio, rate, slack)
+            else:
+                pair = SampledGaussian(PairKind.POISSON_ZERO_OUT, ratio, rate, slack, silos)
+            pairs[pair] += count
+    return pairs
+
+
+def record_runs_epsilon(
+    runs: Sequence[RunReleases], adjacency: Adjacency, delta: float, points: int
+) -> tuple[float, str]:
+    """Return epsilon of one unit, and the name of the accountant; infinite where no Gaussian stands for a noise."""
+    releases = sum(run.count for run in runs)
+    if not all(has_gaussian(noise, releases) for run in runs for noise, _ in run.noises):
+        return math.inf, "none"
+    pairs = record_pairs(runs, adjacency, releases)
+    if all(pair.rate == 1 for pair in pairs):  # nothing is amplified: one Gaussian
+        slack = math.fsum(pair.slack * count for pair, count in pairs.items())
+        ratio = math.sqrt(math.fsum(pair.ratio**2 * count for pair, count in pairs.items()))
+        return gaussian_epsilon(delta * math.exp(-slack), ratio) + 2 * slack, "gaussian"
+    epsilon = math.inf
+    for grid in sorted({points, COARSE}, reverse=True):  # where many releases are too wide for a fine one
+        epsilon = composed(loss_distributions(list(pairs.items()), delta, grid)).epsilon(delta)
+        if math.isfinite(epsilon):
+            break
+    return epsilon, "pld"
+
+
+class Accountant(StrEnum):
+    """How epsilon is computed."""
+
+    WBK_MIRONOV = (
+        "wbk-mironov"  # Theorem 27 of Wang, Balle, Kasiviswanathan with Mironov's conversion: the paper's
+    )
+    WBK = "wbk"  # the same with the tight conversion
+    RDP = "rdp"  # Renyi curves with the tight conversion, whatever the sampling
+    PLD = "pld"  # privacy-loss distributions; exact where nothing is sampled
+
+
+class Grid(StrEnum):
+    """How finely privacy losses are resolved; both err upwards."""
+
+    COARSE = "coarse"
+    FINE = "fine"
+
+    @property
+    def points(self) -> int:
+        """The number of positive grid points of one release."""
+        return COARSE if self is Grid.COARSE else FINE
+
+
+def epsilon_of(
+    noise_multiplier: float,
+    sampling: CohortSampling,
+    rounds: int,
+    *,
+    adjacency: Adjacency,
+    delta: float,
+    accountant: Accountant,
+    grid: Grid = Grid.FINE,
+) -> float:
+    """Return epsilon against an observer of the models after `rounds` Gaussian releases.
+
+    Args:
+        noise_multiplier: sigma over the sensitivity of the stated adjacency: two radii for replace-one, one for
+            zero-out. Behind a fixed-size cohort the distance is two radii whatever the adjacency.
+        sampling: how the cohort of each round is sampled.
+        rounds: the number of releases.
+        adjacency: the neighboring relation.
+        delta: the probability that the guarantee may fail, over all rounds together.
+        accountant: how epsilon is computed.
+        grid: how finely privacy losses are resolved, for `PLD`.
+
+    Guarantee: errs upwards. Proof: theory.md#fixed-size, theory.md#renyi-sampling.
+    Checked: test_accounting_golden.py, test_accounting_peers.py.
+    """
+    check_delta(delta)
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(f"noise_multiplier must be positive and finite, got {noise_multiplier}")
+    if rounds < 1:
+        raise ConfigError(f"rounds must be at least 1, got {rounds}")
+    pair = SampledGaussian(PairKind.FIXED_SIZE, 1 / noise_multiplier, 1.0)
+    if is_amplified(sampling):
+        one_radius = 1 / (noise_multiplier * adjacency.radii)
+        rate = sampling.cohort_size / sampling.population
+        pair = SampledGaussian(PairKind.FIXED_SIZE, 2 * one_radius, rate)
+    count = 1 if sampling.method is Sampling.ONCE else rounds
+    if accountant is Accountant.PLD:
+        if pair.rate == 1:
+            return gaussian_epsilon(delta, math.sqrt(_compose(np.array([pair.ratio**2]), count)[0]))
+        return composed(loss_distributions([(pair, count)], delta, grid.points)).epsilon(delta)
+
+    def curve(orders: FloatArray) -> FloatArray:
+        if accountant is Accountant.RDP and pair.rate == 1:
+            return _compose(gaussian_rdp(orders, pair.ratio), count)
+        top = int(orders[-1])
+        own = gaussian_rdp(np.arange(top + 1, dtype=np.float64), pair.ratio)
+        if pair.rate < 1:
+            own = without_replacement_rdp(own, pair.rate, gaussian_moments(pair.ratio, top))
+        return _compose(own[2:], count)
+
+    orders = real_orders if accountant is Accountant.RDP and pair.rate == 1 else dense_orders
+    convert = mironov_conversion if accountant is Accountant.WBK_MIRONOV else tight_conversion
+    return least_epsilon(curve, orders, delta, convert)[0]
+
+
+def _compose(values: FloatArray, count: int) -> FloatArray:
+    return np.array(composed([(AdditiveCost(tuple(values.tolist())), count)]).values)

@@ -5,7 +5,7 @@ There are three methods: Gaussian, Renyi and binomial; which one applies depends
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial, reduce
@@ -21,17 +21,13 @@ from d2pfed.accounting.events import (
     ContinuousGaussian,
     DiscreteGaussianSum,
     Noise,
-    SkellamSum,
 )
 from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.rdp import (
     FloatArray,
     check_delta,
     dense_orders,
-    gaussian_rdp,
     least_epsilon,
-    real_centred_sum_rdp,
-    skellam_rdp,
     sparse_orders,
     tight_conversion,
     without_replacement_rdp,
@@ -104,22 +100,7 @@ def rdp_cost(noise: Noise, radii: int, orders: FloatArray) -> AdditiveCost:
 
     Guarantee: upper bounds for neighbours `radii` clip radii apart. Proof: theory.md#sums, theory.md#skellam.
     """
-    return AdditiveCost(tuple(_curve(noise, radii, orders).tolist()))
-
-
-def _curve(noise: Noise, radii: int, orders: FloatArray) -> FloatArray:
-    shift = radii * float(noise.radius)
-    if isinstance(noise, ContinuousGaussian):
-        return gaussian_rdp(orders, shift / noise.sigma)
-    if isinstance(noise, DiscreteGaussianSum):
-        sigma, d = float(noise.sigma), noise.dimension
-        return real_centred_sum_rdp(orders, sigma=sigma, contributors=noise.contributors, shift=shift, dimension=d)
-    if isinstance(noise, SkellamSum):
-        # An integer vector's L1 norm is at most its squared L2 norm, and at most sqrt(d) times its L2 norm.
-        l1 = min(radii * float(noise.l1_radius), shift * shift, shift * math.sqrt(noise.dimension))
-        total = float(noise.variance) * noise.contributors
-        return skellam_rdp(orders, variance=total, shift=shift, l1_shift=l1)
-    raise ConfigError("binomial noise composes by its own rule and cannot be mixed with other noise")
+    return AdditiveCost(tuple(noise.rdp(radii, orders).tolist()))
 
 
 def binomial_cost(noise: Noise, radii: int, delta: float) -> AdditiveCost:
@@ -154,11 +135,6 @@ def costliest_choice(costs: Sequence[tuple[AdditiveCost, int]], most: int) -> Ad
     with np.errstate(invalid="ignore"):
         parts = np.where(taken > 0, np.take_along_axis(values, order, axis=0) * taken, 0.0)
     return composed((AdditiveCost(tuple(part)), 1) for part in parts.tolist())
-
-
-def coordinatewise_max(costs: Sequence[AdditiveCost]) -> AdditiveCost:
-    """Return a cost that none of the given ones exceeds in any coordinate."""
-    return costliest_choice([(cost, 1) for cost in costs], 1)
 
 
 # From the cost of a release to its cost behind a fixed-size cohort drawn at a rate.
@@ -208,8 +184,12 @@ def rdp_total_epsilon(total: TotalCost, delta: float, grid: Callable[[int], Floa
     Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#composition, theory.md#conversions.
     """
 
+    def amplified(cost: AdditiveCost, rate: float) -> AdditiveCost:
+        padded = np.concatenate([[0.0, 0.0], cost.values])
+        return AdditiveCost(tuple(without_replacement_rdp(padded, rate)[2:].tolist()))
+
     def curve(orders: FloatArray) -> FloatArray:
-        return np.array(total(partial(rdp_cost, orders=orders), _amplified_curve).values)
+        return np.array(total(partial(rdp_cost, orders=orders), amplified).values)
 
     return least_epsilon(curve, grid, delta, tight_conversion)[0]
 
@@ -219,24 +199,18 @@ def binomial_total_epsilon(total: TotalCost, delta: float, releases: int) -> flo
 
     Guarantee: (epsilon, delta)-privacy of the whole. Proof: theory.md#binomial.
     """
-    return min(_compose_binomial(total, delta, delta * share / releases) for share in _BINOMIAL_SHARES)
 
+    def amplified(cost: AdditiveCost, rate: float) -> AdditiveCost:
+        epsilon, own = cost.values[:2]
+        return approximate_dp_cost(amplified_epsilon(epsilon, rate), rate * own)
 
-def _compose_binomial(total: TotalCost, delta: float, delta_each: float) -> float:
-    plain, used, square, growth = total(partial(binomial_cost, delta=delta_each), _amplified_pair).values
-    if used >= delta:
-        return math.inf
-    return min(plain, math.sqrt(2 * square * math.log(1 / (delta - used))) + growth)
-
-
-def _amplified_curve(cost: AdditiveCost, rate: float) -> AdditiveCost:
-    padded = np.concatenate([[0.0, 0.0], cost.values])
-    return AdditiveCost(tuple(without_replacement_rdp(padded, rate)[2:].tolist()))
-
-
-def _amplified_pair(cost: AdditiveCost, rate: float) -> AdditiveCost:
-    epsilon, delta = cost.values[:2]
-    return approximate_dp_cost(amplified_epsilon(epsilon, rate), rate * delta)
+    least = math.inf
+    for share in _BINOMIAL_SHARES:
+        each = partial(binomial_cost, delta=delta * share / releases)
+        plain, used, square, growth = total(each, amplified).values
+        if used < delta:
+            least = min(least, plain, math.sqrt(2 * square * math.log(1 / (delta - used))) + growth)
+    return least
 
 
 _ORDERS = sparse_orders(1 << 20)
@@ -262,7 +236,11 @@ def filtered_epsilon(noises: Counter[Noise], radii: int, delta: float) -> float:
     check_delta(delta)
     groups: dict[Method, Counter[Noise]] = {}
     for noise, count in noises.items():
-        groups.setdefault(_group(noise, radii), Counter())[noise] += count
+        group = Method.BINOMIAL
+        if not isinstance(noise, BinomialSum):
+            _, slack = gaussian_cost(noise, radii, _SMOOTHED).values
+            group = Method.GAUSSIAN if slack <= _SLACK / _SMOOTHED else Method.RDP
+        groups.setdefault(group, Counter())[noise] += count
     if not groups:
         return 0.0
     if len(groups) == 1:
@@ -276,59 +254,34 @@ def _mixed(groups: Mapping[Method, Counter[Noise]], radii: int, delta: float) ->
 
     Which division a path ends in is chosen after the fact, so delta is divided among all that there are.
     """
-    every = sum(1 for count in (2, 3) for _ in _divisions(count) for _ in range(3 if count == 2 else 1))
+    tenths = range(1, _TENTHS)
+    divisions = {size: [of for of in product(tenths, repeat=size) if sum(of) == _TENTHS] for size in (2, 3)}
+    every = 3 * len(divisions[2]) + len(divisions[3])  # three pairs of groups, and all three
     each = delta / (every * len(groups))
     wanted = [_epsilon(group, noises, radii, each) for group, noises in groups.items()]
     return min(
         max(epsilon * _TENTHS / part for epsilon, part in zip(wanted, parts, strict=True))
-        for parts in _divisions(len(groups))
+        for parts in divisions[len(groups)]
     )
 
 
-def _divisions(groups: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to divide the tenths of epsilon among so many groups."""
-    return (parts for parts in product(range(1, _TENTHS), repeat=groups) if sum(parts) == _TENTHS)
-
-
-def _group(noise: Noise, radii: int) -> Method:
-    if isinstance(noise, BinomialSum):
-        return Method.BINOMIAL
-    _, slack = gaussian_cost(noise, radii, _SMOOTHED).values
-    return Method.GAUSSIAN if slack <= _SLACK / _SMOOTHED else Method.RDP
-
-
 def _epsilon(group: Method, noises: Counter[Noise], radii: int, delta: float) -> float:
+    """Return epsilon of the releases of one group."""
     if group is Method.GAUSSIAN:
-        return _gaussian(noises, radii, delta)
-    return _renyi(noises, radii, delta) if group is Method.RDP else _binomial(noises, radii, delta)
-
-
-def _gaussian(noises: Counter[Noise], radii: int, delta: float) -> float:
-    squared, slack = composed(
-        (gaussian_cost(noise, radii, _SMOOTHED), count) for noise, count in noises.items()
-    ).values
-    if slack > _SLACK:
-        return math.inf
-    return gaussian_epsilon(delta * math.exp(-_SLACK), math.sqrt(squared)) + 2 * _SLACK
-
-
-def _renyi(noises: Counter[Noise], radii: int, delta: float) -> float:
-    """Return epsilon by the one number rho with D_alpha <= alpha rho: which order is best depends on it alone."""
-
-    def rho(noise: Noise) -> AdditiveCost:
-        curve = rdp_cost(noise, radii, _ORDERS).values
-        return AdditiveCost((float(np.max(np.divide(curve, _ORDERS))),))
-
-    (total,) = composed((rho(noise), count) for noise, count in noises.items()).values
-    return float(tight_conversion(_ORDERS, total * _ORDERS, delta).min())
-
-
-def _binomial(noises: Counter[Noise], radii: int, delta: float) -> float:
+        squared, slack = composed(
+            (gaussian_cost(noise, radii, _SMOOTHED), count) for noise, count in noises.items()
+        ).values
+        if slack > _SLACK:
+            return math.inf
+        return gaussian_epsilon(delta * math.exp(-_SLACK), math.sqrt(squared)) + 2 * _SLACK
+    if group is Method.RDP:
+        # By the one number rho with D_alpha <= alpha rho: which order is best depends on it alone.
+        rhos = {noise: float(np.max(noise.rdp(radii, _ORDERS) / _ORDERS)) for noise in noises}
+        (total,) = composed((AdditiveCost((rhos[noise],)), count) for noise, count in noises.items()).values
+        return float(tight_conversion(_ORDERS, total * _ORDERS, delta).min())
     half = delta / 2  # plain or advanced composition, whichever turns out to be less
     each = half / 2 / _MOST_BINOMIAL
     plain, used, square, growth = composed(
         (binomial_cost(noise, radii, each), count) for noise, count in noises.items()
     ).values
-    if used > half / 2:
-        return math.inf
-    return min(plain, math.sqrt(2 * square * math.log(2 / half)) + growth)
+    return math.inf if used > half / 2 else min(plain, math.sqrt(2 * square * math.log(2 / half)) + growth)

@@ -11,15 +11,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from d2pfed.accounting.amplification import SampledGaussian, cap_excess, is_amplified, sampled_gaussians
+from d2pfed.accounting.amplification import cap_excess, is_amplified, record_pairs, sampled_gaussians
 from d2pfed.accounting.composition import composed, filtered_epsilon, has_gaussian
 from d2pfed.accounting.events import BinomialSum, Noise, Release, RunReleases, Sampling
-from d2pfed.accounting.losses import LossPmf, dominate, tail_epsilon
+from d2pfed.accounting.gaussian import SampledGaussian
+from d2pfed.accounting.losses import LossPmf, dominate, mass_outside, profile_bounds, tail_epsilon
 from d2pfed.accounting.observers import Observer, View, check_releases, runs_epsilon, without_known_noise
 from d2pfed.accounting.pld import COARSE, FINE, PrivacyLossDistribution
 from d2pfed.accounting.rdp import FloatArray, check_delta
-from d2pfed.accounting.records import record_pairs
-from d2pfed.accounting.tilting import mass_outside, profile_bounds
 from d2pfed.errors import ConfigError
 
 _POINTS = 1 << 12  # positive grid points of the reference's losses
@@ -135,18 +134,11 @@ CONDITION = "if no plan or stop depended on outputs"  # on which `composed_epsil
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """All that a run may release: `attempts` times the plan's costliest release.
+    """All that a run may release: `attempts` times the plan's costliest release."""
 
-    Attributes:
-        release: what one attempt reveals with the least noise that the plan allows (a quorum of survivors); its
-            run, round, attempt and participants do not count.
-        attempts: how many charged attempts the run may take, spare ones included (`plan.max_attempts`).
-        max_participations: how often one client contributes in the run before it sends zeros.
-    """
-
-    release: Release
-    attempts: int
-    max_participations: int
+    release: Release  # with the least noise that the plan allows; its run, round, attempt and clients do not count
+    attempts: int  # charged ones that the run may take, spare ones included (`plan.max_attempts`)
+    max_participations: int  # how often one client contributes in the run before it sends zeros
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.max_participations < 1:
@@ -167,34 +159,23 @@ class PlanCost:
 
 @dataclass(frozen=True, slots=True)
 class FilterDecision:
-    """What a privacy filter decides about some plans.
+    """What a privacy filter decides about some plans."""
 
-    Attributes:
-        admitted: whether all of them are within the budget, whatever was chosen from outputs.
-        units: what each plan was charged, declared ones first, in rounds of the reference; empty where there is no
-            reference.
-        budget_units: the budget in the same units; 0 where there is no reference.
-        composed_epsilon: epsilon of exactly these plans composed, which holds on the `CONDITION` only; for a single
-            plan it holds as it is.
-        reason: one line on why the last plan is refused; empty if it is admitted.
-    """
-
-    admitted: bool
-    units: tuple[int, ...]
-    budget_units: int
-    composed_epsilon: float
-    reason: str = ""
+    admitted: bool  # whether all of them are within the budget, whatever was chosen from outputs
+    units: tuple[
+        int, ...
+    ]  # what each was charged in rounds of the reference, declared ones first; empty without one
+    budget_units: int  # the budget in the same units; 0 where there is no reference
+    composed_epsilon: float  # of exactly these plans; of more than one it holds on the `CONDITION` only
+    reason: str = ""  # why the last plan is refused; empty if it is admitted
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A privacy filter: a budget that holds whatever plans are chosen from earlier outputs.
 
-    Attributes:
-        epsilon, delta: the budget.
-        observer: for whom it holds.
-        declared: plans fixed before anything was released; they are composed exactly, in any order, and need not
-            all be run. The first plan begun counts as declared where this is empty.
+    Declared plans were fixed before anything was released; they are composed exactly, in any order, and need not all be
+    run. The first plan begun counts as declared where there are none.
     """
 
     epsilon: float
@@ -225,7 +206,8 @@ class Filter:
 
     def _filtered(self, fixed: Sequence[PlanCost], later: Sequence[PlanCost], exact: float) -> FilterDecision:
         """Return the answer where something was chosen after outputs: one of two rules must admit all of it."""
-        if not self._has_units(fixed):
+        # Whether a round of the first plan can be the unit of the budget.
+        if not (self._amplifies(fixed[0]) and all(self._parts(plan) is not None for plan in fixed)):
             if any(self._amplifies(plan) for plan in fixed):
                 return self._verdict(self._basic(fixed, later, self.delta), exact)
             delta = (1 - _BASIC_SHARE) * self.delta
@@ -264,10 +246,6 @@ class Filter:
                 found = runs_epsilon(runs, adjacency, self.observer, delta, FINE)
             total += math.inf if found is None else found[0]
         return total
-
-    def _has_units(self, fixed: Sequence[PlanCost]) -> bool:
-        """Return whether a round of the first plan can be the unit of the budget."""
-        return self._amplifies(fixed[0]) and all(self._parts(plan) is not None for plan in fixed)
 
     def _amplifies(self, plan: PlanCost) -> bool:
         """Return whether a plan's releases are amplified for the observer."""

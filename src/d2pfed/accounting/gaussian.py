@@ -1,13 +1,17 @@
-"""The privacy profile of one Gaussian release, exact but for rounding, which errs upwards.
+"""Privacy profiles of Gaussian releases, exact but for rounding, which errs upwards: plain, behind cohorts or coins.
 
 A profile is delta as a function of epsilon, for epsilon >= 0.
 """
 
 import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from d2pfed.accounting.losses import Profile
 from d2pfed.accounting.rdp import FloatArray, check_delta
 
 # Larger than the rounding error of a Gaussian tail in double precision, so that it errs upwards; the error grows with
@@ -17,6 +21,9 @@ _LARGE_RATIO = 1000.0
 _SMALLEST = 1e-300  # below it doubles lose relative accuracy
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)  # exact to rounding over intervals of length up to 2
 NARROW = 1.0  # ratios up to this need differences of tails that do not cancel
+_FAR = 30.0  # logarithm from which on a hyperbolic sine is half an exponential in double precision
+_STEPS = 80  # halvings: from a width of 10^5 to the last bits of a double
+_LOG_ROUNDING = 1e-13  # of a logarithm of R, more than its rounding error
 
 
 def relative_guard(ratio: float) -> float:
@@ -82,3 +89,194 @@ def gaussian_epsilon(delta: float, ratio: float) -> float:
         else:
             high = middle
     return high
+
+
+class PairKind(StrEnum):
+    """Which pair of distributions dominates one sampled release."""
+
+    FIXED_SIZE = "fixed-size"  # a fixed-size cohort; with rate 1 the plain Gaussian
+    POISSON_ZERO_OUT = "poisson-zero-out"  # secret coins of records: a record's vector against zero
+    POISSON_REPLACE_ONE = "poisson-replace-one"  # secret coins of records: a record's vector against another
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGaussian:
+    """The dominating pair of one Gaussian release behind a sampled cohort, or behind coins of records."""
+
+    kind: PairKind
+    ratio: float  # shift over sigma; the shift is two radii for `FIXED_SIZE` unless the rate is 1, else one radius
+    rate: float  # the probability that a unit is in the release
+    slack: float = 0.0  # what it costs to put a Gaussian in the place of the true noise
+    coins: int = 1  # how many independent coins one person has, for `POISSON_ZERO_OUT`
+
+    @property
+    def forward(self) -> Profile:
+        """The profile of the pair's first distribution against its second, rounded up."""
+        if self.coins > 1:
+            return partial(several_coins_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
+        profile = poisson_replace_delta if self.kind is PairKind.POISSON_REPLACE_ONE else fixed_size_delta
+        guard = 1 + relative_guard(self.ratio)
+        return lambda epsilon: guard * profile(epsilon, self.ratio, self.rate)
+
+    @property
+    def backward(self) -> Profile | None:
+        """The profile of the pair's second distribution against its first, rounded up; None if it is the same."""
+        if self.kind is not PairKind.POISSON_ZERO_OUT:
+            return None
+        if self.coins > 1:
+            return partial(several_coins_add_delta, ratio=self.ratio, rate=self.rate, coins=self.coins)
+        guard = 1 + relative_guard(self.ratio)
+        return lambda epsilon: guard * poisson_add_delta(epsilon, self.ratio, self.rate)
+
+
+def fixed_size_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+    """Return the profile of a Gaussian behind a fixed-size cohort; also of a record against zero behind a coin.
+
+    Guarantee: dominates every pair of replace-one or zero-out neighbours when `ratio` is that of two radii.
+    Proof: theory.md#fixed-size. Checked: test_accounting_oracle.py by exhaustive adaptive optimization.
+    """
+    # Where epsilon is small so is the base, and must be so to relative accuracy.
+    small = np.log1p(np.expm1(np.minimum(epsilon, 1.0)) / rate)
+    large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 1.0)))
+    return rate * gaussian_delta(np.where(epsilon < 1, small, large), ratio)
+
+
+def poisson_add_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+    """Return the profile of zero against a record's vector under Poisson sampling; 0 from -ln(1 - rate) on.
+
+    Guarantee: the mirror image of `fixed_size_delta` at one radius. Proof: theory.md#poisson.
+    """
+    kept = np.exp(-epsilon)
+    left = np.where(
+        kept > 0.5, rate + np.expm1(-epsilon), kept - (1 - rate)
+    )  # 1 - rate is exact where it is needed
+    # It falls to zero within rounding of the last epsilon, so what is left of the rate is rounded up.
+    left = np.maximum(left + 2.0**-50 * np.minimum(rate, kept), 0.0)
+    inside = left > 0
+    base = -np.log(np.where(inside, np.minimum(left / rate, 1.0), 1.0))
+    return np.where(inside, np.exp(epsilon) * left * gaussian_delta(base, ratio), 0.0)
+
+
+def poisson_replace_delta(epsilon: FloatArray, ratio: float, rate: float) -> FloatArray:
+    """Return the profile of a record's vector against its opposite under Poisson sampling.
+
+    Guarantee: dominates every pair of vectors of that norm. Proof: theory.md#poisson.
+    Checked: test_accounting_rdp.py against quadrature.
+    """
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
+    # The loss is increasing in the output z; where it passes epsilon, exp(ratio z - epsilon / 2) = exp(w) with
+    # sinh(w) = sinh(epsilon / 2) exp(ratio^2 / 2) (1 - rate) / rate.
+    with np.errstate(divide="ignore"):
+        others = np.log((1 - rate) / rate) + epsilon + np.log(-np.expm1(-epsilon))
+        log_sinh = others - epsilon / 2 - math.log(2) + ratio * ratio / 2
+    far = log_sinh > _FAR
+    w = np.where(far, log_sinh + math.log(2), np.arcsinh(np.exp(np.where(far, 0.0, log_sinh))))
+    z = (epsilon / 2 + w) / ratio
+    if ratio <= NARROW:
+        # At z the densities are equal, and tails are densities times Mills ratios.
+        near = scaled_density(z, others) * mills_drop(z - ratio, ratio)
+        far_side = scaled_density(z + ratio, epsilon) * mills_drop(z - ratio, 2 * ratio)
+        return rate * (near + far_side)
+    own = log_ndtr(ratio - z)
+    other = others + log_ndtr(-z)
+    opposite = epsilon + log_ndtr(-ratio - z)
+    left = np.maximum(-np.expm1(np.logaddexp(other, opposite) - own), 0.0)
+    return np.asarray(rate * np.exp(own) * left, dtype=np.float64)
+
+
+# A person with several coins: a binomial mixture of shifted Gaussians against one at zero. With z the output in
+# standard deviations, w_j = P[Bin(coins, rate) = j] and l_j(z) = exp(j r z - j^2 r^2 / 2), the likelihood ratio
+# R(z) = sum w_j l_j(z) increases. At a threshold z both profiles are sums of positive terms,
+#
+#     sum_j w_j (Phi(j r - z) - l_j(z) Phi(-z)) at epsilon = ln R(z), and
+#     exp(epsilon) sum_j w_j (l_j(z) Phi(z) - Phi(z - j r)) at epsilon = -ln R(z),
+#
+# so no digits cancel, and a threshold that is a little too low, or too high, gives the profile at a smaller epsilon.
+
+
+def several_coins_delta(epsilon: FloatArray, ratio: float, rate: float, coins: int) -> FloatArray:
+    """Return the profile of the mixture against zero, rounded up.
+
+    Guarantee: dominates every person whose records are within the radius in each of so many silos, if all coins are
+    independent. Proof: theory.md#records. Checked: test_accounting_records.py against quadrature and dp-accounting.
+    """
+    wanted = np.asarray(epsilon, np.float64)
+    low, _ = _thresholds(wanted - _LOG_ROUNDING * (1 + wanted), ratio, rate, coins)
+    total = np.zeros_like(wanted)
+    for heads, weight in _weights(rate, coins):
+        total += weight * _gain(low, heads * ratio)
+    return (1 + relative_guard(coins * ratio)) * np.minimum(total, 1.0)
+
+
+def several_coins_add_delta(epsilon: FloatArray, ratio: float, rate: float, coins: int) -> FloatArray:
+    """Return the profile of zero against the mixture, rounded up; 0 from -coins ln(1 - rate) on.
+
+    Guarantee: the mirror image of `several_coins_delta`. Proof: theory.md#records.
+    """
+    wanted = np.asarray(epsilon, np.float64)
+    none = coins * math.log1p(-rate) if rate < 1 else -math.inf  # ln w_0, which R never falls to
+    least = -wanted + _LOG_ROUNDING * (1 + wanted)
+    inside = least > none
+    _, high = _thresholds(np.where(inside, least, 0.0), ratio, rate, coins)
+    total = np.zeros_like(wanted)
+    for heads, weight in _weights(rate, coins):
+        total += weight * _loss(high, heads * ratio)
+    found = (1 + relative_guard(coins * ratio)) * np.exp(np.minimum(wanted, 700.0)) * total
+    return np.where(inside, np.minimum(found, 1.0), 0.0)
+
+
+def _weights(rate: float, coins: int) -> list[tuple[int, float]]:
+    """Return the chances of one coin or more."""
+    return [
+        (heads, math.comb(coins, heads) * rate**heads * (1 - rate) ** (coins - heads))
+        for heads in range(1, coins + 1)
+    ]
+
+
+def _log_ratio(z: FloatArray, ratio: float, rate: float, coins: int) -> FloatArray:
+    terms = [np.full_like(z, coins * math.log1p(-rate) if rate < 1 else -np.inf)]
+    for heads, weight in _weights(rate, coins):
+        if weight > 0:
+            terms.append(math.log(weight) + heads * ratio * z - (heads * ratio) ** 2 / 2)
+    return np.asarray(np.logaddexp.reduce(terms, axis=0))
+
+
+def _thresholds(wanted: FloatArray, ratio: float, rate: float, coins: int) -> tuple[FloatArray, FloatArray]:
+    """Return outputs just below and just above the one where ln R is as wanted; -inf below where none is so low."""
+    # One term alone bounds R from below, and the largest exponent from above, so both ends enclose the root.
+    high = np.maximum(wanted - math.log(coins * rate * (1 - rate) ** (coins - 1) or rate**coins), 0) / ratio
+    high = np.maximum(high + coins * ratio, 1.0)
+    low = np.minimum(wanted, 0.0) / ratio - 1.0
+    for _ in range(64):  # ln R falls to ln w_0, perhaps slowly
+        over = _log_ratio(low, ratio, rate, coins) > wanted
+        if not over.any():
+            break
+        low = np.where(over, 2 * low, low)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        over = _log_ratio(middle, ratio, rate, coins) > wanted
+        low, high = np.where(over, low, middle), np.where(over, middle, high)
+    return low, high
+
+
+def _gain(z: FloatArray, shift: float) -> FloatArray:
+    """Return Phi(shift - z) - exp(shift z - shift^2 / 2) Phi(-z), to relative accuracy."""
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
+    if shift <= NARROW:
+        return scaled_density(z - shift, 0.0) * mills_drop(z - shift, shift)
+    own = log_ndtr(shift - z)
+    other = shift * z - shift * shift / 2 + log_ndtr(-z)
+    return np.asarray(np.exp(own) * -np.expm1(np.minimum(other - own, 0.0)))
+
+
+def _loss(z: FloatArray, shift: float) -> FloatArray:
+    """Return exp(shift z - shift^2 / 2) Phi(z) - Phi(z - shift), to relative accuracy: the mirror image of `_gain`."""
+    from scipy.special import log_ndtr  # noqa: PLC0415 - slow to load
+
+    if shift <= NARROW:
+        return scaled_density(z - shift, 0.0) * mills_drop(-z, shift)
+    own = shift * z - shift * shift / 2 + log_ndtr(z)
+    other = log_ndtr(z - shift)
+    return np.asarray(np.exp(own) * -np.expm1(np.minimum(other - own, 0.0)))

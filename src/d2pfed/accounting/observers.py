@@ -1,22 +1,23 @@
 """One epsilon per observer: what each observer sees of the releases, and what they cost against it."""
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context, Decimal
 from enum import StrEnum
+from functools import lru_cache
 
-from d2pfed.accounting.amplification import is_amplified, sampled_runs_epsilon
+from d2pfed.accounting.amplification import is_amplified, record_runs_epsilon, sampled_runs_epsilon
 from d2pfed.accounting.composition import (
     AdditiveCost,
     Amplification,
     Method,
     NoiseCost,
-    TotalCost,
     binomial_total_epsilon,
     composed,
-    coordinatewise_max,
     costliest_choice,
+    filtered_epsilon,
     gaussian_total_epsilon,
     method_for,
     rdp_total_epsilon,
@@ -26,7 +27,6 @@ from d2pfed.accounting.events import (
     BatchSampling,
     CohortSampling,
     ContinuousGaussian,
-    DiscreteGaussianSum,
     Noise,
     Release,
     RunReleases,
@@ -36,7 +36,6 @@ from d2pfed.accounting.events import (
 )
 from d2pfed.accounting.pld import COARSE, FINE
 from d2pfed.accounting.rdp import check_delta, sparse_orders
-from d2pfed.accounting.records import record_runs_epsilon
 from d2pfed.errors import ConfigError
 
 # That a verified draw has more colluders than were planned for (`COHORT_BITS` of the neighbors): beside delta.
@@ -96,7 +95,7 @@ class Guarantee:
         delta: its failure probability.
         observer: against whom it holds.
         unit: the unit of privacy.
-        adjacency: the neighbouring relation.
+        adjacency: the neighboring relation.
         sampling: how cohorts were sampled, and whether that amplified, in words.
         max_participations: the cap on one client's participations in a run that was assumed.
         accountant: how the cost was composed.
@@ -138,48 +137,6 @@ def upper_bound(
     return _account(tuple(releases), observer, delta, max_participations, COARSE)
 
 
-def realised_epsilon(
-    releases: Sequence[Release], observer: Observer, *, delta: float, max_participations: int
-) -> float | None:
-    """Return epsilon of the client whose actual participations cost most; None where they are not recorded.
-
-    For the server only: it reveals something about cohorts, and amplification requires that nobody learns any.
-    """
-    check_delta(delta)
-    check_releases(releases)
-    if releases[0].unit is Unit.RECORD:  # every silo is asked, so who took part is no secret
-        return None
-    left = [_unknown_noise(release.noise, observer) for release in releases]
-    noises = [noise for noise in left if noise is not None]
-    if not all(release.participants for release in releases) or len(noises) < len(left):
-        return None
-    distinct = list(dict.fromkeys(noises))
-    index = {noise: position for position, noise in enumerate(distinct)}
-    participations: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    for release, noise in zip(releases, noises, strict=True):
-        for client in release.participants:
-            participations[release.run, client].append(index[noise])
-    clients: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
-    for (_, client), positions in participations.items():
-        clients[client].append(tuple(sorted(positions)))
-    patterns = {tuple(sorted(runs)) for runs in clients.values()}
-
-    def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
-        costs = [noise_cost(noise, releases[0].adjacency.radii) for noise in distinct]
-        return coordinatewise_max(
-            [
-                composed(
-                    (costliest_choice([(costs[position], 1) for position in run], max_participations), 1)
-                    for run in pattern
-                )
-                for pattern in patterns
-            ]
-        )
-
-    most = max(sum(min(max_participations, len(run)) for run in pattern) for pattern in patterns)
-    return _unamplified_epsilon(total, distinct, delta, most)[0]
-
-
 def _account(
     releases: tuple[Release, ...], observer: Observer, delta: float, max_participations: int, points: int
 ) -> Guarantee:
@@ -188,13 +145,14 @@ def _account(
         raise ConfigError(f"max_participations must be at least 1, got {max_participations}")
     check_releases(releases)
     runs = releases_by_run(releases, max_participations)
+    kinds = dict.fromkeys((run.sampling, run.batches) for run in runs)
     result = Guarantee(
         epsilon=math.inf,
         delta=delta,
         observer=observer,
         unit=releases[0].unit,
         adjacency=releases[0].adjacency,
-        sampling=_describe(runs, observer),
+        sampling="; ".join(_describe(*kind, observer) for kind in kinds),
         max_participations=max_participations,
         accountant="none",
     )
@@ -202,8 +160,10 @@ def _account(
     if found is None:
         return replace(result, reason=f"a release has no noise that is unknown to {observer}")
     epsilon, accountant, amplified = found
-    shown = result.sampling if amplified or observer.view is not View.RELEASED else _describe(runs, SERVER)
-    return replace(result, epsilon=epsilon, accountant=accountant, sampling=shown)
+    result = replace(result, epsilon=epsilon, accountant=accountant)
+    if amplified or observer.view is not View.RELEASED:
+        return result
+    return replace(result, sampling="; ".join(_describe(*kind, SERVER) for kind in kinds))
 
 
 def runs_epsilon(
@@ -216,7 +176,7 @@ def runs_epsilon(
         return None
     if any(run.batches is not None for run in exposed):
         return (*record_runs_epsilon(exposed, adjacency, delta, points), True)
-    plain = _unamplified_runs_epsilon(exposed, adjacency, delta)
+    plain = _unamplified_epsilon(exposed, adjacency, delta)
     if observer.view is View.RELEASED:
         # This view is a function of one that knows the cohorts, so whatever holds there holds here.
         amplified = sampled_runs_epsilon(runs, adjacency, delta, points)
@@ -225,31 +185,23 @@ def runs_epsilon(
     return (*plain, False)
 
 
-def _unamplified_runs_epsilon(
-    runs: Sequence[RunReleases], adjacency: Adjacency, delta: float
-) -> tuple[float, str]:
+def _unamplified_epsilon(runs: Sequence[RunReleases], adjacency: Adjacency, delta: float) -> tuple[float, str]:
     """Return epsilon for a client that is known to take part in the costliest releases of each run, up to its cap."""
     noises = list({noise for run in runs for noise, _ in run.noises})
+    most = sum(min(run.max_participations, run.count) for run in runs)
+    method = method_for(noises, most)
 
     def total(noise_cost: NoiseCost, _amplify: Amplification) -> AdditiveCost:
         costs = {noise: noise_cost(noise, adjacency.radii) for noise in noises}
         return composed(
-            (
-                costliest_choice([(costs[noise], count) for noise, count in run.noises], run.max_participations),
-                1,
-            )
+            (costliest_choice([(costs[noise], count) for noise, count in run.noises], run.max_participations), 1)
             for run in runs
         )
 
-    return _unamplified_epsilon(total, noises, delta, sum(min(run.max_participations, run.count) for run in runs))
-
-
-def _unamplified_epsilon(total: TotalCost, noises: Sequence[Noise], delta: float, count: int) -> tuple[float, str]:
-    method = method_for(noises, count)
     if method is Method.BINOMIAL:
-        return binomial_total_epsilon(total, delta, count), method
+        return binomial_total_epsilon(total, delta, most), method
     if method is Method.GAUSSIAN:
-        return gaussian_total_epsilon(total, delta, count), method
+        return gaussian_total_epsilon(total, delta, most), method
     return rdp_total_epsilon(total, delta, sparse_orders), method
 
 
@@ -266,7 +218,7 @@ def _unknown_noise(noise: Noise, observer: Observer) -> Noise | None:
         # The server adds this noise itself, so every observer with the server's view knows it.
         return noise if observer.view in {View.RELEASED, View.CLIENT} else None
     if observer.view is View.ALONE:
-        # A single contributor may be another client: the designated, or a seed that all share.
+        # A single contributor is a seed that all share.
         return noise.without(max(1, noise.contributors - 1))
     known = {View.CLIENT: 1, View.COLLUDING: observer.colluders}.get(observer.view, 0)
     return noise.without(known)
@@ -285,25 +237,9 @@ def check_releases(releases: Sequence[Release]) -> None:
                 f"all releases of one account must have the same max_silos, got {first.max_silos} and "
                 f"{release.max_silos}"
             )
-        if release.sampling.method is Sampling.POISSON and not _hides_the_size(release.noise):
-            raise ConfigError(
-                "a secret cohort size needs noise that does not depend on it (one contributor, or a trusted "
-                f"server), got {release.noise}"
-            )
 
 
-def _hides_the_size(noise: Noise) -> bool:
-    if isinstance(noise, DiscreteGaussianSum):
-        return noise.contributors == 1
-    return isinstance(noise, ContinuousGaussian)
-
-
-def _describe(runs: Sequence[RunReleases], observer: Observer) -> str:
-    kinds = dict.fromkeys((run.sampling, run.batches) for run in runs)
-    return "; ".join(_describe_one(sampling, batches, observer) for sampling, batches in kinds)
-
-
-def _describe_one(sampling: CohortSampling, batches: BatchSampling | None, observer: Observer) -> str:
+def _describe(sampling: CohortSampling, batches: BatchSampling | None, observer: Observer) -> str:
     if batches is not None:
         person = f", a person in up to {batches.max_silos} silos" if batches.max_silos > 1 else ""
         if batches.rate == 1:
@@ -317,6 +253,56 @@ def _describe_one(sampling: CohortSampling, batches: BatchSampling | None, obser
     if observer.view is View.COLLUDING and is_drawn:
         drawn += f", more than {observer.colluders} colluders in a drawn cohort with chance {UNCOUNTED}"
     if observer.view is View.RELEASED and is_amplified(sampling):
-        size = "secret" if sampling.method is Sampling.POISSON else "known"
-        return f"{drawn}, amplified, {size} size"
+        return f"{drawn}, amplified, known size"
     return f"{drawn}, not amplified"
+
+
+_OF_RECORDS = 0.9  # the share of delta for accounts that come to hold releases of records of one kind alone
+
+
+def client_epsilon(releases: Sequence[Release], delta: float) -> float:
+    """Return epsilon of one client that took part in all of these releases, for replace-one neighbours.
+
+    The releases may be of any runs, plans and mechanisms, and each may have been chosen after seeing the ones
+    before: a client that takes part only while this stays below its budget is protected by that budget. Noise
+    that the server adds itself does not protect against the server: infinite.
+
+    Where all of them are of records, with one noise and one rate, it is epsilon of a record, amplified by the coins,
+    which the silo tosses itself and tells nobody. Cohorts are drawn by the server, so they amplify nothing; nor do
+    coins in an account with anything else in it.
+
+    Guarantee: a filter; errs upwards. Proof: theory.md#client. Checked: test_accounting_client.py.
+    """
+    noises = Counter(release.noise for release in releases)
+    if any(isinstance(noise, ContinuousGaussian) for noise in noises):
+        return math.inf
+    drawn = {release.batches for release in releases}
+    if drawn <= {None}:
+        return filtered_epsilon(noises, Adjacency.REPLACE_ONE.radii, delta)
+    plain = filtered_epsilon(noises, Adjacency.REPLACE_ONE.radii, (1 - _OF_RECORDS) * delta)
+    if len(noises) > 1 or len(drawn) > 1:
+        return plain
+    ((noise, count),), (batches,) = noises.items(), drawn
+    return plain if batches is None else min(plain, _of_records(noise, batches, count, _OF_RECORDS * delta))
+
+
+@lru_cache(maxsize=64)  # it is asked for before, at and after each charge
+def _of_records(noise: Noise, batches: BatchSampling, count: int, delta: float) -> float:
+    """Return epsilon of one record of this silo; what a person has in other silos is for those to count."""
+    everyone = CohortSampling(Sampling.NONE, 1, 1)
+    run = RunReleases(everyone, ((noise, count),), count, batches=replace(batches, max_silos=1))
+    return record_runs_epsilon([run], Adjacency.REPLACE_ONE, delta, COARSE)[0]
+
+
+def round_up(value: float, digits: int) -> str:
+    """Return a bound in at most so many significant digits, none of which is too small.
+
+    Guarantee: read as a number, the text is at least `value`. Checked: test_accounting_formatting.py.
+    """
+    if not math.isfinite(value):
+        return "infinite" if value == math.inf else "not a number"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(float(value)))).normalize()
+    if rounded != 0 and not Decimal("0.001") <= abs(rounded) < Decimal(1_000_000):
+        mantissa, exponent = f"{rounded:e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{rounded:f}"

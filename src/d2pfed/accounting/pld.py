@@ -5,21 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from d2pfed.accounting.losses import LossPmf, Profile, dominate, tail_epsilon
-from d2pfed.accounting.tilting import tilted_epsilon
+from d2pfed.accounting.losses import LossPmf, Profile, dominate, tail_epsilon, tilted_epsilon
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrivacyLossDistribution:
-    """A composed privacy loss distribution, kept as its factors until epsilon is asked for.
+    """A composed privacy loss distribution, kept as its factors until epsilon is asked for."""
 
-    Attributes:
-        pmfs: the losses of both orders of each release, and how often it occurs.
-        slack: the slack of all surrogates inside them.
-    """
-
-    pmfs: tuple[tuple[LossPmf, LossPmf, int], ...]
-    slack: float
+    pmfs: tuple[
+        tuple[LossPmf, LossPmf, int], ...
+    ]  # losses of both orders of each release, and how often it occurs
+    slack: float  # of all surrogates inside them
 
     @property
     def count(self) -> int:

@@ -107,17 +107,17 @@ def gaussian_rdp(orders: FloatArray, ratio: float) -> FloatArray:
 def sum_gap(sigma: float, contributors: int) -> float:
     """Return tau', the max-divergence per coordinate between a sum of discrete Gaussians and a single one.
 
-    Guarantee: holds in both directions for any real centres. Proof: theory.md#sums.
+    Guarantee: holds in both directions for any real centers. Proof: theory.md#sums.
     """
     return math.fsum(two_sided(theta_tail(sigma * math.sqrt(k / (k + 1)))) for k in range(1, contributors))
 
 
-def real_centred_sum_rdp(
+def real_centered_sum_rdp(
     orders: FloatArray, *, sigma: float, contributors: int, shift: float, dimension: int
 ) -> FloatArray:
-    """Return the curve of a sum of discrete Gaussians around real centres that are `shift` apart in L2.
+    """Return the curve of a sum of discrete Gaussians around real centers that are `shift` apart in L2.
 
-    Guarantee: an upper bound for every real centre and every order above 1. Proof: theory.md#sums.
+    Guarantee: an upper bound for every real center and every order above 1. Proof: theory.md#sums.
     """
     ratio = shift / (sigma * math.sqrt(contributors))
     one = orders / (orders - 1) * two_sided(theta_tail(sigma * math.sqrt(contributors)))
@@ -176,8 +176,9 @@ def without_replacement_rdp(renyi: FloatArray, rate: float, moments: FloatArray 
 
     Guarantee: replace-one neighbours, cohort drawn afresh, known sizes. Proof: theory.md#renyi-sampling.
     """
-    top = len(renyi) - 1
-    j = np.arange(top + 1)
+    from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load
+
+    j = np.arange(len(renyi))
     log_terms = math.log(2) + (j - 1) * renyi
     log_terms[2] = min(log_terms[2], math.log(4) + renyi[2] + math.log(-math.expm1(-renyi[2])))
     if moments is not None:
@@ -186,32 +187,10 @@ def without_replacement_rdp(renyi: FloatArray, rate: float, moments: FloatArray 
         log_terms[3:] = np.minimum(log_terms, exact)[3:]
     log_terms[:2] = -np.inf
     weights = log_terms + j * math.log(rate)
-    return np.minimum(_expand(weights), np.where(j < 2, 0.0, renyi))
-
-
-def poisson_rdp(ratio: float, rate: float, top: int) -> FloatArray:
-    """Return the curve at orders 0..top of a Gaussian under Poisson sampling, the client's vector against zero.
-
-    Guarantee: both orders of the pair, secret sizes. Proof: theory.md#renyi-sampling.
-    """
-    from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load
-
-    j = np.arange(top + 1, dtype=np.float64)
-    weights = j * (j - 1) * (ratio * ratio / 2) + j * math.log(rate)
-    alpha = j[:, None]
-    choose = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(np.maximum(alpha - j, 0) + 1)
-    terms = choose + weights + np.maximum(alpha - j, 0) * math.log1p(-rate)
-    total = logsumexp(np.where(j <= alpha, terms, -np.inf), axis=1)
-    return np.where(j >= 2, np.maximum(total, 0.0) / np.maximum(j - 1, 1), 0.0)
-
-
-def _expand(weights: FloatArray) -> FloatArray:
-    """Return ln(1 + sum_j C(alpha, j) exp(weights[j])) / (alpha - 1) for every alpha."""
-    from scipy.special import gammaln, logsumexp  # noqa: PLC0415 - slow to load
-
-    j = np.arange(len(weights))
     alpha = j[:, None]
     with np.errstate(invalid="ignore", divide="ignore"):
         choose = gammaln(alpha + 1) - gammaln(j + 1) - gammaln(np.maximum(alpha - j, 0) + 1)
         total = logsumexp(np.where(j <= alpha, choose + weights, -np.inf), axis=1)
-        return np.where(j >= 2, np.logaddexp(0.0, total) / np.maximum(j - 1, 1), 0.0)
+        # ln(1 + sum_j C(alpha, j) exp(weights[j])) / (alpha - 1) for every alpha
+        amplified = np.where(j >= 2, np.logaddexp(0.0, total) / np.maximum(j - 1, 1), 0.0)
+    return np.minimum(amplified, np.where(j < 2, 0.0, renyi))

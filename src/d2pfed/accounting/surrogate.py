@@ -27,7 +27,7 @@ def smoothing_gap(width: float, smoothing: float) -> float:
     The continuous one has variance width^2 - smoothing^2 and is rounded by a discrete Gaussian of width
     `smoothing` around it. Infinite where the bound says nothing.
 
-    Guarantee: holds in both directions for any real centre. Proof: theory.md#smoothing.
+    Guarantee: holds in both directions for any real center. Proof: theory.md#smoothing.
     Checked: test_accounting_rdp.py by exact sums.
     """
     if not 0 < smoothing < width:

@@ -16,13 +16,9 @@ from d2pfed.accounting import (
     SERVER,
     UNCOUNTED,
     Adjacency,
-    BinomialSum,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
     Guarantee,
     Release,
     Sampling,
-    SkellamSum,
     Unit,
     is_amplified,
 )
@@ -30,11 +26,10 @@ from d2pfed.certificate_verifier import CONDITIONS, FORMAT
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Budget, ChargedRun, Head, RowKind, RunPlan, Verification, read_rows, verify
 from d2pfed.ledger.files import software_digest
-from d2pfed.noise.mechanisms import l1_radius
+from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.plan.plan import guarantees, run_guarantee
-from d2pfed.plan.profiles import mechanism_name
 from d2pfed.runs.report import RunReport
 from d2pfed.secagg.pairwise.graph import Consistency
 
@@ -51,7 +46,6 @@ _NEIGHBOURS = {
 }
 _DRAWN = {
     Sampling.FIXED: "a fresh uniform cohort of known size for each charged attempt",
-    Sampling.POISSON: "each client by its own coin in each charged attempt; no size is ever shown",
     Sampling.ONCE: "a random partition: each client is in one cohort of the run; nothing is amplified",
     Sampling.NONE: "cohorts that are known or were not drawn at random; nothing is amplified",
 }
@@ -127,15 +121,6 @@ def event(head: Head, begun: ChargedRun) -> Json:
 def planned(plan: RunPlan) -> Json:
     """Return what a run is charged for, or was declared as, by all that its cost depends on."""
     release, noise = plan.release, plan.release.noise
-    match noise:
-        case DiscreteGaussianSum():
-            kind, variance, l1 = "discrete-gaussian", noise.sigma**2, l1_radius(noise.radius, noise.dimension)
-        case SkellamSum():
-            kind, variance, l1 = "skellam", noise.variance, noise.l1_radius
-        case BinomialSum():
-            kind, variance, l1 = "binomial", Fraction(noise.trials, 4), noise.l1_radius
-        case ContinuousGaussian():
-            kind, variance, l1 = "gaussian", Fraction(noise.sigma) ** 2, Fraction(noise.radius)
     rate, coins = _coins(release)
     contributors, dimension = (getattr(noise, name, 1) for name in ("contributors", "dimension"))
     return {
@@ -147,11 +132,11 @@ def planned(plan: RunPlan) -> Json:
         "cohort_size": release.sampling.cohort_size,
         "rate": str(rate),
         "coins": coins,
-        "kind": kind,
-        "variance": str(variance),
+        "kind": noise.kind,
+        "variance": str(noise.one_variance),
         "contributors": contributors,
-        "radius": str(Fraction(noise.radius)),
-        "l1_radius": str(l1),
+        "radius": str(Fraction(release.noise.radius)),
+        "l1_radius": str(noise.l1_bound),
         "dimension": dimension,
         "releases": plan.max_attempts,
         # A silo sends a vector in every attempt, so a record has no cap of its own.
@@ -299,7 +284,7 @@ def run_facts(run: Path, report: RunReport, plan: Plan, own: ChargedRun) -> Json
             "model_sha256": sha256(model.read_bytes()).hexdigest() if model.is_file() else None,
         },
         "mechanism": {
-            "name": mechanism_name(plan.mechanism).value,
+            "name": MechanismName.of(plan.mechanism).value,
             "clip": "adaptive" if plan.adaptive_clip is not None else plan.codec.clip,
             "sigma": plan.sigma,
             "noise_multiplier": plan.noise_multiplier,
@@ -365,8 +350,6 @@ def _assumptions(plan: Plan) -> list[str]:
             "For `released`: dropping out depends neither on who was drawn nor on what a client holds.",
             "For `released`: no client's own budget ends before its cap; no client keeps a state from round to round.",
         ]
-    if plan.sampling.method is Sampling.POISSON:
-        found.append("For `released`: the size of no cohort becomes known.")
     if plan.sampling.method is Sampling.ONCE:
         found.append("No client is in two cohorts of the run, and dropping out does not depend on data.")
     return found

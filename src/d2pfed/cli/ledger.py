@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.accounting import Sampling, round_up
+from d2pfed.accounting import round_up
 from d2pfed.accounting.filters import CONDITION
 from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, Group, SectionedCommand, option
 from d2pfed.cli.show import delta_as_given, out, print_json
@@ -14,7 +14,7 @@ from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
 from d2pfed.fields import PRIVACY
 from d2pfed.ledger import Budget, Ledger, Row, RowKind, read_budget, read_rows, verify
 from d2pfed.plan import decode_plan
-from d2pfed.plan.names import observer_named
+from d2pfed.plan.target import observer_named
 from d2pfed.round import run_plan
 
 app = typer.Typer(
@@ -134,8 +134,7 @@ def _file(path: Path) -> Path:
 
 
 def _fields(row: Row) -> dict[str, object]:
-    key, begun, release = row.key, row.charged_run, row.release
-    hidden = release is not None and release.sampling.method is Sampling.POISSON
+    key, begun = row.key, row.charged_run
     return {
         "row": row.seq,
         "server": row.epoch,
@@ -143,7 +142,7 @@ def _fields(row: Row) -> dict[str, object]:
         "run": key.run if key else begun.run if begun else None,
         "round": key.round if key else None,
         "attempt": key.attempt if key else None,
-        "survivors": None if hidden else row.survivors,
+        "survivors": row.survivors,
         "max_attempts": begun.plan.max_attempts if begun else None,
         "epsilon": row.epsilon,
     }

@@ -205,27 +205,6 @@ Config = Annotated[
 ]
 
 
-def check_sizes(sampling: str, sizes: str) -> None:
-    """Check that cohort sizes are secret under poisson sampling, and only there."""
-    if sizes not in ("known", "secret"):
-        raise ConfigError(f"sizes must be known or secret, got {sizes}")
-    if (sampling == "poisson") != (sizes == "secret"):
-        raise ConfigError(
-            f"poisson sampling and secret sizes go together, got sampling {sampling} and sizes {sizes}"
-        )
-
-
-Sizes = Annotated[
-    str,
-    option(
-        "Whether cohort sizes are public; secret needs poisson sampling. Default: known.",
-        "Privacy",
-        "--sizes",
-        metavar="known|secret",
-    ),
-]
-
-
 def parse_dropouts(text: str) -> "Dropouts":
     """Return the simulated losses: one fraction before the third exchange, or four, one before each."""
     from fractions import Fraction  # noqa: PLC0415 - as below

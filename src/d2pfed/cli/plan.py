@@ -12,8 +12,6 @@ from d2pfed.cli.options import (
     AsJson,
     FieldOptions,
     SectionedCommand,
-    Sizes,
-    check_sizes,
     with_fields,
 )
 from d2pfed.cli.show import err, out, print_json
@@ -37,20 +35,19 @@ FIELDS = FieldOptions(
 
 @app.command(cls=SectionedCommand)
 @with_fields(FIELDS)
-def plan(wanted: dict[str, Any], *, sizes: Sizes = "known", json: AsJson = False) -> None:
+def plan(wanted: dict[str, Any], *, json: AsJson = False) -> None:
     """Show what a privacy target requires: noise, bits, bytes, error, and an epsilon for each observer."""
     if wanted["unit"] == Unit.RECORD:
         wanted["cohort_size"] = wanted["population"]  # every silo is asked
         if wanted["sampling"] == TARGET_DEFAULTS["sampling"]:
             wanted["sampling"] = Sampling.NONE
     target = _filled(wanted)
-    check_sizes(target.sampling, sizes)
     agreed = calibrate(target)
     summary = describe(target, agreed)
     upload = upload_bytes(sketch_of(agreed))  # keys and shares included
     if json:
         per_observer = {str(item.observer): item.epsilon for item in summary.guarantees}
-        asked = {"options": target, "sizes": sizes}
+        asked = {"options": target}
         bytes_sent = {"upload_bytes": upload, "vector_bytes": summary.upload_bytes}
         spent = {"epsilon": per_observer, "delta": agreed.delta}
         print_json(asdict(summary) | {"guarantees": summary.guarantees} | bytes_sent | spent | asked)

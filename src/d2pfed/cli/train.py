@@ -20,8 +20,6 @@ from d2pfed.cli.options import (
     DataDirectory,
     FieldOptions,
     SectionedCommand,
-    Sizes,
-    check_sizes,
     option,
     parse_dropouts,
     with_fields,
@@ -117,7 +115,6 @@ def train(
         str | None, option("iid, shards, dirichlet:ALPHA or owner. Default: the task's.", DATA)
     ] = None,
     data: DataDirectory = None,
-    sizes: Sizes = "known",
     lost: Annotated[
         str,
         option("Fraction of clients lost in each simulated round, or four: one before each exchange. Default: 0."),
@@ -170,7 +167,6 @@ def train(
     else:
         target = _of_records(wanted, network.dimension, silos)
         trained, stepped = LocalTraining(lr=trained.lr), replace(stepped, lr=stepped.lr * trained.lr)
-    check_sizes(target.sampling, sizes)
     # A round that is killed again and again is bounded by the run's attempts, not by its own.
     tries = min(MOST_ATTEMPTS_PER_ROUND, target.attempts_per_round + target.max_attempts - target.rounds)
     target = replace(target, attempts_per_round=tries)

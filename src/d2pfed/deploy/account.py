@@ -132,8 +132,8 @@ def carried_over(choice: str, runs: Mapping[str, Plan]) -> dict[str, object]:
 def charged(plan: Plan, run: str, number: int, attempt: int) -> Release:
     """Return what one vector is charged as: a sum with the noise of a quorum, without that of the plan's colluders.
 
-    A client's policy takes no plan for fewer colluders than it fears. Where a client has no noise of its own (`shared`,
-    `designated`), nothing is left against colluders, as the plan says: there the noise of the sum is charged.
+    A client's policy takes no plan for fewer colluders than it fears. Where a client has no noise of its own
+    (`shared`), nothing is left against colluders, as the plan says: there the noise of the sum is charged.
 
     Guarantee: the budget holds against the server and the colluders that the plan allows for.
     Checked: test_flower_client_account.py::test_a_budget_holds_against_the_server_and_the_plans_colluders.
@@ -143,4 +143,4 @@ def charged(plan: Plan, run: str, number: int, attempt: int) -> Release:
 
 
 def _samples(plan: Plan) -> bool:
-    return plan.sampling.method in (Sampling.FIXED, Sampling.POISSON)
+    return plan.sampling.method is Sampling.FIXED

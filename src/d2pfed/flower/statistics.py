@@ -17,7 +17,6 @@ from d2pfed.accounting import Guarantee
 from d2pfed.errors import ConfigError
 from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.plan import guarantees
-from d2pfed.plan.widths import variance
 from d2pfed.runs import RoundRecord
 from d2pfed.runs.plain import from_json, read_text
 from d2pfed.statistics.questions import STATISTIC
@@ -74,7 +73,7 @@ def private_total(
     plan, clients = strategy.plan, record.survivors or 0
     return PrivateTotal(
         value=found[STATISTIC].numpy().astype(np.float64) * plan.divisor,
-        standard_error=math.sqrt(variance(plan.noise(clients))) * plan.codec.granularity,
+        standard_error=math.sqrt(plan.noise(clients).sum_variance) * plan.codec.granularity,
         clients=clients,
         guarantees=guarantees(plan),
     )

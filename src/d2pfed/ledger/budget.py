@@ -8,14 +8,12 @@ from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
 from d2pfed.accounting.events import (
+    LAWS,
     Adjacency,
     BatchSampling,
-    BinomialSum,
     CohortSampling,
     ContinuousGaussian,
-    DiscreteGaussianSum,
     Sampling,
-    SkellamSum,
     Unit,
 )
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
@@ -27,9 +25,8 @@ Value = TypeVar("Value")
 LARGEST = 2**63 - 1  # of SQLite's integers
 MOST_ATTEMPTS = 1 << 31  # of one run
 
-_LAWS = (DiscreteGaussianSum, SkellamSum, BinomialSum, ContinuousGaussian)
 RELEASE_TYPES: dict[str, type] = {
-    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, BatchSampling, Sampling, *_LAWS)
+    kind.__name__: kind for kind in (Release, Unit, Adjacency, CohortSampling, BatchSampling, Sampling, *LAWS)
 }
 
 
@@ -185,8 +182,7 @@ def require_no_worse(release: Release, charged: Release) -> None:
 
 
 _OTHER_FIELDS = {
-    kind: attrgetter(*(item.name for item in fields(kind) if item.name != "contributors"))
-    for kind in (DiscreteGaussianSum, SkellamSum, BinomialSum)
+    kind: attrgetter(*(item.name for item in fields(kind) if item.name != "contributors")) for kind in LAWS
 }
 
 

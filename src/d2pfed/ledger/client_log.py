@@ -25,8 +25,7 @@ from d2pfed.ledger.files import (
     truncate_file,
 )
 from d2pfed.ledger.rows import Head
-from d2pfed.numerics.chain import first_head, next_head
-from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.randomness import digest, first_head, next_head
 
 Body = Mapping[str, object]  # what a row says: a flat JSON object
 

@@ -25,10 +25,10 @@ _SQUARES = 1 << 12  # squares below 2^50 whose sum fits 63 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Centres:
+class Centers:
     """A client's rotated update in fractions of a lattice step, with its norm bound.
 
-    Guarantee: the squared norm of `values` is at most `radius` squared, compared as integers; a Centres that
+    Guarantee: the squared norm of `values` is at most `radius` squared, compared as integers; a Centers that
     exists is within the clip, whatever floating point did before. `radius` and `values` count grid units of
     2^-fraction_bits steps. Checked: test_codec.py::test_no_vector_exceeds_the_bound.
     """
@@ -106,7 +106,7 @@ class Codec:
     @np.errstate(
         all="ignore"
     )  # a user's function may have set it to raise, and one record would then fail its batch
-    def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Stream | None = None) -> Centres:
+    def prepare(self, update: NDArray[np.floating], seed: bytes, dither: Stream | None = None) -> Centers:
         """Clip, rotate and round an update to the grid; refuse what is not a finite vector of the right length.
 
         Rounding can lift the norm a little above the bound, so the vector shrinks until its integers obey it. Rounding
@@ -121,13 +121,13 @@ class Codec:
         stream.fill(drawn)
         return drawn
 
-    def _prepared(self, update: NDArray[np.floating], seed: bytes, offsets: FloatVector | None) -> Centres:
+    def _prepared(self, update: NDArray[np.floating], seed: bytes, offsets: FloatVector | None) -> Centers:
         require_update(update, self.rotation.dimension)
         vector, scale = moderate(update)
         norm = math.sqrt(_square(vector)) * scale
         factor = min(self._grid_per_unit, self._reach(offsets is not None) / norm if norm > 0 else 0.0) * scale
         rotated = self.rotation.forward(vector, seed)
-        return Centres(
+        return Centers(
             _round_within(rotated, factor, self._limit, self.grid_radius, offsets),
             self.grid_radius,
             self.fraction_bits,
@@ -351,12 +351,12 @@ def _add_rows(  # noqa: PLR0917 - compiled code takes no keywords
             totals[owner, index] += values[index]
 
 
-def stochastic_round(centres: Centres, stream: Stream) -> IntVector:
+def stochastic_round(centers: Centers, stream: Stream) -> IntVector:
     """Round each grid value up or down to a lattice point, up with probability its exact fraction."""
-    dither = np.empty(len(centres.values), np.uint16)
+    dither = np.empty(len(centers.values), np.uint16)
     stream.fill(dither)
-    dither >>= np.uint16(16 - centres.fraction_bits)
-    rounded: IntVector = (centres.values + dither) >> centres.fraction_bits
+    dither >>= np.uint16(16 - centers.fraction_bits)
+    rounded: IntVector = (centers.values + dither) >> centers.fraction_bits
     return rounded
 
 
@@ -377,17 +377,17 @@ def rounded_radius(radius: Fraction, length: int, beta: float) -> Fraction:
     return Fraction(math.isqrt(rounded_square(radius, length, beta) << 64) + 1, 1 << 32)
 
 
-def conditional_round(centres: Centres, beta: float, stream: Stream) -> IntVector:
+def conditional_round(centers: Centers, beta: float, stream: Stream) -> IntVector:
     """Round stochastically, again and again, until the norm is within `rounded_square`.
 
     Guarantee: the bound always holds; after 64 failures (probability at most beta^64) the vector is rounded towards
     zero, which cannot lengthen it. Checked: test_codec.py::test_conditional_rounding_keeps_its_bound.
     """
-    limit = rounded_square(centres.steps, len(centres.values), beta)
+    limit = rounded_square(centers.steps, len(centers.values), beta)
     for _ in range(64):
-        rounded = stochastic_round(centres, stream)
+        rounded = stochastic_round(centers, stream)
         if squared_norm(rounded, math.isqrt(limit) + 1) <= limit:  # + 1: an entry beyond that is beyond the limit
             return rounded
-    scale = 1 << centres.fraction_bits
-    toward_zero: IntVector = np.sign(centres.values) * (np.abs(centres.values) // scale)
+    scale = 1 << centers.fraction_bits
+    toward_zero: IntVector = np.sign(centers.values) * (np.abs(centers.values) // scale)
     return toward_zero

@@ -1,19 +1,25 @@
-"""The mechanisms: how a client turns centres into noisy integers, and what distribution that gives the sum."""
+"""The mechanisms: how a client turns centers into noisy integers, and what distribution that gives the sum.
+
+A mechanism is added by its type, whose `noise` is one of the laws of `accounting.events`, and one entry of
+`MechanismName`, the table at the end.
+"""
 
 import math
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
 
-from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum
+from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
 from d2pfed.errors import ConfigError, shown
-from d2pfed.noise.codec import Centres, Codec, conditional_round, rounded_radius
-from d2pfed.noise.sampler import Binomial, CentredDiscreteGaussian, DiscreteGaussian, Skellam
+from d2pfed.noise.codec import Centers, Codec, conditional_round, rounded_radius
+from d2pfed.noise.sampler import Binomial, CenteredDiscreteGaussian, DiscreteGaussian, Skellam
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
 
-LEAST_WIDTH = 2  # steps: below it the sum of real-centred discrete Gaussians is too far from one of them
+LEAST_WIDTH = 2  # steps: below it the sum of real-centered discrete Gaussians is too far from one of them
 LEAST_SILO_WIDTH = 8  # steps: with few contributors the smoothing of a narrower one would cost more of the width
 MOST_WIDTH = 1 << 20  # steps: wider noise fits no sampler's table; refused before anything is computed from it
 _MOST_TERM = 1 << 128  # of a fraction's numerator and denominator
@@ -27,13 +33,11 @@ class Share:
 
     rank: int
     holders: int
-    designated: int  # the rank of the one client that adds the whole noise under `designated`
     group: Entropy | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rank", "designated"):
-            if not 0 <= getattr(self, name) < self.holders:
-                raise ConfigError(f"{name} must be in [0, {self.holders}), got {getattr(self, name)}")
+        if not 0 <= self.rank < self.holders:
+            raise ConfigError(f"rank must be in [0, {self.holders}), got {self.rank}")
 
     def part(self, total: IntVector) -> IntVector:
         """Return this rank's integer share; those of all ranks add up to exactly the total (Hermite's identity).
@@ -44,11 +48,11 @@ class Share:
         return share
 
 
-@runtime_checkable
-class Mechanism(Protocol):
+@typing.runtime_checkable
+class Mechanism(typing.Protocol):
     """What every mechanism does; all randomness of a client is in its entropy and its share of the group's."""
 
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the client's lattice point: rounded, with its part of the noise."""
         ...
 
@@ -59,9 +63,9 @@ class Mechanism(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Centered:
-    """Each client draws from a discrete Gaussian centred at its real vector: rounding and noise in one step.
+    """Each client draws from a discrete Gaussian centered at its real vector: rounding and noise in one step.
 
-    Guarantee: docs/theory.md, real-centred sums. `sigma` is a client's own width in steps.
+    Guarantee: docs/theory.md, real-centered sums. `sigma` is a client's own width in steps.
     """
 
     sigma: Fraction
@@ -69,13 +73,13 @@ class Centered:
     def __post_init__(self) -> None:
         _require_width(self.sigma, LEAST_WIDTH, MOST_WIDTH)
 
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return one draw around the client's own vector."""
-        return self.around(centres.values, centres.fraction_bits, entropy)
+        return self.around(centers.values, centers.fraction_bits, entropy)
 
     def around(self, values: IntVector, fraction_bits: int, entropy: Entropy) -> IntVector:
         """Return one draw around any grid vector, such as a sum over a batch of records."""
-        return _centred(self.sigma, fraction_bits).draw(values, entropy.child("noise").stream())
+        return _centered(self.sigma, fraction_bits).draw(values, entropy.child("noise").stream())
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
@@ -83,8 +87,8 @@ class Centered:
 
 
 @lru_cache(maxsize=4)  # its check takes exact fractions, and every silo asks for it
-def _centred(sigma: Fraction, fraction_bits: int) -> CentredDiscreteGaussian:
-    return CentredDiscreteGaussian(sigma, fraction_bits)
+def _centered(sigma: Fraction, fraction_bits: int) -> CenteredDiscreteGaussian:
+    return CenteredDiscreteGaussian(sigma, fraction_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +101,13 @@ class Rounded:
         if not 0 < self.beta < 1:
             raise ConfigError(f"beta must be in (0, 1), got {self.beta}")
 
-    def encode(self, centres: Centres, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, entropy: Entropy) -> IntVector:
         """Return the client's rounded vector."""
-        return conditional_round(centres, self.beta, entropy.child("rounding").stream())
+        return conditional_round(centers, self.beta, entropy.child("rounding").stream())
 
-    def encode_with(self, noise: IntegerNoise, centres: Centres, entropy: Entropy) -> IntVector:
+    def encode_with(self, noise: IntegerNoise, centers: Centers, entropy: Entropy) -> IntVector:
         """Return the client's rounded vector plus noise from its own entropy."""
-        return self.encode(centres, entropy) + noise.draw(len(centres.values), entropy.child("noise").stream())
+        return self.encode(centers, entropy) + noise.draw(len(centers.values), entropy.child("noise").stream())
 
     def radius(self, codec: Codec) -> Fraction:
         """Return the bound on its norm, in steps."""
@@ -124,37 +128,16 @@ class Shared:
     def __post_init__(self) -> None:
         _require_width(self.sigma, 0, MOST_WIDTH)
 
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's share of the group's noise."""
         if share.group is None:
             raise ConfigError("the shared mechanism needs the group's secret, got none")
-        nu = DiscreteGaussian(self.sigma).draw(len(centres.values), share.group.child("noise").stream())
-        return self.rounded.encode(centres, entropy) + share.part(nu)
+        nu = DiscreteGaussian(self.sigma).draw(len(centers.values), share.group.child("noise").stream())
+        return self.rounded.encode(centers, entropy) + share.part(nu)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return one discrete Gaussian, whatever the number of survivors."""
-        return _single(self.sigma, self.rounded.radius(codec), codec)
-
-
-@dataclass(frozen=True, slots=True)
-class Designated:
-    """One client, a public function of the cohort, adds the whole discrete Gaussian from its own entropy."""
-
-    sigma: Fraction
-    rounded: Rounded = Rounded()
-
-    def __post_init__(self) -> None:
-        _require_width(self.sigma, 0, MOST_WIDTH)
-
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
-        """Return the rounded vector, plus all of the noise if this client is the designated."""
-        if share.rank != share.designated:
-            return self.rounded.encode(centres, entropy)
-        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centres, entropy)
-
-    def noise(self, codec: Codec, survivors: int) -> Noise:
-        """Return one discrete Gaussian, whatever the number of survivors."""
-        return _single(self.sigma, self.rounded.radius(codec), codec)
+        return DiscreteGaussianSum(self.sigma, 1, self.rounded.radius(codec), codec.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +150,9 @@ class DDGauss:
     def __post_init__(self) -> None:
         _require_width(self.sigma, 0, MOST_WIDTH)
 
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centres, entropy)
+        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centers, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
@@ -186,9 +169,9 @@ class SkellamNoise:
     def __post_init__(self) -> None:
         _require_width(self.variance, 0, MOST_WIDTH**2)
 
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
+    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        return self.rounded.encode_with(Skellam(self.variance), centres, entropy)
+        return self.rounded.encode_with(Skellam(self.variance), centers, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' Skellam variables."""
@@ -198,7 +181,7 @@ class SkellamNoise:
 
 @dataclass(frozen=True, slots=True)
 class BinomialNoise:
-    """Conditional rounding plus a centred binomial of each client (Agarwal et al. 2018, fair coins)."""
+    """Conditional rounding plus a centered binomial of each client (Agarwal et al. 2018, fair coins)."""
 
     trials: int
     rounded: Rounded = Rounded()
@@ -207,9 +190,9 @@ class BinomialNoise:
         if not 2 <= self.trials <= 4 * MOST_WIDTH**2 or self.trials % 2:
             raise ConfigError(f"a client's trials must be even and in [2, 2^42], got {shown(self.trials)}")
 
-    def encode(self, centres: Centres, share: Share, entropy: Entropy) -> IntVector:
-        """Return the rounded vector plus the client's own noise, centred at zero."""
-        return self.rounded.encode_with(Binomial(self.trials), centres, entropy) - self.trials // 2
+    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
+        """Return the rounded vector plus the client's own noise, centered at zero."""
+        return self.rounded.encode_with(Binomial(self.trials), centers, entropy) - self.trials // 2
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' binomials."""
@@ -228,11 +211,66 @@ def _require_width(value: Fraction, least: int, most: int) -> None:
         )
 
 
-def l1_radius(radius: Fraction, length: int) -> Fraction:
-    """Bound the L1 norm of an integer vector by its L2 norm: |x| <= min(sqrt(length) |x|_2, |x|_2^2), rounded up."""
-    root = Fraction(math.isqrt(length << 64) + 1, 1 << 32)
-    return min(root * radius, radius**2)
+class Protocol(StrEnum):
+    """How the vectors of a deployed round are added up.
+
+    Attributes:
+        PAIRWISE: fresh masks between all pairs of a cohort, which are opened for those who drop out.
+        STANDING: masks from keys that a fixed set of silos agrees on once; nothing is ever opened.
+    """
+
+    PAIRWISE = "pairwise"
+    STANDING = "standing"
 
 
-def _single(sigma: Fraction, radius: Fraction, codec: Codec) -> DiscreteGaussianSum:
-    return DiscreteGaussianSum(sigma, 1, radius, codec.length)
+_ANY = tuple(Protocol)
+Sized = Callable[[float, int], Mechanism]  # from the width of a sum's noise, and how many clients add it
+
+
+def _up(value: float) -> Fraction:
+    return Fraction(math.ceil(value * 1024), 1024)
+
+
+class MechanismName(StrEnum):
+    """The table of mechanisms: all that calibration, plans, policies and protocols know of one is in its entry.
+
+    Attributes:
+        CENTERED: a discrete Gaussian centered at the client's real vector: rounding and noise in one step.
+        SHARED: the paper's: one discrete Gaussian from a secret of the cohort, of which each adds a share.
+        DDGAUSS: rounding, then an independent discrete Gaussian of each client.
+        SKELLAM: rounding, then an independent Skellam variable of each client.
+        BINOMIAL: cpSGD's: rounding, then a centered binomial of each client.
+    """
+
+    kind: type[Mechanism]  # by whose name plans spell it
+    law: type[Noise]  # of the noise in a sum
+    sized: Sized | None  # None: it does not round, so its lattice follows from the width
+    runs_in: tuple[Protocol, ...]  # beside simulations
+
+    def __new__(
+        cls,
+        name: str,
+        kind: type[Mechanism],
+        law: type[Noise],
+        sized: Sized | None,
+        runs_in: tuple[Protocol, ...],
+    ) -> typing.Self:
+        """Make the entry, whose value is its name."""
+        entry = str.__new__(cls, name)
+        entry._value_ = name
+        entry.kind, entry.law, entry.sized, entry.runs_in = kind, law, sized, runs_in
+        return entry
+
+    CENTERED = "centered", Centered, DiscreteGaussianSum, None, _ANY
+    SHARED = "shared", Shared, DiscreteGaussianSum, lambda w, _: Shared(_up(w)), (Protocol.PAIRWISE,)
+    DDGAUSS = "ddgauss", DDGauss, DiscreteGaussianSum, lambda w, n: DDGauss(_up(w / math.sqrt(n))), _ANY
+    SKELLAM = "skellam", SkellamNoise, SkellamSum, lambda w, n: SkellamNoise(_up(w**2 / n)), _ANY
+    BINOMIAL = "binomial", BinomialNoise, BinomialSum, lambda w, n: BinomialNoise(2 * math.ceil(2 * w**2 / n)), ()
+
+    @staticmethod
+    def of(mechanism: Mechanism) -> "MechanismName":
+        """Return the entry of a mechanism; refuse one that is not in the table."""
+        for entry in MechanismName:
+            if type(mechanism) is entry.kind:
+                return entry
+        raise ConfigError(f"{type(mechanism).__name__} is not in the table of mechanisms")

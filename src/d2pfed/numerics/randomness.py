@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from d2pfed.errors import ConfigError
 
 KEY_BYTES = 32
+HEAD_BYTES = 32  # of a client's log: each row's head is the hash of the row and of the head before it
 PathPart = str | int | bytes
 
 _CHUNK = 1 << 18  # bytes of keystream per call: large enough to be fast, small enough for the cache
@@ -49,6 +50,20 @@ def derive(key: bytes, *path: PathPart) -> bytes:
 def digest(*path: PathPart) -> bytes:
     """Hash public values to 32 bytes (SHA-256 of the encoded path)."""
     return hashlib.sha256(encode_path(*path)).digest()
+
+
+def first_head(authority: bytes, client: int) -> bytes:
+    """Return the head of a log without rows: it names the client and who enrolled it, by its public key."""
+    return digest("d2pfed log", authority, client)
+
+
+def next_head(head: bytes, number: int, kind: str, body: bytes) -> bytes:
+    """Return the head after row `number`, counted from 1.
+
+    Guarantee: whoever knows a head knows every row before it, since SHA-256 has no known collisions.
+    Checked: test_position.py::test_a_head_depends_on_every_row_before_it.
+    """
+    return digest("d2pfed log", head, number, kind, body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +143,7 @@ class Stream:
         bits = (bound - 1).bit_length()
         size = (bits + 7) // 8
         excess = 8 * size - bits
-        while True:  # rejection: a remainder would favour small values; accepts with probability over 1/2
+        while True:  # rejection: a remainder would favor small values; accepts with probability over 1/2
             draw = int.from_bytes(self.bytes(size), "little") >> excess
             if draw < bound:
                 return draw

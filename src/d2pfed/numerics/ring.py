@@ -1,4 +1,4 @@
-"""The ring of integers modulo 2^bits: wrap, centre, add, and pack into words of exactly `bits` bits."""
+"""The ring of integers modulo 2^bits: wrap, center, add, and pack into words of exactly `bits` bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,27 +44,16 @@ class Ring:
         low &= self._mask
         return low
 
-    def centre(self, values: RingVector) -> IntVector:
+    def center(self, values: RingVector) -> IntVector:
         """Return the representatives in [-m/2, m/2)."""
         half = self.modulus >> 1
         return ((values.astype(np.int64) + half) & (self.modulus - 1)) - half
 
-    def add(self, left: RingVector, right: RingVector) -> RingVector:
-        """Return the sum."""
-        total = left.copy()
-        self.add_into(total, right)
-        return total
-
     def add_into(self, total: RingVector, values: RingVector) -> None:
         """Add in place; 32-bit overflow is harmless, since m divides 2^32."""
-        _require_equal_shapes(total, values)
+        if total.shape != values.shape:  # numpy would stretch a short vector over a long one
+            raise ValueError(f"ring vectors must have equal shapes, got {total.shape} and {values.shape}")
         total += values
-        total &= self._mask
-
-    def subtract_into(self, total: RingVector, values: RingVector) -> None:
-        """Subtract in place."""
-        _require_equal_shapes(total, values)
-        total -= values
         total &= self._mask
 
     def packed_bytes(self, count: int) -> int:
@@ -92,7 +81,13 @@ class Ring:
         used = count * self.bits % 8
         if used and packed[-1] >> used:
             raise PeerError(f"a packed vector's {8 - used} padding bits must be zero")
-        return self._expand(packed, count)
+        if self.bits in _WHOLE_BYTES:
+            return packed.view(_WHOLE_BYTES[self.bits]).astype(np.uint32)
+        words = np.zeros(self._word_count(count), _WORD)
+        words.view(np.uint8)[: packed.size] = packed
+        pairs = np.empty((count + 1) // 2, _WORD)
+        _unpack(words, self.bits, pairs)
+        return pairs.view("<u4")[:count]
 
     def uniform(self, stream: Stream, count: int) -> RingVector:
         """Return a uniform vector: the low bits of as many words of `mask_word` as it has coordinates."""
@@ -101,14 +96,6 @@ class Ring:
         values: RingVector = words.astype(np.uint32, copy=False)
         values &= self._mask
         return values
-
-    def add_mask_into(self, total: RingVector, stream: Stream) -> None:
-        """Add the uniform vector of a stream in place."""
-        self.add_masks_into(total, (stream,), ())
-
-    def subtract_mask_into(self, total: RingVector, stream: Stream) -> None:
-        """Subtract the uniform vector of a stream in place."""
-        self.add_masks_into(total, (), (stream,))
 
     def add_masks_into(self, total: RingVector, added: Sequence[Stream], subtracted: Sequence[Stream]) -> None:
         """Add and subtract the uniform vectors of streams in place, block by block, without ever holding one.
@@ -144,20 +131,6 @@ class Ring:
     def _word_count(self, count: int) -> int:
         """Return how many words the kernels touch: one for the rest, up to two for lanes partly empty."""
         return count * self.bits // 64 + 3
-
-    def _expand(self, packed: NDArray[np.uint8], count: int) -> RingVector:
-        if self.bits in _WHOLE_BYTES:
-            return packed.view(_WHOLE_BYTES[self.bits]).astype(np.uint32)
-        words = np.zeros(self._word_count(count), _WORD)
-        words.view(np.uint8)[: packed.size] = packed
-        pairs = np.empty((count + 1) // 2, _WORD)
-        _unpack(words, self.bits, pairs)
-        return pairs.view("<u4")[:count]
-
-
-def _require_equal_shapes(left: RingVector, right: RingVector) -> None:
-    if left.shape != right.shape:  # numpy would stretch a short vector over a long one
-        raise ValueError(f"ring vectors must have equal shapes, got {left.shape} and {right.shape}")
 
 
 # Values are packed as a tree: two neighbours of b bits are one value of 2 b bits, and so on up to lanes of 33 to

@@ -122,7 +122,8 @@ class RandomPhase:
         working = np.ascontiguousarray(values, dtype=_working_type(values))
         pairs = working.view(np.complex128 if working.dtype == np.float64 else np.complex64)
         result = _as_floats(ifft(pairs, norm="ortho"))
-        _turn(result, _opposite(self._turns(seed)))
+        turns = self._turns(seed)
+        _turn(result, turns ^ ((turns & np.uint8(0x55)) << np.uint8(1)))  # back: 1 and 3 change places
         return result[: self.dimension]
 
     def _turns(self, seed: bytes) -> NDArray[np.uint8]:
@@ -140,11 +141,6 @@ def _fast_length(least: int, primes: tuple[int, ...]) -> int:
         lengths.append(power * _fast_length(-(-least // power), primes[1:]))
         power *= primes[0]
     return min([*lengths, power])
-
-
-def _opposite(turns: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the turns back: 1 and 3 change places."""
-    return turns ^ ((turns & np.uint8(0x55)) << np.uint8(1))
 
 
 # What a client goes through is compiled in large pieces: each return to the interpreter may wait for another thread.

@@ -1,5 +1,6 @@
 """From a privacy target to a plan: the least noise, on the private side, and the fewest bits that carry it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -17,19 +18,27 @@ from d2pfed.accounting import (
     upper_bound,
 )
 from d2pfed.errors import ConfigError
-from d2pfed.noise.clipping import AdaptiveClip
-from d2pfed.noise.weighting import Weighting
+from d2pfed.noise.clipping import AdaptiveClip, Weighting
+from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan.bounds import MOST_ROUNDS
-from d2pfed.plan.names import HELD_BY_ONE, MechanismName, RotationName
-from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY, finest, finest_within, parts_of, too_wide
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.profiles import SIMULATION
-from d2pfed.plan.quorums import neighbourhood_of
-from d2pfed.plan.search import PRECISION, least_multiplier
-from d2pfed.plan.target import PrivacyTarget
-from d2pfed.plan.widths import noise_width, widest
-from d2pfed.secagg.pairwise.neighbors import Neighbourhood
+from d2pfed.plan.target import PrivacyTarget, RotationName
+from d2pfed.plan.widths import (
+    SAFE_WRAP_PROBABILITY,
+    finest,
+    finest_within,
+    noise_width,
+    parts_of,
+    too_wide,
+    widest,
+)
+from d2pfed.secagg.pairwise.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency
+from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, choose, complete
+
+PRECISION = 5e-4  # relative, of the noise: how far above the least the answer may be
+SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
 
 Account = Callable[..., Guarantee]
 
@@ -50,9 +59,9 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
     if not isinstance(target, PrivacyTarget):
         raise ConfigError(f"target must be a PrivacyTarget, got {type(target).__name__}")
     target.require_complete()
-    if target.mechanism in HELD_BY_ONE and target.colluders:
+    if target.mechanism is MechanismName.SHARED and target.colluders:
         raise ConfigError(
-            f"colluders must be 0 with the mechanism {target.mechanism}, where one client can know all of the noise, "
+            f"colluders must be 0 with the mechanism {target.mechanism}, whose noise every client knows, "
             f"got {target.colluders:g}; centered withstands them"
         )
     if max_weight is not None:
@@ -74,15 +83,10 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
 def _with_adaptive_clip(target: PrivacyTarget, initial: float) -> Plan:
     """Return the plan of vectors with one more coordinate, the bit, and the radius that bounds both together.
 
-    The guarantee is that of a fixed clip of this radius: docs/theory.md, adaptive clipping. Where the dimension is a
-    power of two, one more coordinate would double a Hadamard transform, so there the phase rotation takes its place;
-    elsewhere the bit takes a coordinate that was padding.
+    The guarantee is that of a fixed clip of this radius: docs/theory.md, adaptive clipping.
     """
     adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, initial)
-    is_full = target.dimension & (target.dimension - 1) == 0
-    rotation = RotationName.PHASE if is_full else target.rotation
-    widened = replace(target, dimension=target.dimension + 1, clip=adaptive.radius, rotation=rotation)
-    return replace(calibrate(widened), adaptive_clip=adaptive)
+    return replace(calibrate(_widened(target, adaptive.radius)), adaptive_clip=adaptive)
 
 
 def _with_weights(target: PrivacyTarget, max_weight: float) -> Plan:
@@ -92,10 +96,18 @@ def _with_weights(target: PrivacyTarget, max_weight: float) -> Plan:
             f"weights go with a fixed clip and the unit client, got clip {target.clip}, {target.unit}"
         )
     weighting = Weighting.balanced(max_weight, target.fixed_clip, target.dimension)
+    return replace(calibrate(_widened(target, 1.0)), weighting=weighting)
+
+
+def _widened(target: PrivacyTarget, radius: float) -> PrivacyTarget:
+    """Return the target of vectors with one more coordinate.
+
+    Where the dimension is a power of two, that would double a Hadamard transform, so there the phase rotation takes its
+    place; elsewhere it takes a coordinate that was padding.
+    """
     is_full = target.dimension & (target.dimension - 1) == 0
     rotation = RotationName.PHASE if is_full else target.rotation
-    widened = replace(target, dimension=target.dimension + 1, clip=1.0, rotation=rotation)
-    return replace(calibrate(widened), weighting=weighting)
+    return replace(target, dimension=target.dimension + 1, clip=radius, rotation=rotation)
 
 
 @lru_cache(maxsize=64)  # a summary asks for what the calibration began with
@@ -145,7 +157,9 @@ class _Draft:
 
         @cache
         def spent(account: Account, multiplier: float) -> Guarantee:
-            return _account(account, target, self._noise(multiplier))
+            # The noise that the guarantee rests on, as `Plan.contributed` has it.
+            codec, mechanism = parts_of(target, self.steps, multiplier, self.contributors)
+            return _account(account, target, mechanism.noise(codec, self.contributors))
 
         if reason := spent(_coarse, start).reason:
             raise ConfigError(f"no plan with the mechanism {target.mechanism} keeps any epsilon: {reason}")
@@ -158,11 +172,6 @@ class _Draft:
         while spent(run_guarantee, multiplier).epsilon > target.epsilon:
             multiplier, step = multiplier * (1 + step), 2 * step
         return self.plan(multiplier)
-
-    def _noise(self, multiplier: float) -> Noise:
-        """Return the noise that the guarantee rests on, as `Plan.contributed` does."""
-        codec, mechanism = parts_of(self.target, self.steps, multiplier, self.contributors)
-        return mechanism.noise(codec, self.contributors)
 
     def plan(self, multiplier: float) -> Plan:
         """Return the member whose noise is `multiplier` times twice a client's radius."""
@@ -194,7 +203,9 @@ class _Draft:
 
     def with_bits(self, plan: Plan) -> Plan:
         """Return the plan with the target's ring, or with the least that is unlikely to wrap."""
-        _require_drawable(plan)
+        width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
+        if width > most:
+            raise too_wide(plan.epsilon, plan.against, most, width)
         fitting = [
             bits
             for bits in range(1, MAX_BITS + 1)
@@ -208,13 +219,6 @@ class _Draft:
         if bits < fitting[0]:
             raise ConfigError(f"bits must be at least {fitting[0]} for this noise and cohort, got {bits}")
         return replace(plan, ring=Ring(bits))
-
-
-def _require_drawable(plan: Plan) -> None:
-    """Refuse noise that is too wide for a sampler's table."""
-    width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
-    if width > most:
-        raise too_wide(plan.epsilon, plan.against, most, width)
 
 
 def _account(account: Account, target: PrivacyTarget, noise: Noise) -> Guarantee:
@@ -248,3 +252,79 @@ def _coarse(
 
 def _wording(target: PrivacyTarget) -> str:
     return f"epsilon {target.epsilon:g} at delta {target.effective_delta:g} against `{target.against}`"
+
+
+def least_multiplier(epsilon_at: Callable[[float], float], epsilon: float, start: float, wanted: str) -> float:
+    """Return a multiplier that keeps epsilon, while one smaller by the precision does not.
+
+    `epsilon_at` falls. Where it is smooth, a line through the ends in logarithms leads close to the root, and two
+    probes around that guess close the bracket; where it is not, halving does.
+    """
+    low = high = start
+    below = above = epsilon_at(start)  # epsilon at either end: that of `low` is larger
+    while below <= epsilon:
+        low, high, above = low / 2, low, below
+        if low < SMALLEST_MULTIPLIER:
+            raise ConfigError(
+                f"{wanted} asks for noise below {SMALLEST_MULTIPLIER:g} times the sensitivity: for none"
+            )
+        below = epsilon_at(low)
+    while above > epsilon:
+        low, high, below = high, high * 2, above
+        if high > LARGEST_MULTIPLIER:
+            raise ConfigError(f"{wanted} asks for noise above {LARGEST_MULTIPLIER:g} times the sensitivity")
+        above = epsilon_at(high)
+    probes = 0
+    while high > low * (1 + PRECISION):
+        # Just above the guess, just below it, and every third time in the middle.
+        middle = math.sqrt(low * high)
+        if probes % 3 != 2 and math.isfinite(below) and above > 0:
+            share = math.log(below / epsilon) / math.log(below / above)
+            aside, inside = 1 + PRECISION / 3, math.sqrt(1 + PRECISION)
+            guess = low * (high / low) ** share * (aside if probes % 3 == 0 else 1 / aside)
+            middle = min(max(guess, low * inside), high / inside)
+        value = epsilon_at(middle)
+        if value <= epsilon:
+            high, above = middle, value
+        else:
+            low, below = middle, value
+        probes += 1
+    return high
+
+
+def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:
+    """Return who holds whose shares: the least that withstands the target's dropouts and colluders."""
+    _require_honest_majority(target)
+    risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)
+    # Under `shared` everyone contributes to everyone's seed, which needs a channel between any two.
+    if target.mechanism is not MechanismName.SHARED:
+        return choose(target.cohort_size, risk, target.consistency)
+    if target.consistency is Consistency.SIGNED and target.cohort_size > SIGNED_COMPLETE_UP_TO:
+        raise ConfigError(
+            f"the mechanism {target.mechanism} under signed consistency takes cohorts of at most "
+            f"{SIGNED_COMPLETE_UP_TO}, got {target.cohort_size}"
+        )
+    return complete(target.cohort_size, risk)
+
+
+def _require_honest_majority(target: PrivacyTarget) -> None:
+    """Refuse a target whose quorums may have nobody honest in common, and state what would do."""
+    cohort, quorum, colluders = target.cohort_size, target.quorum, target.cohort_colluders
+    if 2 * quorum > cohort + colluders:
+        return
+    missing = cohort - (cohort + colluders) // 2 - 1
+    hints = [f"at most {missing} dropouts"] if missing >= 0 and cohort >= colluders + 2 else []
+    hints += [f"at most {2 * quorum - cohort - 1} colluders in a cohort"] if 2 * quorum > cohort else []
+    # A larger cohort, in steps of a quarter, that has few enough dropouts and colluders at the same shares.
+    most = min(target.population // (target.rounds if target.sampling is Sampling.ONCE else 1), SIGNED_UP_TO)
+    size = cohort
+    while (size := size + max(1, size // 4)) <= most:
+        larger = replace(target, cohort_size=size, spare=0, max_participations=None)
+        if 2 * larger.quorum > size + larger.cohort_colluders:
+            hints.append(f"a cohort of {size}")
+            break
+    raise ConfigError(
+        f"2 quorum > cohort + colluders must hold, or two quorums may sign different survivors: {cohort - quorum} "
+        f"dropouts and {colluders} colluders of {cohort} leave 2 x {quorum} <= {cohort} + {colluders}; "
+        f"what would do: {', or '.join(hints) or 'fewer of both'}"
+    )

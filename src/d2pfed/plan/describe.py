@@ -3,15 +3,13 @@
 import math
 from dataclasses import dataclass, replace
 
-from d2pfed.accounting import Guarantee, Sampling, Unit, round_up
-from d2pfed.noise.mechanisms import Centered
+from d2pfed.accounting import Adjacency, Guarantee, Sampling, Unit, round_up
+from d2pfed.noise.mechanisms import Centered, MechanismName
+from d2pfed.plan.bounds import colluding_clients
 from d2pfed.plan.calibrate import ideal_multiplier
-from d2pfed.plan.collusion import colluding_clients
-from d2pfed.plan.parts import SAFE_WRAP_PROBABILITY
 from d2pfed.plan.plan import Plan, guarantees
-from d2pfed.plan.profiles import mechanism_name
 from d2pfed.plan.target import PrivacyTarget
-from d2pfed.plan.widths import variance
+from d2pfed.plan.widths import SAFE_WRAP_PROBABILITY
 from d2pfed.secagg.pairwise.graph import Consistency
 
 # The most that updates add up to over all rounds, over the noise's norm: below 1 the accuracy of a run is hardly above
@@ -77,8 +75,13 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         target: the privacy target that was calibrated.
         plan: what `calibrate` made of it.
     """
-    clip = _clip(target, plan)
-    spread = _error(plan) * math.sqrt(plan.dimension)
+    # 1 where the clip adapts or clients are weighted, as all is in units of it.
+    clip = 1.0 if isinstance(target.clip, str) or plan.weighting is not None else target.clip
+    # The root mean square error per coordinate of the mean over a full cohort, rounding included.
+    rounding = 0.0 if isinstance(plan.mechanism, Centered) else plan.cohort_size / 4
+    noise = plan.noise(plan.cohort_size).sum_variance
+    error = math.sqrt(noise + rounding) * plan.codec.granularity / plan.divisor
+    spread = error * math.sqrt(plan.dimension)
     ideal = 2 * ideal_multiplier(target) * clip / plan.divisor
     return PlanSummary(
         noise_multiplier=plan.noise_multiplier,
@@ -87,7 +90,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         modulus=plan.ring.modulus,
         upload_bytes=plan.ring.packed_bytes(plan.codec.length),
         wrap_probability=plan.wrap_probability,
-        relative_error=_error(plan) / ideal,
+        relative_error=error / ideal,
         noise_to_clip=spread / clip,
         signal_to_noise=(signal := math.sqrt(plan.rounds) * clip / spread),
         max_attempts=plan.max_attempts,
@@ -96,7 +99,7 @@ def describe(target: PrivacyTarget, plan: Plan) -> PlanSummary:
         threshold=plan.threshold,
         cut_off=plan.cut_off,
         guarantees=guarantees(plan),
-        why_noise=_why_noise(target, plan),
+        why_noise=_why_noise(target, plan, clip),
         why_signal=_why_signal(plan, signal),
         why_bits=_why_bits(plan),
         why_graph=_why_graph(plan),
@@ -115,7 +118,7 @@ def describe_plan(plan: Plan) -> PlanSummary:
         epsilon=plan.epsilon,
         delta=plan.delta,
         against=plan.against,
-        mechanism=mechanism_name(plan.mechanism),
+        mechanism=MechanismName.of(plan.mechanism),
         sampling=plan.sampling.method,
         adjacency=plan.adjacency,
         consistency=plan.consistency,
@@ -134,47 +137,27 @@ def describe_plan(plan: Plan) -> PlanSummary:
     )
 
 
-def _clip(target: PrivacyTarget, plan: Plan) -> float:
-    """Return the clip that sigma goes with: 1 where it adapts or clients are weighted, as all is in units of it."""
-    return 1.0 if isinstance(target.clip, str) or plan.weighting is not None else target.clip
-
-
-def _error(plan: Plan) -> float:
-    """Return the root mean square error per coordinate of the mean over a full cohort, rounding included."""
-    rounding = 0.0 if isinstance(plan.mechanism, Centered) else plan.cohort_size / 4
-    return math.sqrt(variance(plan.noise(plan.cohort_size)) + rounding) * plan.codec.granularity / plan.divisor
-
-
-def _why_noise(target: PrivacyTarget, plan: Plan) -> str:
-    missing = plan.cohort_size - plan.quorum
+def _why_noise(target: PrivacyTarget, plan: Plan, clip: float) -> str:
+    missing, more, adaptive = plan.cohort_size - plan.quorum, plan.max_attempts - plan.rounds, plan.adaptive_clip
     reserve = f", even if {missing} of them are missing" if missing else ""
     reserve += f", and {plan.colluders} of them reveal their noise" if plan.colluders else ""
     reserve += f", and the server keeps {plan.cut_off} of them out of the sum" if plan.cut_off else ""
-    more = plan.max_attempts - plan.rounds
     spare = f" and {more} spare attempt{'s' * (more > 1)}" if more else ""
-    return (
+    clients = "clients" if plan.unit is Unit.CLIENT else "silos"
+    text = (
         f"To keep epsilon {round_up(target.epsilon, 6)} against `{plan.against}` over {plan.rounds} rounds{spare}, "
-        f"the sum of {plan.cohort_size} {_clients(plan)} needs noise of {plan.sigma / _clip(target, plan):.4g} times "
-        f"the clip{reserve}.{_why_clip(plan)}"
+        f"the sum of {plan.cohort_size} {clients} needs noise of {plan.sigma / clip:.4g} times the clip{reserve}."
     )
-
-
-def _clients(plan: Plan) -> str:
-    return "clients" if plan.unit is Unit.CLIENT else "silos"
-
-
-def _why_clip(plan: Plan) -> str:
-    adaptive = plan.adaptive_clip
     if adaptive is None:
-        return ""
+        return text
     return (
-        f" The clip starts at {adaptive.initial:g} and moves until {100 * adaptive.quantile:g} % of the updates are "
-        f"within it; the bit that each client adds for this takes {100 * (adaptive.radius - 1):.2g} % more noise."
+        f"{text} The clip starts at {adaptive.initial:g} and moves until {100 * adaptive.quantile:g} % of the updates "
+        f"are within it; the bit that each client adds for this takes {100 * (adaptive.radius - 1):.2g} % more noise."
     )
 
 
 def _why_bits(plan: Plan) -> str:
-    steps = math.sqrt(variance(plan.noise(plan.cohort_size)))
+    steps = math.sqrt(plan.noise(plan.cohort_size).sum_variance)
     return (
         f"The sum's noise is {steps:.4g} lattice steps wide; {plan.ring.bits} bits hold it and the signal, with a "
         f"chance of {round_up(plan.wrap_probability, 2)} that any of {plan.codec.length} coordinates wraps in a round "
@@ -239,3 +222,53 @@ def _warnings(plan: Plan, signal: float) -> tuple[str, ...]:
             f"publishing a random {plan.unit}'s data whole would satisfy it."
         )
     return tuple(found)
+
+
+_WORLDS = {
+    Adjacency.ADD_REMOVE: "with the record as without it",
+    Adjacency.ZERO_OUT: "with the record as with zeros in its place",
+    Adjacency.REPLACE_ONE: "with the record as with any other in its place",
+}
+
+_ASSUMED = (
+    "It rests on this: coins and noise of honest silos are secret and fresh in every attempt; a record's gradient "
+    "depends on that record and the model alone; whether a silo answers does not depend on its records or coins; "
+    "secure aggregation shows the sum only. A silo itself, and who runs it, sees its own records; the silo as a "
+    "whole is not hidden. How long a silo computes is not covered."
+)
+
+
+def record_terms(plan: Plan) -> tuple[str, ...]:
+    """Return what a plan with the unit record promises, to whom, and on which terms; nothing for other plans."""
+    if plan.unit is not Unit.RECORD or plan.batches is None:
+        return ()
+    honest, silos = plan.quorum - plan.colluders - plan.cut_off, plan.batches.max_silos
+    person = (
+        "A person with records in several silos, or with several records in one silo that are not grouped, has a "
+        "larger epsilon than is printed: set max_silos and groups where that can be."
+    )
+    if silos > 1:
+        person = (
+            f"The epsilons hold for a person with one record (or group) in each of up to {silos} silos, for all of "
+            "them together."
+        )
+    return (
+        (
+            f"Whatever an observer concludes about a record is at most e^epsilon times as likely, plus delta, "
+            f"{_WORLDS[plan.adjacency]} ({plan.adjacency}), and the other way round. A record is one row of a silo's "
+            "data, or all rows of one owner there where groups are given."
+        ),
+        person,
+        (
+            f"In each of at most {plan.max_attempts:,} attempts every silo draws each record with probability "
+            f"{float(plan.batches.rate):.4g} by a secret coin, clips its gradient to {plan.codec.clip:g}, and adds its "
+            f"share of the noise; sums are divided by {plan.divisor:.6g}, whatever was drawn. Every vector that was "
+            "sent is charged."
+        ),
+        (
+            f"At least {honest} honest silos add their noise to every sum that is opened: {plan.quorum} of "
+            f"{plan.cohort_size} must answer, and {plan.colluders} may tell the server all they know. The coins are "
+            "secret, so all observers see amplified sums."
+        ),
+        _ASSUMED,
+    )

@@ -24,20 +24,16 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.errors import ConfigError
-from d2pfed.noise.clipping import AdaptiveClip
+from d2pfed.noise.clipping import AdaptiveClip, Weighting
 from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import (
     LEAST_SILO_WIDTH,
-    BinomialNoise,
     Centered,
-    DDGauss,
-    Designated,
     Mechanism,
+    MechanismName,
     Rounded,
     Shared,
-    SkellamNoise,
 )
-from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
@@ -50,9 +46,9 @@ from d2pfed.plan.bounds import (
     MOST_POPULATION,
     MOST_ROUNDS,
     check_range,
+    require_honest_majority,
 )
-from d2pfed.plan.collusion import require_honest_majority
-from d2pfed.plan.widths import largest_batch, largest_cohort, variance, wrap_probability
+from d2pfed.plan.widths import wrap_probability
 from d2pfed.secagg.pairwise.graph import Consistency
 from d2pfed.secagg.pairwise.neighbors import Neighbourhood, check_bounds
 
@@ -65,7 +61,7 @@ class Plan:
 
     Attributes:
         unit: what is protected.
-        adjacency: which neighbouring data sets are compared.
+        adjacency: which neighboring data sets are compared.
         sampling: how cohorts are drawn, from how many clients, and how large they are.
         rounds: how many rounds there are.
         attempts_per_round: how often one round may be tried.
@@ -148,11 +144,8 @@ class Plan:
                 f"a weighting goes with the unit client, a fixed clip and a codec's clip of 1, got {self.unit} and "
                 f"{self.codec.clip}"
             )
-        if self.cut_off and isinstance(self.mechanism, (Shared, Designated)):
-            raise ConfigError(
-                f"cut_off must be 0 where one client may hold all of the noise, got {self.cut_off}: the server could "
-                f"keep that client out of the sum"
-            )
+        if self.cut_off and isinstance(self.mechanism, Shared):
+            raise ConfigError(f"cut_off must be 0 where every share of the noise counts, got {self.cut_off}")
 
     def _check_records(self) -> None:
         check_unit(self.unit, self.adjacency, self.sampling, self.batches)
@@ -222,21 +215,25 @@ class Plan:
     @property
     def sigma(self) -> float:
         """Standard deviation of that noise on the sum, in real units; in units of the clip where the clip adapts."""
-        return math.sqrt(variance(self.contributed)) * self.codec.granularity if self.contributed else 0.0
+        noise = self.contributed
+        return math.sqrt(noise.sum_variance) * self.codec.granularity if noise else 0.0
 
     @property
     def noise_multiplier(self) -> float:
         """Sigma over the sensitivity of the stated adjacency, rounding included."""
         noise = self.contributed
-        return math.sqrt(variance(noise)) / (self.adjacency.radii * float(noise.radius)) if noise else 0.0
+        return math.sqrt(noise.sum_variance) / (self.adjacency.radii * float(noise.radius)) if noise else 0.0
 
     @property
     def wrap_probability(self) -> float:
         """Bound on the chance that some coordinate of a round's sum leaves the ring's range."""
-        vectors = largest_cohort(self.sampling)
+        vectors = self.cohort_size
         if self.batches is not None and self.records is not None:
-            vectors = largest_batch(self.batches, self.records)
-        return wrap_probability(self.codec, self.mechanism, self.ring, largest_cohort(self.sampling), vectors)
+            from scipy.stats import binom  # noqa: PLC0415 - slow to load
+
+            # The records of all silos in one batch: a number that is exceeded once in a million rounds.
+            vectors = int(binom.isf(1e-6, self.records, float(self.batches.rate)))
+        return wrap_probability(self.codec, self.mechanism, self.ring, self.cohort_size, vectors)
 
     @property
     def digest(self) -> bytes:
@@ -270,7 +267,18 @@ class Plan:
 
 @lru_cache(maxsize=16)  # every attempt asks for it several times
 def _digest(plan: Plan) -> bytes:
-    return digest("d2pfed plan", canonical.encode(plan))
+    text = canonical.encode(plan)
+    require_readable(plan, text)
+    return digest("d2pfed plan", text)
+
+
+def require_readable(plan: "Plan", text: str) -> None:
+    """Refuse a plan that its own text does not give back: every charge names a plan's digest, and so comes after this.
+
+    Checked: test_plan.py::test_a_plan_that_cannot_be_read_back_is_refused_before_it_is_charged.
+    """
+    if decode_plan(text) != plan:
+        raise ConfigError("a plan must be the one that its canonical text gives back, got another")
 
 
 TYPES: dict[str, type] = {
@@ -294,7 +302,7 @@ TYPES: dict[str, type] = {
             AdaptiveClip,
             Weighting,
         ),
-        *(Centered, Shared, Designated, DDGauss, SkellamNoise, BinomialNoise),
+        *(name.kind for name in MechanismName),
     )
 }
 

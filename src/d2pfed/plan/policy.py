@@ -8,12 +8,12 @@ from fractions import Fraction
 
 from d2pfed.accounting import SERVER, CohortSampling, Noise, Unit, client_epsilon
 from d2pfed.errors import ConfigError
-from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within, require_honest_majority
-from d2pfed.plan.names import MechanismName
+from d2pfed.noise.mechanisms import MechanismName, Protocol
+from d2pfed.plan.bounds import VERIFIED_DRAWS, colluders_within, require_honest_majority
 from d2pfed.plan.plan import Plan, run_guarantee
-from d2pfed.plan.profiles import Protocol, Request, mechanism_name, require_deployable
+from d2pfed.plan.profiles import Request, require_deployable
 from d2pfed.plan.target import PrivacyTarget
-from d2pfed.plan.widths import noise_width, variance, widest
+from d2pfed.plan.widths import noise_width, widest
 from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
 from d2pfed.secagg.pairwise.neighbors import Risk, check_bounds, exposed
 
@@ -57,7 +57,7 @@ class Policy:
         most_clip_norm: the largest clip.
         most_bits: bits per coordinate.
         most_dimension: number of coordinates.
-        most_fraction_bits: the finest centres of noise; 12 make a table of 4,096 rows.
+        most_fraction_bits: the finest centers of noise; 12 make a table of 4,096 rows.
         most_rounds: the longest run.
         most_attempts_per_round: how often a round may be tried.
     """
@@ -65,7 +65,9 @@ class Policy:
     protocols: tuple[Protocol, ...] = tuple(Protocol)
     units: tuple[Unit, ...] = (Unit.CLIENT,)
     requests: tuple[Request, ...] = tuple(Request)
-    mechanisms: tuple[MechanismName, ...] = (MechanismName.CENTERED, MechanismName.DDGAUSS, MechanismName.SKELLAM)
+    mechanisms: tuple[MechanismName, ...] = tuple(
+        name for name in MechanismName if Protocol.STANDING in name.runs_in
+    )
     least_cohort: int = 10
     most_cohort: int = SIGNED_UP_TO
     least_quorum: int = 8
@@ -82,7 +84,12 @@ class Policy:
     most_attempts_per_round: int = 100
 
     def __post_init__(self) -> None:
-        kinds = {"protocols": Protocol, "units": Unit, "requests": Request, "mechanisms": MechanismName}
+        kinds: dict[str, type[StrEnum]] = {
+            "protocols": Protocol,
+            "units": Unit,
+            "requests": Request,
+            "mechanisms": MechanismName,
+        }
         for field, kind in kinds.items():
             named = tuple(kind(name) for name in getattr(self, field))
             if not named:
@@ -154,7 +161,7 @@ class Policy:
         _check_one_of("request", request, self.requests)
 
     def _check_mechanism(self, plan: Plan) -> None:
-        _check_one_of("mechanism", mechanism_name(plan.mechanism), self.mechanisms)
+        _check_one_of("mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
         width, most = noise_width(plan.codec, plan.mechanism), widest(plan.codec, plan.mechanism)
         _check_at_most("width of a client's noise", width, most)
 
@@ -170,7 +177,7 @@ class Policy:
         """Refuse too little noise: that of a quorum, less who may be cut off, and what the colluders know of it."""
         whole = plan.noise(plan.quorum - plan.cut_off)
         left = whole.without(colluders)
-        multiplier = 0.0 if left is None else math.sqrt(variance(left)) / (2 * float(left.radius))
+        multiplier = 0.0 if left is None else math.sqrt(left.sum_variance) / (2 * float(left.radius))
         _check_at_least("noise multiplier", multiplier, self.least_noise_multiplier)
         for observer, noise in (("server", whole), (f"colluding({colluders})", left)):
             _check_at_most(f"epsilon against {observer}", _epsilon(plan, noise), self.most_epsilon)

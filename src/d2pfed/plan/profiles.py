@@ -10,33 +10,11 @@ from enum import StrEnum
 
 from d2pfed.accounting import Sampling, Unit
 from d2pfed.errors import ConfigError
-from d2pfed.noise.mechanisms import BinomialNoise, Centered, DDGauss, Designated, Mechanism, Shared, SkellamNoise
+from d2pfed.noise.mechanisms import MechanismName, Protocol
 from d2pfed.plan.bounds import MOST_COHORT
-from d2pfed.plan.names import MechanismName
 from d2pfed.plan.plan import Plan
 from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
 from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_standing_quorum, require_standing_steps
-
-_NAMES: dict[type, MechanismName] = {
-    Centered: MechanismName.CENTERED,
-    Shared: MechanismName.SHARED,
-    Designated: MechanismName.DESIGNATED,
-    DDGauss: MechanismName.DDGAUSS,
-    SkellamNoise: MechanismName.SKELLAM,
-    BinomialNoise: MechanismName.BINOMIAL,
-}
-
-
-class Protocol(StrEnum):
-    """How the vectors of a deployed round are added up.
-
-    Attributes:
-        PAIRWISE: fresh masks between all pairs of a cohort, which are opened for those who drop out.
-        STANDING: masks from keys that a fixed set of silos agrees on once; nothing is ever opened.
-    """
-
-    PAIRWISE = "pairwise"
-    STANDING = "standing"
 
 
 class Request(StrEnum):
@@ -85,7 +63,7 @@ class Profile:
 
     def require(self, plan: Plan) -> None:
         """Refuse a plan with anything that this way of running does not support."""
-        self._require_one_of("the mechanism", mechanism_name(plan.mechanism), self.mechanisms)
+        self._require_one_of("the mechanism", MechanismName.of(plan.mechanism), self.mechanisms)
         self._require_one_of("sampling", plan.sampling.method, self.samplings)
         self._require_one_of("the unit", plan.unit, self.units)
         if unsupported := features_of(plan) - self.features:
@@ -102,14 +80,15 @@ class Profile:
             raise ConfigError(f"{self.name} takes {what} {listed}, the plan has {found}")
 
 
-_OWN_NOISE = frozenset({MechanismName.CENTERED, MechanismName.DDGAUSS, MechanismName.SKELLAM})
+def _running_in(protocol: Protocol) -> frozenset[MechanismName]:
+    return frozenset(name for name in MechanismName if protocol in name.runs_in)
+
 
 SIMULATION = Profile(name="a simulation")
 PROFILES = {
     Protocol.PAIRWISE: Profile(
         name="the pairwise protocol",
-        mechanisms=_OWN_NOISE | {MechanismName.SHARED},
-        samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
+        mechanisms=_running_in(Protocol.PAIRWISE),
         units=frozenset({Unit.CLIENT}),
         features=frozenset({Feature.SPARSE_GRAPH}),
         least_cohort=2,
@@ -117,7 +96,7 @@ PROFILES = {
     ),
     Protocol.STANDING: Profile(
         name="the standing protocol",
-        mechanisms=_OWN_NOISE,
+        mechanisms=_running_in(Protocol.STANDING),
         samplings=frozenset({Sampling.NONE}),
         features=frozenset(),
         least_cohort=FEWEST_SILOS,
@@ -163,8 +142,3 @@ def features_of(plan: Plan) -> frozenset[Feature]:
         Feature.SPARSE_GRAPH: plan.neighbours < plan.cohort_size - 1,
     }
     return frozenset(feature for feature, present in has.items() if present)
-
-
-def mechanism_name(mechanism: Mechanism) -> MechanismName:
-    """Return the name of a mechanism."""
-    return _NAMES[type(mechanism)]

@@ -2,7 +2,9 @@
 
 import math
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from typing import cast
@@ -10,7 +12,9 @@ from typing import cast
 import numpy as np
 
 from d2pfed.accounting import (
+    ALONE,
     CAP_SHARE,
+    CLIENT,
     RATE_STEPS,
     RELEASED,
     SERVER,
@@ -22,9 +26,11 @@ from d2pfed.accounting import (
     Unit,
     cap_excess,
     check_unit,
+    colluding,
 )
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import PRIVACY, TRAINING, about, check_types, documented
+from d2pfed.noise.mechanisms import MechanismName
 from d2pfed.numerics.ring import MAX_BITS
 from d2pfed.numerics.rotation import MAX_DIMENSION
 from d2pfed.plan.bounds import (
@@ -33,16 +39,9 @@ from d2pfed.plan.bounds import (
     MOST_COHORT,
     MOST_POPULATION,
     MOST_ROUNDS,
+    VERIFIED_DRAWS,
     check_range,
-)
-from d2pfed.plan.collusion import VERIFIED_DRAWS, colluders_within
-from d2pfed.plan.names import (
-    HELD_BY_ONE,
-    MechanismName,
-    RotationName,
-    initial_clip_named,
-    observer_named,
-    parse_clip,
+    colluders_within,
 )
 from d2pfed.secagg.pairwise.graph import Consistency
 
@@ -60,6 +59,50 @@ _LIMITS = {
     "cohort_size": MOST_COHORT,
     "rounds": MOST_ROUNDS,
 }
+
+
+_LEAST_START = 1e-12  # of an adaptive clip; the most is its inverse
+
+
+class RotationName(StrEnum):
+    """The rotations by name."""
+
+    HADAMARD = "hadamard"
+    PHASE = "phase"
+
+
+def observer_named(name: str) -> Observer:
+    """Return the observer of that name."""
+    known = {str(each): each for each in (RELEASED, SERVER, CLIENT, ALONE)}
+    if name in known:
+        return known[name]
+    count = name.removeprefix("colluding(").removesuffix(")")
+    if name == f"colluding({count})" and count.isdecimal() and count.isascii() and len(count) <= 9:
+        return colluding(int(count))
+    raise ConfigError(f"against must be released, server, client, alone or colluding(c), got {name[:80]!r}")
+
+
+def initial_clip_named(name: str) -> float:
+    """Return the clip that an adaptive one starts from: 1 for `auto`, c for `auto(c)`."""
+    if name == "auto":
+        return 1.0
+    with suppress(ValueError):
+        start = float(name.removeprefix("auto(").removesuffix(")"))
+        if name.startswith("auto(") and name.endswith(")") and _LEAST_START <= start <= 1 / _LEAST_START:
+            return start
+    raise ConfigError(
+        f"clip must be a positive number, auto, or auto(c) with c in [{_LEAST_START:g}, {1 / _LEAST_START:g}], "
+        f"got {name[:80]!r}"
+    )
+
+
+def parse_clip(text: str) -> float | str:
+    """Return a clip as it is written: a number, or the name of an adaptive one."""
+    try:
+        return float(text)
+    except ValueError:
+        initial_clip_named(text)
+        return text
 
 
 @documented
@@ -106,7 +149,7 @@ class PrivacyTarget:
     adjacency: Adjacency = field(
         default=_BY_UNIT,
         metadata=about(
-            "Which neighbouring data sets are compared.", PRIVACY, unset="replace-one; add-remove for records"
+            "Which neighboring data sets are compared.", PRIVACY, unset="replace-one; add-remove for records"
         ),
     )
     unit: Unit = field(
@@ -256,11 +299,6 @@ class PrivacyTarget:
         return BatchSampling(Fraction(math.floor(Fraction(rate) * RATE_STEPS), RATE_STEPS), self.max_silos)
 
     def _check_cohorts(self) -> None:
-        if self.sampling is Sampling.POISSON and self.mechanism not in HELD_BY_ONE:
-            raise ConfigError(
-                f"poisson sampling with secret sizes needs a total noise that does not depend on the cohort: "
-                f"mechanism shared or designated, got {self.mechanism}"
-            )
         if self.missing:
             return
         if self.cohort_size > self.population:
@@ -368,19 +406,14 @@ def _default_cap(target: PrivacyTarget) -> int:
         target.sampling is Sampling.NONE or target.cohort_size == target.population
     ):  # everyone is asked in every round
         return attempts
-    if target.against != RELEASED or target.sampling is Sampling.POISSON:  # secret coins pay nothing for a cap
-        return _least_cap(attempts, target.cohort_size / target.population)
+    if target.against != RELEASED:
+        from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
+
+        # The least m for which the mean of min(Bin(attempts, rate), m) is nearly all of that without a cap.
+        kept = np.cumsum(bdtrc(np.arange(attempts), attempts, target.cohort_size / target.population))
+        return 1 + int(np.argmax(kept >= (1 - LOST_TO_THE_CAP) * kept[-1]))
     allowed = CAP_SHARE * target.effective_delta
     # The excess falls with the cap.
     return 1 + bisect_left(
         range(1, attempts + 1), -allowed, key=lambda cap: -cap_excess(target.cohort_sampling, attempts, cap)
     )
-
-
-def _least_cap(draws: int, rate: float) -> int:
-    """Return the least m for which a client's contributions beyond the first m are at most 1 % of all."""
-    from scipy.special import bdtrc  # noqa: PLC0415 - slow to load
-
-    # The mean of min(Bin(draws, rate), m), m = 1, 2, ...
-    kept = np.cumsum(bdtrc(np.arange(draws), draws, rate))
-    return 1 + int(np.argmax(kept >= (1 - LOST_TO_THE_CAP) * kept[-1]))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -14,15 +13,11 @@ from d2pfed.ledger import RunPlan
 from d2pfed.noise.clipping import ClipStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan
-from d2pfed.plan.widths import variance
 from d2pfed.round.gathering import Collected
 from d2pfed.round.participant import require_clip
 from d2pfed.round.session import Attempt, AttemptBinding, delivery_of, rotation_seed
 from d2pfed.secagg import Delivery
 from d2pfed.secagg.pairwise.graph import Consistency
-
-LEAST_SECRET_COHORT = 40  # on average: fewer than two clients are then drawn with a chance below 10^-15
-
 
 FEWEST = 2  # clients of a cohort that one can hide among
 
@@ -94,11 +89,6 @@ class Outcome:
 
 def run_plan(plan: Plan) -> RunPlan:
     """Return what a run of this plan is charged: all attempts that it may take, each with no more than a quorum."""
-    if plan.sampling.method is Sampling.POISSON and plan.cohort_size < LEAST_SECRET_COHORT:
-        raise ConfigError(
-            f"cohorts of secret size must have at least {LEAST_SECRET_COHORT} clients on average, "
-            f"got {plan.cohort_size}"
-        )
     return RunPlan(
         plan=plan.digest,
         release=plan.release("", 0, 0, (), plan.quorum),
@@ -124,7 +114,7 @@ def aggregate(
 ) -> Outcome:
     """Try a round, from its first attempt on, until one succeeds, each recorded before it can reveal anything.
 
-    Where every vector counts (`shared`, `designated`) and the same clients are drawn again, an attempt goes on with
+    Where every vector counts (`shared`) and the same clients are drawn again, an attempt goes on with
     those who were left; not so if signed, where cohorts have the planned size. With standing keys the members are those
     who are there, and an attempt that is void stays charged.
 
@@ -149,7 +139,7 @@ def aggregate(
         cohort = attempts.draw(attempt)
         if left and set(left) < set(cohort):
             cohort = left
-        cohort, participations, left = *_standing(plan, run, cohort, ledger), ()
+        participations, left = _participations(plan, run, cohort, ledger), ()
         session = attempts.bind(attempt, cohort)
         ledger.reserve(plan.release(run, number, attempt.number, cohort, plan.quorum))
         try:
@@ -168,7 +158,7 @@ def aggregate(
             total = collected.unmask().vector
         except TooFewClients:
             continue  # charged all the same: some shares may have been opened
-        mean = plan.codec.decode(plan.ring.centre(total), rotation_seed(session), plan.divisor)
+        mean = plan.codec.decode(plan.ring.center(total), rotation_seed(session), plan.divisor)
         return _outcome(plan, mean, clip, attempt.number, len(survivors))
     raise TooFewClients(f"round {number} failed in all of its {plan.attempts_per_round} attempts")
 
@@ -186,7 +176,7 @@ def _clipped(plan: Plan, attempts: Attempts[B], clip: float | None) -> Attempts[
 def _outcome(plan: Plan, mean: FloatVector, clip: float | None, attempt: int, survivors: int) -> Outcome:
     """Return a decoded mean in real units, its last coordinate read as the mean of bits or weights, if there is one."""
     if plan.weighting is not None:
-        noise = math.sqrt(variance(plan.noise(survivors))) * plan.codec.granularity / plan.cohort_size
+        noise = math.sqrt(plan.noise(survivors).sum_variance) * plan.codec.granularity / plan.cohort_size
         return Outcome(plan.weighting.mean(mean, noise), attempt, survivors)
     if plan.adaptive_clip is None or clip is None:
         return Outcome(mean, attempt, survivors)
@@ -199,20 +189,10 @@ def _may_shrink(plan: Plan) -> bool:
     return delivery_of(plan) is not Delivery.QUORUM and plan.consistency is Consistency.ASSUMED
 
 
-def _standing(
-    plan: Plan, run: str, cohort: tuple[int, ...], ledger: ReleaseLedger
-) -> tuple[tuple[int, ...], dict[int, int]]:
-    """Return who is asked, and how often each has contributed; whoever is at its cap sends zero and its noise."""
+def _participations(plan: Plan, run: str, cohort: tuple[int, ...], ledger: ReleaseLedger) -> dict[int, int]:
+    """Return how often each of a cohort has contributed; a client at its cap sends zero and its noise."""
     participations = dict(ledger.participations(run, cohort))
     if plan.sampling.method is Sampling.ONCE and (used := [client for client in cohort if participations[client]]):
         # Zeros would move the model by noise alone; nothing here rests on who was drawn, so it can be said.
         raise ConfigError(f"sampling `once` uses each client once, and client {used[0]} has contributed already")
-    if plan.sampling.method is Sampling.POISSON and len(cohort) < FEWEST:
-        # That so few were drawn is a secret, so the round looks like any other: others fill it up with zeros.
-        others = (client for client in range(plan.sampling.population) if client not in participations)
-        silent = tuple(islice(others, FEWEST - len(cohort)))
-        cohort, participations = (
-            tuple(sorted(cohort + silent)),
-            participations | dict.fromkeys(silent, plan.max_participations),
-        )
-    return cohort, participations
+    return participations

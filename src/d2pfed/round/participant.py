@@ -65,7 +65,6 @@ class Participant:
         share = Share(
             rank=session.rank(self.client),
             holders=len(session.cohort),
-            designated=session.rank(session.designated),
             group=None if group is None else Entropy(group, self.entropy.is_replayed),
         )
         fresh = self._fresh(session)

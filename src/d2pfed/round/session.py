@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from d2pfed.accounting import Sampling
 from d2pfed.errors import PeerError
-from d2pfed.noise.mechanisms import Designated, Shared
+from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.plan import Plan
@@ -58,11 +57,6 @@ class AttemptBinding(Protocol):
         ...
 
     @property
-    def designated(self) -> int:
-        """Who bears the noise, where one does."""
-        ...
-
-    @property
     def ring(self) -> Ring:
         """The ring of the sum."""
         ...
@@ -89,7 +83,7 @@ def session_of(
     """Return what the protocol of an attempt is bound to.
 
     A signed cohort has the planned size, for which its clients have checked quorum and graph. Otherwise one of another
-    size is a complete graph: where sizes are secret, and where an earlier attempt left fewer although all must deliver.
+    size is a complete graph: where an earlier attempt left fewer although all must deliver.
     """
     return _session(plan, attempt, cohort, (NO_ROSTER if roster is None else roster.digest, draw, block))
 
@@ -105,14 +99,10 @@ def _session(plan: Plan, attempt: Attempt, cohort: tuple[int, ...], drawn: tuple
     size, delivery = len(cohort), delivery_of(plan)
     planned = size == plan.cohort_size
     is_signed = plan.consistency is Consistency.SIGNED
-    if is_signed or (delivery is Delivery.QUORUM and plan.sampling.method is not Sampling.POISSON):
+    if is_signed or delivery is Delivery.QUORUM:
         require_planned_size(plan, size)
     threshold = plan.threshold if planned else max(size // 2 + 1, plan.colluders + 1)
-    quorum = plan.quorum
-    if delivery is Delivery.EVERYONE:
-        quorum = size
-    elif delivery is Delivery.DESIGNATED and not planned:
-        quorum = threshold
+    quorum = size if delivery is Delivery.EVERYONE else plan.quorum
     return Session(
         plan_digest=plan.digest,
         run=attempt.run,
@@ -141,12 +131,7 @@ def require_planned_size(plan: Plan, size: int) -> None:
 
 def delivery_of(plan: Plan) -> Delivery:
     """Return whose vectors a sum cannot do without, which the noise decides."""
-    match plan.mechanism:
-        case Shared():
-            return Delivery.EVERYONE
-        case Designated():
-            return Delivery.DESIGNATED
-    return Delivery.QUORUM
+    return Delivery.EVERYONE if isinstance(plan.mechanism, Shared) else Delivery.QUORUM
 
 
 def rotation_seed(session: AttemptBinding) -> bytes:

@@ -75,7 +75,7 @@ class ExchangeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One round as measured; what would tell a secret cohort size is None."""
+    """One round as measured; what would tell how large a secret batch was is None."""
 
     round: int  # counted from 1
     metrics: dict[str, float]  # on the validation data; not finite if the model diverged

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from d2pfed.accounting import Guarantee, Sampling, account, round_up
+from d2pfed.accounting import Guarantee, account, round_up
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError
 from d2pfed.ledger import Ledger
 from d2pfed.noise.codec import FloatVector
@@ -233,19 +233,18 @@ class Run:
         exchanges: tuple[ExchangeRecord, ...],
         seconds: float,
     ) -> RoundRecord:
-        is_secret = self.plan is not None and self.plan.sampling.method is Sampling.POISSON
         return RoundRecord(
             round=trained.round,
             metrics=metrics,
             charged=trained.round if self.ledger is None else self.ledger.charged(self.name),
-            survivors=None if is_secret else trained.survivors,
-            attempt=None if is_secret else trained.attempt,
+            survivors=trained.survivors,
+            attempt=trained.attempt,
             update_norm=trained.update_norm,
             clip=self._clip(trained),
             fraction_clipped=None if trained.clipping is None else 1 - trained.clipping.within,
             upload_bytes=self._upload_bytes,
-            seconds=None if is_secret or self._hides_batches else seconds,  # time tells how large a batch was
-            exchanges=() if is_secret or self._hides_batches else exchanges,
+            seconds=None if self._hides_batches else seconds,  # time tells how large a batch was
+            exchanges=() if self._hides_batches else exchanges,
         )
 
     @property

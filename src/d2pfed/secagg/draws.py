@@ -130,8 +130,6 @@ def _positions(sampling: CohortSampling, words: NDArray[np.uint64], block: int) 
         case Sampling.FIXED | Sampling.ONCE:
             order = np.argsort(words, kind="stable")  # equal words by place
             return np.sort(order[block * size : (block + 1) * size])
-        case Sampling.POISSON:
-            return np.flatnonzero(words <= np.uint64((size << 64) // sampling.population - 1))
         case Sampling.NONE:
             return np.arange(size)
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.numerics.chain import HEAD_BYTES, first_head, next_head
-from d2pfed.numerics.randomness import digest
+from d2pfed.numerics.randomness import HEAD_BYTES, digest, first_head, next_head
 from d2pfed.secagg import crypto
 from d2pfed.secagg.wire import ClientId, pack_integer
 

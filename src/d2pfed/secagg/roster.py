@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.numerics.chain import HEAD_BYTES, first_head
-from d2pfed.numerics.randomness import Entropy, digest
+from d2pfed.numerics.randomness import HEAD_BYTES, Entropy, digest, first_head
 from d2pfed.secagg import crypto
 from d2pfed.secagg.draws import MOST_DEPTH
 from d2pfed.secagg.wire import (

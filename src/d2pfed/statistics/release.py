@@ -15,11 +15,10 @@ from d2pfed.accounting import SERVER, Adjacency, Guarantee, Sampling, Unit, roun
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
 from d2pfed.ledger.files import software_digest
-from d2pfed.noise.weighting import DROWNED
+from d2pfed.noise.clipping import DROWNED
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
-from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
 from d2pfed.round.participant import Update
 from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
@@ -160,7 +159,7 @@ class Statistic(Generic[Value]):
     @property
     def sigma(self) -> float:
         """The standard deviation of the noise in each coordinate of the sum that was released."""
-        return math.sqrt(variance(self.plan.noise(self.clients))) * self.plan.codec.granularity
+        return math.sqrt(self.plan.noise(self.clients).sum_variance) * self.plan.codec.granularity
 
     def computed(self, value: Other, error: Other, warnings: tuple[str, ...] = ()) -> "Statistic[Other]":
         """Return what follows from the released sum, at no further cost."""

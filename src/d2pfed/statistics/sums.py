@@ -9,7 +9,7 @@ import numpy as np
 
 from d2pfed.errors import ConfigError
 from d2pfed.ledger import Ledger
-from d2pfed.noise.weighting import Weighting
+from d2pfed.noise.clipping import Weighting
 from d2pfed.statistics.records import (
     Array,
     RecordCode,

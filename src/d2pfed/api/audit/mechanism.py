@@ -14,7 +14,6 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
-from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, rotation_seed, session_of
 from d2pfed.secagg import Session
 from d2pfed.simulation import Dropouts, Fidelity
@@ -136,7 +135,7 @@ def audit_mechanism(
     ]
     # The threshold halfway between the two worlds, and the planned standard deviation of the statistic.
     middle = 0.0 if two_sided else plan.rounds * plan.codec.clip / 2
-    spread = math.sqrt(plan.rounds * variance(plan.noise(plan.quorum))) * plan.codec.granularity
+    spread = math.sqrt(plan.rounds * plan.noise(plan.quorum).sum_variance) * plan.codec.granularity
     counts = {
         offset: (
             int(np.sum(seen[0] > middle + offset * spread)),
@@ -211,7 +210,7 @@ class _Attack:
                 entropy=entropy,
                 fidelity=self.fidelity,
             )
-            total = plan.ring.centre(collected.unmask().vector)
+            total = plan.ring.center(collected.unmask().vector)
             mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
             found += float(np.dot(mean.astype(np.float64), direction))
         return found * plan.cohort_size

@@ -193,7 +193,7 @@ class WatchedFederation:
         The middle between the two sides of a coin is subtracted, so that the sign of a score is the guess.
         """
         plan, canaries = self.inner.plan, self.canaries
-        found = plan.codec.decode(plan.ring.centre(total.vector), rotation_seed(session), 1)
+        found = plan.codec.decode(plan.ring.center(total.vector), rotation_seed(session), 1)
         unit = 1.0 if plan.adaptive_clip is not None else plan.codec.clip
         here = np.isin(canaries.clients, survivors)
         middle = canaries.rate * (1.0 + canaries.low) / 2

@@ -1,19 +1,17 @@
-"""Exact samplers of integer noise: discrete Gaussians, Skellam, binomial; fast by lookup, and one in rationals."""
+"""Exact samplers of integer noise: discrete Gaussians, Skellam, binomial; by lookup."""
 
-from d2pfed.noise.sampler.reference import discrete_gaussian
 from d2pfed.noise.sampler.samplers import (
     MAX_TABLE_SIGMA,
     Binomial,
-    CentredDiscreteGaussian,
+    CenteredDiscreteGaussian,
     DiscreteGaussian,
     Skellam,
 )
 
 __all__ = [
-    "CentredDiscreteGaussian",
+    "CenteredDiscreteGaussian",
     "DiscreteGaussian",
     "Skellam",
     "Binomial",
-    "discrete_gaussian",
     "MAX_TABLE_SIGMA",
 ]

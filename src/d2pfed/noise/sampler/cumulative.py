@@ -12,18 +12,201 @@ So u decides unless it is T_k or T_k + 1 for some k. A table begins with T = 0 a
 whatever lies beyond its ends is undecided too. An undecided u is kept, extended by further bits, and compared
 with a finer table, until it decides. The result is the one that belongs to U: the distribution is exact, not close. A
 draw from 64-bit words and a table of n entries is undecided with probability at most 2 n / 2^64.
+
+Weights are enclosed in fixed point: integers `lower <= 2^precision * x <= upper`. Every step rounds the lower end down
+and the upper end up, and all quantities are positive, so an interval holds the true value whatever the precision; a low
+precision only makes it wide. All distributions are log-concave: the ratios of neighboring weights fall from the mode
+outwards, which `falling_side` relies on.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
+from math import isqrt
+from typing import Protocol, cast
 
-from d2pfed.noise.sampler.distributions import Distribution
-from d2pfed.noise.sampler.intervals import Weights
 from d2pfed.numerics.randomness import Stream
 
+Interval = tuple[int, int]
 _GUARD_BITS = 64  # what the intervals lose on the way is far less; if it were not, they are computed again
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Intervals of a distribution's weights from `first` on, up to a factor, and upper bounds of both tails' sums."""
+
+    first: int
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    left_tail: int
+    right_tail: int
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The weights on one side of the mode, from it outwards, and an upper bound of the sum of all that follow."""
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    tail: int
+
+
+def ceil_divide(numerator: int, denominator: int) -> int:
+    """Divide and round up."""
+    return -(-numerator // denominator)
+
+
+def multiply(left: Interval, right: Interval, precision: int) -> Interval:
+    """Enclose the product of two positive numbers."""
+    return left[0] * right[0] >> precision, -(-left[1] * right[1] >> precision)
+
+
+def exp_minus(exponent: Fraction, precision: int) -> Interval:
+    """Enclose exp(-exponent), exponent >= 0, by the alternating series of a halved exponent, squared back."""
+    halvings = max(0, exponent.numerator.bit_length() - exponent.denominator.bit_length() + 1)
+    numerator, denominator = exponent.numerator, exponent.denominator << halvings
+    term = (1 << precision, 1 << precision)
+    lower = upper = index = 0
+    while term[1] > 1:
+        even = index % 2 == 0
+        lower += term[0] if even else -term[1]
+        upper += term[1] if even else -term[0]
+        index += 1
+        term = term[0] * numerator // (denominator * index), ceil_divide(term[1] * numerator, denominator * index)
+    result = (
+        max(lower - 1, 0),
+        upper + 1,
+    )  # the terms left out alternate and shrink, so they sum to at most one unit
+    for _ in range(halvings):
+        result = multiply(result, result, precision)
+    return result
+
+
+def falling_side(ratios: Iterable[Interval], precision: int, tail_bits: int) -> Side | None:
+    """Multiply falling ratios until all that follows sums to less than 2^-tail_bits; None if they end first."""
+    weight = (1 << precision, 1 << precision)
+    lower: list[int] = []
+    upper: list[int] = []
+    for ratio in ratios:
+        weight = multiply(weight, ratio, precision)
+        room = (1 << precision) - ratio[1]
+        if room > 0:  # from here on the weights are below a geometric series
+            tail = ceil_divide(weight[1] << precision, room)
+            if tail >> (precision - tail_bits) == 0:
+                return Side(tuple(lower), tuple(upper), tail)
+        lower.append(weight[0])
+        upper.append(weight[1])
+    return None
+
+
+def join(mode: int, left: Side, right: Side, precision: int) -> Weights:
+    """Put two sides from a common mode of weight 1 together."""
+    one = (1 << precision,)
+    return Weights(
+        first=mode - len(left.lower),
+        lower=left.lower[::-1] + one + right.lower,
+        upper=left.upper[::-1] + one + right.upper,
+        left_tail=left.tail,
+        right_tail=right.tail,
+    )
+
+
+class Distribution(Protocol):
+    """A log-concave distribution on the integers with exact parameters; equal distributions are equal keys."""
+
+    def weights(self, precision: int, tail_bits: int) -> Weights:
+        """Enclose the weights until each tail holds at most 2^-tail_bits of the mode's weight."""
+
+    def __hash__(self) -> int:
+        """Make it a key of a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianDistribution:
+    """P(k) proportional to exp(-(k - center)^2 / (2 sigma^2))."""
+
+    center: Fraction
+    sigma_squared: Fraction
+
+    def weights(self, precision: int, tail_bits: int) -> Weights:
+        """Enclose the weights; their ratio from k to k + 1, exp(-(2 (k - c) + 1) / (2 sigma^2)), is geometric."""
+        mode = round(self.center)
+        ahead = self.center - mode
+        shrink = exp_minus(1 / self.sigma_squared, precision)
+        sides = []
+        for offset in (-ahead, ahead):
+            nearest = exp_minus((1 - 2 * offset) / (2 * self.sigma_squared), precision)
+            sides.append(_endless_side(_geometric(nearest, shrink, precision), precision, tail_bits))
+        return join(mode, sides[0], sides[1], precision)
+
+
+@dataclass(frozen=True, slots=True)
+class SkellamDistribution:
+    """The difference of two Poisson variables of equal mean: P(k) proportional to Bessel's I_k(variance)."""
+
+    variance: Fraction
+
+    def weights(self, precision: int, tail_bits: int) -> Weights:
+        """Enclose the weights from the ratios of Bessel functions."""
+        count = 64 + isqrt(int(self.variance))
+        while True:
+            ratios = self._ratios(2 * count, precision)
+            side = falling_side(
+                ratios[:count], precision, tail_bits
+            )  # the far half's intervals are wide: only a run-up
+            if side is not None:
+                return join(0, side, side, precision)
+            count *= 2
+
+    def _ratios(self, count: int, precision: int) -> list[Interval]:
+        """Enclose I_(k+1) / I_k downwards from [0, 1] by r_(k-1) = 1 / (2 k / variance + r_k), which contracts."""
+        numerator, denominator = self.variance.numerator, self.variance.denominator
+        ratio = (0, 1 << precision)
+        ratios = []
+        for k in range(count, 0, -1):
+            step = 2 * k * denominator << precision
+            least = step // numerator + ratio[0]
+            most = ceil_divide(step, numerator) + ratio[1]
+            ratio = (
+                (1 << 2 * precision) // most,
+                min(ceil_divide(1 << 2 * precision, max(least, 1)), 1 << precision),
+            )
+            ratios.append(ratio)
+        return ratios[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class BinomialDistribution:
+    """The number of heads in fair coin tosses: P(k) proportional to trials! / (k! (trials - k)!)."""
+
+    trials: int
+
+    def weights(self, precision: int, tail_bits: int) -> Weights:
+        """Enclose the weights from their exact ratios."""
+        mode = self.trials // 2
+        left = _endless_side(self._ratios(mode, precision), precision, tail_bits)
+        right = _endless_side(self._ratios(self.trials - mode, precision), precision, tail_bits)
+        return join(mode, left, right, precision)
+
+    def _ratios(self, rest: int, precision: int) -> Iterator[Interval]:
+        """Yield the ratios outwards on a side with `rest` values left; beyond the last value they are zero."""
+        while True:
+            step = rest << precision
+            yield step // (self.trials - rest + 1), ceil_divide(step, self.trials - rest + 1)
+            rest = max(rest - 1, 0)
+
+
+def _geometric(first: Interval, factor: Interval, precision: int) -> Iterator[Interval]:
+    while True:
+        yield first
+        first = multiply(first, factor, precision)
+
+
+def _endless_side(ratios: Iterator[Interval], precision: int, tail_bits: int) -> Side:
+    return cast("Side", falling_side(ratios, precision, tail_bits))  # None is for ratios that end
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +244,7 @@ def refine(distribution: Distribution, prefix: int, bits: int, stream: Stream) -
             return finer.first + above
 
 
-@lru_cache(maxsize=256)
-def _finer(distribution: Distribution, bits: int) -> Cumulative:
-    return cumulative(distribution, bits)
+_finer = lru_cache(maxsize=256)(cumulative)
 
 
 def _enclose(weights: Weights, bits: int) -> Cumulative | None:
@@ -80,12 +261,10 @@ def _enclose(weights: Weights, bits: int) -> Cumulative | None:
             return None
         entries.append(entry)
     covers = weights.left_tail << bits <= 2 * left_lower[-1] and entries[-1] == top
-    # one step before the first weight, F is at most the left tail
-    return _trim(weights.first - 1, [0, *entries], top) if covers else None
-
-
-def _trim(first: int, entries: list[int], top: int) -> Cumulative:
-    """Keep the last zero, the first entry that reaches the top, and what is between."""
+    if not covers:
+        return None
+    entries.insert(0, 0)  # one step before the first weight, F is at most the left tail
+    # Of the zeros the last is kept, and of those that reach the top the first.
     start = bisect_right(entries, 0) - 1
     stop = next(index for index, entry in enumerate(entries) if entry >= top)
-    return Cumulative(first + start, tuple(entries[start : stop + 1]))
+    return Cumulative(weights.first - 1 + start, tuple(entries[start : stop + 1]))

@@ -1,4 +1,4 @@
-"""Lookup tables of cumulative distributions, compiled, with a control flow that depends on neither words nor centres.
+"""Lookup tables of cumulative distributions, compiled, with a control flow that depends on neither words nor centers.
 
 A word u finds its value through a bucket. Small and large words are in the tails, where distributions fall fast, so
 buckets must be finer there: with v = u, or the complement of u if its top bit is set, the words with equally many
@@ -17,8 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from d2pfed.noise.sampler.cumulative import cumulative, refine
-from d2pfed.noise.sampler.distributions import Distribution
+from d2pfed.noise.sampler.cumulative import Distribution, cumulative, refine
 from d2pfed.numerics.compiled import compiled
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
@@ -53,37 +52,37 @@ class LookupTable:
     entries: Words
     values: NDArray[np.int32]
 
-    def draw_into(self, out: IntVector, centres: IntVector | None, stream: Stream) -> None:
-        """Draw around each centre, in units of one over the number of rows; None stands for zeros.
+    def draw_into(self, out: IntVector, centers: IntVector | None, stream: Stream) -> None:
+        """Draw around each center, in units of one over the number of rows; None stands for zeros.
 
-        Words are read first, refinements after them. `out` may be `centres` itself.
+        Words are read first, refinements after them. `out` may be `centers` itself.
         """
         buffer = np.empty(min(out.size, _BLOCK), np.uint64)
         undecided = np.empty((buffer.size, 2), np.int64)
         pending: list[tuple[int, int, int]] = []
         for start in range(0, out.size, _BLOCK):
             part = out[start : start + _BLOCK]
-            near = None if centres is None else centres[start : start + _BLOCK]
+            near = None if centers is None else centers[start : start + _BLOCK]
             words = buffer[: part.size]
             stream.fill(words)
             count = self._look_up(words, near, part, undecided)
-            pending += [(start + index, centre, int(words[index])) for index, centre in undecided[:count].tolist()]
-        for index, centre, word in pending:
-            whole, row = divmod(centre, len(self.distributions))
+            pending += [(start + index, center, int(words[index])) for index, center in undecided[:count].tolist()]
+        for index, center, word in pending:
+            whole, row = divmod(center, len(self.distributions))
             out[index] = whole + refine(
                 self.distributions[row], word >> (WORD_BITS - self.bits), self.bits, stream
             )
 
-    def _look_up(self, words: Words, centres: IntVector | None, out: IntVector, undecided: IntVector) -> int:
-        """Write the values of words; list positions and centres of the undecided ones and return their number."""
+    def _look_up(self, words: Words, centers: IntVector | None, out: IntVector, undecided: IntVector) -> int:
+        """Write the values of words; list positions and centers of the undecided ones and return their number."""
         starts, shifts, slack = self.layout.starts, self.layout.shifts, np.uint64(2 * _unit(self.bits))
-        if centres is None:
+        if centers is None:
             count = _look_up(
                 starts, shifts, self.entries[0], self.values[0], self.first, slack, words, out, undecided
             )
         else:
             rows = self.entries, self.values, len(self.distributions).bit_length() - 1
-            count = _look_up_around(starts, shifts, *rows, self.first, slack, words, centres, out, undecided)
+            count = _look_up_around(starts, shifts, *rows, self.first, slack, words, centers, out, undecided)
         return int(count)
 
 
@@ -105,7 +104,7 @@ def tabulate(distributions: Sequence[Distribution], bits: int) -> LookupTable:
 
 
 def _unit(bits: int) -> int:
-    """Return the distance of neighbouring words, which are aligned to the top."""
+    """Return the distance of neighboring words, which are aligned to the top."""
     return 1 << (WORD_BITS - bits)
 
 
@@ -118,7 +117,9 @@ def _lay_out(rows: Words, bits: int) -> TableLayout:
     """
     gaps, ends = np.diff(rows, axis=1), rows[:, 1:]
     least_gaps = np.full(_OCTAVES, 1 << 63, np.uint64)
-    np.minimum.at(least_gaps, _octaves(ends[gaps > 0]), gaps[gaps > 0])
+    folded = np.where(ends >> np.uint64(63), ~ends, ends)[gaps > 0]
+    octaves = np.array([WORD_BITS - max(int(word).bit_length(), 1) for word in folded], np.int64)
+    np.minimum.at(least_gaps, octaves, gaps[gaps > 0])
     starts = np.zeros(2 * _OCTAVES, np.uint64)
     shifts = np.full(2 * _OCTAVES, WORD_BITS - 1, np.uint64)
     least, most = [], []
@@ -165,12 +166,6 @@ def _fill(layout: TableLayout, row: Words, bits: int) -> tuple[Words, NDArray[np
         raise AssertionError("a bucket is wider than the gap between two entries")
     entries = np.where(none, layout.least - slack, np.where(several, layout.least, last))
     return entries, np.stack([below, upto], axis=1).astype(np.int32)
-
-
-def _octaves(words: Words) -> IntVector:
-    """Return the octaves of words: the leading zeros of the word or its complement, 63 at most."""
-    folded = np.where(words >> np.uint64(63), ~words, words)
-    return np.array([WORD_BITS - max(int(word).bit_length(), 1) for word in folded], np.int64)
 
 
 @intrinsic
@@ -232,19 +227,19 @@ def _look_up_around(  # noqa: PLR0917 - compiled code takes arrays, not values t
     first: int,
     slack: np.uint64,
     words: Words,
-    centres: IntVector,
+    centers: IntVector,
     out: IntVector,
     undecided: IntVector,
 ) -> int:
-    """Look words up in the distribution of their centre's fraction, and add what is whole of the centre."""
+    """Look words up in the distribution of their center's fraction, and add what is whole of the center."""
     count = 0
     for index in range(words.size):
-        word, centre = words[index], centres[index]
+        word, center = words[index], centers[index]
         bucket = _bucket(word, starts, shifts)
-        row = np.uint64(centre & ((1 << row_bits) - 1))
+        row = np.uint64(center & ((1 << row_bits) - 1))
         entry = entries[row, bucket]
-        out[index] = first + (centre >> row_bits) + values[row, bucket, np.uint64(word >= entry)]
+        out[index] = first + (center >> row_bits) + values[row, bucket, np.uint64(word >= entry)]
         if word - entry < slack:
-            undecided[count, 0], undecided[count, 1] = index, centre
+            undecided[count, 0], undecided[count, 1] = index, center
             count += 1
     return count

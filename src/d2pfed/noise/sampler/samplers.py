@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.noise.sampler.distributions import (
+from d2pfed.noise.sampler.cumulative import (
     BinomialDistribution,
     Distribution,
     GaussianDistribution,
@@ -25,7 +25,7 @@ MAX_TABLE_SIGMA = 1 << 16  # standard deviations times rows of a table: about 20
 
 @dataclass(frozen=True, slots=True)
 class DiscreteGaussian:
-    """The discrete Gaussian on the integers, centred at zero."""
+    """The discrete Gaussian on the integers, centered at zero."""
 
     sigma: Fraction
 
@@ -39,8 +39,8 @@ class DiscreteGaussian:
 
 
 @dataclass(frozen=True, slots=True)
-class CentredDiscreteGaussian:
-    """The discrete Gaussian on the integers around any centre of the grid of 2^-fraction_bits."""
+class CenteredDiscreteGaussian:
+    """The discrete Gaussian on the integers around any center of the grid of 2^-fraction_bits."""
 
     sigma: Fraction
     fraction_bits: int
@@ -50,21 +50,21 @@ class CentredDiscreteGaussian:
             raise ConfigError(f"fraction_bits must be in [0, 16], got {self.fraction_bits}")
         _require_deviation(self.sigma * self.sigma, 1 << self.fraction_bits)
 
-    def draw(self, centres: IntVector, stream: Stream) -> IntVector:
-        """Draw k with probability proportional to exp(-(k - c)^2 / (2 sigma^2)), c = centre / 2^fraction_bits.
+    def draw(self, centers: IntVector, stream: Stream) -> IntVector:
+        """Draw k with probability proportional to exp(-(k - c)^2 / (2 sigma^2)), c = center / 2^fraction_bits.
 
         Guarantee: the distribution is exact (`sampler.cumulative`), and the draws are independent.
-        Checked: test_sampler.py::test_the_centred_gaussian_fits_its_distribution.
+        Checked: test_sampler.py::test_the_centered_gaussian_fits_its_distribution.
         """
-        draws = np.empty(centres.shape, np.int64)
-        self.draw_into(draws, centres, stream)
+        draws = np.empty(centers.shape, np.int64)
+        self.draw_into(draws, centers, stream)
         return draws
 
-    def draw_into(self, out: IntVector, centres: IntVector, stream: Stream) -> None:
-        """Draw as `draw` does into a given vector, which may be that of the centres."""
-        if out.shape != centres.shape:  # numpy would stretch a short vector over a long one
-            raise ValueError(f"draws and centres must have equal shapes, got {out.shape} and {centres.shape}")
-        _centred_table(self).draw_into(out, centres, stream)
+    def draw_into(self, out: IntVector, centers: IntVector, stream: Stream) -> None:
+        """Draw as `draw` does into a given vector, which may be that of the centers."""
+        if out.shape != centers.shape:  # numpy would stretch a short vector over a long one
+            raise ValueError(f"draws and centers must have equal shapes, got {out.shape} and {centers.shape}")
+        _centered_table(self).draw_into(out, centers, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _table(distribution: Distribution) -> "LookupTable":
 
 
 @lru_cache(maxsize=4)
-def _centred_table(gaussian: CentredDiscreteGaussian) -> "LookupTable":
+def _centered_table(gaussian: CenteredDiscreteGaussian) -> "LookupTable":
     scale = 1 << gaussian.fraction_bits
     square = gaussian.sigma * gaussian.sigma
     return _tabulate(tuple(GaussianDistribution(Fraction(part, scale), square) for part in range(scale)))

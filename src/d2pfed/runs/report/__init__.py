@@ -189,8 +189,6 @@ def _size(report: RunReport) -> str:
 
 def _exchanges(report: RunReport) -> list[tuple[str, str, str]]:
     """Return each exchange with the median of its seconds and the share of those asked that answered."""
-    if report.secret_sizes:
-        return []  # who was asked, and how long it took, tells how many were in a cohort
     laps = [lap for record in report.rounds for lap in record.exchanges]
     rows = []
     for name in dict.fromkeys(lap.name for lap in laps):
@@ -208,8 +206,6 @@ def _rows(report: RunReport) -> list[dict[str, Sequence[str]]]:
     rows = []
     for record in rounds:
         survivors, seconds = record.survivors, record.seconds
-        if report.secret_sizes:
-            survivors = seconds = None  # how long a round took tells how many were in it
         clipping: tuple[str, ...] = ()  # the clip and the fraction clipped, where the clip adapts
         if record.clip is not None and record.fraction_clipped is not None:
             clipping = f"{record.clip:.4g}", percent(record.fraction_clipped)

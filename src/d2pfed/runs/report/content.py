@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from d2pfed.accounting import Sampling, is_amplified
+from d2pfed.accounting import is_amplified
 from d2pfed.errors import ConfigError, DamagedFile
 from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
-from d2pfed.plan.widths import variance
 from d2pfed.runs.plain import from_json, parse, read_text, require_directory
 from d2pfed.runs.records import RoundRecord, RunSummary, TrainingAudit
 
@@ -76,10 +75,6 @@ class RunReport:
             )
 
     @property
-    def secret_sizes(self) -> bool:
-        """Whether the guarantee rests on nobody learning how many clients a cohort had."""
-        return self.plan is not None and self.plan.sampling.method is Sampling.POISSON
-
     @property
     def amplified(self) -> bool:
         """Whether the guarantee to `released` rests on nobody else knowing who took part."""
@@ -97,9 +92,11 @@ class RunReport:
         if self.plan is None or self.plan_summary is None:
             return 0.0
         norm = self.plan_summary.noise_to_clip * self.clip_in(record)
-        if self.secret_sizes or not record.survivors:
+        if not record.survivors:
             return norm
-        present, full = (variance(self.plan.noise(count)) for count in (record.survivors, self.plan.cohort_size))
+        present, full = (
+            self.plan.noise(count).sum_variance for count in (record.survivors, self.plan.cohort_size)
+        )
         return norm * math.sqrt(present / full)
 
     def clip_in(self, record: RoundRecord) -> float:

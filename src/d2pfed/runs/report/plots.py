@@ -168,7 +168,7 @@ def plots_of(report: RunReport) -> list[Plot]:
         found += [_upload_plot(report, report.plan), _attempts_plot(report, report.plan), _noise_plot(report)]
         found += _clip_plots(report, report.plan)
     found += metrics[1:]
-    if report.rounds and report.plan is not None and not report.secret_sizes:
+    if report.rounds and report.plan is not None:
         found.append(_survivors_plot(report, report.plan))
     return [plot for plot in found if plot is not None]
 

@@ -13,7 +13,7 @@ from d2pfed.numerics.ring import Ring, RingVector
 from d2pfed.secagg import crypto
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf
 from d2pfed.secagg.pairwise.messages import Invitation
-from d2pfed.secagg.pairwise.session import Delivery, Session
+from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.position import History, Position, verify_position
 from d2pfed.secagg.roster import Enrolment, Roster
 from d2pfed.secagg.wire import ClientId, Subset
@@ -67,7 +67,6 @@ class ClientSession:
         require_self(self.rank, present)
         require_quorum(self.session, present)
         require_holders(joined, self.rank, present)
-        require_designated(self.session, present)
 
 
 def require_invited(session: Session, client: ClientId, invited: Invitation) -> None:
@@ -143,12 +142,6 @@ def require_holders(joined: JoinedClients, rank: int, present: Subset) -> None:
     count, least = joined.count_holders(rank, present), joined.session.least_holders
     if count < least:
         raise PeerError(f"at least {least} holders of a client's shares must be left, got {count}")
-
-
-def require_designated(session: Session, present: Subset) -> None:
-    """Refuse a set without the client that bears the noise: its sum would carry none."""
-    if session.delivery is Delivery.DESIGNATED and not present[session.rank(session.designated)]:
-        raise PeerError(f"the designated, client {session.designated}, must be left")
 
 
 def require_own_leaf(listed: bytes, own: bytes) -> None:

@@ -20,7 +20,7 @@ from d2pfed.secagg.pairwise import checks, keys, messages
 from d2pfed.secagg.pairwise.graph import Graph
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement, leaf
 from d2pfed.secagg.pairwise.messages import EncryptedShares, encode_invitation
-from d2pfed.secagg.pairwise.session import Delivery, Session
+from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.pairwise.unmask import Aggregate, RunJobs, Shares, Sum, unmask
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Roster
@@ -289,12 +289,10 @@ def with_enough_holders(session: Session, graph: Graph, present: Subset, blamed:
 
 
 def require_enough(session: Session, present: Subset, blamed: Collection[int] = ()) -> None:
-    """Find an attempt void if the quorum, or the designated, is not left."""
+    """Find an attempt void if the quorum is not left."""
     left, names = session.names(_ranks(present)), session.names(blamed)
     if len(left) < session.quorum:
         raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left, names)
-    if session.delivery is Delivery.DESIGNATED and not present[session.rank(session.designated)]:
-        raise TooFewClients(f"the designated, client {session.designated}, must be left", left, names)
 
 
 def require_one_group(session: Session, groups: Collection[bytes], survivors: Subset) -> None:

@@ -21,7 +21,6 @@ class Delivery(Enum):
 
     QUORUM = "quorum"  # any `quorum` clients
     EVERYONE = "everyone"  # the whole cohort, which also agrees on a group seed that the server does not know
-    DESIGNATED = "designated"  # any `quorum` clients, among them the designated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,6 @@ class Session:
     delivery: Delivery
     consistency: Consistency
     digest: bytes = field(init=False, repr=False)
-    designated: ClientId = field(init=False, repr=False, compare=False)  # of all noise under `Delivery.DESIGNATED`
     fixed_graph: Graph | None = field(
         init=False, repr=False, compare=False
     )  # None: it depends on the advertisements
@@ -60,10 +58,6 @@ class Session:
         self._check_cohort()
         self._check_limits()
         object.__setattr__(self, "digest", self._digest())
-        drawn = int.from_bytes(
-            digest("d2pfed designated", pack_ids(self.cohort)), "little"
-        )  # from the cohort alone
-        object.__setattr__(self, "designated", self.cohort[drawn % len(self.cohort)])
         # Against a server that lies, a sparse graph must not be known before the advertisements are.
         fixed = None if self.is_signed and not self.is_complete else self._graph(self.digest)
         object.__setattr__(self, "fixed_graph", fixed)

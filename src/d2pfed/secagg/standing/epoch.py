@@ -226,11 +226,6 @@ class StandingStep:
         """Return the members."""
         return self.epoch.names(self.members)
 
-    @property
-    def designated(self) -> ClientId:
-        """Return the first member: nobody bears the noise of others here, mechanisms that need it are refused."""
-        return self.cohort[0]
-
     def rank(self, client: ClientId) -> int:
         """Return the place of a client among the members."""
         return self.cohort.index(client)

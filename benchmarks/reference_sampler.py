@@ -15,7 +15,7 @@ def discrete_gaussian(centre: Fraction, sigma_squared: Fraction, stream: Stream)
     distance a, it has the weight exp(-(|y - c| - a) / t), and completing the square shows that the acceptance
     below turns this into the Gaussian's weight (Canonne, Kamath and Steinke 2020, with a centre).
     Checked: test_sampler.py::test_the_reference_fits_its_distribution.
-    The running time depends on the draw: see `CentredDiscreteGaussian` where that matters.
+    The running time depends on the draw: see `CenteredDiscreteGaussian` where that matters.
     """
     if sigma_squared <= 0:
         raise ConfigError(f"sigma squared must be positive, got {sigma_squared}")
