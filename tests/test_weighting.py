@@ -15,7 +15,7 @@ from d2pfed.noise.weighting import Weighting
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from d2pfed.plan.describe import describe_plan
-from d2pfed.round import Attempt, given_sum, run_plan, session_of
+from d2pfed.round import Attempt, local_sum, run_plan, session_of
 
 D, CLIENTS = 6, 40
 
@@ -71,7 +71,7 @@ def weighted_round(tmp_path, plan, updates):
     charge = run_plan(plan)
     with Ledger.create(tmp_path / "ledger", charge.budget) as ledger:
         ledger.begin("run", "run", charge)
-        total = given_sum(plan, Attempt("run", 0, 0), updates, ledger, Entropy.replay(b"weights"))
+        total = local_sum(plan, Attempt("run", 0, 0), updates, ledger, Entropy.replay(b"weights"))
     return total / plan.cohort_size
 
 

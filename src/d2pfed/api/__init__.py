@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from d2pfed.api.fitting import fit
     from d2pfed.api.job import Job, Settings, TaskEvaluator
     from d2pfed.api.result import FitResult
-    from d2pfed.api.stopping import EarlyStop
+    from d2pfed.api.early_stop import EarlyStop
 
 __all__ = ["fit", "FitResult", "EarlyStop", "Job", "Settings", "TaskEvaluator"]
 
 _MODULES = {
     "fit": "fitting",
     "FitResult": "result",
-    "EarlyStop": "stopping",
+    "EarlyStop": "early_stop",
     "Job": "job",
     "Settings": "job",
     "TaskEvaluator": "job",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from d2pfed.api.filling import Scope
+from d2pfed.api.complete_target import Scope
 from d2pfed.api.result import FitResult
-from d2pfed.api.stopping import EarlyStop
-from d2pfed.api.watching import Callback
+from d2pfed.api.early_stop import EarlyStop
+from d2pfed.api.progress import Callback
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, Metric, Model, accuracy, fixed_content
 from d2pfed.ledger.files import replace_file

@@ -19,12 +19,12 @@ from d2pfed.api.arguments import (
     whole_number,
 )
 from d2pfed.api.backends import backend_named
-from d2pfed.api.filling import scope_of
-from d2pfed.api.own_run import Details, OwnEvaluator, OwnRun
+from d2pfed.api.complete_target import scope_of
+from d2pfed.api.user_run import Details, OwnEvaluator, OwnRun
 from d2pfed.api.result import FitResult
 from d2pfed.api.simulated import array_shapes
-from d2pfed.api.stopping import EarlyStop
-from d2pfed.api.watching import Callback, watching
+from d2pfed.api.early_stop import EarlyStop
+from d2pfed.api.progress import Callback, watching
 from d2pfed.learning import (
     Forward,
     Groups,

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from d2pfed.accounting import Sampling, Unit
-from d2pfed.api.filling import split_population
+from d2pfed.api.complete_target import split_population
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
     AsJson,

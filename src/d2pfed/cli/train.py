@@ -41,7 +41,7 @@ with needs_extra("train", *TRAIN_PACKAGES):
     from d2pfed.api import Job, Settings
     from d2pfed.api.arguments import ledger_path
     from d2pfed.api.backends import BackendName, record_backend
-    from d2pfed.api.filling import split_population, with_records
+    from d2pfed.api.complete_target import split_population, with_records
     from d2pfed.learning import (
         LocalTraining,
         Model,

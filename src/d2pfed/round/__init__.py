@@ -2,7 +2,7 @@
 
 from d2pfed.round.aggregation import Attempts, Outcome, aggregate, run_plan
 from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
-from d2pfed.round.given import Fidelity, given_sum
+from d2pfed.round.local_sum import Fidelity, local_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, Units
@@ -41,7 +41,7 @@ __all__ = [
     "enrolled_in",
     "epoch_of",
     "gather",
-    "given_sum",
+    "local_sum",
     "invited_epoch",
     "invited_session",
     "require_clip",

@@ -18,7 +18,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
 from d2pfed.plan.widths import variance
-from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
+from d2pfed.round import Attempt, Fidelity, local_sum, run_plan
 from d2pfed.round.participant import Update
 from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
 
@@ -143,7 +143,7 @@ def release(name: str, contributions: Sequence[Update], dimension: int, bound: f
         with _own_ledger(charge.budget) if given is None else nullcontext(given) as ledger:
             ledger.begin(run, run, charge, software=software_digest(), repeatable=terms.seed is not None)
             numbered = dict(enumerate(contributions))
-            total = given_sum(plan, Attempt(run, 0, 0), numbered, ledger, terms.entropy, fidelity=fidelity)
+            total = local_sum(plan, Attempt(run, 0, 0), numbered, ledger, terms.entropy, fidelity=fidelity)
             spent = None if given is None else ledger.spent()
     return Released(
         total=total.astype(np.float64),

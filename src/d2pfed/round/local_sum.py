@@ -27,7 +27,7 @@ class Fidelity(StrEnum):
     PROTOCOL = "protocol"  # every message of secure aggregation
 
 
-def given_sum(
+def local_sum(
     plan: Plan,
     first: Attempt,
     vectors: Mapping[int, Update],

@@ -19,12 +19,12 @@ from d2pfed.api.backends import (
     start_backend,
     try_client,
 )
-from d2pfed.api.filling import Scope
+from d2pfed.api.complete_target import Scope
 from d2pfed.api.norms import FILE, NormRecorder, read_norms
 from d2pfed.api.result import FitResult
 from d2pfed.api.simulated import SimulatedRun
-from d2pfed.api.stopping import EarlyStop
-from d2pfed.api.watching import Callback, Watch, listener
+from d2pfed.api.early_stop import EarlyStop
+from d2pfed.api.progress import Callback, Watch, listener
 from d2pfed.errors import BudgetExceeded
 from d2pfed.learning import (
     Groups,
