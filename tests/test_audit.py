@@ -335,7 +335,7 @@ def test_canary_records_refute_silos_without_noise(monkeypatch):
 
 def test_canary_records_take_the_places_of_records_and_no_others_change():
     job = silos_job(0.5)
-    trainer = RecordTrainer(job.model, job.task.clients).tried(job.model.initial(), 10.0)
+    trainer = RecordTrainer(job.model, job.clients).tried(job.model.initial(), 10.0)
     units, params = [trainer.count(silo) for silo in range(5)], job.model.initial()
     drawn = Canaries.draw(60, job.plan, units, [], Entropy.replay(b"places"))
     assert len(drawn.places) == 60

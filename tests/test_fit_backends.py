@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from d2pfed.api import backends
-from d2pfed.api.backends import BackendName, start_backend
+from d2pfed.api.backends import start_backend
+from d2pfed.api.settings import BackendName
 from d2pfed.errors import ConfigError
 from d2pfed.learning import LocalTraining, OwnClients, own_model, trainer_for, use_one_thread
 from d2pfed.simulation import InProcess

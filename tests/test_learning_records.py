@@ -212,7 +212,12 @@ def test_fit_goes_on_where_the_gradient_of_a_record_raises(tmp_path):
     own = silos()
     own[2][1][11] = 5
     found = d2pfed.fit(
-        torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=2, directory=tmp_path / "run", progress=False
+        torch.nn.Linear(6, 2),
+        own,
+        privacy=privacy(),
+        rounds=2,
+        directory=tmp_path / "run",
+        run={"progress": False},
     )
     assert found.summary.rounds == 2
 
@@ -267,7 +272,7 @@ def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
     given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run", "progress": False}
     d2pfed.fit(torch.nn.Linear(6, 2), silos(), **given)
     with pytest.raises(ConfigError, match="begun with other settings"):
-        d2pfed.fit(torch.nn.Linear(6, 2), silos(), groups=[np.arange(60) // 2] * 5, **given)
+        d2pfed.fit(torch.nn.Linear(6, 2), silos(), training={"groups": [np.arange(60) // 2] * 5}, **given)
 
 
 def test_other_inputs_losses_and_steps_are_trained_by_record():
@@ -306,8 +311,7 @@ def test_fit_learns_from_records_and_prints_the_unit(tmp_path):
     own = silos()
     found = d2pfed.fit(
         torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=15, lr=5.0, validation=own[0],
-        evaluate_every=15, directory=tmp_path / "run", progress=False,
-    )  # fmt: skip
+        run={"evaluate_every": 15, "progress": False}, directory=tmp_path / "run", )  # fmt: skip
     assert found.metrics["accuracy"] > 0.85
     assert {str(each.unit) for each in found.guarantees} == {"record"}
     assert all(record.seconds is None for record in found.history)  # time would tell how large a batch was
@@ -316,7 +320,8 @@ def test_fit_learns_from_records_and_prints_the_unit(tmp_path):
         assert words in page
     again = d2pfed.fit(
         torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=15, lr=5.0, validation=own[0],
-        evaluate_every=15, directory=tmp_path / "other", progress=False, groups=[np.arange(60) // 2] * 5,
+        run={"evaluate_every": 15, "progress": False}, directory=tmp_path / "other",
+        training={"groups": [np.arange(60) // 2] * 5},
     )  # fmt: skip
     assert again.summary.rounds == 15
 
@@ -344,7 +349,7 @@ def test_fit_refuses_what_does_not_go_with_records(tmp_path, options, message):
 def test_records_are_counted_where_their_number_may_be_known(tmp_path):
     found = d2pfed.fit(
         torch.nn.Linear(6, 2), silos(rows=20), privacy=privacy(records=None, adjacency="zero-out"), rounds=1,
-        directory=tmp_path / "run", progress=False,
+        directory=tmp_path / "run", run={"progress": False},
     )  # fmt: skip
     assert found.summary.rounds == 1
     assert '"records":100' in (tmp_path / "run" / "plan.json").read_text()

@@ -22,7 +22,6 @@ from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, Participant, aggregate, local_sum, run_plan, session_of
 from d2pfed.round.aggregation import Outcome
 from d2pfed.round.gathering import gather, run_exchange
-from d2pfed.round.local_sum import Fidelity, _GivenVectors
 from d2pfed.round.invited import (
     _drawn,
     _listed,
@@ -31,6 +30,7 @@ from d2pfed.round.invited import (
     require_in_cohort,
     require_planned_number,
 )
+from d2pfed.round.local_sum import Fidelity, _GivenVectors
 from d2pfed.round.participant import require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, toss
 from d2pfed.round.session import delivery_of, rotation_seed, sketch_of

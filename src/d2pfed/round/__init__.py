@@ -2,8 +2,8 @@
 
 from d2pfed.round.aggregation import Attempts, Outcome, aggregate, run_plan
 from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
-from d2pfed.round.local_sum import Fidelity, local_sum
 from d2pfed.round.invited import accept, enrolled_in, invited_session
+from d2pfed.round.local_sum import Fidelity, local_sum
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, Units
 from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
