@@ -28,7 +28,7 @@ from d2pfed.round import Outcome
 from d2pfed.runs import RoundRecord, RunSummary
 from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.report import read_report
-from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, InProcess
+from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, SerialBackend
 from reproduction.as_coded import CodeRun, Cohort, Trained, run_code
 from reproduction.history import Repeat, RunHistory
 from reproduction.result import Context
@@ -97,7 +97,7 @@ def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repe
         listener = _Telling(tell)
         if isinstance(system.work, ContinuousGaussian):
             with job.open(path, None) as run:
-                clear = job.clear_federation(run, InProcess(job.trainer()))
+                clear = job.clear_federation(run, SerialBackend(job.trainer()))
                 trusted = _TrustedServer(clear, system.work, Entropy.replay(str(settings.seed).encode()))
                 run.train_in_the_clear(trusted, job.evaluator, listener)
         else:

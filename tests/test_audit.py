@@ -35,7 +35,7 @@ from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget
 from d2pfed.runs.report import writing
-from d2pfed.simulation import Dropouts, Fidelity, InProcess
+from d2pfed.simulation import Dropouts, Fidelity, SerialBackend
 from d2pfed.training import ServerOptimizer
 from support.adjacencies import OF_CLIENTS
 
@@ -268,7 +268,7 @@ def job(epsilon, mechanism="centered"):
 
 def audited(epsilon, **changes):
     trained = job(epsilon, **changes)
-    return audit_training(trained, 100, InProcess, lambda _record: True, entropy=Entropy.replay(b"coins"))
+    return audit_training(trained, 100, SerialBackend, lambda _record: True, entropy=Entropy.replay(b"coins"))
 
 
 def test_canaries_stay_below_the_claim():
@@ -307,7 +307,7 @@ def silos_job(epsilon, fidelity=Fidelity.SUM):
 
 def audited_silos(epsilon, count=100, **changes):
     return audit_training(
-        silos_job(epsilon, **changes), count, InProcess, lambda _: True, entropy=Entropy.replay(b"coins")
+        silos_job(epsilon, **changes), count, SerialBackend, lambda _: True, entropy=Entropy.replay(b"coins")
     )
 
 

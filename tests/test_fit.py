@@ -214,7 +214,7 @@ def test_a_client_whose_data_are_not_finite_contributes_zero_and_is_counted_in_t
 
 def test_without_the_check_one_broken_client_breaks_the_model(monkeypatch):
     """The planted bug: updates that are not finite are added up as they are."""
-    monkeypatch.setattr("d2pfed.simulation.clear.finite", lambda update: update)
+    monkeypatch.setattr("d2pfed.simulation.federation.finite", lambda update: update)
     broken = [(x * torch.nan, y) if k % 2 else (x, y) for k, (x, y) in enumerate(pairs())]
     with pytest.raises(ConfigError, match="update norm must be finite"):
         d2pfed.fit(linear(), broken, **CLEAR)

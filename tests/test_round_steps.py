@@ -30,7 +30,7 @@ from d2pfed.round.invited import (
     require_in_cohort,
     require_planned_number,
 )
-from d2pfed.round.local_sum import Fidelity, _GivenVectors
+from d2pfed.round.local_sum import Fidelity, _LocalVectors
 from d2pfed.round.participant import require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, toss
 from d2pfed.round.session import delivery_of, rotation_seed, sketch_of
@@ -538,7 +538,7 @@ def test_a_sum_of_shares_of_one_noise_goes_through_the_protocol_however_faithful
 
 
 def test_vectors_are_in_no_traceback():
-    given = _GivenVectors(make(), {0: np.full(D, 0.123, np.float32)}, Entropy.system(), Fidelity.SUM)
+    given = _LocalVectors(make(), {0: np.full(D, 0.123, np.float32)}, Entropy.system(), Fidelity.SUM)
     assert "0.123" not in repr(given)
     outcome = Outcome(np.full(D, 0.123), attempt=1, survivors=9)
     assert repr(outcome) == "Outcome(attempt=1, survivors=9, clipping=None)"

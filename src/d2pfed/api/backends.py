@@ -27,7 +27,7 @@ from d2pfed.learning import (
     use_one_thread,
 )
 from d2pfed.noise.codec import FloatVector
-from d2pfed.simulation import Backend, InProcess, Silos, warm_up
+from d2pfed.simulation import Backend, SerialBackend, Silos, warm_up
 from d2pfed.simulation.process_backend import ProcessBackend, start_workers
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def start_backend(
     Raises:
         ConfigError: if worker processes are asked for by name and cannot be had.
     """
-    here = InProcess(_Naming(trainer))
+    here = SerialBackend(_Naming(trainer))
     count = len(os.sched_getaffinity(0)) if workers is None else workers
     if name is BackendName.RAY:
         with needs_extra("ray", "ray"):

@@ -1,7 +1,7 @@
 """`fit`: a user's module and clients, or a named task, trained with a guarantee against the server by default."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,7 +49,7 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, calibrate, describe, record_terms
 from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.plan.policy import default_refusal
-from d2pfed.runs import End, RoundRecord, RunSettings
+from d2pfed.runs import End, Listener, RoundRecord, Run, RunSettings
 from d2pfed.runs.plain import to_json
 from d2pfed.runs.report import BASELINE, Baseline, read_report
 from d2pfed.simulation import Dropouts, Fidelity
@@ -134,10 +134,6 @@ def fit(
     refuse_unknown(unknown, [name for name in fit.__annotations__ if name not in ("unknown", "return")])
     options = settings_of(RunOptions, run, "run")
     _check_seed(seed)
-    if callable(callbacks):
-        callbacks = (callbacks,)
-    if not isinstance(callbacks, Sequence) or not all(callable(each) for each in callbacks):
-        raise ConfigError(f"callbacks must be functions, got {type(callbacks).__name__}")
     job = _planned(
         _work(
             module,
@@ -165,7 +161,7 @@ def fit(
     path = Path("runs") / job.name if directory is None else Path(directory)
     _keep_baseline(path, options.baseline)
     with one_thread(job.model):
-        return _execute(job, path, options, tuple(callbacks))
+        return _execute(job, path, options, _checked_callbacks(callbacks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -415,6 +411,13 @@ def _check_seed(seed: object) -> None:
     check_range("seed", seed, 0, 2**63 - 1)
 
 
+def _checked_callbacks(callbacks: object) -> tuple[Callback, ...]:
+    given = (callbacks,) if callable(callbacks) else callbacks
+    if not isinstance(given, Sequence) or not all(callable(each) for each in given):
+        raise ConfigError(f"callbacks must be functions, got {type(callbacks).__name__}")
+    return tuple(given)
+
+
 def _function_name(function: object) -> str:
     """Return the name by which settings know a loss."""
     if function is None:
@@ -444,22 +447,16 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: tuple[Callbac
     """Try everything once, start what trains the clients, train from where the run is, and say what it came to."""
     if isinstance(job.evaluator, UserEvaluator):
         job.evaluator.rehearse(job.model.initial())
-    watch = options.progress
-    if not isinstance(watch, Watcher):
-        watch = Watcher(0, "round", is_command=False, is_shown=watch)
     backend, line = backend_for(job, options)
-    watch.total, notes = job.settings.rounds, (*job.notes, line)
-    for note in (job.settings.data, *notes, *_remarks(job)):
-        watch.say(note)
-
-    def listen(record: RoundRecord, /) -> bool:
-        watch.show(record.round, _progress_text(record, job))
-        answers = [callback(record, lambda: job.model.load(run.last_model())) for callback in callbacks]
-        return not watch.stopping and all(answer is not False for answer in answers)
-
-    where = backend if job.plan is not None else NormRecorder(backend, path / FILE)
-    with closing(where), watch, job.open(path, options.ledger) as run:
-        summary = job.train(run, listen, where, evaluate_every=options.evaluate_every)
+    notes = (*job.notes, line)
+    if job.plan is None:
+        backend = NormRecorder(backend, path / FILE)
+    with (
+        closing(backend),
+        job.open(path, options.ledger) as run,
+        _watched(job, run, notes, options, callbacks) as listen,
+    ):
+        summary = job.train(run, listen, backend, evaluate_every=options.evaluate_every)
     if summary.end is End.EXHAUSTED and not summary.charged:
         raise BudgetExceeded(summary.stopped)
     report = read_report(path)
@@ -483,18 +480,31 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: tuple[Callbac
     )
 
 
-def _remarks(job: Job) -> list[str]:
-    """Return what a person should know of a plan before it is carried out."""
-    target, plan = job.settings.target, job.plan
-    if target is None or plan is None:
-        return []
-    found = describe(target, plan)
-    warnings = (*found.warnings, *filter(None, [default_refusal(target, plan)]))
-    return [found.why_signal, *(f"Warning: {each}" for each in warnings), *record_terms(plan)]
+@contextmanager
+def _watched(
+    job: Job, run: Run, notes: Sequence[str], options: RunOptions, callbacks: tuple[Callback, ...]
+) -> Iterator[Listener]:
+    """Say what a person should know beforehand, and yield what hears of each round: a bar, and the user's callbacks."""
+    watch = options.progress
+    if not isinstance(watch, Watcher):
+        watch = Watcher(0, "round", is_command=False, is_shown=watch)
+    watch.total, plan, target = job.settings.rounds, job.plan, job.settings.target
+    said = [job.settings.data, *notes]
+    if plan is not None and target is not None:
+        found = describe(target, plan)
+        warnings = (*found.warnings, *filter(None, [default_refusal(target, plan)]))
+        said += [found.why_signal, *(f"Warning: {each}" for each in warnings), *record_terms(plan)]
+    for text in said:
+        watch.say(text)
 
+    def listen(record: RoundRecord, /) -> bool:
+        shown = [f"{name} {value:.4g}" for name, value in record.metrics.items()]
+        if plan is not None:
+            shown.append(f"{record.charged} of {plan.max_attempts} attempts")
+        shown.append(f"{record.upload_bytes / 1e3:.1f} kB per client per round")
+        watch.show(record.round, "  ".join(shown))
+        answers = [callback(record, lambda: job.model.load(run.last_model())) for callback in callbacks]
+        return not watch.stopping and all(answer is not False for answer in answers)
 
-def _progress_text(record: RoundRecord, job: Job) -> str:
-    shown = [f"{name} {value:.4g}" for name, value in record.metrics.items()]
-    if job.plan is not None:
-        shown.append(f"{record.charged} of {job.plan.max_attempts} attempts")
-    return "  ".join([*shown, f"{record.upload_bytes / 1e3:.1f} kB per client per round"])
+    with watch:
+        yield listen

@@ -46,7 +46,7 @@ from d2pfed.simulation import (
     ClearFederation,
     Dropouts,
     Fidelity,
-    InProcess,
+    SerialBackend,
     SimulatedFederation,
     StandingFederation,
 )
@@ -276,7 +276,7 @@ class Job:
         `ledger` is one that other runs over these clients share, None the run's own. `backend` says where clients are
         trained, None in this process; a run may go on with another backend than it began with. It is closed at the end.
         """
-        with closing(backend or InProcess(self.trainer())) as where, self.open(path, ledger) as run:
+        with closing(backend or SerialBackend(self.trainer())) as where, self.open(path, ledger) as run:
             return self.train(run, listen, where, evaluate_every=evaluate_every)
 
     def train(self, run: Run, listen: Listener, backend: Backend, *, evaluate_every: int) -> RunSummary:

@@ -14,7 +14,7 @@ from d2pfed.flower.rosters import SignedRoster
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, StandingRun, StandingSum
+from d2pfed.round import Attempt, OpenSum, StandingRun
 from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run
 from d2pfed.secagg import StandingStep
@@ -93,9 +93,7 @@ class StandingSilos:
         """Return the step of an attempt."""
         return self._standing.step(attempt, cohort)
 
-    def collect(
-        self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]
-    ) -> StandingSum:
+    def collect(self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
         """Run the one exchange of a step; silos count their vectors themselves."""
         config, run_config = self._configs
         task = encode_task(self._layout, config | {"server-round": session.round + 1}, run_config)

@@ -17,9 +17,7 @@ from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.plan.widths import variance
 from d2pfed.round import Attempt, rotation_seed, session_of
 from d2pfed.secagg import Session
-from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.simulation.backend import Encoder
-from d2pfed.simulation.federation import collect
+from d2pfed.simulation import Encoder, Fidelity, SimulatedFederation
 
 DIMENSION = 8  # a power of two, so that no coordinate is padding and the decoded mean holds all that is in the sum
 RELEASES = 2  # of one trial: noise that is used twice shows only in two
@@ -229,16 +227,12 @@ class _Attack:
             client: vector if client == TARGET_CLIENT else np.zeros(plan.dimension, np.float32)
             for client in session.cohort[: plan.quorum]
         }
-        collected = collect(
-            session,
-            np.zeros(plan.dimension, np.float32),
-            dict.fromkeys(session.cohort, session.round),
+        collected = SimulatedFederation(
             plan=plan,
             backend=_Given(vectors),
-            dropouts=Dropouts(),
             entropy=entropy,
             fidelity=self.fidelity,
-        )
+        ).collect(session, np.zeros(plan.dimension, np.float32), dict.fromkeys(session.cohort, session.round))
         total = plan.ring.centre(collected.unmask().vector)
         return plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
 
