@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import d2pfed
 from d2pfed.api.complete_target import scope_of
-from d2pfed.api.early_stop import EarlyStop
+from d2pfed.api.settings import EarlyStop
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.learning import Examples
 from d2pfed.ledger import Budget, Ledger, verify

@@ -164,6 +164,7 @@ def test_fit_takes_yogi_losses_and_every_message(tmp_path):
     assert '"protocol"' in stored
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_fit_trains_on_ray(tmp_path):
     pytest.importorskip("ray")
     clients = [(x, (x[:, 0] > 0).long()) for x in torch.randn(20, 6, 3)]

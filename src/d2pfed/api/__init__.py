@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 from d2pfed.errors import needs_extra
 
 if TYPE_CHECKING:
-    from d2pfed.api.early_stop import EarlyStop
     from d2pfed.api.fitting import fit
     from d2pfed.api.job import Job, Settings, TaskEvaluator
     from d2pfed.api.result import FitResult
-    from d2pfed.api.settings import RunOptions, Training
+    from d2pfed.api.settings import EarlyStop, RunOptions, Training
 
 __all__ = ["fit", "FitResult", "EarlyStop", "Training", "RunOptions", "Job", "Settings", "TaskEvaluator"]
 
 _MODULES = {
     "fit": "fitting",
     "FitResult": "result",
-    "EarlyStop": "early_stop",
+    "EarlyStop": "settings",
     "Training": "settings",
     "RunOptions": "settings",
     "Job": "job",

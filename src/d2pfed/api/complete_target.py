@@ -119,7 +119,9 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
             raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort_size}")
         count = min(MOST_ROUNDS, _most_rounds(population // cohort_size))
         return count, cohort_size, f"{count:,} rounds: {population:,} clients in cohorts of {cohort_size:,}."
-    spread = _spread(target)
+    whole = replace(target, rounds=1, cohort_size=population, colluders=0.0, spare=0)
+    # The norm of the least noise in a sum over the clip.
+    spread = target.adjacency.radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
     sound = _least_size(target, lambda size: _honest(target, size) >= size / 2)
     if sound is None:
         raise ConfigError(
@@ -136,12 +138,6 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
         f"{NOISE_TO_CLIP:g}; an honest half needs {sound:,})."
     )
     return count, size, why
-
-
-def _spread(target: PrivacyTarget) -> float:
-    """Return the norm of the least noise in a sum over the clip."""
-    whole = replace(target, rounds=1, cohort_size=target.population, colluders=0.0, spare=0)
-    return target.adjacency.radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
 
 
 def _honest(target: PrivacyTarget, size: int) -> int:

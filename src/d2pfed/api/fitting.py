@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from d2pfed.accounting import Unit
 from d2pfed.api.backends import backend_for
 from d2pfed.api.complete_target import Scope, scope_of
-from d2pfed.api.early_stop import EarlyStop
 from d2pfed.api.job import (
     Details,
     Job,
@@ -23,10 +22,9 @@ from d2pfed.api.job import (
     model_named,
     task_named,
 )
-from d2pfed.api.norms import FILE, NormRecorder, read_norms
 from d2pfed.api.progress import Watcher
-from d2pfed.api.result import FitResult
-from d2pfed.api.settings import RunOptions, Training, refuse_unknown, settings_of
+from d2pfed.api.result import FitResult, read_norms
+from d2pfed.api.settings import EarlyStop, RunOptions, Training, refuse_unknown, settings_of
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.learning import (
     Clients,
@@ -449,8 +447,6 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: tuple[Callbac
         job.evaluator.rehearse(job.model.initial())
     backend, line = backend_for(job, options)
     notes = (*job.notes, line)
-    if job.plan is None:
-        backend = NormRecorder(backend, path / FILE)
     with (
         closing(backend),
         job.open(path, options.ledger) as run,

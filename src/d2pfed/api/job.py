@@ -3,14 +3,16 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
 from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.api.backends import MISTAKES, mistake
-from d2pfed.api.early_stop import EarlyStop, Mode
+from d2pfed.api.result import add_norms
+from d2pfed.api.settings import EarlyStop, Mode
 from d2pfed.errors import ConfigError
 from d2pfed.learning import (
     Clients,
@@ -283,7 +285,7 @@ class Job:
         """Train an open run, after a rehearsal of the protocol if it is new."""
         stop = self.details.early_stop
         if self.plan is None:
-            clear = self.clear_federation(run, backend)
+            clear = replace(self.clear_federation(run, backend), note_norms=partial(add_norms, run.directory.path))
             return run.train_in_the_clear(clear, self.evaluator, listen, evaluate_every=evaluate_every, stop=stop)
         if run.state.rounds == 0:  # once, before anybody's data is touched
             rehearse(self.plan.codec.length, self.plan.ring.bits, Entropy.system())

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,12 +15,12 @@ from d2pfed.cli.options import (
     AsJson,
     DataDirectory,
     FieldOptions,
-    Group,
     SectionedCommand,
+    application,
     option,
     with_fields,
 )
-from d2pfed.cli.show import out, plain, print_json
+from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING
 from d2pfed.plan import PrivacyTarget, decode_plan
@@ -49,13 +50,7 @@ if TYPE_CHECKING:
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
 
-app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,
-)
+app = application("Attack what is claimed: a lower bound on epsilon beside the claimed one.")
 
 TARGET = FieldOptions(
     kind=PrivacyTarget,
@@ -74,11 +69,6 @@ OwnTask = Annotated[
 ]
 OwnModel = Annotated[str | None, option("As --task, for the model or module.", TRAINING, "--model")]
 Partition = Annotated[str | None, option("As it was given to `train`. Default: the task's.", DATA, "--partition")]
-
-
-@app.callback()
-def audit() -> None:
-    """Attack what is claimed: a lower bound on epsilon beside the claimed one."""
 
 
 @app.command(cls=SectionedCommand)
@@ -230,11 +220,6 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
     return Job.read(run, task, model)
 
 
-def _fields(value: object) -> dict[str, object]:
-    found = plain(value)
-    return dict(found) if isinstance(found, dict) else {}
-
-
 def _down(value: float) -> str:
     """Return a lower bound, rounded down."""
     return f"{math.floor(1000 * value) / 1000:g}"
@@ -244,7 +229,7 @@ def _conclude(found: "MechanismAudit | TrainingAudit", *lines: str, json: bool) 
     """Print what an audit found, and exit with a status of its own if it refutes the claim."""
     above = "refuted: the lower bound is above it" if found.is_refuted else "not refuted"
     if json:
-        print_json({**_fields(found), "is_refuted": found.is_refuted})
+        print_json(asdict(found) | {"is_refuted": found.is_refuted})
     else:
         for line in (*lines, f"The claim is {above}.", found.shows):
             out().print(line)

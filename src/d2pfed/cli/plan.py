@@ -3,8 +3,6 @@
 from dataclasses import asdict, replace
 from typing import Any
 
-import typer
-
 from d2pfed.accounting import Sampling, Unit
 from d2pfed.api.complete_target import split_population
 from d2pfed.cli.options import (
@@ -13,6 +11,7 @@ from d2pfed.cli.options import (
     FieldOptions,
     SectionedCommand,
     Sizes,
+    application,
     check_sizes,
     with_fields,
 )
@@ -22,7 +21,7 @@ from d2pfed.plan.policy import default_refusal
 from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+app = application()
 
 DEFAULT_JOB = {"population": 100_000, "cohort_size": 1000, "rounds": 50, "dimension": 19_354}  # of `d2pfed train`
 FIELDS = FieldOptions(

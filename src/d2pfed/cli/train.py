@@ -15,6 +15,7 @@ from d2pfed.cli.options import (
     FieldOptions,
     SectionedCommand,
     Sizes,
+    application,
     check_sizes,
     option,
     parse_dropouts,
@@ -37,7 +38,7 @@ with needs_extra("train", *TRAIN_PACKAGES):
 if TYPE_CHECKING:
     from d2pfed.runs import RunSummary
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+app = application()
 
 EXHAUSTED = 3  # the exit status of a run that its budget or its attempts have ended
 

@@ -1,6 +1,6 @@
 """Simulated federations: a cohort is drawn, trained, encoded and added up, or its mean is taken in the clear."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -211,6 +211,9 @@ class ClearFederation:
     backend: Backend
     cohorts: Cohorts
     run: str  # its name, from which shuffles follow
+    note_norms: Callable[[list[float | None]], None] = lambda _norms: (
+        None
+    )  # of a round's updates; None: not finite
 
     def mean(self, number: int, model: FloatVector) -> Outcome:
         """Return the mean update of a round's cohort."""
@@ -218,10 +221,15 @@ class ClearFederation:
         updates = self.updates(number, model, cohort)
         return Outcome(plain_mean(updates, len(cohort)), 0, len(cohort))
 
-    def updates(self, number: int, model: FloatVector, cohort: tuple[int, ...]) -> Iterable[FloatVector]:
-        """Return the updates of a round's cohort, without those that were lost."""
-        trained = self.backend.train(model, cohort, shuffle_seed(self.run, number))
-        return (finite(update) for update in trained if isinstance(update, np.ndarray))
+    def updates(self, number: int, model: FloatVector, cohort: tuple[int, ...]) -> Iterator[FloatVector]:
+        """Yield the updates of a round's cohort, without those that were lost."""
+        norms: list[float | None] = []
+        for update in self.backend.train(model, cohort, shuffle_seed(self.run, number)):
+            if isinstance(update, np.ndarray):
+                norm = float(np.linalg.norm(update.astype(np.float64)))
+                norms.append(norm if np.isfinite(norm) else None)
+                yield finite(update)
+        self.note_norms(norms)
 
 
 def plain_mean(updates: Iterable[FloatVector], cohort_size: int) -> FloatVector:
