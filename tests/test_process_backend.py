@@ -96,7 +96,8 @@ def test_sums_are_those_of_the_in_process_backend(start, fidelity):
 def test_a_sum_here_has_the_vector_of_each_client_that_it_names():
     plan, entropy = make_plan(), Entropy.replay(b"processes")
     collected = simulate(plan, SerialBackend(known), Fidelity.SUM)
-    session, total = collected.session, np.zeros(plan.codec.length, np.uint32)
+    session = session_of(plan, Attempt("processes", 0, 0), tuple(range(CLIENTS)))
+    total = np.zeros(plan.codec.length, np.uint32)
     seed = shuffle_seed(session.run, session.round)
     for client, update in zip(collected.survivors, known(PARAMS, collected.survivors, seed), strict=True):
         own = simulated_participant(plan, client, entropy, {})

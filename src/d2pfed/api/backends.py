@@ -216,17 +216,13 @@ def _unsafe(trainer: UserTrainer) -> str:
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None:
         return "what is defined in a notebook or shell cannot be found there" if b"__main__" in sent else ""
-    if not _is_guarded(Path(script)):
+    try:
+        text = Path(script).read_text("utf-8", errors="replace")
+    except OSError:
+        return ""  # no file that a worker would import
+    if re.search(r"""^if\s+__name__\s*==\s*["']__main__["']""", text, re.MULTILINE) is None:
         return f'{Path(script).name} has no `if __name__ == "__main__":`, and workers import it'
     return ""
-
-
-def _is_guarded(script: Path) -> bool:
-    try:
-        text = script.read_text("utf-8", errors="replace")
-    except OSError:
-        return True  # no file that a worker would import
-    return re.search(r"""^if\s+__name__\s*==\s*["']__main__["']""", text, re.MULTILINE) is not None
 
 
 def _line(error: BaseException) -> str:

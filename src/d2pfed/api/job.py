@@ -405,12 +405,7 @@ def _same_clients(
 ) -> tuple[Clients, Examples | None]:
     """Return the clients of a run and its validation data, from a task or from a user's data sets."""
     if isinstance(chosen, Task):
-        stated = (
-            f"{chosen.clients.population:,} clients"
-            if isinstance(settings.details, Details)
-            else chosen.description
-        )
-        clients, validation = chosen.clients, chosen.validation
+        stated, clients, validation = chosen.description, chosen.clients, chosen.validation
     else:
         own = OwnClients.of(chosen, None, model.device)
         rows = own.first()[1].examples()

@@ -78,7 +78,11 @@ class FitResult:
 
     def _lines(self) -> list[tuple[str, str]]:
         lines = [("test", self.test_metrics), ("validation", self.metrics)]
-        found = [(name, _numbers(values)) for name, values in lines if values]
+        found = [
+            (name, ", ".join(f"{metric} {value:.4g}" for metric, value in values.items()))
+            for name, values in lines
+            if values
+        ]
         found += [(f"epsilon against {each.observer}", _guarantee(each)) for each in self.guarantees]
         if not self.guarantees:
             found.append(("epsilon", "none, trained in the clear"))
@@ -96,10 +100,6 @@ class FitResult:
         found += [("note", note) for note in self.notes]
         found += [("warning", warning) for warning in self.warnings]
         return [*found, ("report", str(self.directory / "report.html"))]
-
-
-def _numbers(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def _guarantee(each: Guarantee) -> str:

@@ -208,7 +208,7 @@ def _job(run: Path, given: tuple[str | None, str | None], partition: str | None,
 
     def task(stated: str) -> object:
         name = require_trusted(stated, given[0], "--task")
-        if not stated:  # a run of `fit`: whatever it can be given
+        if not stated and ":" in name:  # of a run of `fit`: whatever it can be given
             return made_by(name)
         population = decode_plan(read_text(run / "plan.json")).sampling.population
         return task_named(name, population, partition, data)

@@ -196,15 +196,12 @@ def _work(
             message = connection.recv()
             if isinstance(message, _Stage):
                 stage = message
-            else:
-                connection.send(_answer(stage, message, local_training))
-
-
-def _answer(stage: _Stage, clients: tuple[int, ...], local_training: TrainClients) -> object:
-    try:
-        updates = list(local_training(stage.params, clients, stage.seed))
-        if stage.encoder is None:
-            return updates
-        return stage.encoder.total(list(zip(clients, updates, strict=True)))
-    except Exception as error:  # noqa: BLE001 - raised again in the process that has asked
-        return error
+                continue
+            answer: object
+            try:
+                answer = updates = list(local_training(stage.params, message, stage.seed))
+                if stage.encoder is not None:
+                    answer = stage.encoder.total(list(zip(message, updates, strict=True)))
+            except Exception as error:  # noqa: BLE001 - raised again in the process that has asked
+                answer = error
+            connection.send(answer)
