@@ -233,7 +233,7 @@ def _work(
             _function_name(training.step or loss),
         )
     evaluator: TaskEvaluator | UserEvaluator = TaskEvaluator(model, task)
-    if metrics is not None or not model.is_plain:
+    if metrics is not None:
         evaluator = UserEvaluator(model, task.validation, task.test, measured)
     return _Work(
         model,

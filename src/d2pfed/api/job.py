@@ -240,6 +240,8 @@ class Job:
         made = model(network, chosen, found.seed or 0)
         if isinstance(details, Details):
             made = _same_model(made, found, details)
+        elif isinstance(made, Model) and array_shapes(made) != found.arrays:  # not all of it was trained
+            made = replace(made, trainable=tuple(array.name for array in found.arrays))
         if not isinstance(made, Model):
             raise ConfigError(f"a model must be a Model of d2pfed.learning, got a {type(made).__name__}")
         clients, validation = _same_clients(chosen, found, made, run)
