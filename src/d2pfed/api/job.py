@@ -13,7 +13,7 @@ from d2pfed.accounting import CohortSampling, Sampling
 from d2pfed.api.backends import MISTAKES, mistake
 from d2pfed.api.result import add_norms
 from d2pfed.api.settings import EarlyStop, Mode
-from d2pfed.errors import ConfigError
+from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.learning import (
     Clients,
     Examples,
@@ -352,7 +352,8 @@ def task_named(name: str, population: int | None, partition: str | None, data: P
             raise ConfigError(f"{name} must return a Task of d2pfed.learning, got a {type(made).__name__}")
         return made
     divided = parse_partition(partition) if partition else None
-    return load_task(name, population=population, partition=divided, data_dir=data)
+    with needs_extra("train", "mlxtend", "sklearn"):
+        return load_task(name, population=population, partition=divided, data_dir=data)
 
 
 def model_named(name: str, task: Task, seed: int) -> Model:
