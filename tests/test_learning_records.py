@@ -269,7 +269,7 @@ def test_silos_whose_rows_differ_in_form_are_found_before_anything_is_charged():
 
 def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
     """Its epsilon is that of a row: returned to a call with groups, it would be taken for a patient's."""
-    given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run", "progress": False}
+    given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run"}
     d2pfed.fit(torch.nn.Linear(6, 2), silos(), **given)
     with pytest.raises(ConfigError, match="begun with other settings"):
         d2pfed.fit(torch.nn.Linear(6, 2), silos(), training={"groups": [np.arange(60) // 2] * 5}, **given)
@@ -332,16 +332,21 @@ def test_fit_learns_from_records_and_prints_the_unit(tmp_path):
         ({"privacy": privacy(records=None)}, "records must be given under add-remove"),
         ({"rounds": None}, "rounds must be given"),
         ({"epochs": 2}, "one step over a secret batch"),
-        ({"momentum": 0.5}, "one step over a secret batch"),
-        ({"backend": "processes"}, "worker processes"),
+        ({"training": {"momentum": 0.5}}, "one step over a secret batch"),
+        ({"run": {"backend": "processes"}}, "worker processes"),
         (
-            {"privacy": {"epsilon": 1.0}, "groups": [np.arange(60)] * 5, "rounds": 1, "cohort_size": 5},
+            {
+                "privacy": {"epsilon": 1.0},
+                "training": {"groups": [np.arange(60)] * 5},
+                "rounds": 1,
+                "cohort_size": 5,
+            },
             "groups are for",
         ),
     ],
 )
 def test_fit_refuses_what_does_not_go_with_records(tmp_path, options, message):
-    given = {"privacy": privacy(), "rounds": 2, "directory": tmp_path / "run", "progress": False}
+    given = {"privacy": privacy(), "rounds": 2, "directory": tmp_path / "run"}
     with pytest.raises(ConfigError, match=message):
         d2pfed.fit(torch.nn.Linear(6, 2), silos(), **(given | options))
 

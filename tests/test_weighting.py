@@ -125,7 +125,7 @@ def silos():
     return clients, sizes
 
 
-def slope(tmp_path, name, **options):
+def slope(tmp_path, name, **training):
     clients, _ = silos()
     torch.manual_seed(1)
     result = d2pfed.fit(
@@ -146,7 +146,7 @@ def slope(tmp_path, name, **options):
         epochs=2,
         directory=tmp_path / name,
         seed=1,
-        **options,
+        training=training,
     )
     return result, next(result.module.parameters()).item()
 
