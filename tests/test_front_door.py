@@ -108,13 +108,13 @@ def test_train_has_weights_early_stop_callbacks_and_a_baseline(run, tmp_path):
     )
     assert status == 0, err
     assert "Stopped by its declared rule: accuracy has not improved" in out
-    assert mine().seen[0] == (1, "Logistic") or mine().seen[0][0] == 1
+    assert mine().seen[0][0] == 1
     assert "The baseline plain ends at" in (tmp_path / "runs" / "private" / "report.html").read_text()
     summary = json.loads((tmp_path / "runs" / "private" / "summary.json").read_text())
     assert summary["end"] == End.STOPPED
 
 
-def test_audits_take_a_run_of_fit(run, tmp_path):
+def test_audits_take_a_run_of_fit(run):
     target = {"epsilon": 20.0, "delta": 1e-3, "colluders": 0.0, "dropouts": 0.0}
     for name in ("audited", "bare"):
         d2pfed.fit(mine().net(), mine().clients(), privacy=target, rounds=2, seed=1, directory=f"runs/{name}")
@@ -130,7 +130,6 @@ def test_audits_take_a_run_of_fit(run, tmp_path):
     status, out, err = run(f"audit membership runs/bare {again} --json")
     assert status == 0, err
     assert 0 <= json.loads(out)["area"] <= 1
-    (tmp_path / "mine.py").write_text(MINE.replace("nn.Linear(4, 2)", "nn.Linear(4, 3)"))
 
 
 def test_an_audit_of_another_module_or_other_clients_is_refused(run):
