@@ -12,7 +12,7 @@ from d2pfed.learning import LocalTrainer, build_model, load_task, one_thread, us
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import calibrate
 from d2pfed.round import Attempt, session_of
-from d2pfed.simulation import Backend, Dropouts, Fidelity, InProcess, collect
+from d2pfed.simulation import Backend, Fidelity, SerialBackend, SimulatedFederation
 from d2pfed.simulation.process_backend import start_workers
 
 _ROUNDS = 3  # the first one, in which workers load and kernels compile, does not count
@@ -34,16 +34,12 @@ def bench_engines(
     def once(backend: Backend, number: int) -> float:
         begun = time.perf_counter()
         session = session_of(plan, Attempt("bench", number, 0), tuple(range(clients)))
-        collected = collect(
-            session,
-            params,
-            {},
+        collected = SimulatedFederation(
             plan=plan,
             backend=backend,
-            dropouts=Dropouts(),
             entropy=Entropy.replay(b"bench engines"),
             fidelity=Fidelity.SUM,
-        )
+        ).collect(session, params, {})
         collected.unmask()
         return time.perf_counter() - begun
 
@@ -62,7 +58,7 @@ def bench_engines(
 
     works: dict[str, tuple[tuple[str, ...], Callable[[], Backend]]] = {
         "processes": ((), lambda: start_workers(trainer, None, use_one_thread)[0]),
-        "in process": ((), lambda: InProcess(trainer)),
+        "in process": ((), lambda: SerialBackend(trainer)),
         f"ray, {ray_workers} workers": (("ray",), ray),
     }
     with one_thread(model):

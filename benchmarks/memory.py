@@ -41,7 +41,7 @@ def measure_growth(early: int = EARLY, late: int = LATE) -> tuple[float, float]:
         seed=None,
         stop_is_blind=True,
     )
-    job = Job(settings, task, model, plan := calibrate(target))
+    job = Job.with_plan(settings, task, model, plan := calibrate(target))
     warm_up(plan, job.trainer(), model.initial())
     backend, seen = ProcessBackend(job.trainer(), 2), dict[int, float]()
     processes = ("self", *map(str, backend.processes()))

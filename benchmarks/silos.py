@@ -91,7 +91,7 @@ def _silos(module: nn.Module, records: Records, rounds: int, clock: _Clock) -> N
             rounds=rounds,
             callbacks=[clock],
             directory=Path(place) / "run",
-            progress=False,
+            run={"progress": False},
         )
 
 

@@ -29,7 +29,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, calibrate
 from d2pfed.round import Attempt, aggregate, run_plan
-from d2pfed.simulation import Backend, Dropouts, Fidelity, InProcess, SimulatedFederation
+from d2pfed.simulation import Backend, Dropouts, Fidelity, SerialBackend, SimulatedFederation
 from d2pfed.training import Cohorts
 
 _LEAST_SHARE = 1 / 1.3  # of the speed without privacy: an overhead of at most 30 %
@@ -77,7 +77,7 @@ class Federation:
         """Return the private mean of a round: trained (here, if nowhere else), encoded, charged, summed, decoded."""
         federation = SimulatedFederation(
             plan=self.plan,
-            backend=backend or InProcess(self.learner),
+            backend=backend or SerialBackend(self.learner),
             cohorts=Cohorts(self.plan.sampling, self.entropy.child("cohorts")),
             dropouts=Dropouts(),
             fidelity=fidelity,

@@ -35,7 +35,7 @@ def main() -> None:
     )
     net = torch.nn.Linear(64, 10)
     result = d2pfed.fit(
-        net, silos, privacy=target, rounds=rounds, lr=2.0, validation=held_out, evaluate_every=rounds
+        net, silos, privacy=target, rounds=rounds, lr=2.0, validation=held_out, run={"evaluate_every": rounds}
     )
     print(f"silos of {min(len(y) for _, y in silos)} to {max(len(y) for _, y in silos)} records")
     print(result)

@@ -77,11 +77,11 @@ def main() -> None:
             population=PHONES,
             privacy={"epsilon": 4.0, "colluders": 0.0, "clip": 0.5},
             validation=phone(2_000_000, 2000),
-            trainable=trainable,
+            training={"trainable": trainable},
             rounds=30,
             lr=0.2,
             epochs=3,
-            server_averaging=0.8,
+            server={"averaging": 0.8},
         )
         sent = f"{result.summary.dimension:,} parameters, {result.summary.upload_bytes:,} bytes"
         print(f"{sent}: {result.metrics['accuracy']:.0%} right")

@@ -15,7 +15,7 @@ def main() -> None:
     plain = d2pfed.fit(net, clients, privacy=None, rounds=8, cohort_size=30, validation=held_out, lr=1.0, epochs=3)
     target = {"epsilon": 8.0, "delta": 1e-4, "colluders": 0.0}
     result = d2pfed.fit(
-        net, clients, privacy=target, rounds=8, validation=held_out, lr=1.0, epochs=3, baseline=plain
+        net, clients, privacy=target, rounds=8, validation=held_out, lr=1.0, epochs=3, run={"baseline": plain}
     )
     print(plain, result, sep="\n")
 

@@ -53,7 +53,7 @@ def main() -> None:
     )
     target = {"epsilon": 4.0, "colluders": 0.0}
     result = d2pfed.fit(
-        net, phones, privacy=target, validation=(inputs, labels), lr=1.0, epochs=3, server_momentum=0.5
+        net, phones, privacy=target, validation=(inputs, labels), lr=1.0, epochs=3, server={"momentum": 0.5}
     )
     usual = (labels == labels.mode().values).float().mean()
     print(result)

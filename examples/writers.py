@@ -62,7 +62,7 @@ def main() -> None:
             validation=everything,
             lr=0.3,
             epochs=3,
-            server_momentum=0.5,
+            server={"momentum": 0.5},
         )
         each = sorted(float((result.module(x).argmax(1) == y).float().mean()) for x, y in held)
         kind = "in the clear" if privacy is None else "epsilon 4"

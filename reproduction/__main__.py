@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from d2pfed.api.progress import Watcher
 from d2pfed.cli import options, run
-from d2pfed.cli.progress import Watcher
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError
 

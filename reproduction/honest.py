@@ -117,7 +117,7 @@ class Trial:
         """Run it, or what is left of it; a finished run is read."""
         path = folder / f"honest-{digest(canonical.encode(self.what)).hex()[:8]}"
         if not (path / "summary.json").exists():  # it is written last
-            job = Job(self.what, *self.parts(), self.setting.plan)
+            job = Job.with_plan(self.what, *self.parts(), self.setting.plan)
             job.execute(path, None, self._listener(tell))
         return read_report(path)
 

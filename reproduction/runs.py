@@ -18,7 +18,7 @@ from d2pfed.accounting import (
     Unit,
     upper_bound,
 )
-from d2pfed.api import Job, Settings, TaskEvaluator
+from d2pfed.api import Job, Settings
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
@@ -28,7 +28,7 @@ from d2pfed.round import Outcome
 from d2pfed.runs import RoundRecord, RunSummary
 from d2pfed.runs.plain import from_json, read_text, to_json
 from d2pfed.runs.report import read_report
-from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, InProcess
+from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, SerialBackend
 from reproduction.as_coded import CodeRun, Cohort, Trained, run_code
 from reproduction.history import Repeat, RunHistory
 from reproduction.result import Context
@@ -93,13 +93,13 @@ def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repe
     if not _is_finished(path):
         plan = system.work if isinstance(system.work, Plan) else None
         model = system.workload.initial((settings.seed or 0) - FIRST_SEED)
-        job = Job(settings, system.workload.task, model, plan)
+        job = Job.with_plan(settings, system.workload.task, model, plan)
         listener = _Telling(tell)
         if isinstance(system.work, ContinuousGaussian):
             with job.open(path, None) as run:
-                clear = job.clear_federation(run, InProcess(job.trainer()))
+                clear = job.clear_federation(run, SerialBackend(job.trainer()))
                 trusted = _TrustedServer(clear, system.work, Entropy.replay(str(settings.seed).encode()))
-                run.train_in_the_clear(trusted, TaskEvaluator(job.model, job.task), listener)
+                run.train_in_the_clear(trusted, job.evaluator, listener)
         else:
             job.execute(path, None, listener)
     return _read(path, settings.seed or 0)

@@ -33,7 +33,7 @@ from d2pfed.noise import mechanisms
 from d2pfed.noise.mechanisms import Share
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget
-from d2pfed.simulation import Dropouts, Fidelity, InProcess
+from d2pfed.simulation import Dropouts, Fidelity, SerialBackend
 from d2pfed.training import ServerOptimizer
 from support.adjacencies import OF_CLIENTS
 
@@ -266,7 +266,7 @@ def job(epsilon, mechanism="centered"):
 
 def audited(epsilon, **changes):
     trained = job(epsilon, **changes)
-    return audit_training(trained, 100, InProcess, lambda _record: True, entropy=Entropy.replay(b"coins"))
+    return audit_training(trained, 100, SerialBackend, lambda _record: True, entropy=Entropy.replay(b"coins"))
 
 
 def test_canaries_stay_below_the_claim():
@@ -305,7 +305,7 @@ def silos_job(epsilon, fidelity=Fidelity.SUM):
 
 def audited_silos(epsilon, count=100, **changes):
     return audit_training(
-        silos_job(epsilon, **changes), count, InProcess, lambda _: True, entropy=Entropy.replay(b"coins")
+        silos_job(epsilon, **changes), count, SerialBackend, lambda _: True, entropy=Entropy.replay(b"coins")
     )
 
 
@@ -333,7 +333,7 @@ def test_canary_records_refute_silos_without_noise(monkeypatch):
 
 def test_canary_records_take_the_places_of_records_and_no_others_change():
     job = silos_job(0.5)
-    trainer = RecordTrainer(job.model, job.task.clients).tried(job.model.initial(), 10.0)
+    trainer = RecordTrainer(job.model, job.clients).tried(job.model.initial(), 10.0)
     units, params = [trainer.count(silo) for silo in range(5)], job.model.initial()
     drawn = Canaries.draw(60, job.plan, units, [], Entropy.replay(b"places"))
     assert len(drawn.places) == 60

@@ -15,7 +15,6 @@ import pytest
 
 import d2pfed
 import d2pfed.certificate_verifier as verifier
-from d2pfed.api import Job
 from d2pfed.api.certificate_page import registry_entry
 from d2pfed.api.certify import certify, check_ledger
 from d2pfed.errors import D2PFedError
@@ -184,7 +183,8 @@ def test_a_run_on_a_shared_ledger_names_all_runs_of_it(tmp_path, key):
 def test_what_guarantees_nothing_is_not_certified(tmp_path, key, monkeypatch, capsys):
     plain = job()
     with patch("d2pfed.runs.report.write_report"):
-        Job(plain.settings, plain.task, plain.model, None).execute(tmp_path / "clear", None, lambda _: True)
+        clear = replace(plain, plan=None, settings=replace(plain.settings, target=None))
+        clear.execute(tmp_path / "clear", None, lambda _: True)
     assert "was trained in the clear: there is nothing to certify" in refusal(
         [tmp_path / "clear", "--key", key], monkeypatch, capsys
     )

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from d2pfed.cli.progress import Watcher
+from d2pfed.api.progress import Watcher
 from support.commands import run_command
 
 

@@ -164,7 +164,7 @@ def test_an_edge_value_is_one_line_or_success(place, monkeypatch, capsys, line, 
         def planned(*_):
             raise ConfigError("a plan is all that is wanted here")
 
-        monkeypatch.setattr("d2pfed.api.Job.execute", planned)
+        monkeypatch.setattr("d2pfed.api.fitting._execute", planned)
     for value in values:
         words = arguments(line, option, value)
         if line in (PLAN, ACCOUNT, BINOMIAL):

@@ -27,7 +27,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import MechanismName, Policy, PrivacyTarget, calibrate, decode_plan, describe
 from d2pfed.plan.describe import describe_plan
-from d2pfed.round import Attempt, Participant, aggregate, gather, given_sum, session_of
+from d2pfed.round import Attempt, Participant, aggregate, gather, local_sum, session_of
 from d2pfed.runs import Checkpoint, RunDirectory, RunSettings, open_run
 from d2pfed.secagg import Sum
 from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, frame, kind_of
@@ -613,7 +613,7 @@ def test_a_transport_that_sends_no_clip_is_refused_before_anything_is_charged(tm
         pass
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="a private sum takes a fixed clip"):
-        given_sum(plan, Attempt("run", 0, 0), {}, diary, Entropy.replay(b"sum"))
+        local_sum(plan, Attempt("run", 0, 0), {}, diary, Entropy.replay(b"sum"))
 
 
 def test_a_policy_bounds_the_largest_clip():

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import d2pfed
-from d2pfed.api.filling import scope_of
-from d2pfed.api.stopping import EarlyStop
+from d2pfed.api.complete_target import scope_of
+from d2pfed.api.settings import EarlyStop
 from d2pfed.errors import BudgetExceeded, ConfigError
 from d2pfed.learning import Examples
 from d2pfed.ledger import Budget, Ledger, verify
@@ -106,7 +106,7 @@ def test_a_modules_name_leads_to_no_other_directory(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"a run's name must be letters, .* got '\.\./outside-"):
         d2pfed.fit(module, pairs(), **CLEAR)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("d2pfed.api.arguments.check_name", lambda *_: None)
+    monkeypatch.setattr("d2pfed.api.fitting.check_name", lambda *_: None)
     (tmp_path / "runs").mkdir()
     d2pfed.fit(module, pairs(), **CLEAR)
     assert len(list(tmp_path.glob("outside-*"))) == 1
@@ -214,7 +214,7 @@ def test_a_client_whose_data_are_not_finite_contributes_zero_and_is_counted_in_t
 
 def test_without_the_check_one_broken_client_breaks_the_model(monkeypatch):
     """The planted bug: updates that are not finite are added up as they are."""
-    monkeypatch.setattr("d2pfed.simulation.clear.finite", lambda update: update)
+    monkeypatch.setattr("d2pfed.simulation.federation.finite", lambda update: update)
     broken = [(x * torch.nan, y) if k % 2 else (x, y) for k, (x, y) in enumerate(pairs())]
     with pytest.raises(ConfigError, match="update norm must be finite"):
         d2pfed.fit(linear(), broken, **CLEAR)
@@ -288,14 +288,14 @@ def test_several_inputs_and_dictionary_outputs():
         net,
         pairs(),
         **settings,
-        forward=lambda module, x: module(x[:, :2], x[:, 2:])["logits"],
+        training={"forward": lambda module, x: module(x[:, :2], x[:, 2:])["logits"]},
         directory="c/r",
     )
     by_step = d2pfed.fit(
         net,
         pairs(),
         **settings,
-        step=lambda module, batch: loss(module(batch[0][:, :2], batch[0][:, 2:]), batch[1]),
+        training={"step": lambda module, batch: loss(module(batch[0][:, :2], batch[0][:, 2:]), batch[1])},
         directory="d/r",
     )
     assert by_tuple.metrics["accuracy"] > 0.5
@@ -307,7 +307,7 @@ def test_a_step_may_take_batches_that_are_no_pairs():
     data = [{"x": x, "y": y} for x, y in pairs()]
     batches = [[{"x": row, "y": label} for row, label in zip(d["x"], d["y"], strict=True)] for d in data]
     step = lambda module, batch: nn.functional.cross_entropy(module(batch["x"]), batch["y"])  # noqa: E731
-    result = d2pfed.fit(linear(), batches, **CLEAR, step=step, validation=batches[0])
+    result = d2pfed.fit(linear(), batches, **CLEAR, training={"step": step}, validation=batches[0])
     assert 0 < result.metrics["loss"] < 1
 
 
@@ -325,7 +325,7 @@ def test_metrics_see_all_rows_at_once_whatever_their_number():
 
 def test_the_model_is_evaluated_every_k_rounds_and_at_the_end():
     settings = CLEAR | {"rounds": 5, "cohort_size": 10}
-    result = d2pfed.fit(linear(), pairs(), **settings, validation=held_out(), evaluate_every=2)
+    result = d2pfed.fit(linear(), pairs(), **settings, validation=held_out(), run={"evaluate_every": 2})
     assert [bool(record.metrics) for record in result.history] == [False, True, False, True, True]
     assert (result.directory / "plots" / "accuracy.svg").exists()
 
@@ -335,11 +335,11 @@ def test_the_model_is_evaluated_every_k_rounds_and_at_the_end():
 
 def test_only_what_the_patterns_name_is_trained():
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    result = d2pfed.fit(net, pairs(), **CLEAR, trainable="2.*")
+    result = d2pfed.fit(net, pairs(), **CLEAR, training={"trainable": "2.*"})
     assert sorted(load_file(result.directory / "model.safetensors")) == ["2.bias", "2.weight"]
     assert (result.module[0].weight == net[0].weight).all()
     assert not (result.module[2].weight == net[2].weight).all()
-    both = d2pfed.fit(net, pairs(), **CLEAR, trainable=["0.*", "2.bias"])
+    both = d2pfed.fit(net, pairs(), **CLEAR, training={"trainable": ["0.*", "2.bias"]})
     assert sorted(load_file(both.directory / "model.safetensors")) == ["0.bias", "0.weight", "2.bias"]
 
 
@@ -347,9 +347,9 @@ def test_a_run_with_another_frozen_part_is_another_run():
     torch.manual_seed(1)
     one = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     two = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    d2pfed.fit(one, pairs(), **CLEAR, trainable="2.*", directory="runs/r")
+    d2pfed.fit(one, pairs(), **CLEAR, training={"trainable": "2.*"}, directory="runs/r")
     with pytest.raises(ConfigError, match=r"other settings: details\.fixed was"):
-        d2pfed.fit(two, pairs(), **CLEAR, trainable="2.*", directory="runs/r")
+        d2pfed.fit(two, pairs(), **CLEAR, training={"trainable": "2.*"}, directory="runs/r")
 
 
 def test_torch_s_threads_are_as_they_were():
@@ -361,8 +361,8 @@ def test_torch_s_threads_are_as_they_were():
 
 
 def test_worker_processes_train_the_same_model():
-    wanted = d2pfed.fit(linear(), pairs(), **CLEAR, backend="in-process", directory="a/run")
-    found = d2pfed.fit(linear(), pairs(), **CLEAR, backend="processes", workers=2, directory="b/run")
+    wanted = d2pfed.fit(linear(), pairs(), **CLEAR, run={"backend": "in-process"}, directory="a/run")
+    found = d2pfed.fit(linear(), pairs(), **CLEAR, run={"backend": "processes", "workers": 2}, directory="b/run")
     assert "2 worker processes" in repr(found)
     assert (vector(found.module) == vector(wanted.module)).all()
 
@@ -372,7 +372,7 @@ def test_what_cannot_be_sent_to_a_worker_stays_here():
     with pytest.raises(
         ConfigError, match="worker processes cannot be used: model, loss or clients cannot be sent"
     ):
-        d2pfed.fit(linear(), pairs(), **CLEAR, loss=loss, backend="processes")
+        d2pfed.fit(linear(), pairs(), **CLEAR, loss=loss, run={"backend": "processes"})
 
 
 # Callbacks, early stop, ledger, baseline
@@ -425,25 +425,34 @@ def test_phases_on_one_ledger_are_charged_until_it_is_spent():
     )
     budget = Budget(1.75, 1e-3, d2pfed.SERVER, max_participations=2)
     Ledger.create(Path("ledger.sqlite"), budget).close()
-    first = d2pfed.fit(linear(), pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/one")
-    second = d2pfed.fit(first.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/two")
+    first = d2pfed.fit(linear(), pairs(), privacy=target, run={"ledger": "ledger.sqlite"}, directory="runs/one")
+    second = d2pfed.fit(
+        first.module, pairs(), privacy=target, run={"ledger": "ledger.sqlite"}, directory="runs/two"
+    )
     assert second.summary.end is End.COMPLETE
     assert "tuning: 2 runs on this ledger, epsilon 1.75 together at delta 0.001 against server" in repr(second)
     assert "2 runs on this ledger, epsilon 1.75 together" in (second.directory / "report.html").read_text()
     assert len(verify(Path("ledger.sqlite")).runs) == 2
     short = replace(target, rounds=1, epsilon=0.01)  # at most one participation of the two that the ledger allows
-    third = d2pfed.fit(second.module, pairs(), privacy=short, ledger="ledger.sqlite", directory="runs/short")
+    third = d2pfed.fit(
+        second.module, pairs(), privacy=short, run={"ledger": "ledger.sqlite"}, directory="runs/short"
+    )
     assert third.summary.tuning.startswith("3 runs on this ledger, epsilon 1.75 together")
     assert verify(Path("ledger.sqlite")).runs[-1].plan.max_participations == 1
     with pytest.raises(BudgetExceeded, match="run three"):
-        d2pfed.fit(second.module, pairs(), privacy=target, ledger="ledger.sqlite", directory="runs/three")
+        d2pfed.fit(second.module, pairs(), privacy=target, run={"ledger": "ledger.sqlite"}, directory="runs/three")
 
 
 def test_the_report_shows_a_baseline_beside_the_run():
     plain = d2pfed.fit(linear(), pairs(), **CLEAR, validation=held_out(), directory="runs/plain")
     for baseline in (plain, "runs/plain"):
         result = d2pfed.fit(
-            linear(), pairs(), **PRIVATE, validation=held_out(), baseline=baseline, directory="runs/private"
+            linear(),
+            pairs(),
+            **PRIVATE,
+            validation=held_out(),
+            run={"baseline": baseline},
+            directory="runs/private",
         )
     report = read_report(result.directory)
     assert report.baseline.name == "plain"
@@ -456,7 +465,7 @@ def test_the_report_shows_a_baseline_beside_the_run():
 def test_progress_is_shown_when_asked_for_and_not_into_a_file(capsys):
     d2pfed.fit(linear(), pairs(), **CLEAR, directory="runs/a")
     assert capsys.readouterr().err == ""
-    d2pfed.fit(linear(), pairs(), **CLEAR, directory="runs/b", progress=True)
+    d2pfed.fit(linear(), pairs(), **CLEAR, directory="runs/b", run={"progress": True})
     shown = capsys.readouterr().err
     assert "Clients are trained in this process" in shown
     assert "3/3" in shown
@@ -546,17 +555,17 @@ BAD = [
         "rounds must be at most the population 60",
     ),
     ({"population": 7}, "population is the number of clients, 60, got 7"),
-    ({"optimizer": "adamw"}, "optimizer must be one of sgd, adam, rmsprop, got 'adamw'"),
-    ({"backend": "threads"}, "backend must be one of auto, processes, in-process, got 'threads'"),
-    ({"device": "tpu"}, "device must be one of cpu, cuda, mps, got 'tpu'"),
-    ({"device": "mps"}, "device mps is not available on this machine"),
+    ({"training": {"optimizer": "adamw"}}, "optimizer must be one of sgd, adam, rmsprop, got 'adamw'"),
+    ({"run": {"backend": "threads"}}, "backend must be one of auto, processes, in-process, ray, got 'threads'"),
+    ({"training": {"device": "tpu"}}, "device must be one of cpu, cuda, mps, got 'tpu'"),
+    ({"training": {"device": "mps"}}, "device mps is not available on this machine"),
     (
-        {"trainable": "head.*"},
+        {"training": {"trainable": "head.*"}},
         "trainable must name parameters that require gradients, 'head.\\*' names none of weight, bias",
     ),
-    ({"trainable": 3}, "trainable must be a pattern or a list of patterns, got 3"),
+    ({"training": {"trainable": 3}}, "trainable must be a pattern or a list of patterns, got 3"),
     ({"loss": "mse"}, "loss must be a function, got str"),
-    ({"loss": abs, "step": abs}, "step takes the place of the loss"),
+    ({"loss": abs, "training": {"step": abs}}, "step takes the place of the loss"),
     ({"metrics": [abs]}, "metrics must be a dictionary of names and functions, got list"),
     ({"metrics": {"loss": abs}}, "metrics has the name loss"),
     ({"metrics": {"m": lambda *_: "high"}}, "the metric m must return a number, got str"),
@@ -581,12 +590,26 @@ BAD = [
     ({"early_stop": EarlyStop()}, "early_stop needs validation data, got none"),
     ({"callbacks": 3}, "callbacks must be functions, got int"),
     ({"seed": "x"}, "seed must be a whole number, got 'x'"),
-    ({"seed": 3, "ledger": "x", "privacy": {"colluders": 0.0}}, "takes its noise from the system, got seed 3"),
-    ({"evaluate_every": 0}, "evaluate_every must be in"),
-    ({"workers": 0}, "workers must be in"),
-    ({"baseline": 3}, "baseline must be a FitResult or a run's directory, got int"),
+    (
+        {"seed": 3, "run": {"ledger": "x"}, "privacy": {"colluders": 0.0}},
+        "takes its noise from the system, got seed 3",
+    ),
+    ({"run": {"evaluate_every": 0}}, "evaluate_every must be in"),
+    ({"run": {"workers": 0}}, "workers must be in"),
+    ({"run": {"baseline": 3}}, "baseline must be a FitResult or a run's directory, got int"),
     ({"directory": 3}, "directory must be a path, got int"),
-    ({"ledger": "nowhere", "seed": None, "privacy": {"colluders": 0.0}}, "there is no ledger at nowhere"),
+    ({"run": {"ledger": 3}}, "ledger must be of the type .*Path or its name or None, got 3"),
+    ({"run": {"leger": "x"}}, r"run has no field 'leger' \(did you mean ledger\?\); its fields are ledger, "),
+    ({"run": 3}, "run must be a RunOptions, a dictionary of its fields, or None, got int"),
+    ({"server": [1]}, "server must be a ServerOptimizer, a dictionary of its fields, or None, got list"),
+    ({"server_lr": 2.0}, r"fit has no parameter server_lr: it is now server=\{'lr': \.\.\.\}"),
+    ({"optimizer": "adam"}, r"fit has no parameter optimizer: it is now training=\{'optimizer': \.\.\.\}"),
+    ({"ledger": "x"}, r"fit has no parameter ledger: it is now run=\{'ledger': \.\.\.\}"),
+    ({"epoch": 3}, r"fit has no parameter epoch \(did you mean epochs\?\)"),
+    ({"training": {"weights": [1.0]}}, "weights and max_weight go together, got only weights"),
+    ({"clients": "digitz"}, "task must be one of infimnist, digits"),
+    ({"run": {"partition": "iid"}}, "partition and data are those of a named task"),
+    ({"run": {"ledger": "nowhere"}, "seed": None, "privacy": {"colluders": 0.0}}, "there is no ledger at nowhere"),
 ]
 
 

@@ -10,10 +10,17 @@ import torch
 from torch import nn
 
 from d2pfed.api import backends
-from d2pfed.api.backends import BackendName, start_backend
+from d2pfed.api.backends import start_backend
+from d2pfed.api.settings import BackendName
 from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTraining, UserClients, trainer_for, use_one_thread, user_model
-from d2pfed.simulation import InProcess
+from d2pfed.learning import (
+    LocalTraining,
+    UserClients,
+    trainer_for,
+    use_one_thread,
+    user_model,
+)
+from d2pfed.simulation import SerialBackend
 
 LONG = 1e6  # seconds
 
@@ -59,7 +66,7 @@ def test_workers_are_started_where_there_is_enough_to_do(workers):
 @pytest.mark.parametrize("limits", [{"seconds": 1.0}, {"workers": 1}])
 def test_little_work_and_one_core_stay_here(workers, limits):
     backend, line = start(trainer(), **limits)
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, SerialBackend)
     assert "there is little to do" in line
 
 
@@ -67,7 +74,7 @@ def test_workers_that_end_as_they_begin_are_not_used(workers, monkeypatch):
     """They would count as dropped out, in rounds that are charged."""
     monkeypatch.setattr(Workers, "answer", None)
     backend, line = start(trainer())
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, SerialBackend)
     assert "ended as they began" in line
     assert Workers.closed == 1
     with pytest.raises(ConfigError, match="worker processes cannot be used: they ended as they began"):
@@ -79,10 +86,10 @@ def test_a_script_that_workers_would_run_again_keeps_clients_here(workers, monke
     script.write_text("import d2pfed\nd2pfed.fit(...)\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     backend, line = start(trainer())
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, SerialBackend)
     assert 'script.py has no `if __name__ == "__main__":`' in line
     script.write_text("import d2pfed\nprint(type(d2pfed.fit(...)).__name__)\n")
-    assert isinstance(start(trainer())[0], InProcess)
+    assert isinstance(start(trainer())[0], SerialBackend)
     script.write_text('if __name__ == "__main__":\n    pass\n')
     assert isinstance(start(trainer())[0], Workers)
 
@@ -97,13 +104,13 @@ def test_what_a_notebook_defines_keeps_clients_here(workers, monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "by_hand", by_hand, raising=False)
     monkeypatch.setattr(by_hand, "__module__", "__main__")
     backend, line = start(trainer(by_hand))
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, SerialBackend)
     assert "defined in a notebook" in line
 
 
 def test_what_cannot_be_sent_or_is_too_much_keeps_clients_here(workers, monkeypatch):
     backend, line = start(trainer(lambda outputs, labels: by_hand(outputs, labels) + 0))
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, SerialBackend)
     assert "cannot be sent to another process" in line
     monkeypatch.setattr(backends, "MOST_SENT_BYTES", 100)
     assert "a function of a client's number would load its own" in start(trainer())[1]
@@ -125,5 +132,5 @@ def test_the_tensors_of_many_clients_are_sent_without_a_file_for_each():
 def test_other_devices_keep_clients_here(workers):
     made = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda"), initial=lambda: None))
     backend, line = start(made)
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, SerialBackend)
     assert "device cuda is not shared" in line

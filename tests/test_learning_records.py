@@ -212,7 +212,12 @@ def test_fit_goes_on_where_the_gradient_of_a_record_raises(tmp_path):
     own = silos()
     own[2][1][11] = 5
     found = d2pfed.fit(
-        torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=2, directory=tmp_path / "run", progress=False
+        torch.nn.Linear(6, 2),
+        own,
+        privacy=privacy(),
+        rounds=2,
+        directory=tmp_path / "run",
+        run={"progress": False},
     )
     assert found.summary.rounds == 2
 
@@ -263,10 +268,10 @@ def test_silos_of_another_form_are_found_before_anything_is_charged():
 
 def test_a_run_over_rows_does_not_go_on_over_owners(tmp_path):
     """Its epsilon is that of a row: returned to a call with groups, it would be taken for a patient's."""
-    given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run", "progress": False}
+    given = {"privacy": privacy(), "rounds": 1, "directory": tmp_path / "run"}
     d2pfed.fit(torch.nn.Linear(6, 2), silos(), **given)
     with pytest.raises(ConfigError, match="begun with other settings"):
-        d2pfed.fit(torch.nn.Linear(6, 2), silos(), groups=[np.arange(60) // 2] * 5, **given)
+        d2pfed.fit(torch.nn.Linear(6, 2), silos(), training={"groups": [np.arange(60) // 2] * 5}, **given)
 
 
 def test_other_inputs_losses_and_steps_are_trained_by_record():
@@ -305,8 +310,7 @@ def test_fit_learns_from_records_and_prints_the_unit(tmp_path):
     own = silos()
     found = d2pfed.fit(
         torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=15, lr=5.0, validation=own[0],
-        evaluate_every=15, directory=tmp_path / "run", progress=False,
-    )  # fmt: skip
+        run={"evaluate_every": 15, "progress": False}, directory=tmp_path / "run", )  # fmt: skip
     assert found.metrics["accuracy"] > 0.85
     assert {str(each.unit) for each in found.guarantees} == {"record"}
     assert all(record.seconds is None for record in found.history)  # time would tell how large a batch was
@@ -315,7 +319,8 @@ def test_fit_learns_from_records_and_prints_the_unit(tmp_path):
         assert words in page
     again = d2pfed.fit(
         torch.nn.Linear(6, 2), own, privacy=privacy(), rounds=15, lr=5.0, validation=own[0],
-        evaluate_every=15, directory=tmp_path / "other", progress=False, groups=[np.arange(60) // 2] * 5,
+        run={"evaluate_every": 15, "progress": False}, directory=tmp_path / "other",
+        training={"groups": [np.arange(60) // 2] * 5},
     )  # fmt: skip
     assert again.summary.rounds == 15
 
@@ -326,16 +331,21 @@ def test_fit_learns_from_records_and_prints_the_unit(tmp_path):
         ({"privacy": privacy(records=None)}, "records must be given under add-remove"),
         ({"rounds": None}, "rounds must be given"),
         ({"epochs": 2}, "one step over a secret batch"),
-        ({"momentum": 0.5}, "one step over a secret batch"),
-        ({"backend": "processes"}, "worker processes"),
+        ({"training": {"momentum": 0.5}}, "one step over a secret batch"),
+        ({"run": {"backend": "processes"}}, "worker processes"),
         (
-            {"privacy": {"epsilon": 1.0}, "groups": [np.arange(60)] * 5, "rounds": 1, "cohort_size": 5},
+            {
+                "privacy": {"epsilon": 1.0},
+                "training": {"groups": [np.arange(60)] * 5},
+                "rounds": 1,
+                "cohort_size": 5,
+            },
             "groups are for",
         ),
     ],
 )
 def test_fit_refuses_what_does_not_go_with_records(tmp_path, options, message):
-    given = {"privacy": privacy(), "rounds": 2, "directory": tmp_path / "run", "progress": False}
+    given = {"privacy": privacy(), "rounds": 2, "directory": tmp_path / "run"}
     with pytest.raises(ConfigError, match=message):
         d2pfed.fit(torch.nn.Linear(6, 2), silos(), **(given | options))
 
@@ -343,7 +353,7 @@ def test_fit_refuses_what_does_not_go_with_records(tmp_path, options, message):
 def test_records_are_counted_where_their_number_may_be_known(tmp_path):
     found = d2pfed.fit(
         torch.nn.Linear(6, 2), silos(rows=20), privacy=privacy(records=None, adjacency="zero-out"), rounds=1,
-        directory=tmp_path / "run", progress=False,
+        directory=tmp_path / "run", run={"progress": False},
     )  # fmt: skip
     assert found.summary.rounds == 1
     assert '"records":100' in (tmp_path / "run" / "plan.json").read_text()

@@ -16,7 +16,7 @@ from d2pfed.ledger import Ledger
 from d2pfed.ledger.state import LedgerState
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, aggregate, aggregation, given, given_sum, run_plan
+from d2pfed.round import Attempt, aggregate, aggregation, given, local_sum, run_plan
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import Cohorts
 from support.simulations import NO_MODEL, Attempting, Simulation
@@ -66,7 +66,7 @@ def one_hot():
 
 
 def summed(plan, book, run, number, attempt=0):
-    return given_sum(plan, Attempt(run, number, attempt), one_hot(), book, Entropy.replay(b"sum"))
+    return local_sum(plan, Attempt(run, number, attempt), one_hot(), book, Entropy.replay(b"sum"))
 
 
 def is_noise(plan, total):
@@ -111,7 +111,7 @@ def two_ledgers_never_share_noise(tmp_path):
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
         with book_of(tmp_path / place, plan, "run") as book:
-            sums.append(given_sum(plan, Attempt("run", 0, 0), zeros, book, root))
+            sums.append(local_sum(plan, Attempt("run", 0, 0), zeros, book, root))
     assert (sums[0] != sums[1]).any()
 
 
@@ -195,7 +195,7 @@ def test_more_clients_than_planned_are_refused(tmp_path):
     with book_of(tmp_path, plan, "run") as book:
         many = {client: np.zeros(D, np.float32) for client in range(13)}
         with pytest.raises(ConfigError, match="2 clients to the planned 12, got 13"):
-            given_sum(plan, Attempt("run", 0, 0), many, book, Entropy.replay(b"sum"))
+            local_sum(plan, Attempt("run", 0, 0), many, book, Entropy.replay(b"sum"))
         assert book.releases() == ()
 
 

@@ -17,7 +17,8 @@ from d2pfed.errors import ConfigError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, Participant, session_of
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, process_backend, warm_up, warming
+from d2pfed.simulation import Fidelity, SerialBackend, SimulatedFederation, process_backend, warm_up
+from d2pfed.simulation import backend as backends
 from d2pfed.simulation.backend import simulated_participant
 from d2pfed.simulation.process_backend import ProcessBackend, _Stage
 from d2pfed.training import shuffle_seed
@@ -72,16 +73,12 @@ def make_plan(mechanism=MechanismName.CENTERED, dropouts=0.4, **changes):
 
 def simulate(plan, backend, fidelity, participations=None):
     session = session_of(plan, Attempt("processes", 0, 0), tuple(range(CLIENTS)))
-    return collect(
-        session,
-        PARAMS,
-        participations or {},
+    return SimulatedFederation(
         plan=plan,
         backend=backend,
-        dropouts=Dropouts(),
         entropy=Entropy.replay(b"processes"),
         fidelity=fidelity,
-    )
+    ).collect(session, PARAMS, participations or {})
 
 
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
@@ -89,7 +86,7 @@ def simulate(plan, backend, fidelity, participations=None):
 def test_sums_are_those_of_the_in_process_backend(start, fidelity):
     plan = make_plan()
     participations = {3: plan.max_participations}  # at its limit: zero and its noise, wherever it is encoded
-    here = simulate(plan, InProcess(known), fidelity, participations)
+    here = simulate(plan, SerialBackend(known), fidelity, participations)
     with closing(ProcessBackend(known, 2, start)) as backend:
         there = simulate(plan, backend, fidelity, participations)
         assert there.survivors == here.survivors == tuple(range(CLIENTS))
@@ -98,8 +95,9 @@ def test_sums_are_those_of_the_in_process_backend(start, fidelity):
 
 def test_a_sum_here_has_the_vector_of_each_client_that_it_names():
     plan, entropy = make_plan(), Entropy.replay(b"processes")
-    collected = simulate(plan, InProcess(known), Fidelity.SUM)
-    session, total = collected.session, np.zeros(plan.codec.length, np.uint32)
+    collected = simulate(plan, SerialBackend(known), Fidelity.SUM)
+    session = session_of(plan, Attempt("processes", 0, 0), tuple(range(CLIENTS)))
+    total = np.zeros(plan.codec.length, np.uint32)
     seed = shuffle_seed(session.run, session.round)
     for client, update in zip(collected.survivors, known(PARAMS, collected.survivors, seed), strict=True):
         own = simulated_participant(plan, client, entropy, {})
@@ -110,7 +108,7 @@ def test_a_sum_here_has_the_vector_of_each_client_that_it_names():
 
 def test_other_updates_give_another_sum():
     plan = make_plan()
-    here = simulate(plan, InProcess(known), Fidelity.SUM).unmask().vector
+    here = simulate(plan, SerialBackend(known), Fidelity.SUM).unmask().vector
     with closing(ProcessBackend(lambda *given: (2 * update for update in known(*given)), 2)) as backend:
         assert not np.array_equal(simulate(plan, backend, Fidelity.SUM).unmask().vector, here)
 
@@ -130,7 +128,7 @@ def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(fide
         for client, update in zip(clients, known(params, clients, seed), strict=True):
             yield None if client in lost else update
 
-    class Alone(InProcess):
+    class Alone(SerialBackend):
         def encode(self, encoder, params, clients, seed):
             for client, update in zip(clients, others(params, clients, seed), strict=True):
                 if update is not None:
@@ -197,7 +195,7 @@ def test_answers_that_nobody_took_are_not_those_of_the_next_round():
 
 AFTER_TORCH = """
 from d2pfed.errors import ConfigError
-from d2pfed.simulation import InProcess
+from d2pfed.simulation import SerialBackend
 from d2pfed.simulation.process_backend import ProcessBackend, can_fork, start_workers
 
 
@@ -222,7 +220,7 @@ if __name__ == "__main__":
     assert len(list(backend.train(PARAMS, range(40), 0))) == 40
     backend.close()
     backend, line = start_workers(lambda *given: known(*given), 2, None)
-    assert isinstance(backend, InProcess)
+    assert isinstance(backend, SerialBackend)
     print(line)
 """
 
@@ -265,7 +263,7 @@ def test_an_error_in_training_is_raised_and_no_dropout():
     [(80, 2, {10}), (1000, 2, {125}), (10, 2, {5}), (25, 2, {12, 13}), (3, 4, {1}), (5, 0, {5}), (0, 2, set())],
 )
 def test_no_worker_is_idle_and_no_piece_needlessly_small(clients, workers, sizes):
-    pieces = process_backend._pieces(range(clients), workers)
+    pieces = backends.pieces(range(clients), workers, process_backend._LEAST_PIECE)
     assert {len(piece) for piece in pieces} == sizes
     assert [client for piece in pieces for client in piece] == list(range(clients))
 
@@ -316,9 +314,9 @@ def test_the_first_warm_up_compiles_what_encodes_in_another_process(fails, tmp_p
     def train(params, _clients, _seed):
         yield np.ones_like(params)
 
-    monkeypatch.setattr(warming, "is_kept", lambda _: False)
-    monkeypatch.setattr(warming, "can_fork", lambda: True)
-    monkeypatch.setattr(warming, "_encode", encode)
+    monkeypatch.setattr(backends, "is_kept", lambda _: False)
+    monkeypatch.setattr(backends, "can_fork", lambda: True)
+    monkeypatch.setattr(backends, "_encode", encode)
     warm_up(make_plan(), train, PARAMS)
     (helper, of_zeros), (here, of_training) = (line.split() for line in seen.read_text().splitlines())
     assert (of_zeros, of_training) == ("False", "True")
@@ -326,6 +324,6 @@ def test_the_first_warm_up_compiles_what_encodes_in_another_process(fails, tmp_p
     with pytest.raises(ProcessLookupError):
         os.kill(int(helper), 0)
     seen.unlink()
-    monkeypatch.setattr(warming, "is_kept", lambda _: True)
+    monkeypatch.setattr(backends, "is_kept", lambda _: True)
     warm_up(make_plan(), train, PARAMS)
     assert seen.read_text().split()[0] == here

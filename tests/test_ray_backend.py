@@ -27,7 +27,8 @@ from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.runs import RoundRecord
 from d2pfed.runs.plain import from_json
-from d2pfed.simulation import Dropouts, Fidelity, InProcess, collect, ray_backend
+from d2pfed.simulation import Dropouts, Fidelity, SerialBackend, SimulatedFederation, ray_backend
+from d2pfed.simulation.backend import pieces
 from d2pfed.simulation.ray_backend import RayBackend
 from d2pfed.training import ServerOptimizer
 
@@ -64,7 +65,7 @@ class Without:
 
     def encode(self, encoder, params, clients, seed):
         left = tuple(client for client in clients if client not in self.lost)
-        return InProcess(known).encode(encoder, params, left, seed)
+        return SerialBackend(known).encode(encoder, params, left, seed)
 
     def close(self):
         pass
@@ -84,16 +85,12 @@ def make_plan(cohort_size=40, **changes):
 
 def simulate(plan, backend, fidelity, participations=None):
     session = session_of(plan, Attempt("ray", 0, 0), tuple(range(plan.cohort_size)))
-    return collect(
-        session,
-        PARAMS,
-        participations or {},
+    return SimulatedFederation(
         plan=plan,
         backend=backend,
-        dropouts=Dropouts(),
         entropy=Entropy.replay(b"ray"),
         fidelity=fidelity,
-    )
+    ).collect(session, PARAMS, participations or {})
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +105,7 @@ def cluster():
 def test_sums_are_those_of_the_in_process_backend(cluster, mechanism, fidelity):
     plan = make_plan(mechanism=mechanism, dropouts=0.0 if mechanism is MechanismName.SHARED else 0.4)
     participations = {3: plan.max_participations}  # at its cap: zero and its noise, wherever it is encoded
-    here = simulate(plan, InProcess(known), fidelity, participations)
+    here = simulate(plan, SerialBackend(known), fidelity, participations)
     with closing(RayBackend(known, 2, None)) as backend:
         there = simulate(plan, backend, fidelity, participations)
         assert there.survivors == here.survivors == tuple(range(40))
@@ -117,7 +114,7 @@ def test_sums_are_those_of_the_in_process_backend(cluster, mechanism, fidelity):
 
 def test_another_tree_of_entropy_gives_another_sum(cluster):
     plan = make_plan()
-    here = simulate(plan, InProcess(known), Fidelity.SUM).unmask().vector
+    here = simulate(plan, SerialBackend(known), Fidelity.SUM).unmask().vector
     with closing(RayBackend(lambda params, clients, seed: known(params, clients, seed + 1), 2, None)) as backend:
         assert not np.array_equal(simulate(plan, backend, Fidelity.SUM).unmask().vector, here)
 
@@ -150,9 +147,9 @@ def test_clients_of_a_worker_that_dies_have_dropped_out_and_the_rest_add_up(clus
     ],
 )
 def test_pieces_have_fifty_clients_unless_workers_would_be_idle(clients, workers, sizes):
-    pieces = ray_backend._pieces(range(clients), workers)
-    assert {len(piece) for piece in pieces} == sizes
-    assert [client for piece in pieces for client in piece] == list(range(clients))
+    found = pieces(range(clients), workers, ray_backend._LEAST_PIECE)
+    assert {len(piece) for piece in found} == sizes
+    assert [client for piece in found for client in piece] == list(range(clients))
 
 
 def test_without_any_worker_left_the_attempt_is_void(cluster):
@@ -287,7 +284,7 @@ def test_workers_are_spread_over_the_nodes_of_a_cluster():
         with closing(RayBackend(known, 2, nodes.address)) as backend:
             assert len(set(backend.processes().values())) == 2
             total = simulate(plan, backend, Fidelity.SUM).unmask().vector
-        assert np.array_equal(total, simulate(plan, InProcess(known), Fidelity.SUM).unmask().vector)
+        assert np.array_equal(total, simulate(plan, SerialBackend(known), Fidelity.SUM).unmask().vector)
     finally:
         ray.shutdown()
         nodes.shutdown()

@@ -113,9 +113,8 @@ def test_times_of_exchanges_are_left_out_where_batches_are_secret():
     trained = SimpleNamespace(round=1, survivors=5, attempt=0, update_norm=1.0, clipping=None)
     lap = ExchangeRecord("masks", 5, 5, 0.1, 10, 10)
     for batches, kept in ((None, (lap,)), (object(), ())):
-        plan = SimpleNamespace(batches=batches, sampling=SimpleNamespace(method=Sampling.NONE))
-        run = SimpleNamespace(plan=plan, ledger=None, _upload_bytes=3, _clip=lambda _: 1.0)
-        run._hides_batches = Run._hides_batches.fget(run)
+        plan = SimpleNamespace(batches=batches, update_clip=1.0, sampling=SimpleNamespace(method=Sampling.NONE))
+        run = SimpleNamespace(plan=plan, ledger=None, _upload_bytes=3)
         assert Run._record(run, trained, {}, (lap,), 2.0).exchanges == kept
 
 

@@ -8,7 +8,7 @@ from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, Participant, accept, aggregate, gather, given_sum, rotation_seed, session_of
+from d2pfed.round import Attempt, Participant, accept, aggregate, gather, local_sum, rotation_seed, session_of
 from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.simulation.backend import simulated_participant
@@ -200,7 +200,7 @@ def test_workers_that_take_a_quorum_with_them_void_the_attempt(fidelity):
 def test_a_sum_of_given_vectors_is_of_exactly_the_clients_committed(fidelity):
     plan, diary, root = make_plan(sampling="none"), Diary(), Entropy.replay(b"given")
     vectors = {client: update_of(client) for client in COHORT}
-    total = given_sum(plan, FIRST, vectors, diary, root, fidelity=fidelity)
+    total = local_sum(plan, FIRST, vectors, diary, root, fidelity=fidelity)
     _, _, participants, noise = diary.events[-1]
     assert (participants, noise) == (COHORT, plan.noise(len(COHORT) - plan.cut_off))
     session = session_of(plan, FIRST, COHORT)
@@ -286,7 +286,7 @@ def test_a_private_sum_needs_no_training():
     plan = make_plan(dimension=4, epsilon=50.0, adjacency=Adjacency.ZERO_OUT, sampling=Sampling.NONE)
     vectors = {client: np.eye(4, dtype=np.float32)[client % 4] for client in COHORT}
     diary = Diary()
-    total = given_sum(plan, Attempt("histogram", 0, 0), vectors, diary, Entropy.replay(b"sum"))
+    total = local_sum(plan, Attempt("histogram", 0, 0), vectors, diary, Entropy.replay(b"sum"))
     assert np.abs(total - sum(vectors.values())).max() < 6 * plan.sigma
     assert [event[0] for event in diary.events] == ["reserve", "commit"]
 

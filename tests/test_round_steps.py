@@ -17,10 +17,9 @@ from d2pfed.noise.codec import Codec
 from d2pfed.noise.mechanisms import DDGauss, Shared
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, require_standing
-from d2pfed.round import Attempt, Participant, aggregate, given_sum, run_plan, session_of
+from d2pfed.round import Attempt, Participant, aggregate, local_sum, run_plan, session_of
 from d2pfed.round.aggregation import Outcome
 from d2pfed.round.gathering import gather, run_exchange
-from d2pfed.round.given import Fidelity, _GivenVectors
 from d2pfed.round.invited import (
     _drawn,
     _listed,
@@ -29,6 +28,7 @@ from d2pfed.round.invited import (
     require_in_cohort,
     require_planned_number,
 )
+from d2pfed.round.local_sum import Fidelity, _LocalVectors
 from d2pfed.round.participant import require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, toss
 from d2pfed.round.session import delivery_of, rotation_seed, sketch_of
@@ -511,7 +511,7 @@ def test_a_sum_of_shares_of_one_noise_goes_through_the_protocol_however_faithful
     plan = make(sampling="none", population=10, mechanism="shared", epsilon=1e4, dropouts=0.0)
     vectors = {client: np.full(D, 0.05, np.float32) for client in range(10)}
     found = [
-        given_sum(plan, Attempt("run", 0, 0), vectors, Book(), Entropy.replay(b"a"), fidelity=fidelity)
+        local_sum(plan, Attempt("run", 0, 0), vectors, Book(), Entropy.replay(b"a"), fidelity=fidelity)
         for fidelity in (Fidelity.SUM, Fidelity.PROTOCOL)
     ]
     np.testing.assert_array_equal(*found)
@@ -519,21 +519,21 @@ def test_a_sum_of_shares_of_one_noise_goes_through_the_protocol_however_faithful
 
 
 def test_vectors_are_in_no_traceback():
-    given = _GivenVectors(make(), {0: np.full(D, 0.123, np.float32)}, Entropy.system(), Fidelity.SUM)
+    given = _LocalVectors(make(), {0: np.full(D, 0.123, np.float32)}, Entropy.system(), Fidelity.SUM)
     assert "0.123" not in repr(given)
     outcome = Outcome(np.full(D, 0.123), attempt=1, survivors=9)
     assert repr(outcome) == "Outcome(attempt=1, survivors=9, clipping=None)"
 
 
-def test_a_given_sum_is_over_two_clients_to_the_planned_and_of_no_draw():
+def test_a_local_sum_is_over_two_clients_to_the_planned_and_of_no_draw():
     plan = make(sampling="none", population=10)
     vectors = {client: np.zeros(D, np.float32) for client in range(11)}
     for count in (0, 1, 11):
         with pytest.raises(ConfigError, match=f"a sum is over 2 clients to the planned 10, got {count}"):
-            given_sum(plan, Attempt("run", 0, 0), dict(list(vectors.items())[:count]), Book(), Entropy.system())
+            local_sum(plan, Attempt("run", 0, 0), dict(list(vectors.items())[:count]), Book(), Entropy.system())
     drawn = make(sampling="fixed", population=11)
     with pytest.raises(ConfigError, match="sampling none or once, or of everyone, got fixed, 10 of 11"):
-        given_sum(drawn, Attempt("run", 0, 0), vectors, Book(), Entropy.system())
+        local_sum(drawn, Attempt("run", 0, 0), vectors, Book(), Entropy.system())
 
 
 def test_what_standing_keys_cannot_carry_is_refused():

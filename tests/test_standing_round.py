@@ -143,8 +143,8 @@ def test_presence_is_asked_for_only_after_a_void_attempt(plan):
 def test_a_silo_that_comes_back_without_keys_gets_a_new_epoch(plan):
     silos = federation(plan)
     aggregate(plan, Attempt("run", 0, 0), np.zeros(D, np.float32), silos, Diary())
-    silos._silos._memory[4].store.state = None
-    silos._silos._memory[4].epoch = None
+    silos._silos[4].store.state = None
+    silos._silos[4].epoch = None
     outcome = aggregate(plan, Attempt("run", 1, 0), np.zeros(D, np.float32), silos, Diary())
     assert silos._standing.epochs == 1
     assert (outcome.attempt, outcome.survivors) == (1, SILOS - 1)  # lost for the rest of its round

@@ -70,8 +70,8 @@ def test_a_weighted_mean_caps_the_weights():
 
 def test_weights_are_never_in_clear(monkeypatch):
     seen = []
-    given_sum = release.given_sum
-    monkeypatch.setattr(release, "given_sum", lambda *args, **kw: (seen.append(args), given_sum(*args, **kw))[1])
+    local_sum = release.local_sum
+    monkeypatch.setattr(release, "local_sum", lambda *args, **kw: (seen.append(args), local_sum(*args, **kw))[1])
     d2pfed.private_mean(np.ones(6), clip=1.0, weights=[7.0] * 6, max_weight=14, **CALM)
     (_plan, _attempt, vectors, _ledger, _entropy) = seen[0]
     assert all(np.linalg.norm(each) <= 1 and len(each) == 2 for each in vectors.values())
@@ -495,7 +495,7 @@ def test_a_ledger_has_one_unit(tmp_path):
 @pytest.fixture
 def contributions(monkeypatch):
     """What each client gave to the sum of the last release: its vector, or the vectors of its records as rows."""
-    last, given_sum = [], release.given_sum
+    last, local_sum = [], release.local_sum
 
     def rows(given):
         if isinstance(given, CodedRecords):
@@ -504,9 +504,9 @@ def contributions(monkeypatch):
 
     def seen(plan, attempt, vectors, *rest, **options):
         last[:] = map(rows, vectors.values())
-        return given_sum(plan, attempt, vectors, *rest, **options)
+        return local_sum(plan, attempt, vectors, *rest, **options)
 
-    monkeypatch.setattr(release, "given_sum", seen)
+    monkeypatch.setattr(release, "local_sum", seen)
     return last
 
 

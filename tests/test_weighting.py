@@ -15,7 +15,7 @@ from d2pfed.noise.clipping import Weighting
 from d2pfed.numerics import canonical
 from d2pfed.plan import decode_plan
 from d2pfed.plan.describe import describe_plan
-from d2pfed.round import Attempt, given_sum, run_plan, session_of
+from d2pfed.round import Attempt, local_sum, run_plan, session_of
 
 D, CLIENTS = 6, 40
 
@@ -71,7 +71,7 @@ def weighted_round(tmp_path, plan, updates):
     charge = run_plan(plan)
     with Ledger.create(tmp_path / "ledger", charge.budget) as ledger:
         ledger.begin("run", "run", charge)
-        total = given_sum(plan, Attempt("run", 0, 0), updates, ledger, Entropy.replay(b"weights"))
+        total = local_sum(plan, Attempt("run", 0, 0), updates, ledger, Entropy.replay(b"weights"))
     return total / plan.cohort_size
 
 
@@ -125,7 +125,7 @@ def silos():
     return clients, sizes
 
 
-def slope(tmp_path, name, **options):
+def slope(tmp_path, name, **training):
     clients, _ = silos()
     torch.manual_seed(1)
     result = d2pfed.fit(
@@ -146,7 +146,7 @@ def slope(tmp_path, name, **options):
         epochs=2,
         directory=tmp_path / name,
         seed=1,
-        **options,
+        training=training,
     )
     return result, next(result.module.parameters()).item()
 

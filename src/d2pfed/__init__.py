@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         account,
         colluding,
     )
-    from d2pfed.api import EarlyStop, FitResult, fit
+    from d2pfed.api import EarlyStop, FitResult, RunOptions, Training, fit
     from d2pfed.api.certify import certify
     from d2pfed.errors import (
         BudgetExceeded,
@@ -49,6 +49,8 @@ __all__ = [
     "fit",
     "FitResult",
     "EarlyStop",
+    "Training",
+    "RunOptions",
     "certify",
     "PrivacyTarget",
     "MechanismName",
@@ -111,7 +113,7 @@ _NAMES = {
         "account",
         "colluding",
     ),
-    "d2pfed.api": ("EarlyStop", "FitResult", "fit"),
+    "d2pfed.api": ("EarlyStop", "FitResult", "RunOptions", "Training", "fit"),
     "d2pfed.api.certify": ("certify",),
     "d2pfed.errors": (
         "BudgetExceeded",

@@ -19,7 +19,7 @@ from d2pfed.learning import LocalTraining, Optimizer, build_model, load_task
 from d2pfed.ledger import Ledger
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PrivacyTarget, calibrate
-from d2pfed.round import Attempt, given_sum, run_plan
+from d2pfed.round import Attempt, local_sum, run_plan
 from d2pfed.secagg.crypto import sign, signing_public
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
@@ -116,7 +116,7 @@ def statistics(path: Path, count: int) -> Path:
     with Ledger.create(path, replace(charge.budget, epsilon=20.0)) as book:
         for number in range(count):
             book.begin(f"histogram {number}", f"owner {number}", charge)
-            given_sum(plan, Attempt(f"histogram {number}", 0, 0), vectors, book, Entropy.system())
+            local_sum(plan, Attempt(f"histogram {number}", 0, 0), vectors, book, Entropy.system())
     return path
 
 

@@ -12,7 +12,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Collected
 from d2pfed.secagg import Session
-from d2pfed.simulation import Dropouts, Encoder, Fidelity, collect
+from d2pfed.simulation import Dropouts, Encoder, Fidelity, SimulatedFederation
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,13 @@ class Simulation:
     model: FloatVector = field(default_factory=lambda: np.zeros(1, np.float32))
 
     def collect(self, session: Session, fidelity: Fidelity) -> Collected:
-        return collect(
-            session,
-            self.model,
-            self.participations,
+        return SimulatedFederation(
             plan=self.plan,
             backend=Given(self.updates),
             dropouts=self.dropouts,
             entropy=self.entropy,
             fidelity=fidelity,
-        )
+        ).collect(session, self.model, self.participations)
 
 
 @dataclass(frozen=True)

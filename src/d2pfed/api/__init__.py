@@ -7,19 +7,20 @@ from d2pfed.errors import needs_extra
 
 if TYPE_CHECKING:
     from d2pfed.api.fitting import fit
-    from d2pfed.api.job import Job, Settings, TaskEvaluator
+    from d2pfed.api.job import Job, Settings
     from d2pfed.api.result import FitResult
-    from d2pfed.api.stopping import EarlyStop
+    from d2pfed.api.settings import EarlyStop, RunOptions, Training
 
-__all__ = ["fit", "FitResult", "EarlyStop", "Job", "Settings", "TaskEvaluator"]
+__all__ = ["fit", "FitResult", "EarlyStop", "Training", "RunOptions", "Job", "Settings"]
 
 _MODULES = {
     "fit": "fitting",
     "FitResult": "result",
-    "EarlyStop": "stopping",
+    "EarlyStop": "settings",
+    "Training": "settings",
+    "RunOptions": "settings",
     "Job": "job",
     "Settings": "job",
-    "TaskEvaluator": "job",
 }
 
 

@@ -1,21 +1,37 @@
 """Where `fit` trains its clients: worker processes where they are safe and worth it, else this process."""
 
+import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from d2pfed.errors import ConfigError
-from d2pfed.learning import LocalTrainer, Model, RecordTrainer, SequentialTrainer, packed, unpacked, use_one_thread
+from d2pfed.accounting import Unit
+from d2pfed.api.settings import BackendName, RunOptions
+from d2pfed.errors import ConfigError, needs_extra
+from d2pfed.learning import (
+    LocalTrainer,
+    Model,
+    RecordTrainer,
+    SequentialTrainer,
+    UserClients,
+    packed,
+    trainer_for,
+    unpacked,
+    use_one_thread,
+)
 from d2pfed.noise.codec import FloatVector
-from d2pfed.simulation import Backend, InProcess, Silos
-from d2pfed.simulation.process_backend import ProcessBackend
+from d2pfed.simulation import Backend, SerialBackend, Silos, warm_up
+from d2pfed.simulation.process_backend import ProcessBackend, start_workers
+
+if TYPE_CHECKING:
+    from d2pfed.api.job import Job
 
 WORTH_SECONDS = 20.0  # of local training: below it, starting workers costs more than it gains
 MOST_SENT_BYTES = 1 << 28  # to one worker
@@ -42,15 +58,7 @@ class WeightedTrainer:
             yield np.append(update, np.float32(self.weights[client]))
 
 
-OwnTrainer = LocalTrainer | SequentialTrainer | WeightedTrainer
-
-
-class BackendName(StrEnum):
-    """Where clients are trained."""
-
-    AUTO = "auto"
-    PROCESSES = "processes"
-    IN_PROCESS = "in-process"
+UserTrainer = LocalTrainer | SequentialTrainer | WeightedTrainer
 
 
 def mistake(what: str, error: Exception) -> ConfigError:
@@ -58,14 +66,7 @@ def mistake(what: str, error: Exception) -> ConfigError:
     return error if isinstance(error, ConfigError) else ConfigError(f"{what}: {_line(error)}")
 
 
-def backend_named(name: object) -> BackendName:
-    """Return the backend of that name."""
-    if isinstance(name, str) and name in [each.value for each in BackendName]:
-        return BackendName(name)
-    raise ConfigError(f"backend must be one of {', '.join(BackendName)}, got {name!r}")
-
-
-def try_client(trainer: OwnTrainer, params: FloatVector, client: int) -> float:
+def try_client(trainer: UserTrainer, params: FloatVector, client: int) -> float:
     """Train one client before anything is charged, so that a mistake shows at once; return the seconds it takes."""
     seconds = []
     for _ in range(2):  # the first may compile
@@ -82,7 +83,7 @@ def try_client(trainer: OwnTrainer, params: FloatVector, client: int) -> float:
 class _Naming:
     """A trainer that names the client whose data it cannot be trained with."""
 
-    trainer: OwnTrainer
+    trainer: UserTrainer
 
     def __call__(self, params: FloatVector, clients: Sequence[int], seed: int) -> Iterator[FloatVector]:
         """Yield the clients' updates."""
@@ -106,67 +107,103 @@ def _named(data: bytes) -> _Naming:
 
 def start_backend(
     name: BackendName,
-    trainer: OwnTrainer,
+    trainer: UserTrainer,
     trial: tuple[FloatVector, int],
     *,
     seconds: float,
     workers: int | None,
+    address: str | None = None,
+    is_ours: bool = False,
 ) -> tuple[Backend, str]:
     """Start what trains clients for about so many seconds; return it and a line that says why it is that one.
 
-    `trial` has the parameters and the client that workers are tried with.
+    `trial` has the parameters and the client that workers are tried with. `is_ours`: model and clients are this
+    package's own, so this process may be forked.
 
     Raises:
         ConfigError: if worker processes are asked for by name and cannot be had.
     """
-    here = InProcess(_Naming(trainer))
+    here = SerialBackend(_Naming(trainer))
     count = len(os.sched_getaffinity(0)) if workers is None else workers
+    if name is BackendName.RAY:
+        with needs_extra("ray", "ray"):
+            from d2pfed.simulation.ray_backend import RayBackend  # noqa: PLC0415 - an extra
+        return RayBackend(trainer, count, address), f"Clients are trained by {count} workers of Ray."
     if name is BackendName.IN_PROCESS:
         return here, "Clients are trained in this process, by one thread."
     if name is BackendName.AUTO and (seconds < WORTH_SECONDS or count < 2):
         return here, "Clients are trained in this process, by one thread: there is little to do."
+    if is_ours:
+        forked, why = start_workers(trainer, workers, use_one_thread)
+        return forked, why or f"Clients are trained by {count} worker processes."
     if reason := _unsafe(trainer):
         if name is BackendName.PROCESSES:
             raise ConfigError(f"worker processes cannot be used: {reason}")
         return here, f"Clients are trained in this process, by one thread: {reason}."
-    # Before anything is charged: a worker that cannot load what it was sent would count as dropped out.
-    params, client = trial
-    backend, answer = None, None
-    try:
-        backend = ProcessBackend(_Naming(trainer), count, "forkserver", use_one_thread)
-        answer = next(backend.train(params, (client,), 0))
-    except (ConfigError, OSError):  # no worker is left, or one ended before it had all
-        answer = None
-    if backend is None or answer is None:
-        if backend is not None:
-            backend.close()
+    backend = _tried_workers(trainer, count, trial)
+    if backend is None:
         if name is BackendName.PROCESSES:
             raise ConfigError("worker processes cannot be used: they ended as they began")
         return here, "Clients are trained in this process, by one thread: worker processes ended as they began."
     return backend, f"Clients are trained by {count} worker processes."
 
 
-def record_backend(
-    trainer: RecordTrainer, params: FloatVector, name: BackendName, expected: float
-) -> tuple[Backend, str]:
-    """Return what computes gradients record by record, tried before anything is charged, and a line on how it does.
-
-    `expected` is the number of records in a round.
-
-    Raises:
-        ConfigError: if the module cannot be trained by record, or worker processes are asked for.
-    """
-    if name is BackendName.PROCESSES:
-        raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
+def _tried_workers(trainer: UserTrainer, count: int, trial: tuple[FloatVector, int]) -> Backend | None:
+    """Start workers and try one before anything is charged; one that cannot load what it was sent would drop out."""
+    backend, answer = None, None
     try:
-        tried = trainer.tried(params, expected)
-    except MISTAKES as error:
-        raise mistake("gradients cannot be taken record by record", error) from error
-    how = f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"
-    return Silos(tried), f"Records are processed {how}, each clipped by itself."
+        backend = ProcessBackend(_Naming(trainer), count, "forkserver", use_one_thread)
+        answer = next(backend.train(trial[0], (trial[1],), 0))
+    except (ConfigError, OSError):  # no worker is left, or one ended before it had all
+        answer = None
+    if backend is not None and answer is None:
+        backend.close()
+    return None if answer is None else backend
 
 
-def _unsafe(trainer: OwnTrainer) -> str:
+def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
+    """Start what trains the clients or silos of a job, tried before anything is charged, and say how it does."""
+    params, plan, name = job.model.initial(), job.plan, options.backend
+    if plan is not None and plan.unit is Unit.RECORD:
+        if name in (BackendName.PROCESSES, BackendName.RAY):
+            raise ConfigError("worker processes cannot be used with the unit record: its silos share chunks")
+        try:
+            tried = RecordTrainer(job.model, job.clients, job.groups).tried(params, plan.divisor)
+        except MISTAKES as error:
+            raise mistake("gradients cannot be taken record by record", error) from error
+        how = (
+            f"{tried.chunk} at once" if tried.chunk > 1 else "one by one, as they depend on their place in a chunk"
+        )
+        return Silos(tried), f"Records are processed {how}, each clipped by itself."
+    trainer: UserTrainer
+    if isinstance(job.clients, UserClients):
+        client, _ = job.clients.first()
+        try:
+            trainer = trainer_for(job.model, job.clients, job.details.local)
+        except MISTAKES as error:
+            raise mistake(f"client {client} cannot be trained", error) from error
+    else:
+        client = 0
+        trainer = job.trainer().choose(params, range(job.clients.population))
+    if job.weights is not None:
+        trainer = WeightedTrainer(trainer, job.weights)
+    is_ours, seconds = not isinstance(job.clients, UserClients), math.inf
+    if is_ours and plan is not None and name is not BackendName.AUTO:
+        warm_up(plan, trainer, params)
+    else:
+        seconds = try_client(trainer, params, client) * job.sampling.cohort_size * job.settings.rounds
+    return start_backend(
+        name,
+        trainer,
+        (params, client),
+        seconds=seconds,
+        workers=options.workers,
+        address=options.address,
+        is_ours=is_ours,
+    )
+
+
+def _unsafe(trainer: UserTrainer) -> str:
     """Return why worker processes cannot be used; empty if they can."""
     if trainer.model.device.type != "cpu":
         return f"device {trainer.model.device} is not shared"
@@ -179,17 +216,13 @@ def _unsafe(trainer: OwnTrainer) -> str:
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None:
         return "what is defined in a notebook or shell cannot be found there" if b"__main__" in sent else ""
-    if not _is_guarded(Path(script)):
+    try:
+        text = Path(script).read_text("utf-8", errors="replace")
+    except OSError:
+        return ""  # no file that a worker would import
+    if re.search(r"""^if\s+__name__\s*==\s*["']__main__["']""", text, re.MULTILINE) is None:
         return f'{Path(script).name} has no `if __name__ == "__main__":`, and workers import it'
     return ""
-
-
-def _is_guarded(script: Path) -> bool:
-    try:
-        text = script.read_text("utf-8", errors="replace")
-    except OSError:
-        return True  # no file that a worker would import
-    return re.search(r"""^if\s+__name__\s*==\s*["']__main__["']""", text, re.MULTILINE) is not None
 
 
 def _line(error: BaseException) -> str:

@@ -1,13 +1,21 @@
 """What `fit` returns, as a person reads it in a terminal or a notebook."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+import numpy as np
+
 from d2pfed.accounting import Guarantee, round_up
 from d2pfed.learning import Module
+from d2pfed.ledger.files import opened_for_lines
 from d2pfed.plan import PlanSummary
 from d2pfed.runs import End, RoundRecord, RunSummary
+
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+NORMS = "norms.jsonl"  # in the directory of a run in the clear: the norms of each round, null for no finite update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
@@ -70,7 +78,11 @@ class FitResult:
 
     def _lines(self) -> list[tuple[str, str]]:
         lines = [("test", self.test_metrics), ("validation", self.metrics)]
-        found = [(name, _numbers(values)) for name, values in lines if values]
+        found = [
+            (name, ", ".join(f"{metric} {value:.4g}" for metric, value in values.items()))
+            for name, values in lines
+            if values
+        ]
         found += [(f"epsilon against {each.observer}", _guarantee(each)) for each in self.guarantees]
         if not self.guarantees:
             found.append(("epsilon", "none, trained in the clear"))
@@ -90,12 +102,25 @@ class FitResult:
         return [*found, ("report", str(self.directory / "report.html"))]
 
 
-def _numbers(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-
-
 def _guarantee(each: Guarantee) -> str:
     if each.reason:
         return f"none: {each.reason}"
     scope = f"{each.unit}, {each.adjacency}, {each.sampling}"
     return f"{round_up(each.epsilon, 4)} at delta {round_up(each.delta, 3)} ({scope})"
+
+
+def add_norms(directory: Path, norms: Sequence[float | None]) -> None:
+    """Write down the norms of a round's updates, in a run in the clear, whose server sees them anyway."""
+    with opened_for_lines(directory / NORMS) as opened:
+        opened.write(json.dumps(norms) + "\n")
+
+
+def read_norms(directory: Path) -> tuple[dict[float, float], int]:
+    """Return quantiles of the norms of all rounds, and how many updates were not finite; none of a private run."""
+    file = directory / NORMS
+    if not file.exists():
+        return {}, 0
+    every = [norm for line in file.read_text("utf-8").splitlines() for norm in json.loads(line)]
+    found = [norm for norm in every if norm is not None]
+    quantiles = np.quantile(found, QUANTILES).tolist() if found else []
+    return dict(zip(QUANTILES, quantiles, strict=False)), len(every) - len(found)

@@ -128,18 +128,14 @@ def _with_help(complaint: str, context: "Context | None") -> str:
     found = re.match(r"No such (command|option):? '?([^'\s]*?)'?\.?(?:\s|$)", complaint)
     if found:
         command = context.command
-        known = (
-            [name for each in command.params for name in each.opts] if found[1] == "option" else _names(context)
-        )
+        if found[1] == "option":
+            known = [name for each in command.params for name in each.opts]
+        else:
+            known = command.list_commands(context) if isinstance(command, TyperGroup) else []
         near = "".join(f" Did you mean '{name}'?" for name in closest(found[2], known))
         complaint = f"No such {found[1]} '{found[2]}'.{near}"
     stop = "" if complaint.endswith((".", "?")) else "."
     return f"{complaint}{stop} See `{context.command_path} --help`."
-
-
-def _names(context: "Context") -> list[str]:
-    command = context.command
-    return command.list_commands(context) if isinstance(command, TyperGroup) else []
 
 
 def _fail(name: str, text: str) -> None:

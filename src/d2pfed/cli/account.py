@@ -4,10 +4,8 @@ import math
 from enum import StrEnum
 from typing import Annotated, Any
 
-import typer
-
 from d2pfed.accounting import Accountant, Adjacency, CohortSampling, cpsgd_epsilon, epsilon_of, round_up
-from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, option, with_fields
+from d2pfed.cli.options import AsJson, FieldOptions, SectionedCommand, application, option, with_fields
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import ConfigError
 from d2pfed.fields import PRIVACY, convert
@@ -28,7 +26,7 @@ class Name(StrEnum):
     BINOMIAL = "binomial"
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+app = application()
 
 SETTING = FieldOptions(
     kind=PrivacyTarget,

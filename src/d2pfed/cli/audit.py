@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,16 +15,17 @@ from d2pfed.cli.options import (
     AsJson,
     DataDirectory,
     FieldOptions,
-    Group,
     SectionedCommand,
+    application,
     option,
     with_fields,
 )
-from d2pfed.cli.show import out, plain, print_json
+from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING
-from d2pfed.plan import PrivacyTarget
+from d2pfed.plan import PrivacyTarget, decode_plan
 from d2pfed.plan.bounds import check_range
+from d2pfed.runs.plain import read_text, to_json
 from d2pfed.simulation import Fidelity
 
 with needs_extra("train", *TRAIN_PACKAGES):
@@ -36,7 +38,9 @@ with needs_extra("train", *TRAIN_PACKAGES):
         audited_plan,
         write_plot,
     )
-    from d2pfed.learning import Model, Task, build_model, load_task, parse_partition, use_one_thread
+    from d2pfed.api.job import made_by, model_named, task_named
+    from d2pfed.api.progress import Watcher
+    from d2pfed.learning import Task, use_one_thread
 
 if TYPE_CHECKING:
     from d2pfed.api.audit.mechanism import MechanismAudit
@@ -46,13 +50,7 @@ if TYPE_CHECKING:
 REFUTED = 4  # the exit status of an audit whose lower bound is above the claim
 MOST_TRIALS = 100_000_000
 
-app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,
-)
+app = application("Attack what is claimed: a lower bound on epsilon beside the claimed one.")
 
 TARGET = FieldOptions(
     kind=PrivacyTarget,
@@ -62,15 +60,15 @@ TARGET = FieldOptions(
 RunDirectory = Annotated[Path, typer.Argument(help="The run's directory, such as runs/NAME.")]
 OwnTask = Annotated[
     str | None,
-    option("As it was given to `train`; needed, as a sign of trust, where it is MODULE:FUNCTION.", DATA, "--task"),
+    option(
+        "As it was given to `train`, needed as a sign of trust where it is MODULE:FUNCTION; for a run of `fit`, one "
+        "that makes its clients.",
+        DATA,
+        "--task",
+    ),
 ]
-OwnModel = Annotated[str | None, option("As --task, for the model.", TRAINING, "--model")]
+OwnModel = Annotated[str | None, option("As --task, for the model or module.", TRAINING, "--model")]
 Partition = Annotated[str | None, option("As it was given to `train`. Default: the task's.", DATA, "--partition")]
-
-
-@app.callback()
-def audit() -> None:
-    """Attack what is claimed: a lower bound on epsilon beside the claimed one."""
 
 
 @app.command(cls=SectionedCommand)
@@ -126,20 +124,18 @@ def training(
     workers: Annotated[int | None, option("Worker processes. Default: one per core.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Repeat a run of `train` with canaries, and guess their secret coins from what its server sees.
+    """Repeat a run of `fit` or `train` with canaries, and guess their secret coins from what its server sees.
 
     A canary is a client, or a record where records are protected. The bounds are kept in the run's directory as
     audit.json, and its report shows them beside the claim.
     """
-    from d2pfed.cli.progress import Watcher  # noqa: PLC0415 - as below
     from d2pfed.ledger.files import replace_file  # noqa: PLC0415 - as below
-    from d2pfed.runs.plain import to_json  # noqa: PLC0415 - as below
     from d2pfed.runs.report import AUDIT, read_report, write_report  # noqa: PLC0415 - the plotter is slow to load
     from d2pfed.simulation.process_backend import start_workers  # noqa: PLC0415 - as above
 
     use_one_thread()
     job = _job(run, (task, model), partition, data)
-    with Watcher(job.settings.target.rounds, "round") as watcher:
+    with Watcher(job.settings.rounds, "round") as watcher:
 
         def listen(record: "RoundRecord") -> bool:
             watcher.show(record.round, "auditing")
@@ -196,6 +192,10 @@ def membership(
 
 def require_trusted(name: str, given: str | None, option_name: str) -> str:
     """Return what to load, given here or named by a run; code that only the run names is that of whoever made it."""
+    if given is None and not name:
+        raise ConfigError(
+            f"the run is over a user's own clients: name a function that makes them again by {option_name}"
+        )
     if given is None and ":" in name:
         raise ConfigError(
             f"the run names code to execute, {name[:80]!r}: if you know it and trust it, name it by {option_name}"
@@ -205,32 +205,19 @@ def require_trusted(name: str, given: str | None, option_name: str) -> str:
 
 def _job(run: Path, given: tuple[str | None, str | None], partition: str | None, data: Path | None) -> Job:
     """Return the job that a run was, its clients made again."""
-    from d2pfed.cli.train import own  # noqa: PLC0415 - only here
 
-    def task(stated: str) -> Task:
+    def task(stated: str) -> object:
         name = require_trusted(stated, given[0], "--task")
-        if ":" in name:
-            return own(name, Task)
-        divided = parse_partition(partition) if partition else None
-        return load_task(name, population=_population(run), partition=divided, data_dir=data)
+        if not stated and ":" in name:  # of a run of `fit`: whatever it can be given
+            return made_by(name)
+        population = decode_plan(read_text(run / "plan.json")).sampling.population
+        return task_named(name, population, partition, data)
 
-    def model(stated: str, chosen: Task, seed: int) -> Model:
+    def model(stated: str, chosen: object, seed: int) -> object:
         name = require_trusted(stated, given[1], "--model")
-        return own(name, Model) if ":" in name else build_model(name, chosen, seed=seed)
+        return model_named(name, chosen, seed) if isinstance(chosen, Task) and stated else made_by(name)
 
     return Job.read(run, task, model)
-
-
-def _population(run: Path) -> int:
-    from d2pfed.plan import decode_plan  # noqa: PLC0415 - only here
-    from d2pfed.runs.plain import read_text  # noqa: PLC0415 - only here
-
-    return decode_plan(read_text(run / "plan.json")).sampling.population
-
-
-def _fields(value: object) -> dict[str, object]:
-    found = plain(value)
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def _down(value: float) -> str:
@@ -242,7 +229,7 @@ def _conclude(found: "MechanismAudit | TrainingAudit", *lines: str, json: bool) 
     """Print what an audit found, and exit with a status of its own if it refutes the claim."""
     above = "refuted: the lower bound is above it" if found.is_refuted else "not refuted"
     if json:
-        print_json({**_fields(found), "is_refuted": found.is_refuted})
+        print_json(asdict(found) | {"is_refuted": found.is_refuted})
     else:
         for line in (*lines, f"The claim is {above}.", found.shows):
             out().print(line)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, Group, SectionedCommand
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, Group, SectionedCommand, application
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import ConfigError, needs_extra
 
@@ -24,13 +24,9 @@ class RunOrCommand(Group):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=RunOrCommand,
-    help="Write a signed statement of what a run guarantees (certify RUN), or check one (certify verify FILE).",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,
+app = application(
+    "Write a signed statement of what a run guarantees (certify RUN), or check one (certify verify FILE).",
+    RunOrCommand,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from d2pfed.accounting import Unit, round_up
-from d2pfed.cli.options import AsJson, Group, SectionedCommand
+from d2pfed.cli.options import AsJson, SectionedCommand, application
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.deploy.account import ALL, RUNS, ClientSpending, carried_over, charged
 from d2pfed.deploy.config import init_client, read_client_config
@@ -20,14 +20,7 @@ from d2pfed.ledger.client_log import ClientHistory, Entry
 from d2pfed.plan import Plan, decode_plan
 from d2pfed.runs.plain import read_text
 
-app = typer.Typer(
-    cls=Group,
-    help="Set up and maintain a client of a federation.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,
-)
+app = application("Set up and maintain a client of a federation.")
 
 ClientDirectory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The client's directory.")]
 

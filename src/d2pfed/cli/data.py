@@ -5,18 +5,11 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, Group, SectionedCommand
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, DataDirectory, SectionedCommand, application
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import needs_extra
 
-app = typer.Typer(
-    cls=Group,
-    help="Fetch data sets, or show where they are.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,
-)
+app = application("Fetch data sets, or show where they are.")
 
 TaskName = Annotated[str, typer.Argument(help="infimnist, mnist-writers, cifar10 or shakespeare.")]
 

@@ -8,7 +8,7 @@ import typer
 
 from d2pfed.accounting import round_up
 from d2pfed.accounting.filters import CONDITION
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, Group, SectionedCommand, option
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, application, option
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.errors import BudgetExceeded, ConfigError, needs_extra
 from d2pfed.fields import PRIVACY
@@ -17,14 +17,7 @@ from d2pfed.plan import decode_plan
 from d2pfed.plan.target import observer_named
 from d2pfed.round import run_plan
 
-app = typer.Typer(
-    cls=Group,
-    help="Show, verify or create the record of releases.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,
-)
+app = application("Show, verify or create the record of releases.")
 
 File = Annotated[Path, typer.Argument(help="The ledger, or a run's directory.")]
 

@@ -169,6 +169,20 @@ class Group(TyperGroup):
             formatter.write_dl([(name, each.get_short_help_str(1000)) for name, each in found.items() if each])
 
 
+def application(about: str | None = None, kind: type[TyperGroup] = Group) -> typer.Typer:
+    """Return the app of a command, or of a group of commands if there is something to say about it."""
+    if about is None:
+        return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+    return typer.Typer(
+        cls=kind,
+        help=about,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_show_locals=False,
+    )
+
+
 def read_config(context: typer.Context, file: Path | None) -> Path | None:
     """Take the defaults of a command from a TOML file; the callback of `--config`.
 

@@ -3,15 +3,14 @@
 from dataclasses import asdict, replace
 from typing import Any
 
-import typer
-
 from d2pfed.accounting import Sampling, Unit
-from d2pfed.api.filling import split_population
+from d2pfed.api.complete_target import split_population
 from d2pfed.cli.options import (
     TARGET_DEFAULTS,
     AsJson,
     FieldOptions,
     SectionedCommand,
+    application,
     with_fields,
 )
 from d2pfed.cli.show import err, out, print_json
@@ -20,7 +19,7 @@ from d2pfed.plan.policy import default_refusal
 from d2pfed.round import sketch_of
 from d2pfed.secagg import upload_bytes
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+app = application()
 
 DEFAULT_JOB = {"population": 100_000, "cohort_size": 1000, "rounds": 50, "dimension": 19_354}  # of `d2pfed train`
 FIELDS = FieldOptions(

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand
+from d2pfed.cli.options import TRAIN_PACKAGES, AsJson, SectionedCommand, application
 from d2pfed.cli.show import out, print_json
 from d2pfed.errors import needs_extra
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_show_locals=False)
+app = application()
 
 
 @app.command(cls=SectionedCommand)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from d2pfed.cli.options import AsJson, Group, SectionedCommand
+from d2pfed.cli.options import AsJson, SectionedCommand, application
 from d2pfed.cli.show import out, print_json
 from d2pfed.deploy.config import require_identity
 from d2pfed.deploy.rosters import DEPTH, DrawCommitment, make_draws, next_roster, shown_positions
@@ -19,14 +19,7 @@ from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.roster import LIFETIME_DAYS
 
-app = typer.Typer(
-    cls=Group,
-    help="Sign and check the list of a federation's clients.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_show_locals=False,
-)
+app = application("Sign and check the list of a federation's clients.")
 
 KeyFile = Annotated[Path, typer.Argument(metavar="KEY", help="The authority's private key.")]
 RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster.")]

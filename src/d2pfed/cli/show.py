@@ -56,7 +56,8 @@ def plain(value: object) -> object:
 def headline(spent: tuple[Guarantee, ...], against: Observer) -> str:
     """Return the guarantee that was asked for, in one sentence."""
     item = next(each for each in spent if each.observer == against)
-    cap = "" if str(against) == "released" else f", at most {_times(item.max_participations)}"
+    most = item.max_participations
+    cap = "" if str(against) == "released" else f", at most {most} participation{'s' * (most != 1)}"
     return (
         f"Guarantee against {item.observer} ({OBSERVED[item.observer.view]}): epsilon {round_up(item.epsilon, 4)} at "
         f"delta {delta_as_given(item.delta)} for one {item.unit} ({item.adjacency}{cap})."
@@ -69,10 +70,14 @@ def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> "Table":
     from rich.table import Table  # noqa: PLC0415
 
     unit = spent[0].unit if spent else "client"
+    groups: dict[str, list[str]] = {}  # of observers to whom the same sampling and comparison apply
+    for item in spent:
+        groups.setdefault(f"{item.adjacency}, {item.sampling}", []).append(str(item.observer))
+    scopes = [f"{', '.join(names)}: {scope}" for scope, names in groups.items()]
     table = Table(
         title=f"What each observer can learn about one {unit}{when}",
         title_justify="left",
-        caption="\n".join(_scopes(spent)),
+        caption="\n".join([*scopes, "cap: on the participations of one client"]),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -90,19 +95,6 @@ def epsilons(spent: tuple[Guarantee, ...], when: str = "") -> "Table":
             item.reason or most,
         )
     return table
-
-
-def _times(participations: int) -> str:
-    return f"{participations} participation{'s' * (participations != 1)}"
-
-
-def _scopes(spent: tuple[Guarantee, ...]) -> list[str]:
-    """Return how cohorts were sampled and what is compared, for the observers to whom the same applies."""
-    groups: dict[str, list[str]] = {}
-    for item in spent:
-        groups.setdefault(f"{item.adjacency}, {item.sampling}", []).append(str(item.observer))
-    scopes = [f"{', '.join(names)}: {scope}" for scope, names in groups.items()]
-    return [*scopes, "cap: on the participations of one client"]
 
 
 def delta_as_given(delta: float) -> str:

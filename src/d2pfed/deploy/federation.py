@@ -19,7 +19,7 @@ from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Invite, StandingRun, StandingSum, gather, session_of
+from d2pfed.round import Attempt, Invite, OpenSum, StandingRun, gather, session_of
 from d2pfed.round.gathering import forget
 from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run
@@ -307,9 +307,7 @@ class StandingFederation:
         """Return the step of an attempt."""
         return self._standing.step(attempt, cohort)
 
-    def collect(
-        self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]
-    ) -> StandingSum:
+    def collect(self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
         """Run the one exchange of a step; silos count their vectors themselves."""
         try:
             return self._standing.collect(session, encode_model(model), self._deployment.task(session.round))

@@ -1,13 +1,13 @@
 """One private round, client half and server half, whatever carries the bytes."""
 
 from d2pfed.round.aggregation import Attempts, Outcome, aggregate, run_plan
-from d2pfed.round.gathering import Collected, Invite, MaskedSum, gather
-from d2pfed.round.given import Fidelity, given_sum
+from d2pfed.round.gathering import Collected, InProcess, Invite, MaskedSum, OpenSum, gather
 from d2pfed.round.invited import accept, enrolled_in, invited_session
+from d2pfed.round.local_sum import Fidelity, local_sum
 from d2pfed.round.participant import Participant, require_clip, require_fixed_clip
 from d2pfed.round.records import Batch, Batches, Units
 from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
-from d2pfed.round.standing import AskPresence, StandingAttempts, StandingRun, StandingSum
+from d2pfed.round.standing import AskPresence, StandingAttempts, StandingRun
 from d2pfed.round.standing_silo import (
     StandingMemory,
     StandingSteps,
@@ -25,15 +25,16 @@ __all__ = [
     "Batches",
     "Collected",
     "Fidelity",
+    "InProcess",
     "Invite",
     "MaskedSum",
+    "OpenSum",
     "Outcome",
     "Participant",
     "StandingAttempts",
     "StandingMemory",
     "StandingRun",
     "StandingSteps",
-    "StandingSum",
     "Units",
     "accept",
     "aggregate",
@@ -41,7 +42,7 @@ __all__ = [
     "enrolled_in",
     "epoch_of",
     "gather",
-    "given_sum",
+    "local_sum",
     "invited_epoch",
     "invited_session",
     "require_clip",

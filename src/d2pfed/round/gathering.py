@@ -1,10 +1,11 @@
 """The exchanges of an attempt, as the server runs them over any transport."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from d2pfed.errors import PeerError
+from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import Advertising, Confirming, Exchange, Position, Roster, ServerPhase, Session, Sum, collect
 from d2pfed.secagg.draws import Opening
 
@@ -46,6 +47,52 @@ class MaskedSum:
         unmasking = self.confirming.close()
         run_exchange(unmasking, self.exchange, self.refused)
         return unmasking.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSum:
+    """A sum that needs no unmasking; `require` refuses it where the protocol could not have opened it."""
+
+    survivors: tuple[int, ...]
+    vector: RingVector = field(repr=False)
+    require: Callable[[], None] = lambda: None
+
+    def unmask(self) -> Sum:
+        """Return the sum; raises TooFewClients where too few would have helped."""
+        self.require()
+        return Sum(self.vector, ())
+
+
+class Machine(Protocol):
+    """The client's side of an attempt, in this process."""
+
+    def receive(self, request: bytes, /) -> bytes | None:
+        """Return the answer to a request; None counts as dropped out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """The transport to clients in this process.
+
+    Attributes:
+        join: makes a client's machine when it is first asked.
+        left: from the requests of an exchange to those who answer, in their order; the others have dropped out.
+        machines: those that were made so far.
+    """
+
+    join: Callable[[int], Machine]
+    left: Callable[[Mapping[int, bytes]], Iterable[int]] = iter
+    machines: dict[int, Machine] = field(default_factory=dict)
+
+    def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        """Hand each request to its client and yield the answers of those who are left."""
+        for client in self.left(requests):
+            if client not in self.machines:
+                self.machines[client] = self.join(client)
+            answer = self.machines[client].receive(requests[client])
+            if answer is not None:
+                yield client, answer
 
 
 def ignore(_client: int, _error: PeerError) -> None:

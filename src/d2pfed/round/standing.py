@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from d2pfed.errors import ConfigError, TooFewClients, VoidStep
 from d2pfed.noise.clipping import with_clip
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, require_standing
-from d2pfed.round.gathering import Refused, Remember, forget, ignore, run_exchange
+from d2pfed.round.gathering import OpenSum, Refused, Remember, forget, ignore, run_exchange
 from d2pfed.round.session import Attempt
 from d2pfed.round.standing_silo import epoch_of
 from d2pfed.secagg import (
@@ -19,7 +18,6 @@ from d2pfed.secagg import (
     StandingCollecting,
     StandingEpoch,
     StandingStep,
-    Sum,
 )
 
 # Asks these silos whether they are there; of those who answer, whether they hold keys of an epoch (by its digest).
@@ -30,18 +28,6 @@ ASSUMPTIONS = (
     "is restored (snapshots of a virtual machine with its memory are outside); erased memory is gone (swap off or "
     "encrypted). Every attempt is charged against the server, void ones too."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StandingSum:
-    """The sum of all members of a step: nothing is left to open."""
-
-    survivors: tuple[int, ...]
-    vector: RingVector = field(repr=False)
-
-    def unmask(self) -> Sum:
-        """Return the sum."""
-        return Sum(self.vector, ())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,13 +93,13 @@ class StandingRun:
         """Return the step of an attempt."""
         return self._require_current().step(attempt.round, attempt.number, members)
 
-    def collect(self, step: StandingStep, model: bytes, task: bytes = b"") -> StandingSum:
+    def collect(self, step: StandingStep, model: bytes, task: bytes = b"") -> OpenSum:
         """Run the one exchange of a step; raises VoidStep with those who answered."""
         self.attempts += 1
         collecting = StandingCollecting(self._require_current().keys, step, task, model)
         run_exchange(collecting, self.exchange, self.refused)
         try:
-            return StandingSum(step.cohort, collecting.close())
+            return OpenSum(step.cohort, collecting.close())
         except VoidStep as lack:
             self.void += 1
             self._away = frozenset(step.cohort) - frozenset(lack.left)
@@ -191,8 +177,6 @@ class StandingAttempts:
         """Return the step of an attempt."""
         return self.standing.step(attempt, cohort)
 
-    def collect(
-        self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]
-    ) -> StandingSum:
+    def collect(self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
         """Gather the members' vectors; each silo counts its own."""
         return self.standing.collect(session, model.tobytes(), with_clip(self.task, self.clip))

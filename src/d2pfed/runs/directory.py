@@ -62,7 +62,9 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
         try:
-            run._require_settings(settings)
+            if not (path / "settings.json").exists():
+                run.replace("settings.json", settings.encode())
+            require_same_settings(path, settings)
         except BaseException:
             run.close()
             raise
@@ -79,21 +81,6 @@ class RunDirectory:
     def close(self) -> None:
         """Let another process work on this run."""
         self._closing.close()
-
-    def _require_settings(self, settings: str) -> None:
-        file = self.path / "settings.json"
-        if not file.exists():
-            self.replace("settings.json", settings.encode())
-            return
-        begun = _read_text(file)
-        if begun != settings:
-            try:
-                changed = _differences(json.loads(begun), json.loads(settings))
-            except (ValueError, RecursionError) as error:
-                raise DamagedFile(f"{file} is damaged: {error}") from error
-            raise ConfigError(
-                f"the run in {self.path} was begun with other settings: {changed}; choose another name"
-            )
 
     def identity(self) -> Identity:
         """Return what tells this run from all others and draws its cohorts: made once, and kept when it is resumed.
@@ -201,6 +188,19 @@ class RunDirectory:
         self.replace("metrics.jsonl", "".join(kept[number] + "\n" for number in sorted(kept)).encode())
 
 
+def require_same_settings(path: Path, settings: str) -> None:
+    """Refuse to go on with a run that was begun with other settings."""
+    file = path / "settings.json"
+    begun = _read_text(file)
+    if begun == settings:
+        return
+    try:
+        changed = _differences(json.loads(begun), json.loads(settings))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{file} is damaged: {error}") from error
+    raise ConfigError(f"the run in {path} was begun with other settings: {changed}; choose another name")
+
+
 def open_ledger(
     directory: RunDirectory,
     plan: Plan,
@@ -290,7 +290,11 @@ def _explained(file: Path) -> Iterator[None]:
 
 def _differences(old: object, new: object, where: str = "") -> str:
     """Name the fields in which two settings differ, with both values."""
-    old, new = _number(old), _number(new)
+    # A float of a canonical text as people read it.
+    old, new = (
+        float.fromhex(each["is"]) if isinstance(each, dict) and each.get("") == "float" else each
+        for each in (old, new)
+    )
     if isinstance(old, dict) and isinstance(new, dict):
         names = sorted(set(old) | set(new))
         return ", ".join(
@@ -299,10 +303,3 @@ def _differences(old: object, new: object, where: str = "") -> str:
             if old.get(n) != new.get(n)
         )
     return f"{where} was {json.dumps(old)}, now {json.dumps(new)}"
-
-
-def _number(value: object) -> object:
-    """Return a float of a canonical text as people read it, anything else as it is."""
-    if isinstance(value, dict) and value.get("") == "float":
-        return float.fromhex(value["is"])
-    return value

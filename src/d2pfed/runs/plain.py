@@ -36,16 +36,6 @@ def parse(text: str, where: str) -> dict[str, Any]:
     return plain
 
 
-def _runs_below(path: Path) -> str:
-    """Return why a file may be missing: its directory may be no run, but hold some."""
-    runs = _runs_in(path.parent, path.name)
-    return (
-        f"{path.parent} is no run, but holds {runs}"
-        if runs
-        else "a run has it once it has ended or was interrupted"
-    )
-
-
 def _runs_in(directory: Path, file: str = "settings.json") -> str:
     """Return the first runs below a directory, in words; empty: there are none."""
     runs = sorted(each.parent for each in directory.glob(f"*/{file}"))
@@ -65,7 +55,13 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing: {_runs_below(path)}") from None
+        runs = _runs_in(path.parent, path.name)
+        why = (
+            f"{path.parent} is no run, but holds {runs}"
+            if runs
+            else "a run has it once it has ended or was interrupted"
+        )
+        raise ConfigError(f"{path} is missing: {why}") from None
     except UnicodeDecodeError:
         raise DamagedFile(f"{path} is damaged: it is not text") from None
     except OSError as error:

@@ -92,9 +92,16 @@ def open_run(
         if settings.is_deployed:
             name = f"{name}-{directory.identity().name}"
         last = directory.load()
-        state = _start(settings, plan, initial) if last is None else last.state
+        if last is None:
+            adaptive = None if plan is None else plan.adaptive_clip
+            state = settings.optimizer.start(initial, None if adaptive is None else adaptive.initial)
+        else:
+            state = last.state
         if plan is not None:
-            _require_clip(plan, state, directory)
+            try:
+                require_clip(plan, state.clip)
+            except (ConfigError, PeerError) as error:
+                raise ConfigError(f"the checkpoint in {path} does not go with the plan: {error}") from error
         book, refusal = None, ""
         if plan is None and (directory.path / "plan.json").exists():
             raise ConfigError(f"the run in {path} was begun with a plan: it does not go on in the clear")
@@ -107,19 +114,6 @@ def open_run(
                 refusal = f"{limit}"
         directory.keep_metrics(state.rounds)
         yield Run(settings, plan, directory, name, state, book, refusal)
-
-
-def _start(settings: RunSettings, plan: Plan | None, initial: FloatVector) -> ServerState:
-    adaptive = None if plan is None else plan.adaptive_clip
-    return settings.optimizer.start(initial, None if adaptive is None else adaptive.initial)
-
-
-def _require_clip(plan: Plan, state: ServerState, directory: RunDirectory) -> None:
-    """Refuse a checkpoint whose clip is not the plan's to use."""
-    try:
-        require_clip(plan, state.clip)
-    except (ConfigError, PeerError) as error:
-        raise ConfigError(f"the checkpoint in {directory.path} does not go with the plan: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +158,13 @@ class Run:
             return aggregate(plan, attempt, state.params, federation, ledger, clip=state.clip)
 
         return self._drive(
-            step, federation.exchanges, evaluator, listen, _Extent(rounds, evaluate_every, stop or _never)
+            step,
+            evaluator,
+            listen,
+            exchanges=federation.exchanges,
+            rounds=rounds,
+            evaluate_every=evaluate_every,
+            stop=stop,
         )
 
     def train_in_the_clear(
@@ -181,35 +181,40 @@ class Run:
             raise ValueError("a run with a plan is not trained in the clear")
         return self._drive(
             lambda state: means.mean(state.rounds, state.params),
-            tuple,
             evaluator,
             listen,
-            _Extent(None, evaluate_every, stop or _never),
+            exchanges=tuple,
+            rounds=None,
+            evaluate_every=evaluate_every,
+            stop=stop,
         )
 
     def _drive(
         self,
         step: AggregateRound,
-        exchanges: Callable[[], tuple[ExchangeRecord, ...]],
         evaluator: Evaluator,
         listen: Listener,
-        extent: "_Extent",
+        *,
+        exchanges: Callable[[], tuple[ExchangeRecord, ...]],
+        rounds: int | None,
+        evaluate_every: int,
+        stop: StopRule | None,
     ) -> RunSummary:
         planned = self.settings.rounds
-        last = planned if extent.rounds is None else min(extent.rounds, planned)
+        last = planned if rounds is None else min(rounds, planned)
         state, start, records = self.state, time.monotonic(), self.records()
-        if why := extent.stop(records):
+        if stop is not None and (why := stop(records)):
             return self._conclude(state, evaluator, End.STOPPED, why)
         try:
             for trained in train(state, self.settings.optimizer, last, step):
                 state = trained.state
-                is_measured = trained.round % extent.evaluate_every == 0 or trained.round == planned
+                is_measured = trained.round % evaluate_every == 0 or trained.round == planned
                 metrics = evaluator.validate(trained.round, state.average) if is_measured else {}
                 records.append(self._record(trained, metrics, exchanges(), time.monotonic() - start))
                 self.directory.append(to_json(records[-1]))
                 self.directory.save(Checkpoint(state, "" if self.ledger is None else self.ledger.head().encode()))
                 goes_on = listen(records[-1])
-                if why := extent.stop(records):
+                if stop is not None and (why := stop(records)):
                     return self._conclude(state, evaluator, End.STOPPED, why)
                 if not goes_on and state.rounds < last:
                     return self._conclude(state, evaluator, End.INTERRUPTED, "interrupted")
@@ -233,6 +238,8 @@ class Run:
         exchanges: tuple[ExchangeRecord, ...],
         seconds: float,
     ) -> RoundRecord:
+        hides_batches = self.plan is not None and self.plan.batches is not None
+        clip = None if self.plan is None else self.plan.update_clip
         return RoundRecord(
             round=trained.round,
             metrics=metrics,
@@ -240,22 +247,12 @@ class Run:
             survivors=trained.survivors,
             attempt=trained.attempt,
             update_norm=trained.update_norm,
-            clip=self._clip(trained),
+            clip=clip if trained.clipping is None else trained.clipping.clip,
             fraction_clipped=None if trained.clipping is None else 1 - trained.clipping.within,
             upload_bytes=self._upload_bytes,
-            seconds=None if self._hides_batches else seconds,  # time tells how large a batch was
-            exchanges=() if self._hides_batches else exchanges,
+            seconds=None if hides_batches else seconds,  # time tells how large a batch was
+            exchanges=() if hides_batches else exchanges,
         )
-
-    @property
-    def _hides_batches(self) -> bool:
-        return self.plan is not None and self.plan.batches is not None
-
-    def _clip(self, trained: TrainedRound) -> float | None:
-        """Return the clip of a round."""
-        if trained.clipping is not None:
-            return trained.clipping.clip
-        return None if self.plan is None else self.plan.update_clip
 
     def _conclude(self, state: ServerState, evaluator: Evaluator, end: End, stopped: str) -> RunSummary:
         """Open the test data if the run is at its end, write the model, and say what is guaranteed."""
@@ -271,7 +268,7 @@ class Run:
             test_metrics=evaluator.test(state.average) if is_complete else None,
             guarantees=() if plan is None else guarantees(plan),
             so_far=() if is_complete or not self.settings.stop_is_blind else self._so_far(),
-            charged=self._charged(state),
+            charged=state.rounds if plan is None else 0 if self.ledger is None else self.ledger.charged(self.name),
             max_attempts=self.settings.rounds if plan is None else plan.max_attempts,
             upload_bytes=self._upload_bytes,
             dimension=len(state.params),
@@ -289,11 +286,6 @@ class Run:
         """Return the model of the last checkpoint: the one that is released."""
         last = self.directory.load()
         return self.state.average if last is None else last.state.average
-
-    def _charged(self, state: ServerState) -> int:
-        if self.plan is None:
-            return state.rounds
-        return 0 if self.ledger is None else self.ledger.charged(self.name)
 
     @property
     def _upload_bytes(self) -> int:
@@ -314,19 +306,6 @@ class Run:
             account(releases, observer, delta=plan.delta, max_participations=plan.max_participations)
             for observer in observers(plan)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """How far a call trains, and how often it measures."""
-
-    rounds: int | None
-    evaluate_every: int
-    stop: StopRule
-
-
-def _never(_: Sequence[RoundRecord]) -> str:
-    return ""
 
 
 def tuning_cost(ledger: Ledger, plan: Plan) -> str:

@@ -1,22 +1,29 @@
 """Backends: where the clients of a simulated cohort are trained and encoded."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from d2pfed.noise.codec import FloatVector
+from d2pfed.numerics.compiled import is_kept
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
+from d2pfed.numerics.rotation import rotate
 from d2pfed.plan import Plan
-from d2pfed.round import AttemptBinding, Participant, Units
+from d2pfed.round import AttemptBinding, Participant, Units, sketch_of
+from d2pfed.secagg import Delivery
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
 TrainClients = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
 
+_PIECES = 4  # of a cohort per worker
+_THREADS = Path("/proc/self/task")
 # Not while the next updates are trained: torch's own threads wait for one another, and so for an encoder between them.
 _TOGETHER_BYTES = 1 << 26  # of the updates that two threads share: it bounds memory; to change over costs time
 
@@ -71,7 +78,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InProcess:
+class SerialBackend:
     """This process."""
 
     local_training: TrainClients
@@ -106,3 +113,59 @@ def simulated_participant(
         entropy=entropy.child("client", client),
         participations=participations.get(client, 0),
     )
+
+
+def warm_up(plan: Plan, local_training: TrainClients, params: FloatVector) -> None:
+    """Train and encode one client for nothing: workers that are forked later find all kernels compiled.
+
+    In the first command after an installation a copy of this process compiles what encodes, and leaves it on the disk,
+    while this one compiles what trains.
+    """
+    helper = None if is_kept(rotate) or not can_fork() else _compile_apart(plan, params)
+    update = finite(next(iter(local_training(params, (0,), 0))))
+    if helper is not None:
+        os.waitpid(helper, 0)
+    _encode(plan, update)
+
+
+def _compile_apart(plan: Plan, params: FloatVector) -> int:
+    """Encode in a copy of this process, and return its number; whatever it fails at, this process does itself."""
+    if process := os.fork():
+        return process
+    try:
+        _encode(plan, np.zeros_like(params))
+    finally:
+        os._exit(0)  # nothing of what this process would do at its end
+
+
+def _encode(plan: Plan, update: FloatVector) -> None:
+    """Encode one update, pack it and read it again."""
+    session, entropy = sketch_of(plan), Entropy.system()
+    group = entropy.key if session.delivery is Delivery.EVERYONE else None
+    clip = None if plan.adaptive_clip is None else plan.adaptive_clip.initial
+    encoded = simulated_participant(plan, 0, entropy, {}).encode(session, update, group, clip)
+    session.ring.unpack(session.ring.pack(encoded), session.dimension)
+
+
+def can_fork() -> bool:
+    """Tell whether a fork of this process leaves no thread behind.
+
+    A fork copies the calling thread alone. Whoever waits for another one in the copy waits for ever: torch's threads
+    do, OpenBLAS ends its own at each fork. So a trial fork comes first, then the threads are counted.
+    """
+    if not _THREADS.is_dir():
+        return False
+    if (process := os.fork()) == 0:
+        os._exit(0)  # the copy of a process that may have threads does nothing else
+    os.waitpid(process, 0)
+    return len(list(_THREADS.iterdir())) == 1
+
+
+def pieces(clients: Sequence[int], workers: int, least: int) -> list[tuple[int, ...]]:
+    """Split clients into pieces of nearly equal size, none of them empty: some for each worker if there are many.
+
+    What a dying worker takes with it is one piece; below `least` clients, handing over costs more than it gains.
+    """
+    count = max(min(_PIECES * workers, len(clients) // least), min(workers, len(clients)), 1)
+    parts = np.array_split(np.asarray(clients, np.int64), count)
+    return [tuple(part.tolist()) for part in parts if len(part)]

@@ -1,7 +1,8 @@
-"""A simulated federation: a cohort is drawn, trained, encoded and added up, by either of two fidelities."""
+"""Simulated federations: a cohort is drawn, trained, encoded and added up, or its mean is taken in the clear."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -12,39 +13,79 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
-from d2pfed.round import Attempt, Collected, Fidelity, MaskedSum, Units, gather, session_of
+from d2pfed.round import (
+    Attempt,
+    AttemptBinding,
+    Collected,
+    Fidelity,
+    InProcess,
+    OpenSum,
+    Outcome,
+    Units,
+    gather,
+    session_of,
+)
 from d2pfed.runs import ExchangeRecord
-from d2pfed.secagg import Client, Delivery, Session, Sum, group_seed_of, require_enough, with_enough_holders
+from d2pfed.secagg import Client, Delivery, Session, group_seed_of, require_enough, with_enough_holders
 from d2pfed.secagg.crypto import PairSecrets
-from d2pfed.secagg.pairwise.graph import Graph
-from d2pfed.secagg.wire import subset_of
+from d2pfed.secagg.wire import MessageKind, Subset, kind_of, subset_of
 from d2pfed.simulation.backend import Backend, Encoder, finite, simulated_participant
-from d2pfed.simulation.dropouts import EXCHANGES, Dropouts
 from d2pfed.training import Cohorts, shuffle_seed
+
+EXCHANGES = ("advertise", "share", "masked", "unmask")
+_EXCHANGE_OF = {
+    MessageKind.INVITATION: "advertise",
+    MessageKind.KEY_ADVERTISEMENTS: "share",
+    MessageKind.MASK_REQUEST: "masked",
+}  # all that come later are for unmasking
+
+
+@dataclass(frozen=True, slots=True)
+class Dropouts:
+    """Independent losses: the fraction of clients that is lost before each of the four exchanges."""
+
+    advertise: Fraction = Fraction(0)
+    share: Fraction = Fraction(0)
+    masked: Fraction = Fraction(0)
+    unmask: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        for name in EXCHANGES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"the dropouts of {name} must be in [0, 1], got {getattr(self, name)}")
+
+    def left(self, clients: Sequence[int], exchange: str, entropy: Entropy) -> tuple[int, ...]:
+        """Return the clients that still answer in this exchange: a fair choice, blind to who they are."""
+        rate = Fraction(getattr(self, exchange))
+        if not rate:
+            return tuple(clients)
+        coins = entropy.child("dropouts", exchange).stream().below_each(rate.denominator, len(clients))
+        keep = np.flatnonzero(coins >= rate.numerator)
+        return tuple(clients[int(place)] for place in keep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedFederation:
-    """A federation on this machine's word.
+    """All clients of a federation on this machine's word (Attempts of round.aggregate).
 
     Attributes:
         plan: what all of its clients have agreed on.
         backend: where clients are trained and encoded.
-        cohorts: draws each attempt's cohort.
+        entropy: the root of all clients' randomness.
+        cohorts: draws each attempt's cohort; None where sessions come from elsewhere.
         dropouts: who is lost before which exchange.
         fidelity: how much of the protocol is simulated.
-        entropy: the root of all clients' randomness.
         ledger: says how many attempts of a run are charged, and so which block of a partition is next.
         clip: that of the round, where the plan's adapts.
     """
 
     plan: Plan
     backend: Backend
-    cohorts: Cohorts
-    dropouts: Dropouts
-    fidelity: Fidelity
     entropy: Entropy
-    ledger: Ledger | None  # None where the budget does not allow the run, which then draws nobody
+    cohorts: Cohorts | None = None
+    dropouts: Dropouts = field(default_factory=Dropouts)
+    fidelity: Fidelity = Fidelity.SUM
+    ledger: Ledger | None = None  # None where the budget does not allow the run, which then draws nobody
     clip: float | None = None
 
     def with_clip(self, clip: float) -> "SimulatedFederation":
@@ -53,6 +94,8 @@ class SimulatedFederation:
 
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the cohort of an attempt."""
+        if self.cohorts is None:
+            raise ValueError("this federation draws no cohorts")
         block = 0 if self.ledger is None else self.ledger.charged(attempt.run)
         return self.cohorts.draw(attempt.round, attempt.number, block)
 
@@ -61,161 +104,138 @@ class SimulatedFederation:
         return session_of(self.plan, attempt, cohort)
 
     def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
-        """Gather the cohort's vectors; raises TooFewClients where the protocol would."""
-        return collect(
-            session,
+        """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions.
+
+        Raises TooFewClients where the protocol would.
+        """
+        if self.fidelity is Fidelity.PROTOCOL:
+            transport = self._transport(session, model, participations)
+            return gather(session, model.tobytes(), transport.exchange, task=with_clip(b"", self.clip))
+        if session.fixed_graph is None:
+            raise ConfigError(
+                "a simulation's server keeps to the protocol: consistency must be assumed, got signed"
+            )
+        present = session.cohort
+        for exchange in ("advertise", "share"):
+            left = _subset(session, self._left(session, present, exchange))
+            ranks = with_enough_holders(session, session.fixed_graph, left)
+            present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
+        survivors = self._left(session, present, "masked")
+        require_enough(session, _subset(session, survivors))
+        group = None
+        if session.delivery is Delivery.EVERYONE:
+            roots = {client: self.entropy.child("client", client) for client in session.cohort}
+            group = group_seed_of(session, roots)
+        total, arrived = encoded_sum(
+            self.backend,
+            Encoder(
+                plan=self.plan,
+                session=session,
+                group=group,
+                entropy=self.entropy,
+                participations={client: participations.get(client, 0) for client in survivors},
+                clip=self.clip,
+            ),
             model,
-            participations,
-            plan=self.plan,
-            backend=self.backend,
-            dropouts=self.dropouts,
-            entropy=self.entropy,
-            fidelity=self.fidelity,
-            clip=self.clip,
+            survivors,
         )
+        survivors = tuple(client for client in survivors if client in arrived)
+        require_enough(session, _subset(session, survivors))
+        helping = _subset(session, self._left(session, survivors, "unmask"))
+        return OpenSum(survivors, total, lambda: require_shares(session, present, helping))
 
     def exchanges(self) -> tuple[ExchangeRecord, ...]:
         """Return nothing: no message travels."""
         return ()
 
-
-def collect(
-    session: Session,
-    model: FloatVector,
-    participations: Mapping[int, int],
-    *,
-    plan: Plan,
-    backend: Backend,
-    dropouts: Dropouts,
-    entropy: Entropy,
-    fidelity: Fidelity,
-    clip: float | None = None,
-) -> Collected:
-    """Gather a session's vectors on this machine; raises TooFewClients where the protocol would."""
-    gathering = _Gathering(session, model, participations, plan, backend, dropouts, entropy, clip)
-    return gathering.by_protocol() if fidelity is Fidelity.PROTOCOL else gathering.by_sum()
-
-
-@dataclass(frozen=True, slots=True)
-class _Gathering:
-    """The vectors of one session."""
-
-    session: Session
-    model: FloatVector = field(repr=False)
-    participations: Mapping[int, int]
-    plan: Plan
-    backend: Backend
-    dropouts: Dropouts
-    entropy: Entropy
-    clip: float | None
-
-    def by_sum(self) -> "Summed":
-        """Encode the survivors' updates and add them up, by the protocol's conditions and without its messages."""
-        session, present, graph = self.session, self.session.cohort, _graph(self.session)
-        for exchange in ("advertise", "share"):
-            ranks = with_enough_holders(session, graph, _subset(session, self.left(present, exchange)))
-            present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
-        survivors = self.left(present, "masked")
-        require_enough(session, _subset(session, survivors))
-        encoder = Encoder(
-            plan=self.plan,
-            session=session,
-            group=self._group(),
-            entropy=self.entropy,
-            participations={client: self.participations.get(client, 0) for client in survivors},
-            clip=self.clip,
-        )
-        total, arrived = np.zeros(session.dimension, np.uint32), set[int]()
-        for clients, vector in self.backend.encode(encoder, self.model, survivors, self.seed):
-            session.ring.add_into(total, vector)
-            arrived.update(clients)
-        survivors = tuple(client for client in survivors if client in arrived)
-        require_enough(session, _subset(session, survivors))
-        return Summed(session, present, survivors, self.left(survivors, "unmask"), total)
-
-    def by_protocol(self) -> MaskedSum:
-        """Send every message between machines in this process."""
-        task = with_clip(b"", self.clip)
-        return gather(self.session, self.model.tobytes(), _Loopback(self).exchange, task=task)
-
-    @property
-    def seed(self) -> int:
-        """The seed of the clients' shuffles."""
-        return shuffle_seed(self.session.run, self.session.round)
-
-    def left(self, clients: Sequence[int], exchange: str) -> tuple[int, ...]:
+    def _left(self, session: Session, clients: Sequence[int], exchange: str) -> tuple[int, ...]:
         """Return who is not lost before an exchange."""
-        return self.dropouts.left(clients, exchange, self.entropy.child("fate", self.session.digest))
+        return self.dropouts.left(clients, exchange, self.entropy.child("fate", session.digest))
 
-    def _group(self) -> bytes | None:
-        if self.session.delivery is not Delivery.EVERYONE:
-            return None
-        roots = {client: self.entropy.child("client", client) for client in self.session.cohort}
-        return group_seed_of(self.session, roots)
+    def _transport(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> InProcess:
+        """Return the way to the clients' machines, whose whole cohort is trained when vectors are asked for."""
+        updates: dict[int, FloatVector | Units] = {}  # of those who are about to answer
+        pairs = PairSecrets()
+
+        def join(client: int) -> Client:
+            own = simulated_participant(self.plan, client, self.entropy, participations)
+            return own.join(session, lambda _task, _model: updates.pop(client), agree=pairs.agree)
+
+        def left(requests: Mapping[int, bytes]) -> Iterator[int]:
+            clients = tuple(requests)
+            exchange = _EXCHANGE_OF.get(MessageKind(kind_of(requests[clients[0]])), "unmask")
+            answering = self._left(session, clients, exchange)
+            if exchange != "masked":
+                yield from answering
+                return
+            trained = self.backend.train(model, answering, shuffle_seed(session.run, session.round))
+            for client, update in zip(answering, trained, strict=True):
+                if update is not None:
+                    updates[client] = finite(update) if isinstance(update, np.ndarray) else update
+                    yield client
+
+        return InProcess(join, left)
 
 
-def _graph(session: Session) -> Graph:
-    """Return the graph, which a simulation must know beforehand: its server keeps to the protocol."""
+def encoded_sum(
+    backend: Backend, encoder: Encoder, model: FloatVector, clients: Sequence[int]
+) -> tuple[RingVector, set[int]]:
+    """Return the sum of these clients' ring vectors, trained and encoded by a backend, and who is in it."""
+    session: AttemptBinding = encoder.session
+    total, arrived = np.zeros(session.dimension, np.uint32), set[int]()
+    for done, vector in backend.encode(encoder, model, clients, shuffle_seed(session.run, session.round)):
+        session.ring.add_into(total, vector)
+        arrived.update(done)
+    return total, arrived
+
+
+def require_shares(session: Session, sharers: Sequence[int], helping: Subset) -> None:
+    """Refuse a sum if too few holders of a client's secret would have opened it."""
     if session.fixed_graph is None:
         raise ConfigError("a simulation's server keeps to the protocol: consistency must be assumed, got signed")
-    return session.fixed_graph
+    shares = session.fixed_graph.count_holders(helping) + helping  # a client holds one of its own
+    for client in sharers:
+        if shares[session.rank(client)] < session.threshold:
+            raise TooFewClients(f"{session.threshold} shares must open a secret of client {client}")
 
 
-def _subset(session: Session, clients: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _subset(session: Session, clients: Sequence[int]) -> Subset:
     return subset_of(len(session.cohort), [session.rank(client) for client in clients])
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
-    """A ring sum that nothing masks, opened under the protocol's conditions."""
+class ClearFederation:
+    """Clients whose updates the server sees: the same cohorts and training, and a mean that is private to nobody."""
 
-    session: Session
-    sharers: tuple[int, ...]
-    survivors: tuple[int, ...]
-    helpers: tuple[int, ...]
-    total: RingVector = field(repr=False)
+    backend: Backend
+    cohorts: Cohorts
+    run: str  # its name, from which shuffles follow
+    note_norms: Callable[[list[float | None]], None] = lambda _norms: (
+        None
+    )  # of a round's updates; None: not finite
 
-    def unmask(self) -> Sum:
-        """Return the sum if enough of each client's holders would have opened its secret."""
-        helping = _subset(self.session, self.helpers)
-        shares = _graph(self.session).count_holders(helping) + helping  # a client holds one of its own
-        for client in self.sharers:
-            if shares[self.session.rank(client)] < self.session.threshold:
-                raise TooFewClients(f"{self.session.threshold} shares must open a secret of client {client}")
-        return Sum(self.total, ())
+    def mean(self, number: int, model: FloatVector) -> Outcome:
+        """Return the mean update of a round's cohort."""
+        cohort = self.cohorts.draw(number, 0, number)
+        updates = self.updates(number, model, cohort)
+        return Outcome(plain_mean(updates, len(cohort)), 0, len(cohort))
+
+    def updates(self, number: int, model: FloatVector, cohort: tuple[int, ...]) -> Iterator[FloatVector]:
+        """Yield the updates of a round's cohort, without those that were lost."""
+        norms: list[float | None] = []
+        for update in self.backend.train(model, cohort, shuffle_seed(self.run, number)):
+            if isinstance(update, np.ndarray):
+                norm = float(np.linalg.norm(update.astype(np.float64)))
+                norms.append(norm if np.isfinite(norm) else None)
+                yield finite(update)
+        self.note_norms(norms)
 
 
-class _Loopback:
-    """A transport inside one process: the clients' machines, and who is lost before which exchange."""
-
-    def __init__(self, gathering: _Gathering) -> None:
-        self._gathering = gathering
-        self._clients: dict[int, Client] = {}
-        self._pairs = PairSecrets()
-        self._updates: dict[int, FloatVector | Units] = {}  # of those who are about to answer
-        self._exchanges = iter(EXCHANGES)
-
-    def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """Hand each request to its client and yield the answers of those who are not lost."""
-        name = next(self._exchanges)
-        answering = self._gathering.left(tuple(requests), name)
-        for client in self._trained(answering) if name == "masked" else answering:
-            yield client, self._machine(client).receive(requests[client])
-
-    def _trained(self, clients: tuple[int, ...]) -> Iterator[int]:
-        """Train a whole cohort at once and yield those who were not lost, in the order in which they answer."""
-        gathering = self._gathering
-        updates = gathering.backend.train(gathering.model, clients, gathering.seed)
-        for client, update in zip(clients, updates, strict=True):
-            if update is not None:
-                self._updates[client] = finite(update) if isinstance(update, np.ndarray) else update
-                yield client
-
-    def _machine(self, client: int) -> Client:
-        if client not in self._clients:
-            given = self._gathering
-            participant = simulated_participant(given.plan, client, given.entropy, given.participations)
-            self._clients[client] = participant.join(
-                given.session, lambda _task, _model: self._updates.pop(client), agree=self._pairs.agree
-            )
-        return self._clients[client]
+def plain_mean(updates: Iterable[FloatVector], cohort_size: int) -> FloatVector:
+    """Return the sum of the updates over the cohort size, as FedAvg has it."""
+    vectors = iter(updates)
+    total = next(vectors).astype(np.float64)
+    for update in vectors:
+        total += update
+    mean: FloatVector = (total / cohort_size).astype(np.float32)
+    return mean

@@ -9,20 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Backend, Encoder, InProcess, TrainClients
+from d2pfed.simulation.backend import Backend, Encoder, SerialBackend, TrainClients, can_fork, pieces
 
-_PIECES = 4  # of a cohort per worker: what a dying worker takes with it is one piece
 _LEAST_PIECE = 10  # clients, unless workers would be idle: below it, handing over costs more than it gains
 _GLANCE_SECONDS = 1.0  # between looks at whether workers live: no limit to their work
-_THREADS = Path("/proc/self/task")
 
 
 def start_workers(
@@ -35,26 +30,14 @@ def start_workers(
         ForkingPickler.dumps(local_training)
     except Exception as error:  # noqa: BLE001 - whatever a user's objects raise
         why = "it has other threads, so it cannot be forked, and its clients cannot be sent to another process"
-        return InProcess(local_training), f"Clients are trained in this process: {why} ({type(error).__name__})."
+        return SerialBackend(
+            local_training
+        ), f"Clients are trained in this process: {why} ({type(error).__name__})."
     backend = ProcessBackend(local_training, workers, "forkserver", prepare)
     return (
         backend,
         "This process has other threads, so its clients are sent to worker processes that start afresh.",
     )
-
-
-def can_fork() -> bool:
-    """Tell whether a fork of this process leaves no thread behind.
-
-    A fork copies the calling thread alone. Whoever waits for another one in the copy waits for ever: torch's threads
-    do, OpenBLAS ends its own at each fork. So a trial fork comes first, then the threads are counted.
-    """
-    if not _THREADS.is_dir():
-        return False
-    if (process := os.fork()) == 0:
-        os._exit(0)  # the copy of a process that may have threads does nothing else
-    os.waitpid(process, 0)
-    return len(list(_THREADS.iterdir())) == 1
 
 
 class ProcessBackend:
@@ -128,7 +111,7 @@ class ProcessBackend:
         """Yield each piece of the clients with its answer, as they come; pieces of dead workers are left out."""
         while self._waiting:  # answers that nobody took, since a round was given up in the middle
             self._answers()
-        queue = deque(_pieces(clients, len(self._workers)))
+        queue = deque(pieces(clients, len(self._workers), _LEAST_PIECE))
         for connection in list(self._workers):
             if self._send(connection, stage):
                 self._hand_over(connection, queue)
@@ -213,22 +196,12 @@ def _work(
             message = connection.recv()
             if isinstance(message, _Stage):
                 stage = message
-            else:
-                connection.send(_answer(stage, message, local_training))
-
-
-def _answer(stage: _Stage, clients: tuple[int, ...], local_training: TrainClients) -> object:
-    try:
-        updates = list(local_training(stage.params, clients, stage.seed))
-        if stage.encoder is None:
-            return updates
-        return stage.encoder.total(list(zip(clients, updates, strict=True)))
-    except Exception as error:  # noqa: BLE001 - raised again in the process that has asked
-        return error
-
-
-def _pieces(clients: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Split clients into pieces of nearly equal size, none of them empty: some for each worker if there are many."""
-    count = max(min(_PIECES * workers, len(clients) // _LEAST_PIECE), min(workers, len(clients)), 1)
-    parts = np.array_split(np.asarray(clients, np.int64), count)
-    return [tuple(part.tolist()) for part in parts if len(part)]
+                continue
+            answer: object
+            try:
+                answer = updates = list(local_training(stage.params, message, stage.seed))
+                if stage.encoder is not None:
+                    answer = stage.encoder.total(list(zip(message, updates, strict=True)))
+            except Exception as error:  # noqa: BLE001 - raised again in the process that has asked
+                answer = error
+            connection.send(answer)

@@ -6,16 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Encoder, TrainClients
+from d2pfed.simulation.backend import Encoder, TrainClients, pieces
 
-_PIECES = 4  # of a cohort for each worker: what a dying worker takes with it is one piece
 _LEAST_PIECE = 50  # clients, unless workers would be idle: each piece is a call of its own over Ray
 
 _KNOCK_SECONDS = 10.0
@@ -73,7 +71,7 @@ class RayBackend:
         ask: Callable[[Any, tuple[int, ...]], Any],  # Ray's handles have no types
     ) -> Iterator[tuple[tuple[int, ...], Any]]:
         """Yield each piece of the clients with its answer, as they come; pieces of dead workers are left out."""
-        queue = deque(_pieces(clients, len(self._workers)))
+        queue = deque(pieces(clients, len(self._workers), _LEAST_PIECE))
         idle = list(self._workers)
         waiting: dict[Any, tuple[Any, tuple[int, ...]]] = {}
         while waiting or (queue and idle):
@@ -122,10 +120,3 @@ def _connect(address: str | None, workers: int) -> None:
     except OSError as error:
         raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
     ray.init(address=address, log_to_driver=False)
-
-
-def _pieces(clients: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Split clients into pieces of nearly equal size, none of them empty: some for each worker if there are many."""
-    count = max(min(_PIECES * workers, len(clients) // _LEAST_PIECE), min(workers, len(clients)), 1)
-    parts = np.array_split(np.asarray(clients, np.int64), count)
-    return [tuple(part.tolist()) for part in parts if len(part)]

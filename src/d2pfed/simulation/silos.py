@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import IntVector, RingVector
-from d2pfed.round import Batch, Batches, Units
+from d2pfed.round import Batches, Units
 from d2pfed.simulation.backend import Encoder, simulated_participant
 
 
@@ -53,7 +53,13 @@ class Silos:
         """Draw every silo's batch, add up its records and encode the sums, half of it on another thread."""
         if not clients:
             return
-        batches = Batches.of([self._batch(encoder, client) for client in clients])
+        own = [
+            simulated_participant(encoder.plan, client, encoder.entropy, encoder.participations).batch(
+                encoder.session, self.trainer.count(client)
+            )
+            for client in clients
+        ]
+        batches = Batches.of(own)
         wanted = [(client, batch.chosen) for client, batch in zip(clients, batches.each, strict=True)]
         places = np.zeros(max(clients) + 1, np.int64)
         places[list(clients)] = np.arange(len(clients))
@@ -68,10 +74,6 @@ class Silos:
     def close(self) -> None:
         """End the other thread."""
         self._pool.shutdown()
-
-    def _batch(self, encoder: Encoder, client: int) -> Batch:
-        own = simulated_participant(encoder.plan, client, encoder.entropy, encoder.participations)
-        return own.batch(encoder.session, self.trainer.count(client))
 
     def _add(self, batches: Batches, owners: IntVector, vectors: NDArray[np.float32]) -> None:
         """Add vectors to the batches of their silos, half of them on the other thread; a silo's stay together."""

@@ -1,6 +1,6 @@
 """Simulated silos with standing keys: one exchange for each attempt, void and tried again if one is missing."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,10 +16,11 @@ from d2pfed.round import (
     Attempt,
     Collected,
     Fidelity,
+    InProcess,
+    OpenSum,
     StandingMemory,
     StandingRun,
     StandingSteps,
-    StandingSum,
     epoch_of,
     invited_epoch,
 )
@@ -39,8 +40,7 @@ from d2pfed.secagg import (
 from d2pfed.secagg.position import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation.backend import Backend, Encoder
-from d2pfed.simulation.dropouts import Dropouts
-from d2pfed.training import shuffle_seed
+from d2pfed.simulation.federation import Dropouts, encoded_sum
 
 _ISSUED = 0  # a simulation has no clock, and nobody asks whether its roster has expired
 _EXCHANGES = {
@@ -71,22 +71,43 @@ class StandingFederation:
     fidelity: Fidelity
     entropy: Entropy
     clip: float | None = None
-    _silos: "_Silos" = field(init=False, repr=False)
+    _roster: Roster = field(init=False, repr=False)
+    _silos: dict[int, "_Silo"] = field(init=False, repr=False)
     _standing: StandingRun = field(init=False, repr=False)
     _epoch: Epoch = field(init=False, repr=False)
+    _asked: tuple[Encoder, FloatVector] | None = field(init=False, repr=False, default=None)  # for vectors, now
+    _lost: set[int] = field(init=False, repr=False, default_factory=set)  # in this round
     _void: int = 0
 
     def __post_init__(self) -> None:
         require_standing(self.plan, self.plan.sampling.population)
-        self._silos = _Silos(self.plan, self.dropouts, self.entropy)
-        self._epoch = epoch_of(self.plan, self.run, self._silos.roster, self._silos.roster.clients)
+        secrets = {
+            client: self.entropy.child("signing key", client).key for client in range(self.plan.cohort_size)
+        }
+        keys = {client: crypto.signing_public(secret) for client, secret in secrets.items()}
+        authority, nonce = crypto.signing_public(self.entropy.child("authority").key), self.entropy.child("nonce")
+        self._roster = issue_roster(keys, authority, serial=1, issued=_ISSUED, entropy=nonce)
+        agree = crypto.PairSecrets().agree
+        self._silos = {
+            client: _Silo(
+                plan=self.plan,
+                client=client,
+                enrolment=Enrolment(secret, self._roster),
+                entropy=self.entropy.child("client", client),
+                agree=agree,
+                vector=self._vector,
+                account=StandingSteps(self.plan.max_participations),
+            )
+            for client, secret in secrets.items()
+        }
+        self._epoch = epoch_of(self.plan, self.run, self._roster, self._roster.clients)
         self._standing = StandingRun(
             plan=self.plan,
             run=self.run,
-            roster=self._silos.roster,
-            silos=self._silos.roster.clients,
-            exchange=self._silos.exchange,
-            presence=self._silos.presence,
+            roster=self._roster,
+            silos=self._roster.clients,
+            exchange=InProcess(self._silos.__getitem__, self._left).exchange,
+            presence=self._presence,
         )
 
     @property
@@ -102,10 +123,10 @@ class StandingFederation:
     def draw(self, attempt: Attempt) -> tuple[int, ...]:
         """Return the silos that are there: one that was lost stays away until the next round."""
         if attempt.number == 0:
-            self._silos.lost.clear()
+            self._lost.clear()
         if self.fidelity is Fidelity.PROTOCOL:
             return self._standing.members(attempt)
-        left = tuple(client for client in self._silos.roster.clients if client not in self._silos.lost)
+        left = tuple(client for client in self._roster.clients if client not in self._lost)
         if len(left) < self.plan.quorum:
             raise TooFewClients(f"at least {self.plan.quorum} silos must be there, got {len(left)}", left)
         return left
@@ -119,158 +140,111 @@ class StandingFederation:
 
     def collect(self, session: StandingStep, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the members' vectors; raises VoidStep if one is missing."""
-        encoding = _Encoding(self.backend, self._encoder(session, participations), model)
-        if self.fidelity is Fidelity.PROTOCOL:
-            return self._silos.collect(self._standing, session, encoding, with_clip(b"", self.clip))
-        total, arrived = encoding.total(self._silos.left(session.cohort, "masked", session.digest))
-        if missing := set(session.cohort) - arrived:
-            self._void += 1
-            self._silos.lost |= missing
-            raise VoidStep(
-                f"all {len(session.cohort)} members of a step must answer, got {len(arrived)}",
-                tuple(sorted(arrived)),
-            )
-        return StandingSum(session.cohort, total)
-
-    def exchanges(self) -> tuple[ExchangeRecord, ...]:
-        """Return nothing: no message travels."""
-        return ()
-
-    def _encoder(self, step: StandingStep, participations: Mapping[int, int]) -> Encoder:
-        return Encoder(
+        encoder = Encoder(
             plan=self.plan,
-            session=step,
+            session=session,
             group=None,
             entropy=self.entropy,
             participations=participations,
             clip=self.clip,
         )
+        if self.fidelity is Fidelity.PROTOCOL:
+            self._asked = encoder, model
+            try:
+                return self._standing.collect(session, model.tobytes(), with_clip(b"", self.clip))
+            except VoidStep as lack:
+                self._lost |= set(session.cohort) - set(lack.left)
+                raise
+            finally:
+                self._asked = None
+        left = self.dropouts.left(session.cohort, "masked", self.entropy.child("fate", session.digest))
+        total, arrived = encoded_sum(self.backend, encoder, model, left)
+        if missing := set(session.cohort) - arrived:
+            self._void += 1
+            self._lost |= missing
+            raise VoidStep(
+                f"all {len(session.cohort)} members of a step must answer, got {len(arrived)}",
+                tuple(sorted(arrived)),
+            )
+        return OpenSum(session.cohort, total)
+
+    def exchanges(self) -> tuple[ExchangeRecord, ...]:
+        """Return nothing: no message travels."""
+        return ()
+
+    def _presence(self, asked: Collection[int], _epoch: bytes) -> Mapping[int, bool]:
+        """Return who is there, and whether with its keys."""
+        there = [client for client in asked if client not in self._lost]
+        return {client: self._silos[client].store.state is not None for client in there}
+
+    def _left(self, requests: Mapping[int, bytes]) -> tuple[int, ...]:
+        """Return who is not lost before an exchange."""
+        clients = tuple(requests)
+        first = requests[clients[0]]
+        bound = digest("exchange", first) if self._asked is None else self._asked[0].session.digest
+        name = _EXCHANGES[MessageKind(kind_of(first))]
+        return self.dropouts.left(clients, name, self.entropy.child("fate", bound))
+
+    def _vector(self, client: int) -> RingVector | None:
+        """Return a silo's vector, made before the protocol asks for it; None if it was lost."""
+        if self._asked is None:
+            return None
+        total, arrived = encoded_sum(self.backend, *self._asked, (client,))
+        return total if arrived else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoding:
-    """The vectors of one step, made by the backend: the only encoder there is."""
-
-    backend: Backend
-    encoder: Encoder
-    model: FloatVector = field(repr=False)
-
-    def total(self, clients: tuple[int, ...]) -> tuple[RingVector, set[int]]:
-        """Return the sum of some silos' vectors, and whose are in it."""
-        session, arrived = self.encoder.session, set[int]()
-        total = np.zeros(session.dimension, np.uint32)
-        seed = shuffle_seed(session.run, session.round)
-        for done, vector in self.backend.encode(self.encoder, self.model, clients, seed):
-            session.ring.add_into(total, vector)
-            arrived.update(done)
-        return total, arrived
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Silo:
-    """One silo's memory."""
+    """One silo, enrolled by nobody real, and its memory."""
 
-    store: StandingMemory
+    plan: Plan
+    client: int
+    enrolment: Enrolment
+    entropy: Entropy
+    agree: crypto.Agree
+    vector: Callable[[int], RingVector | None]
     account: StandingSteps
+    store: StandingMemory = field(default_factory=StandingMemory)
     epoch: Epoch | None = None
     advertised: StandingAdvertised | None = None
     begun: int = 0
 
-
-class _Silos:
-    """All silos in this process, enrolled by nobody real, and who is lost before which exchange."""
-
-    def __init__(self, plan: Plan, dropouts: Dropouts, entropy: Entropy) -> None:
-        self._plan = plan
-        self._dropouts = dropouts
-        self._entropy = entropy
-        self._pairs = crypto.PairSecrets()
-        clients = range(plan.cohort_size)
-        self._memory = {
-            client: _Silo(StandingMemory(), StandingSteps(plan.max_participations)) for client in clients
-        }
-        self._secrets = {client: entropy.child("signing key", client).key for client in clients}
-        keys = {client: crypto.signing_public(secret) for client, secret in self._secrets.items()}
-        authority = crypto.signing_public(entropy.child("authority").key)
-        nonce = entropy.child("nonce")
-        self.roster: Roster = issue_roster(keys, authority, serial=1, issued=_ISSUED, entropy=nonce)
-        self.encoding: _Encoding | None = None
-        self.lost: set[int] = set()  # in this round
-
-    def left(self, clients: tuple[int, ...], exchange: str, bound: bytes) -> tuple[int, ...]:
-        """Return who is not lost before an exchange."""
-        return self._dropouts.left(clients, exchange, self._entropy.child("fate", bound))
-
-    def collect(self, standing: StandingRun, step: StandingStep, encoding: _Encoding, task: bytes) -> StandingSum:
-        """Run a step in which these vectors are asked for."""
-        self.encoding = encoding
-        try:
-            return standing.collect(step, encoding.model.tobytes(), task)
-        finally:
-            self.encoding = None
-
-    def presence(self, asked: Collection[int], _epoch: bytes) -> Mapping[int, bool]:
-        """Return who is there, and whether with its keys."""
-        there = [client for client in asked if client not in self.lost]
-        return {client: self._memory[client].store.state is not None for client in there}
-
-    def exchange(self, requests: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """Hand each request to its silo and yield the answers of those who are not lost."""
-        clients = tuple(requests)
-        first = requests[clients[0]]
-        name = _EXCHANGES[MessageKind(kind_of(first))]
-        bound = digest("exchange", first) if self.encoding is None else self.encoding.encoder.session.digest
-        left = self.left(clients, name, bound)
-        for client in clients:
-            answer = self._answer(client, name, requests[client]) if client in left else None
-            if answer is not None:
-                yield client, answer
-            elif name == "masked":
-                self.lost.add(client)
-
-    def _answer(self, client: int, name: str, request: bytes) -> bytes | None:
-        silo = self._memory[client]
+    def receive(self, request: bytes) -> bytes | None:
+        """Answer an invitation, the others' keys, or the request for a vector."""
+        name = _EXCHANGES[MessageKind(kind_of(request))]
         if name == "advertise":
-            silo.epoch, silo.begun = invited_epoch(self._plan, request, self.roster), silo.begun + 1
-            entropy = self._entropy.child("client", client)
-            answer, silo.advertised = self._silo(client, silo.epoch).advertise(request, entropy)
-            silo.store.state = None
+            self.epoch = invited_epoch(self.plan, request, self.enrolment.roster)
+            self.begun += 1
+            answer, self.advertised = self._standing(self.epoch).advertise(request, self.entropy)
+            self.store.state = None
             return answer
-        if silo.epoch is None:
+        if self.epoch is None:
             return None
         if name == "share":
-            advertised, silo.advertised = silo.advertised, None
+            advertised, self.advertised = self.advertised, None
             if advertised is None:
                 return None
-            ready = self._silo(client, silo.epoch).agree(advertised, request, self._pairs.agree)
-            silo.store.state = ready.state
+            ready = self._standing(self.epoch).agree(advertised, request, self.agree)
+            self.store.state = ready.state
             return ready.answer
-        vector = self._vector(client)
-        if vector is None:
+        if (vector := self.vector(self.client)) is None:
             return None
 
         def contribute(step: StandingStep, _task: bytes, _model: bytes) -> RingVector:
-            silo.account.charge(step)
+            self.account.charge(step)
             return vector
 
         with suppress(PeerError):  # a silo without keys, or at its cap, refuses
-            return answer_step(silo.epoch, client, request, store=silo.store, contribute=contribute)
+            return answer_step(self.epoch, self.client, request, store=self.store, contribute=contribute)
         return None
 
-    def _vector(self, client: int) -> RingVector | None:
-        """Return a silo's vector, made before the protocol asks for it; None if it was lost."""
-        if self.encoding is None:
-            return None
-        total, arrived = self.encoding.total((client,))
-        return total if arrived else None
-
-    def _silo(self, client: int, epoch: Epoch) -> StandingSilo:
-        count, head = self._memory[client].begun, digest("simulated log", client, self._memory[client].begun)
-        position = sign_position(self._secrets[client], self.roster.authority, client, count, head)
+    def _standing(self, epoch: Epoch) -> StandingSilo:
+        head, roster = digest("simulated log", self.client, self.begun), self.enrolment.roster
+        position = sign_position(self.enrolment.secret, roster.authority, self.client, self.begun, head)
         return StandingSilo(
             epoch=epoch,
-            client=client,
-            enrolment=Enrolment(self._secrets[client], self.roster),
+            client=self.client,
+            enrolment=self.enrolment,
             history=History(position, lambda *_: True),
-            charged=self._memory[client].account.charged,
+            charged=self.account.charged,
         )

@@ -19,7 +19,7 @@ from d2pfed.noise.clipping import DROWNED
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import MAX_BITS, Ring
 from d2pfed.plan import Plan, PrivacyTarget, calibrate, guarantees
-from d2pfed.round import Attempt, Fidelity, given_sum, run_plan
+from d2pfed.round import Attempt, Fidelity, local_sum, run_plan
 from d2pfed.round.participant import Update
 from d2pfed.statistics.records import Array, CodedRecords, RecordCode, are_known, positive
 
@@ -231,7 +231,7 @@ def release(
             ledger = closing.enter_context(Ledger.create(place, charge.budget))
         ledger.begin(run, run, charge, software=software_digest(), repeatable=terms.seed is not None)
         numbered = dict(enumerate(contributions))
-        total = given_sum(plan, Attempt(run, 0, 0), numbered, ledger, entropy, fidelity=fidelity)
+        total = local_sum(plan, Attempt(run, 0, 0), numbered, ledger, entropy, fidelity=fidelity)
         spent = None if shared is None else ledger.spent()
     found = Statistic(
         name=f"private {name}",

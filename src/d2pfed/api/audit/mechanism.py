@@ -16,9 +16,7 @@ from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, rotation_seed, session_of
 from d2pfed.secagg import Session
-from d2pfed.simulation import Dropouts, Fidelity
-from d2pfed.simulation.backend import Encoder
-from d2pfed.simulation.federation import collect
+from d2pfed.simulation import Encoder, Fidelity, SimulatedFederation
 
 DIMENSION = 8  # a power of two, so that no coordinate is padding and the decoded mean holds all that is in the sum
 RELEASES = 2  # of one trial: noise that is used twice shows only in two
@@ -200,16 +198,10 @@ class _Attack:
         zero, length = np.zeros(plan.dimension, np.float32), np.float32(world * plan.codec.clip)
         for session, direction in self.rounds:
             vectors = dict.fromkeys(session.cohort[: plan.quorum], zero) | {TARGET_CLIENT: length * direction}
-            collected = collect(
-                session,
-                zero,
-                dict.fromkeys(session.cohort, session.round),
-                plan=plan,
-                backend=_Given(vectors),
-                dropouts=Dropouts(),
-                entropy=entropy,
-                fidelity=self.fidelity,
+            federation = SimulatedFederation(
+                plan=plan, backend=_Given(vectors), entropy=entropy, fidelity=self.fidelity
             )
+            collected = federation.collect(session, zero, dict.fromkeys(session.cohort, session.round))
             total = plan.ring.center(collected.unmask().vector)
             mean = plan.codec.decode(total, rotation_seed(session), plan.cohort_size)
             found += float(np.dot(mean.astype(np.float64), direction))

@@ -102,7 +102,7 @@ def attack_membership(run: Path, job: Job, records: int = 10_000) -> MembershipC
     released = [row.release for row in read_rows(ledger) if row.kind is RowKind.COMMIT]
     took_part = {client for release in released if release is not None for client in release.participants}
     asked = {client for row in read_rows(ledger) if row.release is not None for client in row.release.participants}
-    rest = [client for client in range(job.task.clients.population) if client not in asked]
+    rest = [client for client in range(job.clients.population) if client not in asked]
     if not took_part:
         raise ConfigError(f"nobody took part in the run in {run}")
     arrays = load_file(run / "model.safetensors")
@@ -111,7 +111,7 @@ def attack_membership(run: Path, job: Job, records: int = 10_000) -> MembershipC
     others = (
         _losses(job.model, params, _records(job, rest, records))
         if rest
-        else _losses(job.model, params, iter([job.task.validation]))
+        else _losses(job.model, params, iter([] if job.validation is None else [job.validation]))
     )
     false, true = curve(-members, -others)
     return MembershipCurve(
@@ -129,7 +129,9 @@ def _records(job: Job, clients: list[int], most: int) -> Iterator[Examples]:
     """Yield the records of clients in a random order, until there are enough."""
     count = 0
     for place in Entropy.system().stream().permutation(len(clients)):
-        found = job.task.clients.examples(clients[int(place)])
+        found = job.clients.examples(clients[int(place)])
+        if not isinstance(found, Examples):
+            raise ConfigError("an attack needs clients that hold one tensor of inputs and one of labels")
         if len(found):
             yield found
         count += len(found)

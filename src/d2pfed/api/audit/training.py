@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from d2pfed.accounting import SERVER, Adjacency, Unit
 from d2pfed.api.audit.bounds import check_confidence, one_run_epsilon, one_run_gaussian_epsilon
-from d2pfed.api.job import Job, TaskEvaluator
+from d2pfed.api.job import Job
 from d2pfed.errors import ConfigError
 from d2pfed.learning import RecordTrainer
 from d2pfed.noise.codec import FloatVector
@@ -255,7 +255,7 @@ def audit_training(
     with closing(backend), TemporaryDirectory() as directory, job.open(Path(directory) / "audit", None) as run:
         nothing = np.zeros(count), np.zeros(count, np.bool_)
         watched = WatchedFederation(job.federation(run, backend), canaries, *nothing)
-        summary = run.train(watched, TaskEvaluator(job.model, job.task), listen, evaluate_every=plan.rounds)
+        summary = run.train(watched, job.evaluator, listen, evaluate_every=plan.rounds)
         if summary.end is not End.COMPLETE:
             raise ConfigError(f"the audited run ended early: {summary.stopped}")
         return audit_scores(watched, confidence)
@@ -270,7 +270,7 @@ def _with_canaries(
         sent = job.trainer()(params, range(0, population, -(-population // _CLIENTS)), 0)
         canaries = Canaries.draw(count, plan, [1] * population, sent, root)
         return canaries, start(CanaryTraining(job.trainer(), canaries))
-    trainer = RecordTrainer(job.model, job.task.clients).tried(params, plan.divisor)
+    trainer = RecordTrainer(job.model, job.clients).tried(params, plan.divisor)
     units = [trainer.count(silo) for silo in range(population)]
     looked_at = [(silo, np.arange(min(held, _RECORDS))) for silo, held in enumerate(units)]
     sent = (vectors for _, vectors in trainer.chunks(params, looked_at))

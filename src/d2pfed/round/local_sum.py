@@ -10,13 +10,12 @@ from d2pfed.accounting import is_amplified
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan
 from d2pfed.round.aggregation import FEWEST, ReleaseLedger, aggregate
-from d2pfed.round.gathering import Collected, gather
+from d2pfed.round.gathering import Collected, InProcess, OpenSum, gather
 from d2pfed.round.participant import Participant, Update, require_fixed_clip
 from d2pfed.round.session import Attempt, session_of
-from d2pfed.secagg import Client, Delivery, Session, Sum
+from d2pfed.secagg import Client, Delivery, Session
 from d2pfed.secagg.crypto import PairSecrets
 
 
@@ -27,7 +26,7 @@ class Fidelity(StrEnum):
     PROTOCOL = "protocol"  # every message of secure aggregation
 
 
-def given_sum(
+def local_sum(
     plan: Plan,
     first: Attempt,
     vectors: Mapping[int, Update],
@@ -53,14 +52,14 @@ def given_sum(
     if not entropy.is_replayed:
         # One root may serve several ledgers, and the same attempt of the same run would have the same noise in each.
         entropy = entropy.child("sum", Entropy.system().key)
-    attempts = _GivenVectors(plan, vectors, entropy, fidelity)
+    attempts = _LocalVectors(plan, vectors, entropy, fidelity)
     mean = aggregate(plan, first, np.empty(0, np.float32), attempts, ledger).mean
     return mean * np.float32(plan.divisor)
 
 
 @dataclass(frozen=True, slots=True)
-class _GivenVectors:
-    """Clients in this process whose vectors are there already."""
+class _LocalVectors:
+    """Clients in this process whose vectors are there already (Attempts of round.aggregate)."""
 
     plan: Plan
     vectors: Mapping[int, Update] = field(repr=False)
@@ -77,40 +76,23 @@ class _GivenVectors:
 
     def collect(self, session: Session, _model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Run the protocol between clients and server in this process, or add up what the clients would mask."""
+        own = {
+            client: Participant(
+                plan=self.plan,
+                client=client,
+                entropy=self.entropy.child("client", client),
+                participations=participations[client],
+            )
+            for client in session.cohort
+        }
         if self.fidelity is Fidelity.SUM and session.delivery is not Delivery.EVERYONE:
             total = np.zeros(session.dimension, np.uint32)
             for client in session.cohort:
-                own = self._participant(client, participations[client])
-                session.ring.add_into(total, own.encode(session, self.vectors[client], None))
-            return _Added(session.cohort, total)
+                session.ring.add_into(total, own[client].encode(session, self.vectors[client], None))
+            return OpenSum(session.cohort, total)
         pairs = PairSecrets()
-        machines = {
-            client: self._join(client, session, participations[client], pairs) for client in session.cohort
-        }
-        return gather(
-            session, b"", lambda asked: ((client, machines[client].receive(asked[client])) for client in asked)
-        )
 
-    def _join(self, client: int, session: Session, participations: int, pairs: PairSecrets) -> Client:
-        participant = self._participant(client, participations)
-        return participant.join(session, lambda _task, _model: self.vectors[client], agree=pairs.agree)
+        def join(client: int) -> Client:
+            return own[client].join(session, lambda _task, _model: self.vectors[client], agree=pairs.agree)
 
-    def _participant(self, client: int, participations: int) -> Participant:
-        return Participant(
-            plan=self.plan,
-            client=client,
-            entropy=self.entropy.child("client", client),
-            participations=participations,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """A ring sum of everyone that nothing masks."""
-
-    survivors: tuple[int, ...]
-    total: RingVector = field(repr=False)
-
-    def unmask(self) -> Sum:
-        """Return the sum."""
-        return Sum(self.total, ())
+        return gather(session, b"", InProcess(join).exchange)

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Sampling, Unit
 from d2pfed.errors import ConfigError, closest
@@ -15,6 +16,7 @@ RECORD_PRIVACY = PrivacyTarget(unit=Unit.RECORD, epsilon=1.0, against=SERVER, co
 NOISE_TO_CLIP = 2.0  # norm of a round's noise over the clip, up to which a cohort is made smaller for more rounds
 LEAST_ROUNDS, MANY_ROUNDS = 10, 100  # that are chosen
 LEAST_COHORT, LARGEST_COHORT = 20, 20_000  # that are chosen; colluders are counted in no larger ones
+MAIN_JOB = {"rounds": 50, "cohort_size": 1000, "spare": 5}  # of infimnist: 100,000 clients, each asked once
 FEW_CLIENTS = 1000  # below it, the default delta is no small number
 
 
@@ -36,15 +38,21 @@ def scope_of(
     rounds: int | None,
     cohort_size: int | None,
     count_units: Callable[[], int] | None = None,
+    is_main_job: bool = False,
 ) -> Scope:
     """Fill in a privacy target, or say how cohorts are drawn without one.
 
     `count_units` counts the records, or groups of records, of all silos, for a target whose unit is a record.
+    `is_main_job`: the clients are infimnist's own, for which rounds and cohorts are known.
     """
     _check_counts(rounds, cohort_size)
     if privacy is None:
         return _in_the_clear(population, rounds, cohort_size)
-    asked = _as_target(privacy)
+    if isinstance(privacy, PrivacyTarget):
+        asked = privacy
+    else:
+        changes = checked_fields(PrivacyTarget, privacy, "privacy")
+        asked = replace(RECORD_PRIVACY if changes.get("unit") == Unit.RECORD else DEFAULT_TARGET, **changes)
     for name, value in (("dimension", dimension), ("population", population)):
         if getattr(asked, name) not in (None, value):
             raise ConfigError(f"the privacy target has {name} {getattr(asked, name)}, and fit finds {value}")
@@ -55,6 +63,9 @@ def scope_of(
         )
     rounds = _one_of("rounds", rounds, asked.rounds)
     cohort_size = _one_of("cohort_size", cohort_size, asked.cohort_size)
+    if is_main_job and rounds is None and cohort_size is None:
+        rounds, cohort_size = MAIN_JOB["rounds"], MAIN_JOB["cohort_size"]
+        asked = replace(asked, spare=MAIN_JOB["spare"] if asked.spare is None else asked.spare)
     notes = []
     if asked.unit is Unit.RECORD:
         asked, cohort_size = with_records(asked, rounds, count_units), population
@@ -108,7 +119,9 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
             raise ConfigError(f"cohort_size must be at most the population {population}, got {cohort_size}")
         count = min(MOST_ROUNDS, _most_rounds(population // cohort_size))
         return count, cohort_size, f"{count:,} rounds: {population:,} clients in cohorts of {cohort_size:,}."
-    spread = _spread(target)
+    whole = replace(target, rounds=1, cohort_size=population, colluders=0.0, spare=0)
+    # The norm of the least noise in a sum over the clip.
+    spread = target.adjacency.radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
     sound = _least_size(target, lambda size: _honest(target, size) >= size / 2)
     if sound is None:
         raise ConfigError(
@@ -125,12 +138,6 @@ def split_population(target: PrivacyTarget, rounds: int | None, cohort_size: int
         f"{NOISE_TO_CLIP:g}; an honest half needs {sound:,})."
     )
     return count, size, why
-
-
-def _spread(target: PrivacyTarget) -> float:
-    """Return the norm of the least noise in a sum over the clip."""
-    whole = replace(target, rounds=1, cohort_size=target.population, colluders=0.0, spare=0)
-    return target.adjacency.radii * ideal_multiplier(whole) * math.sqrt(target.dimension)
 
 
 def _honest(target: PrivacyTarget, size: int) -> int:
@@ -160,20 +167,18 @@ def _most_rounds(blocks: int) -> int:
     return max(1, 10 * blocks // 11)
 
 
-def _as_target(privacy: PrivacyTarget | Mapping[str, object]) -> PrivacyTarget:
-    if isinstance(privacy, PrivacyTarget):
-        return privacy
-    if not isinstance(privacy, Mapping):
+def checked_fields(kind: type, given: object, name: str) -> dict[str, Any]:
+    """Return a dictionary of some fields of a settings class; refuse anything else, and names that it lacks."""
+    if not isinstance(given, Mapping):
         raise ConfigError(
-            f"privacy must be a PrivacyTarget, a dictionary of its fields, or None, got {type(privacy).__name__}"
+            f"{name} must be a {kind.__name__}, a dictionary of its fields, or None, got {type(given).__name__}"
         )
-    names = [each.name for each in fields(PrivacyTarget)]
-    for name in privacy:
-        if name not in names:
-            near = "".join(f" (did you mean {each}?)" for each in closest(str(name), names))
-            raise ConfigError(f"privacy has no field {name!r}{near}; its fields are {', '.join(names)}")
-    usual = RECORD_PRIVACY if privacy.get("unit") == Unit.RECORD else DEFAULT_TARGET
-    return replace(usual, **privacy)  # type: ignore[arg-type]
+    known = [each.name for each in fields(kind)]
+    for key in given:
+        if key not in known:
+            near = "".join(f" (did you mean {each}?)" for each in closest(str(key), known))
+            raise ConfigError(f"{name} has no field {key!r}{near}; its fields are {', '.join(known)}")
+    return dict(given)
 
 
 def _in_the_clear(population: int, rounds: int | None, cohort_size: int | None) -> Scope:

@@ -1,0 +1,212 @@
+"""Settings of `fit` that travel together, each checked at construction; a dictionary of the fields will do."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from d2pfed.accounting import Guarantee
+from d2pfed.accounting.filters import milestones
+from d2pfed.api.complete_target import checked_fields
+from d2pfed.api.progress import Watcher
+from d2pfed.api.result import FitResult
+from d2pfed.errors import ConfigError, closest
+from d2pfed.fields import DATA, RUN, TRAINING, about, check_types, documented
+from d2pfed.learning import Forward, Groups, Optimizer, Step
+from d2pfed.plan import Plan, guarantees
+from d2pfed.plan.bounds import check_range
+from d2pfed.round import run_plan
+from d2pfed.runs import RoundRecord
+from d2pfed.simulation import Dropouts, Fidelity
+
+Kind = TypeVar("Kind")
+
+
+class BackendName(StrEnum):
+    """Where clients are trained."""
+
+    AUTO = "auto"  # worker processes where they are safe and worth it, else this process
+    PROCESSES = "processes"
+    IN_PROCESS = "in-process"
+    RAY = "ray"  # workers on one machine or many
+
+
+@documented
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Training:
+    """How clients train and what they weigh, beyond the learning rate, epochs and batch size.
+
+    Beside the attributes below there are `trainable`: a pattern or patterns of parameter names, such as `head.*`, the
+    others keep their values; `forward`: from the module and inputs to outputs, where the module is not called with the
+    inputs; `step`: from the module and a batch to its loss, in place of forward and loss; `weights`: a weight from 0 on
+    for each client, by which the mean update is weighted, or `examples` for how many it has: they are private, their
+    sum is released beside the updates' in one vector; `groups`: where the unit of privacy is a record, for each silo
+    the owner of each row, such as a patient, all of whose rows in a silo are then one unit.
+    """
+
+    optimizer: Optimizer = field(default=Optimizer.SGD, metadata=about("The clients' optimizer.", TRAINING))
+    momentum: float = field(default=0.0, metadata=about("The clients' momentum, for sgd.", TRAINING))
+    device: str = field(default="cpu", metadata=about("cpu, cuda or mps.", TRAINING))
+    max_weight: float | None = field(
+        default=None,
+        metadata=about("Cap on a weight: public, chosen without a look at the weights.", TRAINING, unset="none"),
+    )
+    trainable: str | Sequence[str] = "*"
+    forward: Forward | None = None
+    step: Step | None = None
+    weights: Sequence[float] | str | None = None
+    groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if (self.weights is None) != (self.max_weight is None):
+            given = "max_weight" if self.weights is None else "weights"
+            raise ConfigError(f"weights and max_weight go together, got only {given}")
+
+
+class Mode(StrEnum):
+    """Which values of a metric are better."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+@documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStop:
+    """Ends a run once a validation metric has not improved for some evaluations.
+
+    The guarantee of the whole plan holds wherever the run ends. A lower one may be stated only at numbers of attempts
+    that were fixed beforehand: `milestones`, at which alone the run then stops; they share delta.
+    """
+
+    metric: str = field(default="loss", metadata=about("The validation metric that is watched.", RUN))
+    mode: Mode = field(default=Mode.MIN, metadata=about("Which values are better.", RUN))
+    patience: int = field(default=5, metadata=about("Evaluations without improvement that end the run.", RUN))
+    least_gain: float = field(default=0.0, metadata=about("What counts as an improvement.", RUN))
+    milestones: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.patience < 1:
+            raise ConfigError(f"patience must be at least 1, got {self.patience}")
+        if not (math.isfinite(self.least_gain) and self.least_gain >= 0):
+            raise ConfigError(f"least_gain must be finite and at least 0, got {self.least_gain}")
+        stops = tuple(self.milestones)
+        if list(stops) != sorted(set(stops)) or stops[:1] < (1,) * bool(stops):
+            raise ConfigError(f"milestones must be increasing whole numbers from 1 on, got {stops}")
+        object.__setattr__(self, "milestones", stops)
+
+    def __call__(self, records: Sequence[RoundRecord]) -> str:
+        """Return why a run with these rounds ends here; empty if it goes on."""
+        values = [record.metrics[self.metric] for record in records if self.metric in record.metrics]
+        if any(record.metrics and self.metric not in record.metrics for record in records):
+            raise ConfigError(
+                f"early_stop watches {self.metric}, the metrics are {', '.join(records[-1].metrics)}"
+            )
+        best, idle = math.inf, 0
+        for value in (-value if self.mode is Mode.MAX else value for value in values):
+            idle += 1
+            if value < best - self.least_gain:  # a value that is not finite is no improvement
+                best, idle = value, 0
+        if idle < self.patience or (self.milestones and records[-1].charged not in self.milestones):
+            return ""
+        return f"{self.metric} has not improved for {idle} evaluations"
+
+    def guarantee(self, plan: Plan, charged: int) -> Guarantee | None:
+        """Return what a run that stopped after so many charged attempts may state beside its plan's guarantee."""
+        if not self.milestones:
+            return None
+        stops = (*(stop for stop in self.milestones if stop < plan.max_attempts), plan.max_attempts)
+        found = milestones(run_plan(plan).cost, stops, plan.against, plan.delta)
+        at = next(place for place, stop in enumerate(stops) if stop >= charged)
+        whole = next((each for each in guarantees(plan) if each.observer == plan.against), None)
+        return None if whole is None else replace(whole, epsilon=found[at], delta=plan.delta)
+
+
+@documented
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunOptions:
+    """How a run is carried out and watched.
+
+    Beside the attributes below there are `baseline`: a result or a run's directory whose metrics the report shows
+    beside this run's; `progress`: whether to show a bar on standard error, None in a terminal or notebook only;
+    `dropouts`: the fraction of clients that is lost before each exchange of a simulated round.
+    """
+
+    ledger: Path | None = field(
+        default=None,
+        metadata=about(
+            "Ledger shared with other runs over these clients, see `ledger create`.",
+            RUN,
+            parse=Path,
+            unset="the run's own",
+        ),
+    )
+    evaluate_every: int = field(default=1, metadata=about("Rounds from one evaluation to the next.", RUN))
+    backend: BackendName = field(default=BackendName.AUTO, metadata=about("Where clients are trained.", RUN))
+    workers: int | None = field(default=None, metadata=about("Worker processes.", RUN, unset="one per core"))
+    address: str | None = field(
+        default=None, metadata=about("Address of a Ray cluster, for the backend ray.", RUN, unset="this machine")
+    )
+    fidelity: Fidelity = field(
+        default=Fidelity.SUM, metadata=about("sum, or protocol: every message of every round.", RUN)
+    )
+    partition: str | None = field(
+        default=None,
+        metadata=about("Of a named task: iid, shards, dirichlet:ALPHA or owner.", DATA, unset="the task's"),
+    )
+    data: Path | None = field(
+        default=None,
+        metadata=about(
+            "Directory of the data sets of named tasks.", DATA, parse=Path, unset="D2PFED_DATA, or the cache"
+        ),
+    )
+    dropouts: Dropouts = field(default_factory=Dropouts)
+    stop_is_blind: bool = field(
+        default=False,
+        metadata=about(
+            "Declare that nobody stops the run because of its outputs, so that the spent part may be reported.",
+            RUN,
+        ),
+    )
+    baseline: FitResult | str | Path | None = None
+    progress: bool | Watcher | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_range("evaluate_every", self.evaluate_every, 1, 2**63 - 1)
+        if self.workers is not None:
+            check_range("workers", self.workers, 1, 2**63 - 1)
+
+
+# Parameters of `fit` that have become fields, and where they are now.
+MOVED = {
+    **{
+        f"server_{name}": f"server={{{name!r}: ...}}"
+        for name in ("lr", "momentum", "second_moment", "second_rule")
+    },
+    **{f"server_{name}": f"server={{{name!r}: ...}}" for name in ("lr_decay", "averaging")},
+    **{each.name: f"training={{{each.name!r}: ...}}" for each in fields(Training)},
+    **{each.name: f"run={{{each.name!r}: ...}}" for each in fields(RunOptions)},
+}
+
+
+def refuse_unknown(given: Mapping[str, object], known: Sequence[str]) -> None:
+    """Refuse arguments that `fit` does not have; name where one that it had has gone, or the nearest name."""
+    for name in given:
+        if name in MOVED:
+            raise ConfigError(f"fit has no parameter {name}: it is now {MOVED[name]}")
+        near = "".join(f" (did you mean {each}?)" for each in closest(name, known))
+        raise ConfigError(f"fit has no parameter {name}{near}")
+
+
+def settings_of(kind: type[Kind], given: object, name: str) -> Kind:
+    """Return a settings object, made of its fields where a dictionary is given; None is all defaults."""
+    if isinstance(given, kind):
+        return given
+    if given is None:
+        return kind()
+    return kind(**checked_fields(kind, given, name))
