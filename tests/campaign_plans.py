@@ -12,9 +12,11 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
+from multiprocessing import get_context
 from pathlib import Path
 
 from d2pfed.accounting import Sampling, Unit, client_epsilon
@@ -41,7 +43,7 @@ SIZES = (3, 4, 5, 5, 6, 6, 7, 8, 9, 10, 12)
 MORE = (20, 40)  # now and then
 DEPTHS = (None, 5)  # of trees of draws
 LARGE = 300  # a roster in which drawn cohorts hold few of the colluders
-RENEWED = 2000  # cases after which there are new rosters
+BLOCK = 1000  # cases under the same rosters
 DELTA = 1e-5  # of a client's budget
 SLACK = 1e-3  # by which a charge may be below an oracle: their own rounding
 TESTS = 40  # of one plan's sums, at most
@@ -225,48 +227,83 @@ class Rosters:
         return self.made[size, depth]
 
 
-def plans(
-    count: int, directory: Path, seed: str, lies: tuple[str, ...] = USUAL, kinds: dict = KINDS
-) -> dict[str, object]:
-    """Put plans to victims until so many were accepted and had a sum opened."""
+@dataclass
+class Found:
+    """What a block of cases has shown."""
+
+    measure: oracles.Measure
+    accepted: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    offered: int = 0
+    wrong: int = 0
+
+    def add(self, other: "Found") -> None:
+        """Add what another block has shown."""
+        self.accepted += other.accepted
+        self.refused += other.refused
+        self.offered += other.offered
+        self.wrong += other.wrong
+        self.measure.squares += other.measure.squares
+        self.measure.spread += other.measure.spread
+        self.measure.coordinates += other.measure.coordinates
+
+
+def block(first: int, count: int, directory: Path, seed: str, lies: tuple[str, ...], kinds: dict) -> Found:
+    """Put a block of cases to victims, under rosters of its own, until so many were accepted and had a sum opened."""
     wanted = [kind for kind, times in kinds.items() for _ in range(times)]
-    accepted, refused, offered, wrong = Counter[str](), Counter[str](), 0, 0
-    measure, rosters = oracles.Measure(TESTS * count), Rosters(directory, seed)
-    for number in range(LEAST_ACCEPTED * count):
-        if accepted.total() == count:
+    found, rosters = Found(oracles.Measure(TESTS * count)), Rosters(directory / f"rosters-{first}", seed)
+    rosters.home.mkdir()
+    for number in range(first, first + BLOCK):
+        if found.accepted.total() == count:
             break
         stream = Stream(digest("plans", seed, number))
-        if number % RENEWED == 0:
-            rosters = Rosters(directory / f"rosters-{number}", seed)
-            rosters.home.mkdir()
         kind = wanted[stream.below(len(wanted))]
         case = draw_case(stream, seed, rosters.draw(stream, kind[0]), kind, lies)
         if case is None:
             continue
-        offered += 1
+        found.offered += 1
         with unheard():
-            lives = lives_of(case, directory / "life", stream)
-        refused.update(rule_of(text) for text in lives["zeros"].refusals)
+            lives = lives_of(case, directory / f"life-{first}", stream)
+        found.refused.update(rule_of(text) for text in lives["zeros"].refusals)
         if case.plan is not None and lives["zeros"].opened:
-            accepted[f"{lives['zeros'].opened[0].protocol}/{case.plan.unit}"] += 1
-        for fault in faults_of(case, lives, measure):
-            wrong += 1
+            found.accepted[f"{lives['zeros'].opened[0].protocol}/{case.plan.unit}"] += 1
+        for fault in faults_of(case, lives, found.measure):
+            found.wrong += 1
             sys.stderr.write(f"plan {number} ({case.lie}): {fault}\n")
+    shutil.rmtree(rosters.home)
+    return found
+
+
+def plans(
+    count: int, directory: Path, seed: str, lies: tuple[str, ...] = USUAL, kinds: dict = KINDS
+) -> dict[str, object]:
+    """Put plans to victims until so many were accepted and had a sum opened; large campaigns on all cores."""
+    found, starts = Found(oracles.Measure(TESTS * count)), range(0, LEAST_ACCEPTED * count, BLOCK)
+    one = partial(block, count=count, directory=directory, seed=seed, lies=lies, kinds=kinds)
+    with ExitStack() as stack:
+        blocks: Iterator[Found] = map(one, starts)
+        if count > BLOCK:
+            blocks = stack.enter_context(get_context("fork").Pool()).imap(one, starts)
+        for each in blocks:
+            found.add(each)
+            if found.accepted.total() >= count:
+                break
+    accepted, refused, measure = found.accepted, found.refused, found.measure
     if accepted.total() < count:
-        wrong += 1
-        sys.stderr.write(f"of {offered} plans only {accepted.total()} were accepted, {count} are wanted\n")
+        found.wrong += 1
+        sys.stderr.write(f"of {found.offered} plans only {accepted.total()} were accepted, {count} are wanted\n")
     if measure.pool_lacks():
-        wrong += 1
+        found.wrong += 1
         sys.stderr.write(f"all sums together lack {measure.pooled_lack():.2%} of their noise\n")
     by_kind = ", ".join(f"{times:,} {kind}" for kind, times in sorted(accepted.items()))
     return {
         "campaign": "plans through clients",
         "command": f"scripts/campaign plans-clients {count} --seed {seed}",
-        "result": f"{offered:,} plans offered to real clients, {accepted.total():,} accepted ({by_kind}), "
+        "result": f"{found.offered:,} plans offered to real clients, {accepted.total():,} accepted ({by_kind}), "
         f"{refused.total():,} requests refused by {len(refused)} rules; the variance of {measure.coordinates:,} "
-        f"coordinates of opened sums is {1 - measure.pooled_lack():.2%} of what honest clients owe: {wrong} sums or "
-        "epsilons below what was charged, or data sets told apart",
-        "failed": wrong,
+        f"coordinates of opened sums is {1 - measure.pooled_lack():.2%} of what honest clients owe: {found.wrong} sums "
+        "or epsilons below what was charged, or data sets told apart",
+        "failed": found.wrong,
         "details": dict(refused.most_common()),
     }
 

@@ -187,8 +187,8 @@ def test_a_null_run_finds_nothing(adjacency):
 
 
 def halve_the_noise(monkeypatch):
-    right = mechanisms._centred
-    monkeypatch.setattr(mechanisms, "_centred", lambda sigma, bits: right(sigma / 2, bits))
+    right = mechanisms._centered
+    monkeypatch.setattr(mechanisms, "_centered", lambda sigma, bits: right(sigma / 2, bits))
     return audited_plan(target())
 
 

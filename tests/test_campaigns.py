@@ -8,6 +8,7 @@ import pytest
 import campaign_storage
 import campaign_targets
 import campaign_timing
+from d2pfed.accounting import DiscreteGaussianSum
 from d2pfed.errors import PeerError
 from d2pfed.ledger import Ledger
 from d2pfed.ledger.client_log import ClientLog
@@ -126,7 +127,7 @@ def test_a_plan_with_half_of_its_noise_is_found():
     )
     plan = calibrate(target)
     assert campaign_targets.faults_of(plan, target) == []
-    with patch.object(campaign_targets, "variance", lambda _noise: 1.0):
+    with patch.object(DiscreteGaussianSum, "sum_variance", 1.0):
         assert any("dp-accounting" in fault for fault in campaign_targets.faults_of(plan, target))
 
 

@@ -324,18 +324,14 @@ def test_the_position_in_an_advert_counts_its_own_attempt(server):
 def test_a_row_after_the_advert_would_leave_a_rollback_by_one_attempt_unnoticed(server, monkeypatch):
     """With the position of before the row, the backup's chain holds all that anyone was shown."""
     backup = back_up(server)
-    memory = client_attempt.ClientAttempt.memory
+    memory = client_attempt.memory_of
 
-    def early(self):
-        kept = memory(self)
-        rows = self.history.rows
-        last = rows[-2].head if rows[-1].entry is Entry.BEGUN else self.history.head
-        signed = sign_position(
-            self.enrolment.secret, self.config.authority, self.config.client, last.seq, last.hash
-        )
-        return replace(kept, position=signed)
+    def early(config, enrolment, history, colluders):
+        last = history.rows[-2].head if history.rows[-1].entry is Entry.BEGUN else history.head
+        signed = sign_position(enrolment.secret, config.authority, config.client, last.seq, last.hash)
+        return replace(memory(config, enrolment, history, colluders), position=signed)
 
-    monkeypatch.setattr(client_attempt.ClientAttempt, "memory", early)
+    monkeypatch.setattr(client_attempt, "memory_of", early)
     server.attempt()
     restore(server, backup)
     server.attempt(attempt=1)

@@ -65,7 +65,7 @@ def test_fit_and_train_have_the_same_options():
     only_fit = {"loss", "metrics", "forward", "step", "groups", "validation", "test"}
     only_fit |= {"dimension", "draws", "consistency", "attempts_per_round", "progress"}
     # `dropouts` are those planned for, `lost` those simulated; `clear` is privacy=None.
-    only_train = {"config", "json", "sizes", "lost", "clear"}
+    only_train = {"config", "json", "lost", "clear"}
     assert of_fit - of_train == only_fit
     assert of_train - of_fit == only_train
 

@@ -248,7 +248,7 @@ def test_unless_the_advertisement_signs_the_position_a_server_makes_peers_rememb
         )
 
     for module in ("phases", "checks", "messages", "server"):
-        monkeypatch.setattr(f"d2pfed.secagg.{module}.leaf", leaf)
+        monkeypatch.setattr(f"d2pfed.secagg.pairwise.{module}.leaf", leaf)
     client = after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
     assert client.met[VICTIM] == position_of(VICTIM, 1, ROSTER)
 

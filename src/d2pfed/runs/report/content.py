@@ -75,7 +75,6 @@ class RunReport:
             )
 
     @property
-    @property
     def amplified(self) -> bool:
         """Whether the guarantee to `released` rests on nobody else knowing who took part."""
         return self.plan is not None and is_amplified(self.plan.sampling)
