@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +24,7 @@ from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.errors import D2PFedError
 from d2pfed.noise.mechanisms import MechanismName, Shared
+from d2pfed.noise.sampler import samplers
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.plan import Plan, Protocol
 from d2pfed.plan.bounds import colluding_clients
@@ -47,6 +48,7 @@ BLOCK = 1000  # cases under the same rosters
 DELTA = 1e-5  # of a client's budget
 SLACK = 1e-3  # by which a charge may be below an oracle: their own rounding
 TESTS = 40  # of one plan's sums, at most
+TABLES = 512  # of noise, that are kept
 LEAST_ACCEPTED = 20  # one plan in so many
 
 
@@ -317,6 +319,9 @@ def rule_of(text: str) -> str:
 
 def main(name: str, size: int, directory: Path, seed: str) -> int:
     """Run the campaign and print what was found."""
+    for name_of_cache in ("_table", "_centered_table"):  # a client has one plan at a time, a campaign hundreds
+        cached = lru_cache(maxsize=TABLES)(getattr(samplers, name_of_cache).__wrapped__)
+        setattr(samplers, name_of_cache, cached)
     found = {"clients": plans}[name](size, directory, seed)
     print(json.dumps(found))
     return int(found["failed"] != 0)
