@@ -313,7 +313,7 @@ def audited_silos(epsilon, count=100, **changes):
 def test_canary_records_of_silos_stay_below_the_claim(fidelity):
     found = audited_silos(0.5, fidelity=fidelity)
     assert (found.unit, found.present, found.canaries) == ("record", 100, 100)
-    assert max(found.lower, found.gaussian) < found.claimed <= 0.5
+    assert found.lower < found.claimed <= 0.5  # sampled records have no Gaussian curve
     assert "about a record than is claimed" in found.shows
 
 
