@@ -329,6 +329,11 @@ CONTRADICTIONS = {
         lambda s: s["claims"][0].update(reason="it is 0.01"),
         "stands beside one",
     ),
+    "a model of any size": (
+        "once",
+        in_plan("codec.rotation", {"": "RandomPhase", "dimension": 10**80}),
+        "a model has between 1 and 2^32 parameters",
+    ),
     "grids of any fineness": ("once", in_plan("codec.fraction_bits", 10**11), "are not in their order"),
     "a width beyond all numbers": ("once", in_plan("mechanism.sigma.is", "1e30000000"), "was expected, got"),
 }

@@ -266,6 +266,8 @@ def _computed(plan: Json | None, own: Event, events: Sequence[Event]) -> Iterato
         radius = Fraction(math.isqrt(square << 64) + 1, 1 << 32)
     turn, view = codec["rotation"], plan["against"]
     size, is_skellam, missing = turn["dimension"], name == "SkellamNoise", own.cohort_size - plan["quorum"]
+    if not 1 <= size < 1 << 32:  # before its padded length is looked for
+        raise Wrong(f"a model has between 1 and 2^32 parameters, got {str(size)[:80]}")
     yield from (("radius", radius), ("kind", "skellam" if is_skellam else "discrete-gaussian"))
     yield "dimension", 1 << (size - 1).bit_length() if turn[""] == "Hadamard" else 2 * smooth_from((size + 1) // 2)
     yield "variance", _read(mechanism["variance" if is_skellam else "sigma"]["is"], Fraction) ** (2 - is_skellam)
