@@ -146,7 +146,7 @@ def is_amplified(sampling: CohortSampling) -> bool:
 def cap_excess(sampling: CohortSampling, attempts: int, max_participations: int) -> float:
     """Return kappa, what clients that send zeros from their cap on add to delta behind sampled cohorts.
 
-    Each of so many charged attempts of a run has a fresh cohort. Whether another client is at its cap
+    Each charged attempt of a run has a fresh cohort. Whether another client is at its cap
     depends on who was drawn in its place.
 
     Guarantee: an upper bound. Proof: theory.md#caps.
@@ -225,7 +225,7 @@ def sampled_gaussians(
 ) -> Counter[SampledGaussian]:
     """Return which Gaussians stand for the releases of runs whose noises all have one, and how often.
 
-    The slack of each is that of one among so many releases.
+    `releases` is the number of releases that share the slack.
     """
     noise_cost = partial(gaussian_cost, releases=releases)
     pairs: Counter[SampledGaussian] = Counter()
@@ -263,7 +263,7 @@ def _exposures(runs: Sequence[RunReleases], adjacency: Adjacency, noise_cost: No
 def record_pairs(runs: Sequence[RunReleases], adjacency: Adjacency, releases: int) -> Counter[SampledGaussian]:
     """Return which sampled Gaussians stand for the releases, and how often; each noise must have a Gaussian.
 
-    The noise of each release is what the observer does not know of it. The slack of each is that of one among so many.
+    The noise of a release is the part that the observer does not know. `releases` is how many share the slack.
 
     Guarantee: dominates the pair of any two data sets that differ in one unit. Proof: theory.md#records.
     Checked: test_accounting_records.py by exhaustive adaptive games.

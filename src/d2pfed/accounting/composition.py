@@ -214,7 +214,7 @@ def binomial_total_epsilon(total: TotalCost, delta: float, releases: int) -> flo
 
 
 _ORDERS = sparse_orders(1 << 20)
-_SMOOTHED = 1 << 12  # a release's own slack is that of one among so many
+_SMOOTHED = 1 << 12  # releases that share the slack
 _SLACK = 1e-4  # what the surrogates of all Gaussian releases may use up together: 2 * _SLACK is added to epsilon
 _MOST_BINOMIAL = 1 << 10  # binomial releases that one account can hold
 _TENTHS = 10  # parts of epsilon that are divided among the groups

@@ -126,7 +126,7 @@ def _discrete(pair: SampledGaussian, step: float, tail: float) -> tuple[LossPmf,
 _SLACK_SHARE = 0.05  # for caps, and for plans that the reference covers but for a little
 _BASIC_SHARE = 0.05  # for plans that are added up one by one
 _SURROGATE_SLACK = 1e-5  # of all surrogates together
-_SMOOTHED = 1 << 16  # a release's own slack is that of one among so many
+_SMOOTHED = 1 << 16  # releases that share the slack
 _MOST_TIMES = 16  # the budget in units is searched up to this multiple of what is charged
 
 CONDITION = "if no plan or stop depended on outputs"  # on which `composed_epsilon` holds: print both, or neither

@@ -38,7 +38,7 @@ from d2pfed.accounting.pld import COARSE, FINE
 from d2pfed.accounting.rdp import check_delta, sparse_orders
 from d2pfed.errors import ConfigError
 
-# That a verified draw has more colluders than were planned for (`COHORT_BITS` of the neighbors): beside delta.
+# The chance that a verified draw has more colluders than planned (COHORT_BITS of the neighbors); delta excludes it.
 UNCOUNTED = "2^-40 for each cohort size, which is not in delta"
 
 

@@ -480,7 +480,7 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: tuple[Callbac
 def _watched(
     job: Job, run: Run, notes: Sequence[str], options: RunOptions, callbacks: tuple[Callback, ...]
 ) -> Iterator[Listener]:
-    """Say what a person should know beforehand, and yield what hears of each round: a bar, and the user's callbacks."""
+    """Print what a person should know beforehand, and yield the listener of rounds: a bar and the user's callbacks."""
     watch = options.progress
     if not isinstance(watch, Watcher):
         watch = Watcher(0, "round", is_command=False, is_shown=watch)

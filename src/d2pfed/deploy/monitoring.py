@@ -92,7 +92,7 @@ class Callbacks:
 
 @dataclass(frozen=True, slots=True)
 class RoundLog:
-    """Writes a line per round and one per exchange to the log, and tells whoever else wants to know."""
+    """Writes a line per round and one per exchange to the log, and calls the listeners."""
 
     plan: Plan
     tell: Callable[[RoundRecord], None]

@@ -1,4 +1,4 @@
-"""Signing keys of clients, authorities and whoever signs certificates: files of their owners."""
+"""Signing keys of clients, authorities and signers of certificates, each in a file of its owner."""
 
 import os
 from pathlib import Path

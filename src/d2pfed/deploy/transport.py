@@ -170,7 +170,7 @@ class Transport:
 class ClientExchange:
     """The exchanges of a run with clients behind an engine's nodes (`secagg.Exchange`).
 
-    `before` hears which exchange begins, before its first request is sent. Once `quorum` clients have answered, the
+    `before` is called with the kind of an exchange before its first request is sent. Once `quorum` clients have answered, the
     others have the deadlines' grace.
     """
 

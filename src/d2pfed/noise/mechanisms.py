@@ -245,7 +245,7 @@ class MechanismName(StrEnum):
     kind: type[Mechanism]  # by whose name plans spell it
     law: type[Noise]  # of the noise in a sum
     sized: Sized | None  # None: it does not round, so its lattice follows from the width
-    runs_in: tuple[Protocol, ...]  # beside simulations
+    runs_in: tuple[Protocol, ...]  # in addition to simulations
 
     def __new__(
         cls,
