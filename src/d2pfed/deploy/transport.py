@@ -170,8 +170,8 @@ class Transport:
 class ClientExchange:
     """The exchanges of a run with clients behind an engine's nodes (`secagg.Exchange`).
 
-    `before` is called with the kind of an exchange before its first request is sent. Once `quorum` clients have answered, the
-    others have the deadlines' grace.
+    `before` is called with the kind of an exchange before its first request is sent. Once
+    `quorum` clients have answered, the others have the deadlines' grace.
     """
 
     def __init__(
