@@ -41,7 +41,7 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The plans that one way of running supports.
+    """The plans that one way of running supports. Nothing is supported unless it is listed: no field has a default.
 
     Attributes:
         name: for errors.
@@ -54,12 +54,12 @@ class Profile:
     """
 
     name: str
-    mechanisms: frozenset[MechanismName] = frozenset(MechanismName)
-    samplings: frozenset[Sampling] = frozenset(Sampling)
-    units: frozenset[Unit] = frozenset(Unit)
-    features: frozenset[Feature] = frozenset(Feature)
-    least_cohort: int = 1
-    most_cohort: int = MOST_COHORT
+    mechanisms: frozenset[MechanismName]
+    samplings: frozenset[Sampling]
+    units: frozenset[Unit]
+    features: frozenset[Feature]
+    least_cohort: int
+    most_cohort: int
 
     def require(self, plan: Plan) -> None:
         """Refuse a plan with anything that this way of running does not support."""
@@ -84,11 +84,20 @@ def _running_in(protocol: Protocol) -> frozenset[MechanismName]:
     return frozenset(name for name in MechanismName if protocol in name.runs_in)
 
 
-SIMULATION = Profile(name="a simulation")
+SIMULATION = Profile(
+    name="a simulation",
+    mechanisms=frozenset(MechanismName),
+    samplings=frozenset(Sampling),
+    units=frozenset(Unit),
+    features=frozenset(Feature),
+    least_cohort=1,
+    most_cohort=MOST_COHORT,
+)
 PROFILES = {
     Protocol.PAIRWISE: Profile(
         name="the pairwise protocol",
         mechanisms=_running_in(Protocol.PAIRWISE),
+        samplings=frozenset({Sampling.FIXED, Sampling.ONCE, Sampling.NONE}),
         units=frozenset({Unit.CLIENT}),
         features=frozenset({Feature.SPARSE_GRAPH}),
         least_cohort=2,
@@ -98,6 +107,7 @@ PROFILES = {
         name="the standing protocol",
         mechanisms=_running_in(Protocol.STANDING),
         samplings=frozenset({Sampling.NONE}),
+        units=frozenset({Unit.CLIENT, Unit.RECORD}),
         features=frozenset(),
         least_cohort=FEWEST_SILOS,
         most_cohort=MOST_SILOS,
