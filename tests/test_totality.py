@@ -44,7 +44,7 @@ AFTER = """
 flower.client: _answer
 deploy.client: PrivateClient._contribute PrivateClient.answer end_copy
 flower.grid: to_record
-ledger.files: _write _write_draft locked replace_file sync_directory
+ledger.files: _write_draft locked replace_file sync_directory
 ledger.keystore: boot
 numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path
@@ -73,10 +73,10 @@ secagg.wire: kind_of pack_text subset_of
 AFTER_STANDING = """
 deploy.config: ClientConfig.log
 deploy.standing: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
-ledger.client_log: Anchor.decode ClientHistory.__post_init__ ClientHistory.head ClientHistory.holds LogRow.line
+ledger.client_log: Anchor.decode ClientHistory.head ClientHistory.holds LogRow.line
 ledger.client_log: _integer anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read
-ledger.files: _require_file _require_own read_file require_directory
+ledger.files: _opened _require_own read_file require_directory
 ledger.rows: Head.__post_init__ Head.decode Head.encode
 ledger.keystore: VolatileFile._read VolatileFile._write VolatileFile.update _checked require_boot require_fits_log
 numerics.randomness: derive first_head next_head

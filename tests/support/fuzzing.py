@@ -28,7 +28,7 @@ from d2pfed.deploy.requests import ExchangeRequest, RunAcceptance, RunAnnounceme
 from d2pfed.deploy.state import SavedPhase
 from d2pfed.errors import D2PFedError, PeerError
 from d2pfed.ledger import Budget, Head
-from d2pfed.ledger.budget import ChargedRun
+from d2pfed.ledger.budget import ChargedRun, decode_body
 from d2pfed.ledger.client_log import Anchor, Entry, LogRow, head_after, parse
 from d2pfed.ledger.rows import decode_release, encode_release
 from d2pfed.numerics import canonical
@@ -94,8 +94,8 @@ def texts() -> Iterator[Target]:
     run = ChargedRun("a run", "owner", charge)
     yield Target("plan", text(decode_plan), (canonical.encode(PLAN).encode(),))
     yield Target("release", text(decode_release), (encode_release(release).encode(),))
-    yield Target("budget", text(Budget.decode), (canonical.encode(charge.budget).encode(),))
-    yield Target("charged run", text(ChargedRun.decode), (canonical.encode(run).encode(),))
+    yield Target("budget", text(partial(decode_body, kind=Budget)), (canonical.encode(charge.budget).encode(),))
+    yield Target("charged run", text(partial(decode_body, kind=ChargedRun)), (canonical.encode(run).encode(),))
     yield Target("head", text(Head.decode), (Head(3, bytes(32)).encode().encode(),))
     yield Target("layout", text(Layout.decode), (LAYOUT.encode().encode(),))
     yield Target("draws", text(enrolment.DrawCommitment.decode), (f"3:{bytes(32).hex()}".encode(),))
