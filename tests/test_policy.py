@@ -36,7 +36,7 @@ from d2pfed.plan import (
 )
 from d2pfed.plan import plan as plan_module
 from d2pfed.plan.bounds import colluders_within, colluding_clients
-from d2pfed.plan.widths import widest
+from d2pfed.plan.widths import noise_width
 from d2pfed.secagg.pairwise.graph import Consistency, make_graph
 from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, exposed
 
@@ -459,7 +459,7 @@ def test_the_largest_clip_is_that_of_an_update():
 
 def test_noise_that_no_table_of_a_client_holds_is_refused():
     plan = planned(TARGET)
-    most = widest(plan.codec, plan.mechanism)
+    _, most = noise_width(plan.codec, plan.mechanism)
     Policy().check(replace(plan, mechanism=Centered(Fraction(most)), ring=Ring(32)), ENROLLED)
     wide = replace(plan, mechanism=Centered(Fraction(most) + Fraction(1, 1024)), ring=Ring(32))
     with pytest.raises(ConfigError, match=f"width of a client's noise must be at most {most}"):

@@ -5,30 +5,10 @@ from d2pfed.plan.bounds import VERIFIED_DRAWS
 from d2pfed.plan.calibrate import calibrate, ideal_multiplier
 from d2pfed.plan.describe import PlanSummary, describe, record_terms
 from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
-from d2pfed.plan.policy import Enrolled, Policy
-from d2pfed.plan.profiles import PROFILES, Request, require_deployable, require_standing
+from d2pfed.plan.policy import PROFILES, Enrolled, Policy, Request, require_deployable, require_standing
 from d2pfed.plan.target import DEFAULT_TARGET, PrivacyTarget, RotationName
 
-__all__ = [
-    "DEFAULT_TARGET",
-    "PrivacyTarget",
-    "VERIFIED_DRAWS",
-    "MechanismName",
-    "RotationName",
-    "calibrate",
-    "ideal_multiplier",
-    "Plan",
-    "decode_plan",
-    "Policy",
-    "Enrolled",
-    "PROFILES",
-    "Protocol",
-    "Request",
-    "require_deployable",
-    "require_standing",
-    "observers",
-    "record_terms",
-    "guarantees",
-    "PlanSummary",
-    "describe",
-]
+__all__ = ["DEFAULT_TARGET", "MechanismName", "PrivacyTarget", "Protocol", "RotationName", "VERIFIED_DRAWS"]
+__all__ += ["Plan", "PlanSummary", "calibrate", "decode_plan", "describe", "guarantees", "ideal_multiplier"]
+__all__ += ["observers", "record_terms"]
+__all__ += ["PROFILES", "Enrolled", "Policy", "Request", "require_deployable", "require_standing"]
