@@ -20,7 +20,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.rotation import Hadamard, RandomPhase
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan, describe, record_terms
 from d2pfed.round import Attempt, Batch, Batches, Participant, aggregate, rotation_seed, run_plan, session_of
-from d2pfed.round.records import toss
+from d2pfed.round.participant import toss
 from d2pfed.simulation import Dropouts, Fidelity, Silos, SimulatedFederation
 from d2pfed.training import Cohorts
 

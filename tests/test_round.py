@@ -8,11 +8,12 @@ from d2pfed.accounting import Adjacency, Sampling
 from d2pfed.errors import BudgetExceeded, ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, Plan, Policy, PrivacyTarget, calibrate
-from d2pfed.round import Attempt, Participant, accept, aggregate, gather, local_sum, rotation_seed, session_of
+from d2pfed.round import Attempt, Participant, aggregate, gather, local_sum, rotation_seed, session_of
 from d2pfed.secagg import Advertising
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.simulation.backend import simulated_participant
 from support.simulations import NO_MODEL, Attempting, Simulation
+from test_accept import accept
 
 COHORT = tuple(range(10, 22))
 D = 30

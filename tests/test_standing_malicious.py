@@ -12,7 +12,8 @@ from d2pfed.ledger import keystore
 from d2pfed.ledger.keystore import VolatileFile
 from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.round import StandingMemory, standing_silo
+from d2pfed.round import StandingMemory
+from d2pfed.round import standing as round_standing
 from d2pfed.secagg import StandingAdvertising, StandingState, crypto
 from d2pfed.secagg.standing import checks as standing_checks
 from d2pfed.secagg.standing import epoch as standing
@@ -41,8 +42,8 @@ def drop(monkeypatch, *names):
     """Remove checks, wherever they are used from."""
     for name in names:
         monkeypatch.setattr(standing_checks, name, nothing)
-        if hasattr(standing_silo, name):
-            monkeypatch.setattr(standing_silo, name, nothing)
+        if hasattr(round_standing, name):
+            monkeypatch.setattr(round_standing, name, nothing)
 
 
 def ready(**changes) -> Silos:

@@ -12,9 +12,8 @@ import test_records as records
 from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate, require_standing
-from d2pfed.round import Attempt, aggregate, aggregation, can_stand
+from d2pfed.round import Attempt, accept_standing_invitation, aggregate, aggregation, can_stand
 from d2pfed.round.standing import StandingRun
-from d2pfed.round.standing_silo import invited_epoch
 from d2pfed.secagg import Consistency
 from d2pfed.secagg.standing import checks as standing_checks
 from d2pfed.secagg.standing.messages import (
@@ -182,7 +181,7 @@ class Heard:
     def answer(self, silo, request):
         match MessageKind(kind_of(request)):
             case MessageKind.STANDING_INVITATION:
-                epoch = invited_epoch(self.plan, request, self.roster)
+                epoch = accept_standing_invitation(self.plan, request, self.roster)
                 if silo.client in self.forgetful:
                     request = encode_standing_invitation(epoch, epoch.rank(silo.client), self.roster.serial, None)
                 return silo.invite(epoch, request)

@@ -22,7 +22,7 @@ from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan, Policy, Protocol, decode_plan
 from d2pfed.plan.bounds import MOST_ATTEMPTS
-from d2pfed.round import enrolled_in, invited_session
+from d2pfed.round import accept_invitation, enrolled_in
 from d2pfed.secagg import Client, Contribute, Enrolment, Roster, Session, decode_invitation
 from d2pfed.secagg import History as Memory
 from d2pfed.secagg.position import sign_position
@@ -124,7 +124,7 @@ class ClientAttempt:
         invited = decode_invitation(saved.invitation, None if roster is None else roster.depth)
         terms, plan = agreed_plan(config, roster, invited.run, invited.client, Protocol.PAIRWISE)
         least = config.policy.least_cohort
-        session = invited_session(plan, saved.invitation, least, roster, terms.first_draw)
+        session = accept_invitation(plan, saved.invitation, least, roster, terms.first_draw)
         return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
 
     def answer(self, request: bytes, contribute: Contribute) -> tuple[bytes, bytes | None]:

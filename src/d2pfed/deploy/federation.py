@@ -20,7 +20,7 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics import canonical
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Invite, OpenSum, StandingRun, gather, session_of
-from d2pfed.round.gathering import forget
+from d2pfed.round.aggregation import ignore
 from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run
 from d2pfed.secagg import Roster, Session, StandingStep
@@ -230,7 +230,7 @@ class PairwiseFederation:
             opening=self._drawn.opening,
             excluded=self._participation.excluded,
             remembered={} if positions is None else positions.latest(),
-            remember=forget if positions is None else positions.keep,
+            remember=ignore if positions is None else positions.keep,
         )
         try:
             gathered = gather(

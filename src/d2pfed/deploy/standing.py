@@ -25,7 +25,7 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, Protocol
-from d2pfed.round import invited_epoch
+from d2pfed.round import accept_standing_invitation
 from d2pfed.secagg import (
     Enrolment,
     Epoch,
@@ -129,7 +129,7 @@ class _Place:
             raise PeerError("standing keys are for enrolled clients, and this one is not")
         invited = decode_standing_invitation(invitation)
         terms, plan = agreed_plan(config, enrolment.roster, invited.run, invited.client, Protocol.STANDING)
-        epoch = invited_epoch(plan, invitation, enrolment.roster)
+        epoch = accept_standing_invitation(plan, invitation, enrolment.roster)
         if len(epoch.cohort) < config.policy.least_cohort:
             least = config.policy.least_cohort
             raise PeerError(f"an epoch must have at least {least} silos, got {len(epoch.cohort)}")

@@ -21,8 +21,8 @@ from d2pfed.round import (
     StandingMemory,
     StandingRun,
     StandingSteps,
+    accept_standing_invitation,
     epoch_of,
-    invited_epoch,
 )
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import (
@@ -213,7 +213,7 @@ class _Silo:
         """Answer an invitation, the others' keys, or the request for a vector."""
         name = _EXCHANGES[MessageKind(kind_of(request))]
         if name == "advertise":
-            self.epoch = invited_epoch(self.plan, request, self.enrolment.roster)
+            self.epoch = accept_standing_invitation(self.plan, request, self.enrolment.roster)
             self.begun += 1
             answer, self.advertised = self._standing(self.epoch).advertise(request, self.entropy)
             self.store.state = None
