@@ -173,13 +173,16 @@ _KINDS = {kind.value: kind for kind in RowKind}
 
 
 def _decode_row(fields: tuple[object, ...]) -> Row:
+    place: tuple[str, int, int] | None = None
     match fields:
-        case (int(seq), int(epoch), str(kind), *place, str(body), str(epsilon), bytes(row_hash)):
+        case (int(seq), int(epoch), str(kind), None, None, None, str(body), str(epsilon), bytes(row_hash)):
             pass
+        case (int(seq), int(epoch), str(kind), str(run), int(n), int(m), str(body), str(epsilon), bytes(row_hash)):
+            place = run, n, m
         case _:
             raise LedgerError(f"row {fields[0]}: a field has the wrong type")
     try:
-        key, spent = _decode_key(place), _decode_epsilon(epsilon)
+        key, spent = None if place is None else _key(*place), _decode_epsilon(epsilon)
         return Row(seq=seq, epoch=epoch, kind=_KINDS[kind], key=key, body=body, epsilon=spent, hash=row_hash)
     except KeyError:
         raise LedgerError(f"row {seq}: {kind!r} is no kind of row") from None
@@ -196,16 +199,6 @@ def _decode_epsilon(text: str) -> float:
 
 
 _key = lru_cache(2)(Key)  # an attempt's rows mostly follow one another
-
-
-def _decode_key(place: list[object]) -> Key | None:
-    match place:
-        case [None, None, None]:
-            return None
-        case [str(run), int(number), int(attempt)]:
-            return _key(run, number, attempt)
-        case _:
-            raise ValueError(f"run, round and attempt have the wrong types: {place!r}")
 
 
 def take_lock(path: Path, *, wait: bool = False) -> int:

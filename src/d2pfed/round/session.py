@@ -1,7 +1,6 @@
 """What the protocol of an attempt is bound to."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from d2pfed.errors import PeerError
 from d2pfed.noise.mechanisms import Shared
@@ -89,9 +88,4 @@ def delivery_of(plan: Plan) -> Delivery:
 
 def rotation_seed(session: AttemptBinding) -> bytes:
     """Return the public seed of an attempt's rotation: both sides know it, so it travels in no message."""
-    return _rotation_seed(session.plan_digest, session.run, session.round, session.attempt)
-
-
-@lru_cache(maxsize=4)  # every client of an attempt asks for it
-def _rotation_seed(plan_digest: bytes, run: str, number: int, attempt: int) -> bytes:
-    return digest("rotation", plan_digest, run, number, attempt)
+    return digest("rotation", session.plan_digest, session.run, session.round, session.attempt)

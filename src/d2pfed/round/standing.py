@@ -105,11 +105,16 @@ class StandingRun:
         invited = tuple(sorted(self._wanted))
         self._vouched = frozenset()
         if self._current is not None and self.void and self._left(self._current) != self._wanted:
-            missing = self._away
-            invited, is_enough = self._look(self._current)
+            current, missing = self._current, self._away
+            there = self.presence(sorted(self._wanted), current.epoch.digest)
+            invited, ready = tuple(sorted(there)), set(current.members)
+            self._away = frozenset(ready - {client for client, has_keys in there.items() if has_keys})
             if attempt.number:
                 self._vouched = missing - self._away
-            if not is_enough:
+            # One that was invited to this epoch and did not become ready would not do so in another one made for it.
+            failed = set(current.epoch.cohort) - ready
+            returned = {client for client, has_keys in there.items() if not has_keys} - failed
+            if returned or len(self._left(current)) < self.plan.quorum:
                 self._current = None
         if self._current is None:
             self._set_up(attempt, invited)
@@ -138,15 +143,6 @@ class StandingRun:
     @property
     def _wanted(self) -> set[int]:
         return set(self.silos) - self.failing
-
-    def _look(self, current: StandingEpoch) -> tuple[tuple[int, ...], bool]:
-        """Ask who is there, note who is away, and say who is, and whether the current epoch will do for them."""
-        there, ready = self.presence(sorted(self._wanted), current.epoch.digest), set(current.members)
-        self._away = frozenset(ready - {client for client, has_keys in there.items() if has_keys})
-        # One that was invited to this epoch and did not become ready would not do so in another one made for it.
-        failed = set(current.epoch.cohort) - ready
-        returned = {client for client, has_keys in there.items() if not has_keys} - failed
-        return tuple(sorted(there)), not returned and len(self._left(current)) >= self.plan.quorum
 
     def _set_up(self, attempt: Attempt, invited: tuple[int, ...]) -> None:
         if len(invited) < self.plan.quorum:
