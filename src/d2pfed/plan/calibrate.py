@@ -35,7 +35,7 @@ from d2pfed.plan.widths import (
     widest,
 )
 from d2pfed.secagg.pairwise.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency
-from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, choose, complete
+from d2pfed.secagg.pairwise.neighbors import Neighborhood, Risk, choose, complete
 
 PRECISION = 5e-4  # relative, of the noise: how far above the least the answer may be
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
@@ -68,7 +68,7 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
         return _with_weights(target, max_weight)
     if target.initial_clip is not None:
         return _with_adaptive_clip(target, target.initial_clip)
-    hood = neighbourhood_of(target)
+    hood = neighborhood_of(target)
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, finest(target, ideal))
     plan = draft.search(ideal)
@@ -142,7 +142,7 @@ class _Draft:
     """A family of plans that differ in their noise; `steps` is the clip in lattice steps, where rounding needs one."""
 
     target: PrivacyTarget
-    hood: Neighbourhood
+    hood: Neighborhood
     steps: float
 
     @property
@@ -292,7 +292,7 @@ def least_multiplier(epsilon_at: Callable[[float], float], epsilon: float, start
     return high
 
 
-def neighbourhood_of(target: PrivacyTarget) -> Neighbourhood:
+def neighborhood_of(target: PrivacyTarget) -> Neighborhood:
     """Return who holds whose shares: the least that withstands the target's dropouts and colluders."""
     _require_honest_majority(target)
     risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)

@@ -17,7 +17,7 @@ from d2pfed.plan.widths import noise_width, widest
 from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
 from d2pfed.secagg.pairwise.neighbors import Risk, check_bounds, exposed
 
-_MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
+_MOST_NEIGHBORS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +196,15 @@ def _check_graph(plan: Plan, colluders: int) -> None:
     """Refuse a graph in which so many colluders could open a secret, or cut a client off from the others."""
     require_honest_majority(plan.cohort_size, plan.quorum, colluders)
     if plan.consistency is Consistency.SIGNED:
-        check_bounds(plan.cohort_size, plan.neighbourhood, plan.quorum, colluders)
+        check_bounds(plan.cohort_size, plan.neighborhood, plan.quorum, colluders)
         return
     _check_at_least("threshold", plan.threshold, (plan.neighbours + 1) // 2 + 1)
     if plan.neighbours == plan.cohort_size - 1:
         _check_at_least("threshold", plan.threshold, colluders + 1)
         return
-    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBOURS)
+    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBORS)
     risk = Risk(dropouts=plan.cohort_size - plan.quorum, colluders=colluders)
-    if exposed(plan.cohort_size, plan.neighbourhood, risk) > Fraction(1, 1 << risk.security_bits):
+    if exposed(plan.cohort_size, plan.neighborhood, risk) > Fraction(1, 1 << risk.security_bits):
         raise ConfigError(
             f"this client's policy: {plan.neighbours} neighbours and a threshold of {plan.threshold} must withstand "
             f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort_size} clients, and do not"

@@ -94,7 +94,7 @@ class Circle:
     """A Harary graph on a public random circle, for dropouts that do not look at the graph.
 
     The clients' places on the circle are a permutation drawn from the public seed, and each is joined to the
-    `degree / 2` next ones on either side, so that its neighbours are a uniform subset of the others. A server that
+    `degree / 2` next ones on either side, so that its neighbors are a uniform subset of the others. A server that
     picks dropouts can cut an arc out of it: only for one that keeps to the protocol.
     """
 
@@ -116,22 +116,22 @@ class Circle:
         object.__setattr__(self, "_position", position)
 
     def holders(self, rank: int) -> Ranks:
-        """Return a client's neighbours and itself."""
+        """Return a client's neighbors and itself."""
         reach = self.degree // 2
         around = self._position[rank] + np.arange(-reach, reach + 1)
         ranks: Ranks = self._circle[around % self.cohort]
         return np.sort(ranks)
 
     def held_by(self, rank: int) -> Ranks:
-        """Return the same: neighbours hold each other's shares."""
+        """Return the same: neighbors hold each other's shares."""
         return self.holders(rank)
 
     def partners(self, rank: int) -> Ranks:
-        """Return a client's neighbours."""
+        """Return a client's neighbors."""
         return _without(self.holders(rank), rank)
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
-        """Return for each rank how many neighbours are in a subset."""
+        """Return for each rank how many neighbors are in a subset."""
         reach, around = self.degree // 2, present[self._circle]
         sums = np.cumsum(np.concatenate(([0], around[-reach:], around, around[:reach])))
         windows: Ranks = sums[self.degree + 1 :] - sums[: self.cohort]  # itself included
@@ -139,10 +139,10 @@ class Circle:
 
 
 @dataclass(frozen=True, slots=True)
-class OutNeighbours:
-    """Every client has `degree` out-neighbours, drawn uniformly and independently from a public seed.
+class OutNeighbors:
+    """Every client has `degree` out-neighbors, drawn uniformly and independently from a public seed.
 
-    They hold its shares; masks are shared with out- and in-neighbours. Nobody can choose them, so the union bounds
+    They hold its shares; masks are shared with out- and in-neighbors. Nobody can choose them, so the union bounds
     of `check_bounds` hold for a server that picks dropouts with the graph in hand.
     """
 
@@ -156,7 +156,7 @@ class OutNeighbours:
     def __post_init__(self) -> None:
         _check_cohort(self.cohort)
         if not 1 <= self.degree < self.cohort - 1:
-            raise ConfigError(f"out-neighbours must number in [1, {self.cohort - 2}], got {self.degree}")
+            raise ConfigError(f"out-neighbors must number in [1, {self.cohort - 2}], got {self.degree}")
         holders = _draw_holders(self.cohort, self.degree, self.seed)
         order = np.argsort(holders, axis=None, kind="stable")  # by holder, then by owner
         counts = np.bincount(holders.ravel(), minlength=self.cohort)
@@ -165,20 +165,20 @@ class OutNeighbours:
         object.__setattr__(self, "_starts", np.concatenate(([0], np.cumsum(counts))))
 
     def holders(self, rank: int) -> Ranks:
-        """Return a client's out-neighbours and itself."""
+        """Return a client's out-neighbors and itself."""
         ranks: Ranks = self._holders[rank].astype(np.int64)
         return ranks
 
     def held_by(self, rank: int) -> Ranks:
-        """Return a client's in-neighbours and itself."""
+        """Return a client's in-neighbors and itself."""
         return self._owners[self._starts[rank] : self._starts[rank + 1]].astype(np.int64)
 
     def partners(self, rank: int) -> Ranks:
-        """Return a client's out- and in-neighbours."""
+        """Return a client's out- and in-neighbors."""
         return _without(np.union1d(self.holders(rank), self.held_by(rank)), rank)
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
-        """Return for each rank how many out-neighbours are in a subset."""
+        """Return for each rank how many out-neighbors are in a subset."""
         counts: Ranks = np.count_nonzero(present[self._holders], axis=1) - present.astype(np.int64)
         return counts
 
@@ -200,12 +200,12 @@ def make_graph(cohort: int, degree: int, consistency: Consistency, seed: bytes) 
         raise ConfigError(
             f"under signed consistency {cohort} clients need a complete graph: degree {cohort - 1}, got {degree}"
         )
-    return _out_neighbours(cohort, degree, seed)
+    return _out_neighbors(cohort, degree, seed)
 
 
 @lru_cache(maxsize=4)  # the clients of a simulation ask for the same one
-def _out_neighbours(cohort: int, degree: int, seed: bytes) -> OutNeighbours:
-    return OutNeighbours(cohort, degree, seed)
+def _out_neighbors(cohort: int, degree: int, seed: bytes) -> OutNeighbors:
+    return OutNeighbors(cohort, degree, seed)
 
 
 def _check_cohort(cohort: int) -> None:
@@ -219,7 +219,7 @@ def _without(ranks: Ranks, rank: int) -> Ranks:
 
 
 def _draw_holders(cohort: int, degree: int, seed: bytes) -> NDArray[np.int32]:
-    """Return each rank's out-neighbours and itself, increasing."""
+    """Return each rank's out-neighbors and itself, increasing."""
     stream, width = Stream(seed), 2 * degree + 64
     holders = np.empty((cohort, degree + 1), np.int32)
     found = np.full(cohort, cohort, np.int32)  # no rank
@@ -227,7 +227,7 @@ def _draw_holders(cohort: int, degree: int, seed: bytes) -> NDArray[np.int32]:
         rows = holders[first : first + _ROWS]
         words = stream.words(len(rows) * width).reshape(-1, width)
         if _first_distinct(words, first, rows, found) < len(rows):
-            raise TooFewClients(f"a client has fewer than {degree} out-neighbours: the attempt is void")
+            raise TooFewClients(f"a client has fewer than {degree} out-neighbors: the attempt is void")
     holders.sort(axis=1)
     return holders
 

@@ -1,4 +1,4 @@
-"""How many neighbours a client needs, and how many shares open a secret, to withstand a stated risk."""
+"""How many neighbors a client needs, and how many shares open a secret, to withstand a stated risk."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,7 +14,7 @@ from d2pfed.secagg.pairwise.graph import COMPLETE_UP_TO, Consistency
 
 GRINDING_BITS = 62  # a server tries at most 2^60 seeds, and three bounds are added up
 SIGNED_BITS = 40 + GRINDING_BITS
-MOST_OUT_NEIGHBOURS = 512  # a client with more does nearly the work of a complete graph
+MOST_OUT_NEIGHBORS = 512  # a client with more does nearly the work of a complete graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class Risk:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """How many neighbours a client has, and how many shares open one of its secrets.
+class Neighborhood:
+    """How many neighbors a client has, and how many shares open one of its secrets.
 
     Attributes:
         degree: number of others that hold shares of a client's secrets.
@@ -51,8 +51,8 @@ class Neighbourhood:
 
 
 @lru_cache
-def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighbourhood:
-    """Return the least neighbourhood that withstands the risk: complete for small cohorts, sparse beyond.
+def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighborhood:
+    """Return the least neighborhood that withstands the risk: complete for small cohorts, sparse beyond.
 
     Guarantee under `assumed`: with the stated dropouts and colluders at random places, the chance that a secret
     cannot be opened is at most 2^-correctness_bits, and the chance that colluders alone open one, or that the honest
@@ -66,31 +66,31 @@ def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighbourhood:
         )
     if consistency is Consistency.SIGNED:
         _check_one_statement(cohort, cohort - risk.dropouts, risk.colluders)
-        return complete(cohort, risk) if cohort <= graphs.SIGNED_COMPLETE_UP_TO else _out_neighbours(cohort, risk)
+        return complete(cohort, risk) if cohort <= graphs.SIGNED_COMPLETE_UP_TO else _out_neighbors(cohort, risk)
     sparse = _least_circle(cohort, risk) if cohort > COMPLETE_UP_TO else None
     return complete(cohort, risk) if sparse is None else sparse
 
 
-def complete(cohort: int, risk: Risk) -> Neighbourhood:
-    """Return the neighbourhood in which everyone holds a share of everyone's secrets."""
+def complete(cohort: int, risk: Risk) -> Neighborhood:
+    """Return the neighborhood in which everyone holds a share of everyone's secrets."""
     threshold = max(cohort // 2 + 1, risk.colluders + 1)
     if threshold > cohort - risk.dropouts:
         raise ConfigError(
             f"{threshold} of {cohort} clients must be left to open a secret, got {risk.dropouts} dropouts"
         )
-    return Neighbourhood(cohort - 1, threshold)
+    return Neighborhood(cohort - 1, threshold)
 
 
 @lru_cache
-def check_bounds(cohort: int, neighbourhood: Neighbourhood, quorum: int, colluders: int) -> None:
-    """Refuse a neighbourhood that does not withstand a server that lies, drops clients and tries seeds.
+def check_bounds(cohort: int, neighborhood: Neighborhood, quorum: int, colluders: int) -> None:
+    """Refuse a neighborhood that does not withstand a server that lies, drops clients and tries seeds.
 
     Guarantee: with at most `colluders`, fixed before the graph, all that a server can open is one sum, of at least
     `quorum - colluders - cut_off` honest clients: always in a complete graph, otherwise except with chance 2^-40
     over 2^60 graphs. Proof: docs/protocol.md#graph.
     Checked: test_graph.py::test_what_a_server_opens_is_no_more_frequent_than_its_bounds.
     """
-    degree, threshold, cut_off = neighbourhood.degree, neighbourhood.threshold, neighbourhood.cut_off
+    degree, threshold, cut_off = neighborhood.degree, neighborhood.threshold, neighborhood.cut_off
     if not 0 <= colluders < quorum <= cohort:
         raise ConfigError(f"quorum must be in [{colluders + 1}, {cohort}], got {quorum}")
     if cohort > graphs.SIGNED_UP_TO:
@@ -122,16 +122,16 @@ def check_bounds(cohort: int, neighbourhood: Neighbourhood, quorum: int, collude
         )
 
 
-def unopened(cohort: int, neighbourhood: Neighbourhood, dropouts: int) -> Fraction:
-    """Bound the chance that some client has fewer than `threshold` neighbours left."""
-    spare = neighbourhood.degree - neighbourhood.threshold
-    return min(Fraction(1), cohort * upper_tail(cohort - 1, dropouts, neighbourhood.degree, spare + 1))
+def unopened(cohort: int, neighborhood: Neighborhood, dropouts: int) -> Fraction:
+    """Bound the chance that some client has fewer than `threshold` neighbors left."""
+    spare = neighborhood.degree - neighborhood.threshold
+    return min(Fraction(1), cohort * upper_tail(cohort - 1, dropouts, neighborhood.degree, spare + 1))
 
 
-def exposed(cohort: int, neighbourhood: Neighbourhood, risk: Risk) -> Fraction:
+def exposed(cohort: int, neighborhood: Neighborhood, risk: Risk) -> Fraction:
     """Bound the chance that colluders hold `threshold` shares of a client, or cut the honest survivors in two."""
-    opened = cohort * upper_tail(cohort - 1, risk.colluders, neighbourhood.degree, neighbourhood.threshold)
-    reach = neighbourhood.degree // 2
+    opened = cohort * upper_tail(cohort - 1, risk.colluders, neighborhood.degree, neighborhood.threshold)
+    reach = neighborhood.degree // 2
     lost = risk.dropouts + risk.colluders
     # A cut of the circle needs a run of `reach` lost places, and there are `cohort` places where a run may start.
     cut = cohort * Fraction(comb(lost, reach), comb(cohort, reach))
@@ -153,13 +153,13 @@ def _check_sparse_size(cohort: int, degree: int) -> None:
             f"a sparse graph under signed consistency needs more than {graphs.SIGNED_COMPLETE_UP_TO} and at most "
             f"{graphs.SIGNED_UP_TO} clients, got {cohort}"
         )
-    most = min(MOST_OUT_NEIGHBOURS, cohort // 4)
+    most = min(MOST_OUT_NEIGHBORS, cohort // 4)
     if not 1 <= degree <= most:
-        raise ConfigError(f"out-neighbours must number in [1, {most}], got {degree}")
+        raise ConfigError(f"out-neighbors must number in [1, {most}], got {degree}")
 
 
-def _least_circle(cohort: int, risk: Risk) -> Neighbourhood | None:
-    """Return the circle of least degree that withstands the risk, if there is one; more neighbours withstand more."""
+def _least_circle(cohort: int, risk: Risk) -> Neighborhood | None:
+    """Return the circle of least degree that withstands the risk, if there is one; more neighbors withstand more."""
     low, high, found = 0, 2, None  # the degree is above `low`, and `high` is the next to try
     while high < cohort - 1 and (found := _fitting(cohort, high, risk)) is None:
         low, high = high, min(2 * high, max(high + 2, (cohort - 2) // 2 * 2))
@@ -170,37 +170,37 @@ def _least_circle(cohort: int, risk: Risk) -> Neighbourhood | None:
     return found
 
 
-def _fitting(cohort: int, degree: int, risk: Risk) -> Neighbourhood | None:
-    """Return the neighbourhood of this degree that withstands the risk, if there is one."""
+def _fitting(cohort: int, degree: int, risk: Risk) -> Neighborhood | None:
+    """Return the neighborhood of this degree that withstands the risk, if there is one."""
     sparse = _least_threshold(cohort, degree, risk)
     if sparse is None or unopened(cohort, sparse, risk.dropouts) > Fraction(1, 1 << risk.correctness_bits):
         return None
     return sparse
 
 
-def _least_threshold(cohort: int, degree: int, risk: Risk) -> Neighbourhood | None:
-    """Return the neighbourhood with the least safe threshold above half of the holders, if there is one."""
+def _least_threshold(cohort: int, degree: int, risk: Risk) -> Neighborhood | None:
+    """Return the neighborhood with the least safe threshold above half of the holders, if there is one."""
     for threshold in range((degree + 1) // 2 + 1, degree + 1):
-        neighbourhood = Neighbourhood(degree, threshold)
-        if exposed(cohort, neighbourhood, risk) <= Fraction(1, 1 << risk.security_bits):
-            return neighbourhood
+        neighborhood = Neighborhood(degree, threshold)
+        if exposed(cohort, neighborhood, risk) <= Fraction(1, 1 << risk.security_bits):
+            return neighborhood
     return None
 
 
-def _out_neighbours(cohort: int, risk: Risk) -> Neighbourhood:
-    """Return the fewest out-neighbours that withstand the risk, with the largest threshold that dropouts leave."""
+def _out_neighbors(cohort: int, risk: Risk) -> Neighborhood:
+    """Return the fewest out-neighbors that withstand the risk, with the largest threshold that dropouts leave."""
     _check_sparse_size(cohort, 1)
     bits = risk.security_bits + GRINDING_BITS
     # With fewer honest survivors than half of the cohort, those could be one of its parts.
     if cohort - risk.dropouts - risk.colluders > cohort // 2:
-        for degree in range(2, min(MOST_OUT_NEIGHBOURS, cohort // 4) + 1):
+        for degree in range(2, min(MOST_OUT_NEIGHBORS, cohort // 4) + 1):
             threshold = _largest_threshold(cohort, degree, risk)
             if 2 * threshold <= degree + 1 or may_open(cohort, degree, threshold, risk.colluders, bits):
                 continue
             apart = log_apart(cohort, degree, risk.dropouts, risk.colluders)
             cut_off = least_cut_off(apart, bits)
             if cut_off is not None and log_cut(cohort, degree, threshold, risk.colluders, apart) <= -bits:
-                return Neighbourhood(degree, threshold, cut_off)
+                return Neighborhood(degree, threshold, cut_off)
     raise ConfigError(
         f"no sparse graph of {cohort} clients withstands {risk.dropouts} dropouts and {risk.colluders} colluders: "
         f"at most {graphs.SIGNED_COMPLETE_UP_TO} clients are a complete graph"
@@ -211,7 +211,7 @@ def _largest_threshold(cohort: int, degree: int, risk: Risk) -> int:
     """Return the most shares that dropouts at random places leave everyone, but for 2^-correctness_bits."""
     allowed = comb(cohort - 1, degree) // (cohort << risk.correctness_bits)
     lost, ways = degree + 1, 0
-    while ways <= allowed:  # the ways to lose any number of neighbours are all there are
+    while ways <= allowed:  # the ways to lose any number of neighbors are all there are
         lost -= 1
         ways += comb(risk.dropouts, lost) * comb(cohort - 1 - risk.dropouts, degree - lost)
     return degree - lost
@@ -351,7 +351,7 @@ def least_cut_off(apart: Logs, bits: int) -> int | None:
 def log_cut(n: int, k: int, t: int, c: int, apart: Logs) -> float:
     """Bound the chance that some part of at most half of the clients is cut off and can be opened.
 
-    To be opened, each of its s members has t out-neighbours in the part or among the colluders.
+    To be opened, each of its s members has t out-neighbors in the part or among the colluders.
     """
     logs, s = log_factorials(n), np.arange(1, n // 2 + 1)
     opened = log_choose(logs, np.array(n), s) + s * log_upper_tails(logs, n - 1, s - 1 + c, k, t)
