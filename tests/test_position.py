@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import digest, first_head, next_head
 from d2pfed.secagg import crypto
-from d2pfed.secagg.position import (
+from d2pfed.secagg.roster import (
     NO_POSITION,
     POSITION_BYTES,
     Position,

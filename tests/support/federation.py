@@ -24,7 +24,7 @@ from d2pfed.secagg import (
     crypto,
 )
 from d2pfed.secagg.pairwise import messages
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.roster import sign_position
 from support.rosters import roster_of
 
 TASK = b"names and shapes"

@@ -14,7 +14,7 @@ from d2pfed.noise.mechanisms import MechanismName, Protocol
 from d2pfed.plan.bounds import MOST_COHORT
 from d2pfed.plan.plan import Plan
 from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
-from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_standing_quorum, require_standing_steps
+from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_carried
 
 
 class Request(StrEnum):
@@ -128,8 +128,7 @@ def require_standing(plan: Plan, enrolled: int) -> None:
             f"standing keys are for all silos of a roster in every round, got {plan.cohort_size} of "
             f"{plan.sampling.population} and a roster of {enrolled}"
         )
-    require_standing_quorum(plan.cohort_size, plan.quorum, plan.colluders)
-    require_standing_steps(plan.rounds, plan.attempts_per_round)
+    require_carried(plan.cohort_size, plan.quorum, plan.colluders, plan.rounds, plan.attempts_per_round)
 
 
 def require_deployable(protocol: Protocol, plan: Plan, enrolled: int | None) -> None:

@@ -10,15 +10,8 @@ from d2pfed.plan import Plan, require_standing
 from d2pfed.round.gathering import OpenSum, Refused, Remember, forget, ignore, run_exchange
 from d2pfed.round.session import Attempt
 from d2pfed.round.standing_silo import epoch_of
-from d2pfed.secagg import (
-    Exchange,
-    Position,
-    Roster,
-    StandingAdvertising,
-    StandingCollecting,
-    StandingEpoch,
-    StandingStep,
-)
+from d2pfed.secagg import Exchange, Position, Roster
+from d2pfed.secagg.standing import Advertising, Collecting, ReadyEpoch, Step
 
 # Asks these silos whether they are there; of those who answer, whether they hold keys of an epoch (by its digest).
 AskPresence = Callable[[Collection[int], bytes], Mapping[int, bool]]
@@ -63,7 +56,7 @@ class StandingRun:
     epochs: int = 0
     note_epochs: Callable[[int], None] = lambda _number: None
     failing: set[int] = field(default_factory=set)
-    _current: StandingEpoch | None = None
+    _current: ReadyEpoch | None = None
     _away: frozenset[int] = frozenset()
     _vouched: frozenset[int] = frozenset()  # missed the last step, and said since that they are there
 
@@ -89,14 +82,14 @@ class StandingRun:
             self._set_up(attempt, invited)
         return tuple(sorted(self._left(self._require_current())))
 
-    def step(self, attempt: Attempt, members: tuple[int, ...]) -> StandingStep:
+    def step(self, attempt: Attempt, members: tuple[int, ...]) -> Step:
         """Return the step of an attempt."""
         return self._require_current().step(attempt.round, attempt.number, members)
 
-    def collect(self, step: StandingStep, model: bytes, task: bytes = b"") -> OpenSum:
+    def collect(self, step: Step, model: bytes, task: bytes = b"") -> OpenSum:
         """Run the one exchange of a step; raises VoidStep with those who answered."""
         self.attempts += 1
-        collecting = StandingCollecting(self._require_current().keys, step, task, model)
+        collecting = Collecting(self._require_current().keys, step, task, model)
         run_exchange(collecting, self.exchange, self.refused)
         try:
             return OpenSum(step.cohort, collecting.close())
@@ -106,14 +99,14 @@ class StandingRun:
             self.failing |= self._away & self._vouched
             raise
 
-    def _left(self, current: StandingEpoch) -> set[int]:
+    def _left(self, current: ReadyEpoch) -> set[int]:
         return set(current.members) - self._away - self.failing
 
     @property
     def _wanted(self) -> set[int]:
         return set(self.silos) - self.failing
 
-    def _look(self, current: StandingEpoch) -> tuple[tuple[int, ...], bool]:
+    def _look(self, current: ReadyEpoch) -> tuple[tuple[int, ...], bool]:
         """Ask who is there, note who is away, and say who is, and whether the current epoch will do for them."""
         there, ready = self.presence(sorted(self._wanted), current.epoch.digest), set(current.members)
         self._away = frozenset(ready - {client for client, has_keys in there.items() if has_keys})
@@ -130,7 +123,7 @@ class StandingRun:
             epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
             self.epochs += 1
             self.note_epochs(self.epochs)
-            advertising = StandingAdvertising(epoch, self.roster, self.remembered)
+            advertising = Advertising(epoch, self.roster, self.remembered)
             run_exchange(advertising, self.exchange, self.refused)
             self._note(advertising.positions)
             agreeing = advertising.close()
@@ -151,7 +144,7 @@ class StandingRun:
         self.remembered.update(later)
         self.remember(later)
 
-    def _require_current(self) -> StandingEpoch:
+    def _require_current(self) -> ReadyEpoch:
         if self._current is None:
             raise ConfigError("no epoch was set up")
         return self._current
@@ -173,10 +166,10 @@ class StandingAttempts:
         """Return the members: all silos that are there."""
         return self.standing.members(attempt)
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> StandingStep:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> Step:
         """Return the step of an attempt."""
         return self.standing.step(attempt, cohort)
 
-    def collect(self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
+    def collect(self, session: Step, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
         """Gather the members' vectors; each silo counts its own."""
         return self.standing.collect(session, model.tobytes(), with_clip(self.task, self.clip))

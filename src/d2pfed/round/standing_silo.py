@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.plan import Plan, require_standing
-from d2pfed.secagg import Epoch, Roster, StandingState, StandingStep, decode_standing_invitation
-from d2pfed.secagg.standing.checks import require_charge_once
+from d2pfed.secagg import Roster, standing
 
 _T = TypeVar("_T")
 
@@ -24,10 +23,10 @@ def can_stand(plan: Plan) -> bool:
 
 def epoch_of(
     plan: Plan, run: str, roster: Roster, silos: tuple[int, ...], *, epoch: int = 0, first: int = 0
-) -> Epoch:
+) -> standing.Epoch:
     """Return the epoch of a run that begins at a step, between these silos."""
     require_standing(plan, len(roster.clients))
-    return Epoch(
+    return standing.Epoch(
         plan_digest=plan.digest,
         run=run,
         epoch=epoch,
@@ -43,9 +42,9 @@ def epoch_of(
     )
 
 
-def invited_epoch(plan: Plan, invitation: bytes, roster: Roster) -> Epoch:
+def invited_epoch(plan: Plan, invitation: bytes, roster: Roster) -> standing.Epoch:
     """Return the epoch that an invitation names, recomputed from this silo's own plan and roster."""
-    invited = decode_standing_invitation(invitation)
+    invited = standing.decode_invitation(invitation)
     if len(invited.silos) > plan.cohort_size:
         raise PeerError(f"an epoch has at most the planned {plan.cohort_size} silos, got {len(invited.silos)}")
     try:
@@ -61,14 +60,14 @@ def invited_epoch(plan: Plan, invitation: bytes, roster: Roster) -> Epoch:
 class StandingMemory:
     """A silo's state in this process: gone with it."""
 
-    state: StandingState | None = None
+    state: standing.State | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def read(self) -> StandingState | None:
+    def read(self) -> standing.State | None:
         """Return the state."""
         return self.state
 
-    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
+    def advance(self, move: Callable[[standing.State], tuple[standing.State, _T]]) -> _T:
         """Replace the state by the one that `move` makes of it."""
         with self._lock:
             if self.state is None:
@@ -84,12 +83,12 @@ class StandingSteps:
     most: int
     charged: set[int] = field(default_factory=set)
 
-    def charge(self, step: StandingStep) -> None:
+    def charge(self, step: standing.Step) -> None:
         """Count a step; refuse one that was counted, and every step once all participations are used.
 
         A silo at its cap refuses: nothing is sampled here, so that it is missing tells nothing but its count.
         """
-        require_charge_once(self.charged, step.number)
+        standing.require_charge_once(self.charged, step.number)
         if len(self.charged) >= self.most:
             raise PeerError(
                 f"this silo has sent {len(self.charged)} vectors in this run, its plan allows {self.most}"

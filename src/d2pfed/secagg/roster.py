@@ -1,6 +1,6 @@
-"""The clients that somebody other than the server has enrolled, by their signing keys, for a limited time."""
+"""Enrolled clients: their signing keys, listed by somebody other than the server, and how far their logs have come."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -10,9 +10,9 @@ from d2pfed.secagg import crypto
 from d2pfed.secagg.draws import MOST_DEPTH
 from d2pfed.secagg.wire import (
     BINDING_BYTES,
-    ID_LIMIT,
     ClientId,
     MessageKind,
+    Reader,
     frame,
     pack_ids,
     pack_integer,
@@ -29,7 +29,87 @@ _UNBOUND = bytes(BINDING_BYTES)  # a roster belongs to no session
 _NO_DEPTH = 255
 _COUNTER_BYTES = 8
 
+POSITION_BYTES = _COUNTER_BYTES + HEAD_BYTES + crypto.SIGNATURE_BYTES
+NO_POSITION = bytes(POSITION_BYTES)  # where none is known
+
 Floor = tuple[int, bytes]  # rows in a client's log, and the head after them
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The number of rows of a client's log and the head after them, signed."""
+
+    count: int
+    head: bytes
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count < 1 << (8 * _COUNTER_BYTES):
+            raise ConfigError(f"a position's count must be in [0, 2^64), got {self.count}")
+        if len(self.head) != HEAD_BYTES or len(self.signature) != crypto.SIGNATURE_BYTES:
+            raise ConfigError(
+                f"a position's head and signature must have {HEAD_BYTES} and {crypto.SIGNATURE_BYTES} bytes, "
+                f"got {len(self.head)} and {len(self.signature)}"
+            )
+
+    def pack(self) -> bytes:
+        """Return count (8 bytes, little-endian), head (32) and signature (64)."""
+        return pack_integer(self.count, _COUNTER_BYTES) + self.head + self.signature
+
+
+def unpack_position(data: bytes) -> Position:
+    """Return the position in 104 bytes, its signature not yet checked."""
+    if len(data) != POSITION_BYTES:
+        raise PeerError(f"a position must have {POSITION_BYTES} bytes, got {len(data)}")
+    end = _COUNTER_BYTES + HEAD_BYTES
+    return Position(int.from_bytes(data[:_COUNTER_BYTES], "little"), data[_COUNTER_BYTES:end], data[end:])
+
+
+def pack_remembered(position: Position | None) -> bytes:
+    """Return a position as `read_remembered` reads it: zero bytes where none is known."""
+    return NO_POSITION if position is None else position.pack()
+
+
+def read_remembered(reader: Reader) -> Position | None:
+    """Return the next position of a body, if it is one."""
+    packed = reader.take(POSITION_BYTES)
+    return None if packed == NO_POSITION else unpack_position(packed)
+
+
+def _statement(authority: bytes, client: ClientId, count: int, head: bytes) -> bytes:
+    return digest("d2pfed position", authority, client, count, head)
+
+
+def sign_position(secret: bytes, authority: bytes, client: ClientId, count: int, head: bytes) -> Position:
+    """Return a client's position under its private signing key: it says whose log it is, and who enrolled it."""
+    return Position(count, head, crypto.sign(secret, _statement(authority, client, count, head)))
+
+
+def verify_position(position: Position, public: bytes, authority: bytes, client: ClientId) -> None:
+    """Refuse a position that is not signed by its client's key.
+
+    Guarantee: nobody but the client can move it on, or name a position where it has never been.
+    Checked: test_position.py::test_no_byte_of_a_position_can_be_changed.
+    """
+    statement = _statement(authority, client, position.count, position.head)
+    crypto.require_signature(public, position.signature, statement)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """A client's memory when it joins a signed session.
+
+    Attributes:
+        position: its own after the row that says that this session has begun, signed by itself.
+        contains: says whether its chain of rows has this head at this count.
+        known: the latest position at which it has met each other client, before this session.
+        colluders: how many of the cohort it expects to collude by its own reckoning, whatever the session says.
+    """
+
+    position: Position
+    contains: Callable[[int, bytes], bool]
+    known: Mapping[ClientId, Position] = field(default_factory=dict)
+    colluders: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +141,23 @@ class Roster:
 
     def __post_init__(self) -> None:
         require_one_key_each(list(self.keys.values()))
-        self._check_numbers()
-        self._check_bytes()
+        lifetime, heads = self.expires - self.issued, [head for _, head in self.floors.values()]
+        if self.issued < 0 or not 0 < lifetime <= MOST_LIFETIME_DAYS * DAY_SECONDS:
+            raise ConfigError(
+                f"a roster must live for at most {MOST_LIFETIME_DAYS} days after its issue, got {lifetime} seconds"
+            )
+        if self.depth is not None and not 0 <= self.depth <= MOST_DEPTH:
+            raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {self.depth}")
+        if self.depth is None and self.root != NO_ROOT:
+            raise ConfigError("a roster without draws must have a root of zero bytes")
+        if self.floors.keys() != self.keys.keys():
+            raise ConfigError("every enrolled client must have a floor, and nobody else")
+        counts = [count for count, _ in self.floors.values()]
+        if self.serial < 1 or any(not 0 <= number < 1 << 64 for number in (self.serial, *self.keys, *counts)):
+            raise ConfigError(f"a roster's serial, identities and counts must be in [0, 2^64), got {self.serial}")
+        sizes = {len(value) for value in (*self.keys.values(), self.authority, self.nonce, self.root, *heads)}
+        if sizes != {32}:
+            raise ConfigError(f"keys, heads, nonce and root must have 32 bytes, got {sorted(sizes)}")
         object.__setattr__(self, "keys", MappingProxyType(dict(sorted(self.keys.items()))))
         object.__setattr__(self, "floors", MappingProxyType(dict(self.floors)))
         object.__setattr__(self, "digest", digest("d2pfed roster", _body(self)))
@@ -77,33 +172,6 @@ class Roster:
         if client not in self.keys:
             raise PeerError(f"client {client} is not enrolled")
         return self.keys[client]
-
-    def _check_numbers(self) -> None:
-        if not 1 <= self.serial < 1 << 64:
-            raise ConfigError(f"a roster's serial must be in [1, 2^64), got {self.serial}")
-        lifetime = self.expires - self.issued
-        if self.issued < 0 or not 0 < lifetime <= MOST_LIFETIME_DAYS * DAY_SECONDS:
-            raise ConfigError(
-                f"a roster must live for at most {MOST_LIFETIME_DAYS} days after its issue, got {lifetime} seconds"
-            )
-        if self.depth is not None and not 0 <= self.depth <= MOST_DEPTH:
-            raise ConfigError(f"a tree of draws has a depth in [0, {MOST_DEPTH}], got {self.depth}")
-        if any(not 0 <= client < ID_LIMIT for client in self.keys):
-            raise ConfigError("a client's identity must be in [0, 2^64)")
-        if self.floors.keys() != self.keys.keys():
-            raise ConfigError("every enrolled client must have a floor, and nobody else")
-        if any(not 0 <= count < 1 << 64 for count, _ in self.floors.values()):
-            raise ConfigError("a floor's count must be in [0, 2^64)")
-
-    def _check_bytes(self) -> None:
-        sizes = {len(key) for key in (*self.keys.values(), self.authority)}
-        sizes |= {len(value) for value in (self.nonce, self.root)} | {
-            len(head) for _, head in self.floors.values()
-        }
-        if sizes != {32}:
-            raise ConfigError(f"keys, heads, nonce and root must have 32 bytes, got {sorted(sizes)}")
-        if self.depth is None and self.root != NO_ROOT:
-            raise ConfigError("a roster without draws must have a root of zero bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +277,7 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
     floors = reader.records(len(clients), _COUNTER_BYTES + HEAD_BYTES)
     signature = reader.take(crypto.SIGNATURE_BYTES)
     reader.end()
+    split = _COUNTER_BYTES
     try:
         roster = Roster(
             keys=dict(zip(clients, keys, strict=True)),
@@ -218,7 +287,10 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
             nonce=nonce,
             depth=None if depth == _NO_DEPTH else depth,
             root=root,
-            floors={client: _floor(floor) for client, floor in zip(clients, floors, strict=True)},
+            floors={
+                client: (int.from_bytes(floor[:split], "little"), floor[split:])
+                for client, floor in zip(clients, floors, strict=True)
+            },
             authority=authority,
         )
     except ConfigError as error:
@@ -238,7 +310,3 @@ def _body(roster: Roster) -> bytes:
         count, head = roster.floors[client]
         fields += [pack_integer(count, _COUNTER_BYTES), head]
     return b"".join(fields)
-
-
-def _floor(record: bytes) -> Floor:
-    return int.from_bytes(record[:_COUNTER_BYTES], "little"), record[_COUNTER_BYTES:]

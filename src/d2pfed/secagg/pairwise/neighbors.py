@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from d2pfed.errors import ConfigError
 from d2pfed.secagg.pairwise import graph as graphs
 from d2pfed.secagg.pairwise.graph import COMPLETE_UP_TO, Consistency
+from d2pfed.secagg.pairwise.session import require_one_view
 
 GRINDING_BITS = 62  # a server tries at most 2^60 seeds, and three bounds are added up
 SIGNED_BITS = 40 + GRINDING_BITS
@@ -65,7 +66,7 @@ def choose(cohort: int, risk: Risk, consistency: Consistency) -> Neighborhood:
             f"dropouts and colluders must leave 2 of {cohort} clients, got {risk.dropouts} and {risk.colluders}"
         )
     if consistency is Consistency.SIGNED:
-        _check_one_statement(cohort, cohort - risk.dropouts, risk.colluders)
+        require_one_view(cohort, cohort - risk.dropouts, risk.colluders)
         return complete(cohort, risk) if cohort <= graphs.SIGNED_COMPLETE_UP_TO else _out_neighbors(cohort, risk)
     sparse = _least_circle(cohort, risk) if cohort > COMPLETE_UP_TO else None
     return complete(cohort, risk) if sparse is None else sparse
@@ -97,7 +98,7 @@ def check_bounds(cohort: int, neighborhood: Neighborhood, quorum: int, colluders
         raise ConfigError(
             f"signed consistency takes cohorts of at most {graphs.SIGNED_UP_TO} clients, got {cohort}"
         )
-    _check_one_statement(cohort, quorum, colluders)
+    require_one_view(cohort, quorum, colluders)
     if not degree + 1 < 2 * threshold <= 2 * (degree + 1):
         raise ConfigError(f"threshold must be in [{(degree + 1) // 2 + 1}, {degree + 1}], got {threshold}")
     if degree == cohort - 1:
@@ -138,15 +139,6 @@ def exposed(cohort: int, neighborhood: Neighborhood, risk: Risk) -> Fraction:
     return min(Fraction(1), opened + cut)
 
 
-def _check_one_statement(cohort: int, quorum: int, colluders: int) -> None:
-    """Refuse a quorum of which two, disjoint but for colluders, could sign different survivors."""
-    if 2 * quorum <= cohort + colluders:
-        raise ConfigError(
-            f"quorum must be at least {(cohort + colluders) // 2 + 1} for {cohort} clients and {colluders} colluders, "
-            f"got {quorum}"
-        )
-
-
 def _check_sparse_size(cohort: int, degree: int) -> None:
     if not graphs.SIGNED_COMPLETE_UP_TO < cohort <= graphs.SIGNED_UP_TO:
         raise ConfigError(
@@ -171,19 +163,12 @@ def _least_circle(cohort: int, risk: Risk) -> Neighborhood | None:
 
 
 def _fitting(cohort: int, degree: int, risk: Risk) -> Neighborhood | None:
-    """Return the neighborhood of this degree that withstands the risk, if there is one."""
-    sparse = _least_threshold(cohort, degree, risk)
-    if sparse is None or unopened(cohort, sparse, risk.dropouts) > Fraction(1, 1 << risk.correctness_bits):
-        return None
-    return sparse
-
-
-def _least_threshold(cohort: int, degree: int, risk: Risk) -> Neighborhood | None:
-    """Return the neighborhood with the least safe threshold above half of the holders, if there is one."""
+    """Return the neighborhood of this degree with the least safe threshold, if it withstands the risk."""
     for threshold in range((degree + 1) // 2 + 1, degree + 1):
-        neighborhood = Neighborhood(degree, threshold)
-        if exposed(cohort, neighborhood, risk) <= Fraction(1, 1 << risk.security_bits):
-            return neighborhood
+        sparse = Neighborhood(degree, threshold)
+        if exposed(cohort, sparse, risk) <= Fraction(1, 1 << risk.security_bits):
+            is_open = unopened(cohort, sparse, risk.dropouts) <= Fraction(1, 1 << risk.correctness_bits)
+            return sparse if is_open else None
     return None
 
 
