@@ -19,9 +19,10 @@ from hypothesis.stateful import (
 
 from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.secagg import Advertising, Client, Consistency, Delivery, Masking, Sharing, Sum, Unmasking
+from d2pfed.secagg import Advertising, Client, Consistency, Delivery, Sum
 from d2pfed.secagg.pairwise import messages, phases
 from d2pfed.secagg.pairwise.phases import Advertised, Shared
+from d2pfed.secagg.pairwise.server import Masking, Sharing, Unmasking
 from d2pfed.secagg.wire import MessageKind, kind_of, message, pack_subset
 from support.federation import MODEL, TASK, Federation, expected_sum, make_session
 

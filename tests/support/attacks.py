@@ -22,10 +22,11 @@ from d2pfed.numerics.ring import IntVector, RingVector
 from d2pfed.plan import Plan
 from d2pfed.round import Attempt, Invite, Participant, gather, session_of
 from d2pfed.round.session import AttemptBinding
-from d2pfed.secagg import Advertising, Client, Enrolment, Exchange, History, Masking, Session, collect, standing
+from d2pfed.secagg import Advertising, Client, Enrolment, Exchange, History, Session, collect, standing
 from d2pfed.secagg.crypto import PairSecrets, sign
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.pairwise import keys, messages
+from d2pfed.secagg.pairwise.server import Masking
 from d2pfed.secagg.standing import epoch as epochs
 from d2pfed.secagg.wire import MessageKind, kind_of, message, pack_subset, subset_of
 from support.attacked_clients import Group, Life

@@ -11,9 +11,6 @@ from d2pfed.secagg.pairwise.phases import Contribute, group_seed_of
 from d2pfed.secagg.pairwise.server import (
     Advertising,
     Confirming,
-    Masking,
-    Sharing,
-    Unmasking,
     require_enough,
     with_enough_holders,
 )
@@ -41,10 +38,7 @@ __all__ = [
     "Invitation",
     "decode_invitation",
     "Advertising",
-    "Sharing",
-    "Masking",
     "Confirming",
-    "Unmasking",
     "Sum",
     "Exchange",
     "ServerPhase",

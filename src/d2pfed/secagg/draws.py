@@ -31,10 +31,6 @@ class Opening:
     seed: bytes = field(repr=False)  # for the members of its cohort only
     path: tuple[bytes, ...]
 
-    def __post_init__(self) -> None:
-        if {len(self.seed), *map(len, self.path)} != {SEED_BYTES}:
-            raise ConfigError(f"a seed and the nodes of a path must have {SEED_BYTES} bytes each")
-
 
 class DrawTree:
     """The server's tree of seeds, which it commits to by the root; its entropy gives every cohort in advance.

@@ -6,18 +6,9 @@ from types import MappingProxyType
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import HEAD_BYTES, Entropy, digest, first_head
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.draws import MOST_DEPTH
-from d2pfed.secagg.wire import (
-    BINDING_BYTES,
-    ClientId,
-    MessageKind,
-    Reader,
-    frame,
-    pack_ids,
-    pack_integer,
-    unframe,
-)
+from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind, Reader
 
 DAY_SECONDS = 86_400
 LIFETIME_DAYS = 30
@@ -43,18 +34,9 @@ class Position:
     head: bytes
     signature: bytes
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.count < 1 << (8 * _COUNTER_BYTES):
-            raise ConfigError(f"a position's count must be in [0, 2^64), got {self.count}")
-        if len(self.head) != HEAD_BYTES or len(self.signature) != crypto.SIGNATURE_BYTES:
-            raise ConfigError(
-                f"a position's head and signature must have {HEAD_BYTES} and {crypto.SIGNATURE_BYTES} bytes, "
-                f"got {len(self.head)} and {len(self.signature)}"
-            )
-
     def pack(self) -> bytes:
         """Return count (8 bytes, little-endian), head (32) and signature (64)."""
-        return pack_integer(self.count, _COUNTER_BYTES) + self.head + self.signature
+        return wire.pack_integer(self.count, _COUNTER_BYTES) + self.head + self.signature
 
 
 def unpack_position(data: bytes) -> Position:
@@ -260,7 +242,7 @@ def encode_roster(roster: Roster, authority_secret: bytes) -> bytes:
     """Return a roster signed by the authority that enrolled its clients."""
     if crypto.signing_public(authority_secret) != roster.authority:
         raise ConfigError("a roster must be signed with the key of the authority that it names")
-    return frame(MessageKind.ROSTER, _UNBOUND, 0, _body(roster), crypto.sign(authority_secret, roster.digest))
+    return wire.frame(MessageKind.ROSTER, _UNBOUND, 0, _body(roster), crypto.sign(authority_secret, roster.digest))
 
 
 def decode_roster(data: bytes, authority: bytes) -> Roster:
@@ -269,28 +251,24 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
     Guarantee: whoever cannot sign as the authority cannot add, drop or change a client, a floor or the draws.
     Checked: test_malicious_server.py (rosters signed by the server itself).
     """
-    reader = unframe(data, MessageKind.ROSTER, _UNBOUND, 0)
+    reader = wire.unframe(data, MessageKind.ROSTER, _UNBOUND, 0)
     serial, issued, expires = (reader.integer(_COUNTER_BYTES) for _ in range(3))
     nonce, depth, root = reader.take(NONCE_BYTES), reader.integer(1), reader.take(len(NO_ROOT))
     clients = reader.ids()
-    keys = reader.records(len(clients), crypto.PUBLIC_BYTES)
-    floors = reader.records(len(clients), _COUNTER_BYTES + HEAD_BYTES)
+    keys = {client: reader.take(crypto.PUBLIC_BYTES) for client in clients}
+    floors = {client: (reader.integer(_COUNTER_BYTES), reader.take(HEAD_BYTES)) for client in clients}
     signature = reader.take(crypto.SIGNATURE_BYTES)
     reader.end()
-    split = _COUNTER_BYTES
     try:
         roster = Roster(
-            keys=dict(zip(clients, keys, strict=True)),
+            keys=keys,
             serial=serial,
             issued=issued,
             expires=expires,
             nonce=nonce,
             depth=None if depth == _NO_DEPTH else depth,
             root=root,
-            floors={
-                client: (int.from_bytes(floor[:split], "little"), floor[split:])
-                for client, floor in zip(clients, floors, strict=True)
-            },
+            floors=floors,
             authority=authority,
         )
     except ConfigError as error:
@@ -301,12 +279,12 @@ def decode_roster(data: bytes, authority: bytes) -> Roster:
 
 def _body(roster: Roster) -> bytes:
     numbers = b"".join(
-        pack_integer(each, _COUNTER_BYTES) for each in (roster.serial, roster.issued, roster.expires)
+        wire.pack_integer(each, _COUNTER_BYTES) for each in (roster.serial, roster.issued, roster.expires)
     )
     depth = _NO_DEPTH if roster.depth is None else roster.depth
-    fields = [numbers, roster.nonce, pack_integer(depth, 1), roster.root, pack_ids(roster.clients)]
+    fields = [numbers, roster.nonce, wire.pack_integer(depth, 1), roster.root, wire.pack_ids(roster.clients)]
     fields += [roster.keys[client] for client in roster.clients]
     for client in roster.clients:
         count, head = roster.floors[client]
-        fields += [pack_integer(count, _COUNTER_BYTES), head]
+        fields += [wire.pack_integer(count, _COUNTER_BYTES), head]
     return b"".join(fields)

@@ -96,9 +96,7 @@ def frame(kind: int, binding: bytes, party: ClientId, *fields: bytes) -> bytes:
 
 def unframe(data: bytes, kind: int, binding: bytes, party: ClientId) -> "Reader":
     """Open a frame of the expected kind, binding and party; anything else is refused before the body is read."""
-    reader, (found_kind, found_party, found_binding) = _open(data)
-    if found_kind != kind:
-        raise PeerError(f"a message of kind {kind} was expected, got kind {found_kind}")
+    reader, found_party, found_binding = unframe_unbound(data, kind)
     if found_party != party:
         raise PeerError(f"a message of client {party} was expected, got one of client {found_party}")
     if found_binding != binding:
@@ -108,7 +106,7 @@ def unframe(data: bytes, kind: int, binding: bytes, party: ClientId) -> "Reader"
 
 def unframe_unbound(data: bytes, kind: int) -> tuple["Reader", ClientId, bytes]:
     """Open a frame whose party and binding are not known yet, and return them for the caller to check."""
-    reader, (found_kind, party, binding) = _open(data)
+    reader, found_kind, party, binding = _open(data)
     if found_kind != kind:
         raise PeerError(f"a message of kind {kind} was expected, got kind {found_kind}")
     return reader, party, binding
@@ -116,15 +114,15 @@ def unframe_unbound(data: bytes, kind: int) -> tuple["Reader", ClientId, bytes]:
 
 def kind_of(data: bytes) -> int:
     """Return the kind of a frame."""
-    return _open(data)[1][0]
+    return _open(data)[1]
 
 
 def binding_of(data: bytes) -> bytes:
     """Return what a frame says it is bound to, for the receiver to find its part in that."""
-    return _open(data)[1][2]
+    return _open(data)[3]
 
 
-def _open(data: bytes) -> tuple["Reader", tuple[int, ClientId, bytes]]:
+def _open(data: bytes) -> tuple["Reader", int, ClientId, bytes]:
     if len(data) < HEADER_BYTES:
         raise PeerError(f"a message has at least {HEADER_BYTES} bytes, got {len(data)}")
     magic, version, kind, zero, party, size, binding = _HEADER.unpack_from(data)
@@ -137,7 +135,7 @@ def _open(data: bytes) -> tuple["Reader", tuple[int, ClientId, bytes]]:
     header, body = memoryview(data)[: _HEADER.size], memoryview(data)[HEADER_BYTES:]
     if data[_HEADER.size : HEADER_BYTES] != _checksum(header, body):
         raise PeerError("a message was damaged on its way")
-    return Reader(body), (kind, party, binding)
+    return Reader(body), kind, party, binding
 
 
 def _checksum(*parts: bytes | memoryview) -> bytes:
@@ -166,11 +164,6 @@ class Reader:
             raise PeerError(f"{count} more bytes were expected, got {len(self._rest)}")
         taken, self._rest = self._rest[:count], self._rest[count:]
         return bytes(taken)
-
-    def records(self, count: int, size_bytes: int) -> list[bytes]:
-        """Return the next records of equal size."""
-        joined = self.take(count * size_bytes)
-        return [joined[start : start + size_bytes] for start in range(0, len(joined), size_bytes)]
 
     def integer(self, size_bytes: int) -> int:
         """Return the next unsigned integer (little-endian)."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.draws import SEED_BYTES
 from d2pfed.secagg.pairwise.keys import JoinedClients
 from d2pfed.secagg.pairwise.phases import (
@@ -22,20 +22,7 @@ from d2pfed.secagg.pairwise.phases import (
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import POSITION_BYTES, Enrolment, History, Position, unpack_position
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.secagg.wire import (
-    BINDING_BYTES,
-    CONTEXT_BYTES,
-    ClientId,
-    MessageKind,
-    Reader,
-    kind_of,
-    message,
-    opened,
-    pack_integer,
-    pack_subset,
-    ranks_of,
-    subset_of,
-)
+from d2pfed.secagg.wire import BINDING_BYTES, CONTEXT_BYTES, ClientId, MessageKind, Reader
 
 _KINDS: Mapping[type, MessageKind] = {
     Invited: MessageKind.SAVED_INVITED,
@@ -91,7 +78,7 @@ class Client:
         phase, self.phase = self.phase, Finished()
         if not isinstance(phase, SavedPhase):
             raise ConfigError("a finished client has nothing to save")
-        return message(self._local.session, _KINDS[type(phase)], self._local.rank, _pack(phase))
+        return wire.message(self._local.session, _KINDS[type(phase)], self._local.rank, _pack(phase))
 
     @staticmethod
     def restore(  # noqa: PLR0917 - the same parts
@@ -111,10 +98,10 @@ class Client:
 
 def decode_phase(session: Session, rank: int, data: bytes) -> SavedPhase:
     """Return the saved phase of this client in this session."""
-    kind = kind_of(data)
+    kind = wire.kind_of(data)
     if kind not in _KINDS.values():
         raise PeerError(f"a saved phase was expected, got kind {kind}")
-    with opened(session, MessageKind(kind), rank, data) as reader:
+    with wire.opened(session, MessageKind(kind), rank, data) as reader:
         return _read(kind, session, rank, reader)
 
 
@@ -127,16 +114,16 @@ def _pack(phase: SavedPhase) -> bytes:
             return secrets + (b"" if phase.position is None else phase.position.pack())
         case Shared():
             own = phase.seed + pack_shares([phase.own_seed_share]) + phase.contribution
-            joined = pack_subset(phase.joined.present) + phase.joined.digest
+            joined = wire.pack_subset(phase.joined.present) + phase.joined.digest
             peers = (peer.share_key + peer.mask_shared for _, peer in sorted(phase.peers.items()))
             return b"".join((own, joined, *peers))
         case Masked():
-            sets = phase.joined.present, phase.sharers, subset_of(len(phase.sharers), phase.seed_shares)
-            present, sharers, held = map(pack_subset, sets)
+            sets = phase.joined.present, phase.sharers, wire.subset_of(len(phase.sharers), phase.seed_shares)
+            present, sharers, held = map(wire.pack_subset, sets)
             ordered = (each[rank] for each in (phase.seed_shares, phase.key_shares) for rank in sorted(each))
             return b"".join((phase.context, present, phase.joined.digest, sharers, held, pack_shares(ordered)))
         case Confirmed():
-            return pack_subset(phase.survivors) + _pack(phase.masked)
+            return wire.pack_subset(phase.survivors) + _pack(phase.masked)
 
 
 def _read(kind: int, session: Session, rank: int, reader: Reader) -> SavedPhase:
@@ -166,7 +153,7 @@ def _read_masked(session: Session, rank: int, reader: Reader) -> Masked:
     size, context = len(session.cohort), reader.take(CONTEXT_BYTES)
     joined = JoinedClients(session, reader.subset(size), reader.take(BINDING_BYTES))
     sharers, held = reader.subset(size), reader.subset(size)
-    owners = ranks_of(held)
+    owners = wire.ranks_of(held)
     if not held[rank] or not set(owners) <= set(joined.owners(rank, sharers)):
         raise PeerError("saved shares must be this client's own and of others that have sent it some")
     seeds = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners}
@@ -175,7 +162,7 @@ def _read_masked(session: Session, rank: int, reader: Reader) -> Masked:
 
 
 def _pack_entropy(entropy: Entropy) -> bytes:
-    return entropy.key + pack_integer(int(entropy.is_replayed), 1)
+    return entropy.key + wire.pack_integer(int(entropy.is_replayed), 1)
 
 
 def _read_entropy(reader: Reader) -> Entropy:

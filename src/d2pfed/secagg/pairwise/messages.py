@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.ring import RingVector
+from d2pfed.secagg import wire
 from d2pfed.secagg.checks import require_context
 from d2pfed.secagg.crypto import PUBLIC_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from d2pfed.secagg.draws import NODE_BYTES, SEED_BYTES, Opening
@@ -19,23 +20,7 @@ from d2pfed.secagg.pairwise.keys import (
 from d2pfed.secagg.pairwise.session import Delivery, Session
 from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, read_remembered
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
-from d2pfed.secagg.wire import (
-    CONTEXT_BYTES,
-    HEADER_BYTES,
-    ClientId,
-    MessageKind,
-    Reader,
-    Subset,
-    message,
-    opened,
-    pack_ids,
-    pack_integer,
-    pack_subset,
-    pack_text,
-    ranks_of,
-    subset_of,
-    unframe_unbound,
-)
+from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES, ClientId, MessageKind, Reader, Subset
 
 HASH_BYTES = 32
 
@@ -94,10 +79,12 @@ def encode_invitation(
     session: Session, rank: int, opening: Opening | None = None, remembered: Position | None = None
 ) -> bytes:
     """Ask a client to take part."""
-    counters = (pack_integer(each, 4) for each in (session.round, session.attempt, session.draw, session.block))
-    cohort = pack_ids(session.cohort) if opening is None else opening.seed + b"".join(opening.path)
-    fields = pack_text(session.run), *counters, pack_remembered(remembered), cohort
-    return message(session, MessageKind.INVITATION, rank, *fields)
+    counters = (
+        wire.pack_integer(each, 4) for each in (session.round, session.attempt, session.draw, session.block)
+    )
+    cohort = wire.pack_ids(session.cohort) if opening is None else opening.seed + b"".join(opening.path)
+    fields = wire.pack_text(session.run), *counters, pack_remembered(remembered), cohort
+    return wire.message(session, MessageKind.INVITATION, rank, *fields)
 
 
 def decode_invitation(data: bytes, depth: int | None) -> Invitation:
@@ -105,30 +92,30 @@ def decode_invitation(data: bytes, depth: int | None) -> Invitation:
 
     The receiver builds the session from its own plan and checks that it has this binding.
     """
-    reader, client, binding = unframe_unbound(data, MessageKind.INVITATION)
+    reader, client, binding = wire.unframe_unbound(data, MessageKind.INVITATION)
     with reader:
-        run = reader.text()
-        number, attempt, draw, block = (reader.integer(4) for _ in range(4))
-        remembered = read_remembered(reader)
-        if depth is None:
-            cohort, opening = reader.ids(), None
-        else:
-            cohort = None
-            opening = Opening(reader.take(SEED_BYTES), tuple(reader.records(depth, NODE_BYTES)))
-    if not run or (cohort is not None and client not in cohort):
+        invited = Invitation(
+            client=client,
+            binding=binding,
+            run=reader.text(),
+            round=reader.integer(4),
+            attempt=reader.integer(4),
+            draw=reader.integer(4),
+            block=reader.integer(4),
+            remembered=read_remembered(reader),
+            opening=None
+            if depth is None
+            else Opening(reader.take(SEED_BYTES), tuple(reader.take(NODE_BYTES) for _ in range(depth))),
+            cohort=reader.ids() if depth is None else None,
+        )
+    if not invited.run or (invited.cohort is not None and client not in invited.cohort):
         raise PeerError("an invitation must name a run and invite a client of its cohort")
-    return Invitation(
-        client=client,
-        binding=binding,
-        run=run,
-        round=number,
-        attempt=attempt,
-        draw=draw,
-        block=block,
-        remembered=remembered,
-        opening=opening,
-        cohort=cohort,
-    )
+    return invited
+
+
+def read_opening(reader: Reader, depth: int) -> Opening:
+    """Read the next opening of a body: the seed of a draw, and its path."""
+    return Opening(reader.take(SEED_BYTES), tuple(reader.take(NODE_BYTES) for _ in range(depth)))
 
 
 def encode_advertisements(
@@ -137,17 +124,17 @@ def encode_advertisements(
     """Tell a client who joined, with the advertisements of its partners and its own."""
     listed = [leaves[other] for other in sorted(leaves)] if joined.session.lists_leaves else []
     packed = [advertisements[other].pack() for other in joined.shown(rank)]
-    fields = pack_subset(joined.present), *listed, *packed
-    return message(joined.session, MessageKind.KEY_ADVERTISEMENTS, rank, *fields)
+    fields = wire.pack_subset(joined.present), *listed, *packed
+    return wire.message(joined.session, MessageKind.KEY_ADVERTISEMENTS, rank, *fields)
 
 
 def decode_advertisements(session: Session, rank: int, data: bytes) -> KeyAdvertisements:
     """Read who joined: one advertisement for every partner in the subset and its own, no more and no fewer."""
-    with opened(session, MessageKind.KEY_ADVERTISEMENTS, rank, data) as reader:
+    with wire.opened(session, MessageKind.KEY_ADVERTISEMENTS, rank, data) as reader:
         present = reader.subset(len(session.cohort))
-        ranks, leaves = ranks_of(present), dict[int, bytes]()
+        leaves = dict[int, bytes]()
         if session.lists_leaves:
-            leaves = dict(zip(ranks, reader.records(len(ranks), LEAF_BYTES), strict=True))
+            leaves = {other: reader.take(LEAF_BYTES) for other in wire.ranks_of(present)}
             joined = JoinedClients.of(session, present, leaves)
         else:
             joined = JoinedClients(session, present, b"")  # the graph is known before the advertisements
@@ -161,12 +148,12 @@ def decode_advertisements(session: Session, rank: int, data: bytes) -> KeyAdvert
 def encode_encrypted_shares(joined: JoinedClients, rank: int, shares: EncryptedShares) -> bytes:
     """Send a client's sealed shares, one ciphertext per other holder that joined, in order of rank."""
     packed = _pack_encrypted_shares(joined.session, shares)
-    return message(joined.session, MessageKind.ENCRYPTED_SHARES, rank, *packed)
+    return wire.message(joined.session, MessageKind.ENCRYPTED_SHARES, rank, *packed)
 
 
 def decode_encrypted_shares(joined: JoinedClients, rank: int, data: bytes) -> EncryptedShares:
     """Read a client's sealed shares by receiver's rank."""
-    with opened(joined.session, MessageKind.ENCRYPTED_SHARES, rank, data) as reader:
+    with wire.opened(joined.session, MessageKind.ENCRYPTED_SHARES, rank, data) as reader:
         return _read_encrypted_shares(joined.session, joined.receivers(rank, joined.present), reader)
 
 
@@ -175,13 +162,13 @@ def encode_mask_request(  # noqa: PLR0917 - the fields of the message
 ) -> bytes:
     """Ask a client for its masked vector: who shared keys, the ciphertexts for it in order of rank, task and model."""
     ciphertexts = _pack_encrypted_shares(joined.session, shares)
-    fields = pack_subset(sharers), *ciphertexts, pack_integer(len(task), 4), task, model
-    return message(joined.session, MessageKind.MASK_REQUEST, rank, *fields)
+    fields = wire.pack_subset(sharers), *ciphertexts, wire.pack_integer(len(task), 4), task, model
+    return wire.message(joined.session, MessageKind.MASK_REQUEST, rank, *fields)
 
 
 def decode_mask_request(joined: JoinedClients, rank: int, data: bytes) -> MaskRequest:
     """Read a request for the masked vector: a ciphertext from every sender in the subset, the task, the model."""
-    reader = opened(joined.session, MessageKind.MASK_REQUEST, rank, data)
+    reader = wire.opened(joined.session, MessageKind.MASK_REQUEST, rank, data)
     sharers = reader.subset(len(joined.session.cohort))
     shares = _read_encrypted_shares(joined.session, joined.senders(rank, sharers), reader)
     return MaskRequest(sharers, shares, reader.take(reader.integer(4)), reader.rest())
@@ -189,7 +176,7 @@ def decode_mask_request(joined: JoinedClients, rank: int, data: bytes) -> MaskRe
 
 def decode_masked_vector(session: Session, rank: int, context: bytes, data: bytes) -> tuple[bytes, RingVector]:
     """Read the hash of the group seed, empty unless `everyone` delivers, and the vector masked in this context."""
-    with opened(session, MessageKind.MASKED_VECTOR, rank, data) as reader:
+    with wire.opened(session, MessageKind.MASKED_VECTOR, rank, data) as reader:
         require_context(reader.take(CONTEXT_BYTES), context)
         group = reader.take(HASH_BYTES if session.delivery is Delivery.EVERYONE else 0)
         return group, reader.vector(session.ring, session.dimension)
@@ -197,31 +184,31 @@ def decode_masked_vector(session: Session, rank: int, context: bytes, data: byte
 
 def encode_signatures(session: Session, rank: int, signatures: Mapping[int, bytes]) -> bytes:
     """Ask a client to unmask what it signed, with the signatures of others, in order of rank."""
-    signers = pack_subset(subset_of(len(session.cohort), signatures))
+    signers = wire.pack_subset(wire.subset_of(len(session.cohort), signatures))
     ordered = (signatures[signer] for signer in sorted(signatures))
-    return message(session, MessageKind.UNMASK_REQUEST, rank, signers, *ordered)
+    return wire.message(session, MessageKind.UNMASK_REQUEST, rank, signers, *ordered)
 
 
 def decode_signatures(session: Session, rank: int, data: bytes) -> dict[int, bytes]:
     """Read signatures by signer's rank; a signer appears once."""
-    with opened(session, MessageKind.UNMASK_REQUEST, rank, data) as reader:
-        signers = ranks_of(reader.subset(len(session.cohort)))
-        return dict(zip(signers, reader.records(len(signers), SIGNATURE_BYTES), strict=True))
+    with wire.opened(session, MessageKind.UNMASK_REQUEST, rank, data) as reader:
+        signers = wire.ranks_of(reader.subset(len(session.cohort)))
+        return {signer: reader.take(SIGNATURE_BYTES) for signer in signers}
 
 
 def encode_unmasking_shares(joined: JoinedClients, rank: int, sharers: Subset, shares: Mapping[int, int]) -> bytes:
     """Send one share for every client of the sharers whose shares this one holds, and say whose it lacks."""
     lacking = [owner for owner in joined.owners(rank, sharers) if owner not in shares]
-    missing = pack_subset(subset_of(len(joined.session.cohort), lacking))
+    missing = wire.pack_subset(wire.subset_of(len(joined.session.cohort), lacking))
     packed = pack_shares(shares[owner] for owner in sorted(shares))
-    return message(joined.session, MessageKind.UNMASKING_SHARES, rank, missing, packed)
+    return wire.message(joined.session, MessageKind.UNMASKING_SHARES, rank, missing, packed)
 
 
 def decode_unmasking_shares(
     joined: JoinedClients, rank: int, sharers: Subset, data: bytes
 ) -> dict[int, int | None]:
     """Read one share per owner's rank, None where the sender says that it never got one."""
-    with opened(joined.session, MessageKind.UNMASKING_SHARES, rank, data) as reader:
+    with wire.opened(joined.session, MessageKind.UNMASKING_SHARES, rank, data) as reader:
         missing = reader.subset(len(joined.session.cohort))
         owners = joined.owners(rank, sharers)
         held = [owner for owner in owners if not missing[owner]]
@@ -254,14 +241,14 @@ def upload_bytes(session: Session) -> int:
 
 
 def _pack_encrypted_shares(session: Session, shares: EncryptedShares) -> tuple[bytes, ...]:
-    claims = (pack_subset(shares.claims),) if session.is_signed else ()
+    claims = (wire.pack_subset(shares.claims),) if session.is_signed else ()
     return (*claims, *(shares.ciphertexts[other] for other in sorted(shares.ciphertexts)))
 
 
 def _read_encrypted_shares(session: Session, others: Sequence[int], reader: Reader) -> EncryptedShares:
     size = len(session.cohort)
-    claims = reader.subset(size) if session.is_signed else subset_of(size, ())
-    if bool((claims & ~subset_of(size, others)).any()):
+    claims = reader.subset(size) if session.is_signed else wire.subset_of(size, ())
+    if bool((claims & ~wire.subset_of(size, others)).any()):
         raise PeerError("a claim must be in a ciphertext")
     plain = ciphertext_bytes(session)
     return EncryptedShares(

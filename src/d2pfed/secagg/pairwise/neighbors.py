@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
+from d2pfed.secagg.checks import check_rules
 from d2pfed.secagg.pairwise import graph as graphs
 from d2pfed.secagg.pairwise.graph import COMPLETE_UP_TO, Consistency
 from d2pfed.secagg.pairwise.session import require_one_view
@@ -28,12 +29,12 @@ class Risk:
     security_bits: int = 40
 
     def __post_init__(self) -> None:
-        for name, value in (("dropouts", self.dropouts), ("colluders", self.colluders)):
-            if value < 0:
-                raise ConfigError(f"{name} must be at least 0, got {value}")
-        for name, value in (("correctness_bits", self.correctness_bits), ("security_bits", self.security_bits)):
-            if not 1 <= value <= 256:
-                raise ConfigError(f"{name} must be in [1, 256], got {value}")
+        bits = self.correctness_bits, self.security_bits
+        check_rules(
+            (self.dropouts >= 0, f"dropouts must be at least 0, got {self.dropouts}"),
+            (self.colluders >= 0, f"colluders must be at least 0, got {self.colluders}"),
+            (1 <= min(bits) <= max(bits) <= 256, f"correctness and security bits must be in [1, 256], got {bits}"),
+        )
 
 
 @dataclass(frozen=True, slots=True)

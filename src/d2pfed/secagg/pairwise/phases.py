@@ -121,7 +121,7 @@ class Invited:
             checks.require_agreed(invited.cohort, session.cohort)
         if local.signed is not None:
             checks.require_in_chain(*local.signed, local.client, invited.remembered, "the server")
-        fresh = _fresh(session, local.client, self.entropy)
+        fresh = self.entropy.child("d2pfed client", session.digest, local.client)
         secrets = Advertised(
             fresh.child("seal").key,
             fresh.child("mask").key,
@@ -349,9 +349,5 @@ Phase = Finished | Invited | Advertised | Shared | Masked | Confirmed
 
 def group_seed_of(session: Session, entropies: Mapping[int, Entropy]) -> bytes:
     """Return the group seed that clients with these entropies agree on, for a simulation that skips the exchange."""
-    shares = (_fresh(session, client, entropies[client]).child("shares") for client in session.cohort)
-    return keys.group_seed(session, [entropy.child("group").key for entropy in shares])
-
-
-def _fresh(session: Session, client: int, entropy: Entropy) -> Entropy:
-    return entropy.child("d2pfed client", session.digest, client)
+    fresh = (entropies[client].child("d2pfed client", session.digest, client) for client in session.cohort)
+    return keys.group_seed(session, [entropy.child("shares").child("group").key for entropy in fresh])

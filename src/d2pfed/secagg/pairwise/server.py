@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.secagg import checks, crypto
+from d2pfed.secagg import checks, crypto, wire
 from d2pfed.secagg.draws import Opening
 from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.graph import Graph
@@ -22,17 +22,7 @@ from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.pairwise.session import Session
 from d2pfed.secagg.pairwise.unmask import Aggregate, RunJobs, Shares, Sum, unmask
 from d2pfed.secagg.roster import Position, Roster
-from d2pfed.secagg.wire import (
-    ClientId,
-    MessageKind,
-    Outbox,
-    Subset,
-    message,
-    opened,
-    pack_subset,
-    ranks_of,
-    subset_of,
-)
+from d2pfed.secagg.wire import ClientId, MessageKind, Outbox, Subset
 
 _NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 
@@ -83,7 +73,7 @@ class Advertising:
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's keys; one that sends a key of low order is to blame, for no accident makes one."""
         session, rank = self._session, self.outbox.admit(client)
-        with opened(session, MessageKind.KEY_ADVERTISEMENT, rank, data) as reader:
+        with wire.opened(session, MessageKind.KEY_ADVERTISEMENT, rank, data) as reader:
             advertisement = keys.read_advertisement(session, reader)
         if self._roster is not None and session.is_signed:
             signed = {rank: (advertisement.statement(session, client), advertisement.signature)}
@@ -105,12 +95,13 @@ class Advertising:
     def close(self) -> "Sharing":
         """Go on with those that advertised and have holders enough."""
         session, blamed = self._session, frozenset(self._blamed)
-        present = subset_of(len(session.cohort), self._advertisements)
+        present = wire.subset_of(len(session.cohort), self._advertisements)
         if session.fixed_graph is not None:
             present = with_enough_holders(session, session.fixed_graph, present, blamed)
         require_enough(session, present, blamed)
         leaves = {
-            rank: self._advertisements[rank].statement(session, session.cohort[rank]) for rank in ranks_of(present)
+            rank: self._advertisements[rank].statement(session, session.cohort[rank])
+            for rank in wire.ranks_of(present)
         }
         joined = JoinedClients.of(session, present, leaves)
         return Sharing(_Known(joined, self._roster, self._advertisements, leaves, blamed))
@@ -136,7 +127,7 @@ class Sharing:
     def close(self, task: bytes, model: bytes) -> "Masking":
         """Go on with those that shared and have holders enough, and give them task and model."""
         joined, blamed = self._known.joined, self._known.blamed
-        present = subset_of(len(joined.session.cohort), self._sent)
+        present = wire.subset_of(len(joined.session.cohort), self._sent)
         sharers = with_enough_holders(joined.session, joined.graph, present, blamed)
         return Masking(self._known, sharers, self._sent, task, model)
 
@@ -156,7 +147,7 @@ class Masking:
 
         def request(rank: int) -> bytes:
             senders = known.joined.senders(rank, sharers)
-            claims = subset_of(len(sharers), [sender for sender in senders if sent[sender].claims[rank]])
+            claims = wire.subset_of(len(sharers), [sender for sender in senders if sent[sender].claims[rank]])
             shares = EncryptedShares({sender: sent[sender].ciphertexts[rank] for sender in senders}, claims)
             return messages.encode_mask_request(known.joined, rank, sharers, shares, task, model)
 
@@ -173,7 +164,7 @@ class Masking:
     def close(self) -> "Confirming":
         """Settle who has survived; it is final."""
         session, blamed = self._known.joined.session, self._known.blamed
-        survivors = subset_of(len(session.cohort), self._arrived)
+        survivors = wire.subset_of(len(session.cohort), self._arrived)
         require_enough(session, survivors, blamed)
         require_one_group(session, self._groups, survivors)
         aggregate = Aggregate(
@@ -195,18 +186,18 @@ class Confirming:
         self._aggregate, self._roster = aggregate, roster
         self._signatures: dict[int, bytes] = {}
         session, survivors = aggregate.joined.session, aggregate.survivors
-        self.survivors = session.names(ranks_of(survivors))  # whose vectors are in the sum
+        self.survivors = session.names(wire.ranks_of(survivors))  # whose vectors are in the sum
         asked = survivors if session.is_signed else np.zeros_like(survivors)
         self.outbox = Outbox(
             session.cohort,
             asked,
-            lambda rank: message(session, MessageKind.SURVIVORS, rank, pack_subset(survivors)),
+            lambda rank: wire.message(session, MessageKind.SURVIVORS, rank, wire.pack_subset(survivors)),
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
         """Take a client's signature."""
         session, rank = self._aggregate.joined.session, self.outbox.admit(client)
-        with opened(session, MessageKind.SURVIVORS_SIGNATURE, rank, data) as reader:
+        with wire.opened(session, MessageKind.SURVIVORS_SIGNATURE, rank, data) as reader:
             signature = reader.take(crypto.SIGNATURE_BYTES)
         if self._roster is not None:
             statement = keys.survivors_statement(self._aggregate.context, self._aggregate.survivors)
@@ -229,16 +220,16 @@ class Unmasking:
 
     def __init__(self, aggregate: Aggregate, signatures: Mapping[int, bytes]) -> None:
         self._aggregate = aggregate
-        self._shares: Shares = {owner: {} for owner in ranks_of(aggregate.sharers)}
+        self._shares: Shares = {owner: {} for owner in wire.ranks_of(aggregate.sharers)}
         session, survivors = aggregate.joined.session, aggregate.survivors
-        self.survivors = session.names(ranks_of(survivors))  # whose vectors are in the sum
+        self.survivors = session.names(wire.ranks_of(survivors))  # whose vectors are in the sum
 
         def request(rank: int) -> bytes:
             if session.is_signed:
                 return messages.encode_signatures(session, rank, signatures)
-            return message(session, MessageKind.UNMASK_REQUEST, rank, pack_subset(survivors))
+            return wire.message(session, MessageKind.UNMASK_REQUEST, rank, wire.pack_subset(survivors))
 
-        asked = subset_of(len(session.cohort), signatures) if session.is_signed else survivors
+        asked = wire.subset_of(len(session.cohort), signatures) if session.is_signed else survivors
         self.outbox = Outbox(session.cohort, asked, request)
 
     def receive(self, client: ClientId, data: bytes) -> None:
@@ -263,7 +254,7 @@ def with_enough_holders(session: Session, graph: Graph, present: Subset, blamed:
 
 def require_enough(session: Session, present: Subset, blamed: Collection[int] = ()) -> None:
     """Find an attempt void if the quorum is not left."""
-    left, names = session.names(ranks_of(present)), session.names(blamed)
+    left, names = session.names(wire.ranks_of(present)), session.names(blamed)
     if len(left) < session.quorum:
         raise TooFewClients(f"at least {session.quorum} clients must be left, got {len(left)}", left, names)
 
@@ -272,5 +263,5 @@ def require_one_group(session: Session, groups: Collection[bytes], survivors: Su
     """Find an attempt void if clients hold different group seeds: somebody gave different parts to different ones."""
     if len(groups) > 1:
         raise TooFewClients(
-            f"all clients must have one group seed, got {len(groups)}", session.names(ranks_of(survivors))
+            f"all clients must have one group seed, got {len(groups)}", session.names(wire.ranks_of(survivors))
         )

@@ -62,7 +62,8 @@ class Session:
         object.__setattr__(self, "ring", Ring(self.bits))
         object.__setattr__(self, "digest", named)
         # Against a server that lies, a sparse graph must not be known before the advertisements are.
-        object.__setattr__(self, "fixed_graph", None if self.lists_leaves else self._graph(named))
+        object.__setattr__(self, "fixed_graph", None)
+        object.__setattr__(self, "fixed_graph", None if self.lists_leaves else self.graph())
 
     @property
     def is_signed(self) -> bool:
@@ -88,9 +89,10 @@ class Session:
         """
         return self.threshold - 1 if self.is_complete else self.threshold
 
-    def graph(self, advertisements_digest: bytes) -> Graph:
+    def graph(self, *advertisements_digest: bytes) -> Graph:
         """Return who holds whose shares, given the digest of all advertisements, which matters if signed and sparse."""
-        return self.fixed_graph or self._graph(self.digest, advertisements_digest)
+        seed = digest("d2pfed graph", self.digest, *advertisements_digest)
+        return self.fixed_graph or make_graph(len(self.cohort), self.degree, self.consistency, seed)
 
     def rank(self, client: ClientId) -> int:
         """Return the place of a client in the cohort, or refuse a stranger."""
@@ -100,52 +102,32 @@ class Session:
         """Return the clients of these ranks, increasing."""
         return tuple(self.cohort[rank] for rank in sorted(ranks))
 
-    def _graph(self, *parts: bytes) -> Graph:
-        return make_graph(len(self.cohort), self.degree, self.consistency, digest("d2pfed graph", *parts))
-
     def _check(self) -> None:
-        size, holders, complete, everyone = len(self.cohort), self.degree + 1, self.is_complete, Delivery.EVERYONE
-        counters = {name: getattr(self, name) for name in ("round", "attempt", "draw", "block")}
-        least, most = max(2, self.threshold if complete else 2), (self.threshold if complete else self.quorum) - 1
+        size, degree, threshold, quorum = len(self.cohort), self.degree, self.threshold, self.quorum
+        signed, complete, holders = self.is_signed, self.is_complete, degree + 1
+        counters, everyone = (self.round, self.attempt, self.draw, self.block), self.delivery is Delivery.EVERYONE
+        least, most = (max(2, threshold), threshold - 1) if complete else (2, quorum - 1)
+        large, small = graphs.SIGNED_UP_TO, graphs.SIGNED_COMPLETE_UP_TO
         check_rules(
+            (min(counters) >= 0, f"round, attempt, draw and block must be at least 0, got {counters}"),
+            (max(counters) < COUNTER_LIMIT, f"a counter must be below {COUNTER_LIMIT}, got {counters}"),
             (
-                all(0 <= counter < COUNTER_LIMIT for counter in counters.values()),
-                f"counters must be in [0, {COUNTER_LIMIT}), got {counters}",
+                signed == (self.roster_digest != NO_ROSTER),
+                "a roster belongs to signed consistency, and only there",
             ),
-            (
-                self.is_signed == (self.roster_digest != NO_ROSTER),
-                f"a roster belongs to signed consistency, got {self.consistency.value}",
-            ),
-            (
-                self.is_signed or not (self.draw or self.block),
-                f"only a roster's cohorts are drawn, got draw {self.draw}, block {self.block}",
-            ),
-            (
-                not self.is_signed or size <= graphs.SIGNED_UP_TO,
-                f"a signed cohort must have at most {graphs.SIGNED_UP_TO} clients, got {size}",
-            ),
-            (
-                not self.lists_leaves or size > graphs.SIGNED_COMPLETE_UP_TO,
-                f"{size} signed clients need a complete graph of degree {size - 1}, got {self.degree}",
-            ),
-            (1 <= self.degree < size, f"a degree must be in [1, {size - 1}], got {self.degree}"),
-            (
-                holders < 2 * self.threshold <= 2 * holders,
-                f"threshold must be in [{holders // 2 + 1}, {holders}], got {self.threshold}",
-            ),
-            (
-                complete or self.threshold <= self.degree,
-                f"a sparse graph's threshold must be at most {self.degree}, got {self.threshold}",
-            ),
-            (least <= self.quorum <= size, f"quorum must be in [{least}, {size}], got {self.quorum}"),
+            (signed or not any(counters[2:]), f"only a roster's cohorts are drawn, got {counters[2:]}"),
+            (not signed or size <= large, f"a signed cohort must have at most {large} clients, got {size}"),
+            (not signed or complete or size > small, f"{size} signed clients need a complete graph, got {degree}"),
+            (1 <= degree < size, f"a degree must be in [1, {size - 1}], got {degree}"),
+            (holders < 2 * threshold, f"threshold must be at least {holders // 2 + 1}, got {threshold}"),
+            (threshold <= degree + complete, f"threshold must be at most {degree + complete}, got {threshold}"),
+            (least <= quorum <= size, f"quorum must be in [{least}, {size}], got {quorum}"),
             (0 <= self.colluders <= most, f"colluders must be in [0, {most}], got {self.colluders}"),
-            (
-                self.delivery is not everyone or (self.quorum == size and complete),
-                f"everyone's delivery needs a quorum and holders of {size}, got {self.quorum}, {holders}",
-            ),
+            (not everyone or quorum == size, f"everyone's delivery needs a quorum of {size}, got {quorum}"),
+            (not everyone or complete, f"everyone's delivery needs {size} holders, got {holders}"),
         )
-        if self.is_signed:
-            require_one_view(size, self.quorum, self.colluders)
+        if signed:
+            require_one_view(size, quorum, self.colluders)
 
 
 def require_one_view(size: int, quorum: int, colluders: int) -> None:

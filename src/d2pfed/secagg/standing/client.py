@@ -17,21 +17,11 @@ from typing import Protocol, TypeVar
 from d2pfed.errors import PeerError
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy, Stream
 from d2pfed.numerics.ring import RingVector
-from d2pfed.secagg import checks, crypto
+from d2pfed.secagg import checks, crypto, wire
 from d2pfed.secagg.roster import Enrolment, History, Position
 from d2pfed.secagg.standing import epoch as epochs
 from d2pfed.secagg.standing.epoch import Advert, Epoch, Keys, Step
-from d2pfed.secagg.wire import (
-    BINDING_BYTES,
-    ClientId,
-    MessageKind,
-    frame,
-    message,
-    pack_integer,
-    pack_subset,
-    ranks_of,
-    unframe,
-)
+from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind
 
 MOST_SKIPPED = 4096  # steps that a client moves its keys on at once
 
@@ -51,12 +41,14 @@ class Advertised:
 
     def encode(self, epoch: Epoch, client: ClientId) -> bytes:
         """Return the bytes to be kept in volatile storage until the next exchange."""
-        return frame(MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client, self.secret, self.advert.pack())
+        return wire.frame(
+            MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client, self.secret, self.advert.pack()
+        )
 
     @staticmethod
     def decode(epoch: Epoch, client: ClientId, data: bytes) -> "Advertised":
         """Read the bytes that were kept."""
-        with unframe(data, MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client) as reader:
+        with wire.unframe(data, MessageKind.SAVED_STANDING_ADVERTISED, epoch.digest, client) as reader:
             return Advertised(reader.take(KEY_BYTES), epochs.read_advert(reader))
 
 
@@ -89,16 +81,21 @@ class State:
     def encode(self) -> bytes:
         """Return the bytes to be kept; whoever restores old ones breaks the guarantee."""
         packed = (self.pair_keys[rank] for rank in sorted(self.pair_keys))
-        fields = self.keys.digest, pack_subset(self.keys.joined), pack_integer(self.following, 4), *packed
-        return frame(MessageKind.SAVED_STANDING, self.keys.epoch.digest, self.client, *fields)
+        fields = (
+            self.keys.digest,
+            wire.pack_subset(self.keys.joined),
+            wire.pack_integer(self.following, 4),
+            *packed,
+        )
+        return wire.frame(MessageKind.SAVED_STANDING, self.keys.epoch.digest, self.client, *fields)
 
     @staticmethod
     def decode(epoch: Epoch, client: ClientId, data: bytes) -> "State":
         """Read the bytes that were kept."""
-        with unframe(data, MessageKind.SAVED_STANDING, epoch.digest, client) as reader:
+        with wire.unframe(data, MessageKind.SAVED_STANDING, epoch.digest, client) as reader:
             digest, joined = reader.take(BINDING_BYTES), reader.subset(len(epoch.cohort))
             following = reader.integer(4)
-            peers = (rank for rank in ranks_of(joined) if epoch.cohort[rank] != client)
+            peers = (rank for rank in wire.ranks_of(joined) if epoch.cohort[rank] != client)
             pair_keys = {rank: reader.take(KEY_BYTES) for rank in peers}
         return State(Keys(epoch, joined, digest), client, following, pair_keys)
 
@@ -173,7 +170,7 @@ class Client:
         unsigned = Advert(crypto.Agreement(secret).public, self.history.position)
         signature = crypto.sign(self.enrolment.secret, unsigned.statement(epoch, client))
         advert = replace(unsigned, signature=signature)
-        answer = message(epoch, MessageKind.STANDING_ADVERT, epoch.rank(client), advert.pack())
+        answer = wire.message(epoch, MessageKind.STANDING_ADVERT, epoch.rank(client), advert.pack())
         return answer, Advertised(secret, advert)
 
     def agree(self, advertised: Advertised, data: bytes, agree: crypto.Agree = crypto.agree) -> Agreed:
@@ -207,7 +204,7 @@ class Client:
             shared = agree(own, advert.public)
             pair_keys[other] = epochs.pair_key(shared, keys.digest, (self.client, peer))
         return Agreed(
-            message(epoch, MessageKind.STANDING_READY, rank, keys.digest),
+            wire.message(epoch, MessageKind.STANDING_READY, rank, keys.digest),
             State(keys, self.client, epoch.first, pair_keys),
             {peer: advert.position for peer, advert in others.values()},
         )
@@ -243,7 +240,7 @@ def answer_step(epoch: Epoch, client: ClientId, data: bytes, *, store: Store, co
 
     added, subtracted = ([Stream(key) for key in keys] for keys in store.advance(move))
     epoch.ring.add_masks_into(vector, added, subtracted)
-    return message(epoch, MessageKind.STANDING_MASKED, rank, step_context, epoch.ring.pack(vector))
+    return wire.message(epoch, MessageKind.STANDING_MASKED, rank, step_context, epoch.ring.pack(vector))
 
 
 def require_first_is_new(first: int, charged: Collection[int]) -> None:

@@ -12,31 +12,13 @@ from dataclasses import dataclass, field
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import derive, digest
 from d2pfed.numerics.ring import Ring
-from d2pfed.secagg import crypto
+from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.checks import check_named, check_rules
 from d2pfed.secagg.pairwise.session import NO_ROSTER
 from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, read_remembered, unpack_position
-from d2pfed.secagg.wire import (
-    BINDING_BYTES,
-    COUNTER_LIMIT,
-    ClientId,
-    MessageKind,
-    Reader,
-    Subset,
-    message,
-    opened,
-    pack_ids,
-    pack_integer,
-    pack_subset,
-    pack_text,
-    rank_in,
-    ranks_of,
-    subset_of,
-    unframe_unbound,
-)
+from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, MessageKind, Reader, Subset
 
-FEWEST_SILOS = 3
-MOST_SILOS = 128
+FEWEST_SILOS, MOST_SILOS = 3, 128
 LEAST_QUORUM = 3
 MOST_ATTEMPTS = 8
 MOST_STEPS = 1 << 20
@@ -88,7 +70,7 @@ class Epoch:
         require_carried(silos, self.quorum, self.colluders, self.rounds, self.attempts)
         if not 0 <= self.first < steps:
             raise ConfigError(f"an epoch's first step must be in [0, {steps}), got {self.first}")
-        name = (self.plan_digest, self.run, self.epoch, self.first, self.roster_digest, pack_ids(self.cohort))
+        name = (self.plan_digest, self.run, self.epoch, self.first, self.roster_digest, wire.pack_ids(self.cohort))
         limits = (self.dimension, self.bits, self.quorum, self.colluders, self.rounds, self.attempts)
         object.__setattr__(self, "ring", Ring(self.bits))
         object.__setattr__(self, "digest", digest("d2pfed standing epoch", *name, *limits))
@@ -99,11 +81,11 @@ class Epoch:
 
     def rank(self, client: ClientId) -> int:
         """Return the place of a client among the silos, or refuse a stranger."""
-        return rank_in(self.cohort, client)
+        return wire.rank_in(self.cohort, client)
 
     def names(self, present: Subset) -> tuple[ClientId, ...]:
         """Return the clients of a subset, increasing."""
-        return tuple(self.cohort[rank] for rank in ranks_of(present))
+        return tuple(self.cohort[rank] for rank in wire.ranks_of(present))
 
 
 def require_carried(silos: int, quorum: int, colluders: int, rounds: int, attempts: int) -> None:
@@ -111,20 +93,16 @@ def require_carried(silos: int, quorum: int, colluders: int, rounds: int, attemp
 
     Two quorums need not overlap, as they must in the main protocol: no share is ever opened here.
     """
-    least = max(LEAST_QUORUM, colluders + 2)
+    least, steps = max(LEAST_QUORUM, colluders + 2), rounds * attempts
+    named = f"with {colluders} colluders, got {quorum}"
     check_rules(
-        (
-            colluders >= 0 and least <= quorum <= silos,
-            f"standing keys need a quorum in [{least}, {silos}] with {colluders} colluders, got {quorum}",
-        ),
+        (colluders >= 0, f"colluders must be at least 0, got {colluders}"),
+        (least <= quorum <= silos, f"standing keys need a quorum in [{least}, {silos}] {named}"),
         (
             1 <= attempts <= MOST_ATTEMPTS,
             f"standing keys allow 1 to {MOST_ATTEMPTS} attempts per round, got {attempts}",
         ),
-        (
-            rounds >= 1 and rounds * attempts <= MOST_STEPS,
-            f"standing keys allow at most {MOST_STEPS} steps, got {rounds} rounds of {attempts} attempts",
-        ),
+        (rounds >= 1 and steps <= MOST_STEPS, f"standing keys allow at most {MOST_STEPS} steps, got {steps}"),
     )
 
 
@@ -156,9 +134,9 @@ class Keys:
     @staticmethod
     def of(epoch: Epoch, adverts: Mapping[int, Advert]) -> "Keys":
         """Return the keys that follow from the adverts of all that joined, by rank."""
-        joined = subset_of(len(epoch.cohort), adverts)
+        joined = wire.subset_of(len(epoch.cohort), adverts)
         packed = [adverts[rank].pack() for rank in sorted(adverts)]
-        return Keys(epoch, joined, digest("d2pfed standing keys", epoch.digest, pack_subset(joined), *packed))
+        return Keys(epoch, joined, digest("d2pfed standing keys", epoch.digest, wire.pack_subset(joined), *packed))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,12 +165,12 @@ class Step:
         object.__setattr__(self, "cohort", self.epoch.names(self.members))
         for name in ("plan_digest", "run", "ring", "dimension"):
             object.__setattr__(self, name, getattr(self.epoch, name))
-        numbers = self.round, self.attempt, pack_subset(self.members)
+        numbers = self.round, self.attempt, wire.pack_subset(self.members)
         object.__setattr__(self, "digest", digest("d2pfed standing step", self.epoch.digest, *numbers))
 
     def rank(self, client: ClientId) -> int:
         """Return the place of a client among the members."""
-        return rank_in(self.cohort, client)
+        return wire.rank_in(self.cohort, client)
 
 
 def pair_key(shared: bytes, keys_digest: bytes, pair: tuple[ClientId, ClientId]) -> bytes:
@@ -215,7 +193,7 @@ def context(keys_digest: bytes, step: Step, model: bytes, task: bytes) -> bytes:
     Guarantee: masks of two clients cancel only if both saw these adverts, this round and attempt, these members, this
     model and this task. Checked: test_standing_malicious.py (each of them different for the victim).
     """
-    numbers = step.round, step.attempt, pack_subset(step.members)
+    numbers = step.round, step.attempt, wire.pack_subset(step.members)
     trained = digest("d2pfed model", model), digest("d2pfed task", task)
     return digest("d2pfed standing context", keys_digest, *numbers, *trained)
 
@@ -257,14 +235,14 @@ class Request:
 
 def encode_invitation(epoch: Epoch, rank: int, serial: int, remembered: Position | None) -> bytes:
     """Invite a silo to an epoch."""
-    numbers = pack_integer(epoch.epoch, 4), pack_integer(epoch.first, 4), pack_integer(serial, 8)
-    fields = pack_text(epoch.run), *numbers, pack_ids(epoch.cohort), pack_remembered(remembered)
-    return message(epoch, MessageKind.STANDING_INVITATION, rank, *fields)
+    numbers = wire.pack_integer(epoch.epoch, 4), wire.pack_integer(epoch.first, 4), wire.pack_integer(serial, 8)
+    fields = wire.pack_text(epoch.run), *numbers, wire.pack_ids(epoch.cohort), pack_remembered(remembered)
+    return wire.message(epoch, MessageKind.STANDING_INVITATION, rank, *fields)
 
 
 def decode_invitation(data: bytes) -> Invitation:
     """Read an invitation; the receiver builds the epoch from its own plan and roster and checks the binding."""
-    reader, client, binding = unframe_unbound(data, MessageKind.STANDING_INVITATION)
+    reader, client, binding = wire.unframe_unbound(data, MessageKind.STANDING_INVITATION)
     with reader:
         invited = Invitation(
             client=client,
@@ -289,31 +267,31 @@ def read_advert(reader: Reader) -> Advert:
 
 def encode_adverts(epoch: Epoch, rank: int, adverts: Mapping[int, Advert]) -> bytes:
     """Tell a silo who joined, with all adverts by rank."""
-    joined = pack_subset(subset_of(len(epoch.cohort), adverts))
+    joined = wire.pack_subset(wire.subset_of(len(epoch.cohort), adverts))
     packed = (adverts[other].pack() for other in sorted(adverts))
-    return message(epoch, MessageKind.STANDING_ADVERTS, rank, joined, *packed)
+    return wire.message(epoch, MessageKind.STANDING_ADVERTS, rank, joined, *packed)
 
 
 def decode_adverts(epoch: Epoch, rank: int, data: bytes) -> dict[int, Advert]:
     """Read the adverts of all that joined, by rank."""
-    with opened(epoch, MessageKind.STANDING_ADVERTS, rank, data) as reader:
-        return {other: read_advert(reader) for other in ranks_of(reader.subset(len(epoch.cohort)))}
+    with wire.opened(epoch, MessageKind.STANDING_ADVERTS, rank, data) as reader:
+        return {other: read_advert(reader) for other in wire.ranks_of(reader.subset(len(epoch.cohort)))}
 
 
 def encode_claims(epoch: Epoch, rank: int, claims: Mapping[int, Position]) -> bytes:
     """Say that a silo is not ready: it has met these others, by rank, at positions that are not earlier."""
-    claimed = pack_subset(subset_of(len(epoch.cohort), claims))
+    claimed = wire.pack_subset(wire.subset_of(len(epoch.cohort), claims))
     packed = (claims[other].pack() for other in sorted(claims))
-    return message(epoch, MessageKind.STANDING_READY, rank, _NOT_READY, claimed, *packed)
+    return wire.message(epoch, MessageKind.STANDING_READY, rank, _NOT_READY, claimed, *packed)
 
 
 def decode_ready(epoch: Epoch, rank: int, data: bytes) -> bytes | dict[int, Position]:
     """Read a silo's digest K, or, where it is zero, the positions that keep the silo from being ready."""
-    with opened(epoch, MessageKind.STANDING_READY, rank, data) as reader:
+    with wire.opened(epoch, MessageKind.STANDING_READY, rank, data) as reader:
         keys_digest = reader.take(BINDING_BYTES)
         if keys_digest != _NOT_READY:
             return keys_digest
-        claimed = ranks_of(reader.subset(len(epoch.cohort)))
+        claimed = wire.ranks_of(reader.subset(len(epoch.cohort)))
         claims = {other: unpack_position(reader.take(POSITION_BYTES)) for other in claimed}
     if not claims:
         raise PeerError("a silo that is not ready must say whom it has met before")
@@ -322,13 +300,15 @@ def decode_ready(epoch: Epoch, rank: int, data: bytes) -> bytes | dict[int, Posi
 
 def encode_request(epoch: Epoch, rank: int, request: Request) -> bytes:
     """Ask a member for its vector; the same body for all members."""
-    step, task_size = request.step, pack_integer(len(request.task), 4)
-    numbers = pack_integer(step.round, 4), pack_integer(step.attempt, 4), pack_subset(step.members)
-    return message(epoch, MessageKind.STANDING_REQUEST, rank, *numbers, task_size, request.task, request.model)
+    step, task_size = request.step, wire.pack_integer(len(request.task), 4)
+    numbers = wire.pack_integer(step.round, 4), wire.pack_integer(step.attempt, 4), wire.pack_subset(step.members)
+    return wire.message(
+        epoch, MessageKind.STANDING_REQUEST, rank, *numbers, task_size, request.task, request.model
+    )
 
 
 def decode_request(epoch: Epoch, rank: int, data: bytes) -> Request:
     """Read a request for a step's vector."""
-    reader = opened(epoch, MessageKind.STANDING_REQUEST, rank, data)
+    reader = wire.opened(epoch, MessageKind.STANDING_REQUEST, rank, data)
     number, attempt, members = reader.integer(4), reader.integer(4), reader.subset(len(epoch.cohort))
     return Request(Step(epoch, number, attempt, members), reader.take(reader.integer(4)), reader.rest())
