@@ -12,7 +12,7 @@ from d2pfed.secagg.pairwise import keys, messages
 from d2pfed.secagg.pairwise.keys import JoinedClients, KeyAdvertisement
 from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.roster import sign_position
-from d2pfed.secagg.wire import HEADER_BYTES, ClientId, MessageKind, message, subset_of
+from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES, ClientId, MessageKind, message, subset_of
 
 REAL = 0  # the rank of the one client that works as clients do
 CHECKED = 64  # coordinates of the sum that are held against the truth: all that the helper takes masks off
@@ -78,7 +78,7 @@ class Crowd:
     def mask(self, _requests: Mapping[ClientId, bytes], answer: bytes) -> Answers:
         """Send vectors of zero; the first one carries all masks that do not cancel, where the sum is checked."""
         session = self._session
-        self._context = answer[HEADER_BYTES : HEADER_BYTES + messages.CONTEXT_BYTES]
+        self._context = answer[HEADER_BYTES : HEADER_BYTES + CONTEXT_BYTES]
         pending = self._masks()
         for rank in self._left():
             vector = np.zeros(session.dimension, np.uint32)

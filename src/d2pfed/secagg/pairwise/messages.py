@@ -113,11 +113,6 @@ def decode_invitation(data: bytes, depth: int | None) -> Invitation:
     return invited
 
 
-def read_opening(reader: Reader, depth: int) -> Opening:
-    """Read the next opening of a body: the seed of a draw, and its path."""
-    return Opening(reader.take(SEED_BYTES), tuple(reader.take(NODE_BYTES) for _ in range(depth)))
-
-
 def encode_advertisements(
     joined: JoinedClients, rank: int, leaves: Mapping[int, bytes], advertisements: Mapping[int, KeyAdvertisement]
 ) -> bytes:

@@ -239,16 +239,8 @@ def log_upper_tails(factorials: Logs, population: int, marked: NDArray[np.int64]
     marked = np.minimum(marked, population)[:, None]
     hits = np.arange(least, drawn + 1)
     terms = log_choose(factorials, marked, hits) + log_choose(factorials, population - marked, drawn - hits)
-    return np.minimum(log_sum(terms) - log_choose(factorials, np.array(population), drawn), 0.0)
-
-
-def log_sum(terms: Logs) -> Logs:
-    """Return log2 of the sum of 2^terms along the last axis."""
-    top = np.max(terms, axis=-1, initial=-np.inf)
-    shift = np.where(np.isfinite(top), top, 0.0)
-    with np.errstate(divide="ignore"):
-        logs: Logs = shift + np.log2(np.sum(np.exp2(terms - shift[..., None]), axis=-1))
-    return logs
+    hit: Logs = np.logaddexp2.reduce(terms, axis=-1)
+    return np.minimum(hit - log_choose(factorials, np.array(population), drawn), 0.0)
 
 
 @lru_cache
@@ -341,4 +333,4 @@ def log_cut(n: int, k: int, t: int, c: int, apart: Logs) -> float:
     """
     logs, s = log_factorials(n), np.arange(1, n // 2 + 1)
     opened = log_choose(logs, np.array(n), s) + s * log_upper_tails(logs, n - 1, s - 1 + c, k, t)
-    return float(log_sum(np.minimum(opened, apart)))
+    return float(np.logaddexp2.reduce(np.minimum(opened, apart)))

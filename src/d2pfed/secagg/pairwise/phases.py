@@ -22,6 +22,8 @@ reveals both secrets of another client: a phase that still holds shares has one 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.numerics.randomness import Entropy, Stream
@@ -36,6 +38,8 @@ from d2pfed.secagg.wire import ClientId, MessageKind, Subset, message, opened, s
 
 # From the bytes of task and model and, under Delivery.EVERYONE, the group seed, to the vector to be summed.
 Contribute = Callable[[bytes, bytes, bytes | None], RingVector]
+
+_named = attrgetter("run", "round", "attempt", "draw", "block")  # of a session and of an invitation
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +98,10 @@ class Invited:
     def answer(self, local: ClientSession, data: bytes) -> tuple[bytes, "Phase"]:
         """Advertise keys that belong to this session alone, and where this client stands."""
         session = local.session
-        invited = messages.decode_invitation(
-            data, None if local.enrolment is None else local.enrolment.roster.depth
-        )
-        checks.require_agreed(
-            (
-                invited.client,
-                invited.binding,
-                invited.run,
-                invited.round,
-                invited.attempt,
-                invited.draw,
-                invited.block,
-            ),
-            (
-                local.client,
-                session.digest,
-                session.run,
-                session.round,
-                session.attempt,
-                session.draw,
-                session.block,
-            ),
-        )
+        depth = None if local.enrolment is None else local.enrolment.roster.depth
+        invited = messages.decode_invitation(data, depth)
+        agreed = local.client, session.digest, *_named(session)
+        checks.require_agreed((invited.client, invited.binding, *_named(invited)), agreed)
         if invited.cohort is not None:
             checks.require_agreed(invited.cohort, session.cohort)
         if local.signed is not None:
@@ -180,16 +165,14 @@ class Advertised:
         return messages.encode_encrypted_shares(listed.joined, local.rank, EncryptedShares(sealed, claims)), state
 
     def _check(self, local: ClientSession, listed: KeyAdvertisements) -> None:
-        session, shown = local.session, listed.advertisements
-        statements = {rank: each.statement(session, session.cohort[rank]) for rank, each in shown.items()}
-        own = self.advertisement(local).statement(session, local.client)
+        session, shown, statements = local.session, listed.advertisements, listed.leaves
         local.check_remaining(listed.joined, listed.joined.present)
-        checks.require_own(listed.leaves[local.rank], own)
+        checks.require_own(listed.leaves[local.rank], self.advertisement(local).statement(session, local.client))
         if session.lists_leaves:  # else they were made from these advertisements
+            statements = {rank: each.statement(session, session.cohort[rank]) for rank, each in shown.items()}
             checks.require_leaves_fit(session, listed.leaves, statements)
-        checks.require_distinct_keys(
-            key for each in shown.values() for key in (each.seal_public, each.mask_public)
-        )
+        publics = ((each.seal_public, each.mask_public) for each in shown.values())
+        checks.require_distinct_keys(chain.from_iterable(publics))
         if local.signed is not None:
             signed = {rank: (statement, shown[rank].signature) for rank, statement in statements.items()}
             checks.require_signed(session, local.signed[0].roster, signed)

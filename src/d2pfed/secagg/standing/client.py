@@ -12,6 +12,7 @@ masks; the answer. After the charge a step is never computed again, whatever fai
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from d2pfed.errors import PeerError
@@ -26,6 +27,7 @@ from d2pfed.secagg.wire import BINDING_BYTES, ClientId, MessageKind
 MOST_SKIPPED = 4096  # steps that a client moves its keys on at once
 
 _T = TypeVar("_T")
+_named = attrgetter("run", "epoch", "first")  # of an epoch and of an invitation
 
 # From a step and the bytes of its task and model to the vector to be summed. It writes the row of the step, durably,
 # before it touches any data, refuses a second row of the same step, and then trains, clips and adds noise.
@@ -144,26 +146,9 @@ class Client:
     def advertise(self, invitation: bytes, entropy: Entropy) -> tuple[bytes, Advertised]:
         """Answer the invitation with a fresh public key; `entropy` is used once, here."""
         epoch, client, invited = self.epoch, self.client, epochs.decode_invitation(invitation)
-        checks.require_agreed(
-            (
-                invited.client,
-                invited.binding,
-                invited.serial,
-                invited.run,
-                invited.epoch,
-                invited.first,
-                invited.silos,
-            ),
-            (
-                client,
-                epoch.digest,
-                self.enrolment.roster.serial,
-                epoch.run,
-                epoch.epoch,
-                epoch.first,
-                epoch.cohort,
-            ),
-        )
+        named = invited.client, invited.binding, invited.serial, invited.silos, *_named(invited)
+        agreed = client, epoch.digest, self.enrolment.roster.serial, epoch.cohort, *_named(epoch)
+        checks.require_agreed(named, agreed)
         require_first_is_new(epoch.first, self.charged)
         checks.require_in_chain(self.enrolment, self.history, client, invited.remembered, "the server")
         secret = entropy.child("d2pfed standing client", epoch.digest, client).key

@@ -100,7 +100,7 @@ def require_carried(silos: int, quorum: int, colluders: int, rounds: int, attemp
         (least <= quorum <= silos, f"standing keys need a quorum in [{least}, {silos}] {named}"),
         (
             1 <= attempts <= MOST_ATTEMPTS,
-            f"standing keys allow 1 to {MOST_ATTEMPTS} attempts per round, got {attempts}",
+            f"standing keys allow 1 to {MOST_ATTEMPTS} attempts, got {attempts}",
         ),
         (rounds >= 1 and steps <= MOST_STEPS, f"standing keys allow at most {MOST_STEPS} steps, got {steps}"),
     )
