@@ -31,7 +31,7 @@ from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics import canonical
 from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.roster import sign_position
 from support.crash_moments import Disk, lay_out
 from support.enrolled_clients import directory_of, enrol, make_plan, sign_roster
 

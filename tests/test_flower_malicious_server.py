@@ -22,8 +22,9 @@ from d2pfed.deploy.state import AcceptedRuns, SavedPhase
 from d2pfed.errors import LedgerError, PeerError, TooFewClients
 from d2pfed.ledger import client_log
 from d2pfed.ledger.client_log import Entry
-from d2pfed.secagg.pairwise import checks, messages
-from d2pfed.secagg.position import Position, sign_position
+from d2pfed.secagg import checks
+from d2pfed.secagg.pairwise import messages
+from d2pfed.secagg.roster import Position, sign_position
 from d2pfed.secagg.wire import HEADER_BYTES, MessageKind, kind_of
 from support import malicious_server
 from support.crash_moments import Disk, lay_out
@@ -377,7 +378,7 @@ def test_a_restored_client_is_noticed_by_an_honest_server_at_once(server, monkey
     server.refusals[VICTIM] = PeerError("")
     assert noticed(server)
     restore(server, backup)
-    monkeypatch.setattr(checks, "require_server_position", lambda *_: None)
+    monkeypatch.setattr(checks, "require_in_chain", lambda *_: None)
     server.invite(attempt=1)
 
 
@@ -399,7 +400,7 @@ def test_without_the_peers_claims_a_restored_client_gives_a_second_vector_for_on
     backup = back_up(server)
     server.attempt()
     restore(server, backup)
-    monkeypatch.setattr(checks, "require_peer_position", lambda *_: None)
+    monkeypatch.setattr(checks, "require_in_chain", lambda *_: None)
     server.attempt(attempt=1)
     assert VICTIM not in server.refusals
     assert vectors(server) == 1  # of the two that it has sent
@@ -467,7 +468,7 @@ def test_secrets_restored_within_one_start_of_the_machine_answer_a_mask_request_
     session, ring = server.session(), server.plan.ring
     context = answers[0][HEADER_BYTES : HEADER_BYTES + messages.CONTEXT_BYTES]
     rank = session.rank(VICTIM)
-    first, second = (messages.decode_masked_vector(session, rank, context, frame).vector for frame in answers)
+    first, second = (messages.decode_masked_vector(session, rank, context, frame)[1] for frame in answers)
     subtract_into(ring, first, second)
     assert 0 < np.abs(ring.center(first)).max() < ring.modulus // 4  # no mask is left in it
     assert vectors(server) == 1  # of the three that it has made

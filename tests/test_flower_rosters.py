@@ -14,7 +14,7 @@ from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.secagg import encode_roster
 from d2pfed.secagg.crypto import signing_public
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.roster import sign_position
 from support.enrolled_clients import anchor_in, directory_of, enrol, sign_roster
 
 DAY = 86_400

@@ -14,12 +14,8 @@ from d2pfed.deploy.requests import HAS_KEYS, HAS_NO_KEYS, RequestKind
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry
 from d2pfed.round import Attempt, StandingRun, epoch_of
-from d2pfed.secagg.position import sign_position
-from d2pfed.secagg.standing.messages import (
-    StandingRequest,
-    encode_standing_invitation,
-    encode_standing_request,
-)
+from d2pfed.secagg.roster import sign_position
+from d2pfed.secagg.standing import epoch as epochs
 from support.enrolled_clients import DIMENSION, directory_of, enrol, make_plan, sign_roster
 from support.malicious_server import LAYOUT, MaliciousServer
 
@@ -55,7 +51,7 @@ class StandingServer(MaliciousServer):
         """The answer to an invitation to an epoch between these silos."""
         silos = tuple(range(SILOS)) if silos is None else silos
         epoch = epoch_of(self.plan, self.run, self.roster.roster, silos, **({"epoch": 9, "first": 0} | changes))
-        frame = encode_standing_invitation(
+        frame = epochs.encode_invitation(
             epoch, epoch.rank(client), self.roster.roster.serial, self.remembered.get(client)
         )
         return self.ask_frame(client, frame)
@@ -124,7 +120,7 @@ def test_a_run_of_another_roster_is_not_gone_on_with(server):
 
 def test_an_invitation_for_another_silo_is_refused(server):
     epoch = epoch_of(server.plan, server.run, server.roster.roster, tuple(range(SILOS)))
-    frame = encode_standing_invitation(epoch, 1, server.roster.roster.serial, None)
+    frame = epochs.encode_invitation(epoch, 1, server.roster.roster.serial, None)
     with pytest.raises(PeerError, match="this is client 0, the invitation is for client 1"):
         server.ask_frame(0, frame)
 
@@ -157,9 +153,9 @@ def test_a_step_that_was_charged_is_not_computed_again_with_keys_that_came_back(
     server.standing.collect(step, MODEL, encode_task(LAYOUT, {"server-round": 1}))
     shutil.rmtree(server.directory / "keys")
     shutil.copytree(server.directory / "copy", server.directory / "keys")
-    other = StandingRequest(step, encode_task(LAYOUT, {"server-round": 2}), MODEL)
+    other = epochs.Request(step, encode_task(LAYOUT, {"server-round": 2}), MODEL)
     with pytest.raises(PeerError, match="step 0 was charged before"):
-        server.ask_frame(0, encode_standing_request(step.epoch, 0, other))
+        server.ask_frame(0, epochs.encode_request(step.epoch, 0, other))
     assert rows(server).count(Entry.CHARGE) == 1
 
 

@@ -9,10 +9,11 @@ from d2pfed.errors import PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg import Advertising, Consistency, Delivery, collect, crypto
 from d2pfed.secagg.pairwise import keys, messages
-from d2pfed.secagg.pairwise.keys import leaf
 from d2pfed.secagg.pairwise.messages import EncryptedShares
 from d2pfed.secagg.pairwise.phases import Advertised
 from d2pfed.secagg.shamir import PRIME
+from d2pfed.secagg.wire import MessageKind, message
+from support.decoding import decode_advertisement
 from support.evil import LOW_ORDER
 from support.federation import (
     Federation,
@@ -43,13 +44,11 @@ def with_low_order(session, rank, key):
     def lose(phase, client, answer):
         if phase != "advertise" or client != session.cohort[rank] or not answer:
             return answer
-        advertisement = replace(
-            messages.decode_advertisement(session, rank, answer), **{key: bytes.fromhex(LOW_ORDER[0])}
-        )
+        advertisement = replace(decode_advertisement(session, rank, answer), **{key: bytes.fromhex(LOW_ORDER[0])})
         if session.is_signed:
-            signature = crypto.sign(enrolment_secret(client), leaf(session, client, advertisement))
+            signature = crypto.sign(enrolment_secret(client), advertisement.statement(session, client))
             advertisement = replace(advertisement, signature=signature)
-        return messages.encode_advertisement(session, rank, advertisement)
+        return message(session, MessageKind.KEY_ADVERTISEMENT, rank, advertisement.pack())
 
     return lose
 
@@ -71,8 +70,8 @@ def test_unless_it_is_refused_on_receipt_one_such_key_voids_the_attempt(monkeypa
     advertising = advertising_of(federation)
     collect(advertising, federation.exchange("advertise", with_low_order(session, BAD, "mask_public")))
     sharing = advertising.close()
-    for client, request in sharing.outbox().items():
-        with pytest.raises(PeerError, match=r"low order|own leaf"):
+    for client, request in sharing.outbox.items():
+        with pytest.raises(PeerError, match=r"low order|own advertisement"):
             federation.clients[client].receive(request)
     with pytest.raises(TooFewClients):
         sharing.close(b"", b"")
@@ -89,7 +88,7 @@ def test_the_excluded_are_not_asked_and_count_as_dropped_out():
     session = twelve()
     out = session.cohort[:2]
     advertising = Advertising(session, excluded=out)
-    assert set(advertising.outbox()) == set(session.cohort) - set(out)
+    assert set(advertising.outbox) == set(session.cohort) - set(out)
     with pytest.raises(PeerError, match="not asked"):
         advertising.receive(out[0], b"")
 
@@ -139,7 +138,7 @@ def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its
     federation = Federation(again)
     advertising = Advertising(again, federation.roster, excluded=lack.value.blamed)
     collect(advertising, federation.exchange("advertise", keep_all))
-    assert set(advertising.close().outbox()) == set(again.cohort) - set(lack.value.blamed)
+    assert set(advertising.close().outbox) == set(again.cohort) - set(lack.value.blamed)
 
 
 def test_a_few_ciphertexts_that_do_not_open_name_nobody():
@@ -173,7 +172,7 @@ def lie(session, liars, change):
     """Run all exchanges with some clients changing the shares that they send."""
     federation = Federation(session)
     unmasking = until_unmasking(federation)
-    for client, request in unmasking.outbox().items():
+    for client, request in unmasking.outbox.items():
         answer = federation.clients[client].receive(request)
         if session.rank(client) in liars:
             answer = change_shares(unmasking, session.rank(client), answer, change)

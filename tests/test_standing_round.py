@@ -15,12 +15,8 @@ from d2pfed.plan import MechanismName, PrivacyTarget, calibrate, require_standin
 from d2pfed.round import Attempt, accept_standing_invitation, aggregate, aggregation, can_stand
 from d2pfed.round.standing import StandingRun
 from d2pfed.secagg import Consistency
-from d2pfed.secagg.standing import checks as standing_checks
-from d2pfed.secagg.standing.messages import (
-    decode_standing_adverts,
-    encode_standing_claims,
-    encode_standing_invitation,
-)
+from d2pfed.secagg.standing import epoch as epochs
+from d2pfed.secagg.standing import server as standing_server
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation import Dropouts, Fidelity, StandingFederation
 from d2pfed.simulation import Silos as SilosBackend
@@ -183,7 +179,7 @@ class Heard:
             case MessageKind.STANDING_INVITATION:
                 epoch = accept_standing_invitation(self.plan, request, self.roster)
                 if silo.client in self.forgetful:
-                    request = encode_standing_invitation(epoch, epoch.rank(silo.client), self.roster.serial, None)
+                    request = epochs.encode_invitation(epoch, epoch.rank(silo.client), self.roster.serial, None)
                 return silo.invite(epoch, request)
             case MessageKind.STANDING_ADVERTS:
                 return silo.agree(request)
@@ -230,7 +226,7 @@ def test_a_silo_that_shows_older_rows_is_left_out_and_named(plan, monkeypatch, p
     assert run.epochs == 2
     assert run.remembered[3].count == 50
     assert named[3].startswith("client 3 is left out: it shows row 3 of its log and was met at row 50")
-    monkeypatch.setattr(standing_checks, "require_later_position", lambda *_: None)
+    monkeypatch.setattr(standing_server, "require_later_position", lambda *_: None)
     if len(peers) > SILOS - plan.quorum:
         with pytest.raises(TooFewClients):
             heard.run().members(Attempt("run", 1, 0))
@@ -257,8 +253,8 @@ def claiming(heard, claim):
     def lie(silo, request):
         if silo.client == 8 and kind_of(request) == MessageKind.STANDING_ADVERTS:
             epoch = silo.epoch
-            adverts = decode_standing_adverts(epoch, epoch.rank(8), request)
-            return encode_standing_claims(epoch, epoch.rank(8), {epoch.rank(3): claim(adverts[epoch.rank(3)])})
+            adverts = epochs.decode_adverts(epoch, epoch.rank(8), request)
+            return epochs.encode_claims(epoch, epoch.rank(8), {epoch.rank(3): claim(adverts[epoch.rank(3)])})
         return answer(silo, request)
 
     heard.answer = lie
@@ -271,7 +267,7 @@ def test_an_old_position_of_an_honest_silo_keeps_nobody_out_but_the_liar(plan, m
     assert run.members(Attempt("run", 0, 0)) == without(8)
     assert run.epochs == 1
     assert "a row that it does not go beyond, got 1" in named[8]
-    monkeypatch.setattr(standing_checks, "require_current_claim", lambda *_: None)
+    monkeypatch.setattr(standing_server, "require_current_claim", lambda *_: None)
     again = heard.run()
     again.members(Attempt("run", 1, 0))
     assert again.epochs == 2  # held up

@@ -38,8 +38,8 @@ from d2pfed.plan.target import parse_clip
 from d2pfed.round import run_plan
 from d2pfed.runs import plain
 from d2pfed.runs.records import ExchangeRecord, RoundRecord
-from d2pfed.secagg import StandingAdvertising, StandingCollecting
-from d2pfed.secagg.position import unpack_position
+from d2pfed.secagg import standing
+from d2pfed.secagg.roster import unpack_position
 from d2pfed.secagg.shamir import unpack_share
 from d2pfed.secagg.wire import HEADER_BYTES, frame, kind_of
 from support.certificates import signed
@@ -217,7 +217,7 @@ def _phases(federation: Federation, victim: int) -> Iterator[tuple[object, bytes
         ("confirm", ()),
         ("unmask", ()),
     ):
-        answers = dict(federation.exchange(name, keep_all)(phase.outbox()))  # type: ignore[attr-defined]
+        answers = dict(federation.exchange(name, keep_all)(phase.outbox))  # type: ignore[attr-defined]
         own = answers.pop(victim, None)
         for client, answer in answers.items():
             phase.receive(client, answer)  # type: ignore[attr-defined]
@@ -252,7 +252,7 @@ def _silos() -> Iterator[Target]:
 
     def watched(name: str, phase: object) -> None:
         silo = copy.deepcopy(own)
-        outbox = phase.outbox()  # type: ignore[attr-defined]
+        outbox = phase.outbox  # type: ignore[attr-defined]
         asked[name] = silo, outbox[victim]
         answers = dict(silos.exchange(name)(outbox))
         for client, answer in answers.items():
@@ -261,12 +261,12 @@ def _silos() -> Iterator[Target]:
         answered[name] = copy.deepcopy(phase), answers[victim]
         phase.receive(victim, answers[victim])  # type: ignore[attr-defined]
 
-    advertising = StandingAdvertising(silos.epoch, silos.roster)
+    advertising = standing.Advertising(silos.epoch, silos.roster)
     watched("invite", advertising)
     agreeing = advertising.close()
     watched("agree", agreeing)
     silos.current = agreeing.close()
-    collecting = StandingCollecting(silos.current.keys, silos.current.step(0, 0, SILOS), TASK, MODEL)
+    collecting = standing.Collecting(silos.current.keys, silos.current.step(0, 0, SILOS), TASK, MODEL)
     watched("answer", collecting)
     collecting.close()
     for name, (silo, request) in asked.items():

@@ -39,7 +39,7 @@ _UNITS = {
     Unit.CLIENT: "everything that one client holds and contributes, in all rounds of a run",
     Unit.RECORD: "one record of a silo, or all rows of one owner in it where groups are given, in all rounds of a run",
 }
-_NEIGHBOURS = {
+_NEIGHBORS = {
     Adjacency.REPLACE_ONE: "a unit's contributions are any others within the clip; it adds its noise in both worlds",
     Adjacency.ZERO_OUT: "a unit's contributions are zero; it adds its noise in both worlds",
     Adjacency.ADD_REMOVE: "a record is there or not; its silo adds its noise in both worlds",
@@ -206,7 +206,7 @@ def statement(
         "unit": {"name": release.unit.value, "means": _UNITS.get(release.unit, f"one {release.unit.value}")},
         "adjacency": {
             "name": release.adjacency.value,
-            "means": _NEIGHBOURS.get(release.adjacency, release.adjacency.value),
+            "means": _NEIGHBORS.get(release.adjacency, release.adjacency.value),
         },
         "tuning": {
             "runs_on_this_ledger": len(record.runs),

@@ -84,7 +84,7 @@ def mechanism(
     ] = Fidelity.PROTOCOL,
     worlds: Annotated[
         Worlds, option("neighbours, or same: a null run, whose bounds must be 0. Default: neighbours.")
-    ] = Worlds.NEIGHBOURS,
+    ] = Worlds.NEIGHBORS,
     json: AsJson = False,
 ) -> None:
     """Tell two neighbouring worlds apart by the sums of whole rounds, again and again, and count the errors."""

@@ -25,7 +25,7 @@ from d2pfed.plan.bounds import MOST_ATTEMPTS
 from d2pfed.round import accept_invitation, enrolled_in
 from d2pfed.secagg import Client, Contribute, Enrolment, Roster, Session, decode_invitation
 from d2pfed.secagg import History as Memory
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 
 _log = logging.getLogger("d2pfed.deploy")

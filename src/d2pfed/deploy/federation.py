@@ -23,7 +23,7 @@ from d2pfed.round import Attempt, Invite, OpenSum, StandingRun, gather, session_
 from d2pfed.round.aggregation import ignore
 from d2pfed.round.standing import ASSUMPTIONS
 from d2pfed.runs import ExchangeRecord, Run
-from d2pfed.secagg import Roster, Session, StandingStep
+from d2pfed.secagg import Roster, Session, standing
 from d2pfed.secagg.crypto import require_signature
 from d2pfed.secagg.wire import ClientId, MessageKind
 from d2pfed.training import Cohorts
@@ -303,11 +303,11 @@ class StandingFederation:
         self._exchange.stats.clear()
         return self._standing.members(attempt)
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> StandingStep:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:
         """Return the step of an attempt."""
         return self._standing.step(attempt, cohort)
 
-    def collect(self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
+    def collect(self, session: standing.Step, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
         """Run the one exchange of a step; silos count their vectors themselves."""
         try:
             return self._standing.collect(session, encode_model(model), self._deployment.task(session.round))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from d2pfed.ledger.files import append_file, locked, read_file, replace_file, truncate_file
 from d2pfed.numerics.randomness import digest
-from d2pfed.secagg.position import POSITION_BYTES, Position, unpack_position
+from d2pfed.secagg.roster import POSITION_BYTES, Position, unpack_position
 from d2pfed.secagg.wire import ClientId, pack_integer
 
 _ID_BYTES, _KEY_BYTES = 8, 8

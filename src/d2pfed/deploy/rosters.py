@@ -18,8 +18,15 @@ from d2pfed.ledger.rows import Head
 from d2pfed.numerics.randomness import KEY_BYTES, Entropy
 from d2pfed.secagg import Enrolment, Roster, decode_roster, issue_roster
 from d2pfed.secagg.draws import MOST_DEPTH, DrawTree
-from d2pfed.secagg.position import Position, verify_position
-from d2pfed.secagg.roster import NO_ROOT, Floor, not_before, require_serial, require_unexpired
+from d2pfed.secagg.roster import (
+    NO_ROOT,
+    Floor,
+    Position,
+    not_before,
+    require_serial,
+    require_unexpired,
+    verify_position,
+)
 from d2pfed.secagg.wire import ClientId
 
 _log = logging.getLogger("d2pfed.deploy")

@@ -26,18 +26,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.plan import Plan, Protocol
 from d2pfed.round import accept_standing_invitation
-from d2pfed.secagg import (
-    Enrolment,
-    Epoch,
-    StandingAdvertised,
-    StandingReady,
-    StandingSilo,
-    StandingState,
-    StandingStep,
-    answer_step,
-    decode_standing_invitation,
-)
-from d2pfed.secagg.standing.checks import require_charge_once, require_first_is_new
+from d2pfed.secagg import Enrolment, standing
 from d2pfed.secagg.wire import BINDING_BYTES, MessageKind, Reader, binding_of, kind_of, pack_integer
 
 _log = logging.getLogger("d2pfed.deploy")
@@ -58,7 +47,7 @@ class StandingAttempt:
     config: ClientConfig
     terms: RunTerms
     plan: Plan
-    session: StandingStep
+    session: standing.Step
 
     def charge(self) -> int:
         """Write the row of this step, durably, and return how many vectors of the run were sent before."""
@@ -69,7 +58,7 @@ class StandingAttempt:
             step.round,
             step.attempt,
             {"session": step.digest.hex(), "roster": "", "draw": 0},
-            require=lambda history: require_charge_once(charged_steps(history, step.epoch), step.number),
+            require=lambda history: standing.require_charge_once(charged_steps(history, step.epoch), step.number),
         )
 
 
@@ -87,7 +76,7 @@ def answer_standing(config: ClientConfig, frame: bytes, contribute: ContributeSt
     place = _Place.of(config, invitation)
     if kind == MessageKind.STANDING_ADVERTS:
         return _agree(place, keys, frame)
-    return answer_step(
+    return standing.answer_step(
         place.epoch,
         config.client,
         frame,
@@ -120,14 +109,14 @@ class _Place:
     history: ClientHistory
     terms: RunTerms
     plan: Plan
-    epoch: Epoch
+    epoch: standing.Epoch
 
     @staticmethod
     def of(config: ClientConfig, invitation: bytes) -> "_Place":
         enrolment, history = enrolment_of(config)
         if enrolment is None:
             raise PeerError("standing keys are for enrolled clients, and this one is not")
-        invited = decode_standing_invitation(invitation)
+        invited = standing.decode_invitation(invitation)
         terms, plan = agreed_plan(config, enrolment.roster, invited.run, invited.client, Protocol.STANDING)
         epoch = accept_standing_invitation(plan, invitation, enrolment.roster)
         if len(epoch.cohort) < config.policy.least_cohort:
@@ -135,9 +124,9 @@ class _Place:
             raise PeerError(f"an epoch must have at least {least} silos, got {len(epoch.cohort)}")
         return _Place(config, enrolment, history, terms, plan, epoch)
 
-    def silo(self, history: ClientHistory) -> StandingSilo:
+    def silo(self, history: ClientHistory) -> standing.Client:
         """Return this silo in its epoch, its log as it is now."""
-        return StandingSilo(
+        return standing.Client(
             epoch=self.epoch,
             client=self.config.client,
             enrolment=self.enrolment,
@@ -154,7 +143,7 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
 
     def require(history: ClientHistory) -> None:
         ClientAccount(config.log, config.budget).require_below_cap(plan, epoch.run, history)
-        require_first_is_new(epoch.first, charged_steps(history, epoch))
+        standing.require_first_is_new(epoch.first, charged_steps(history, epoch))
         require_later_epoch(history, epoch)
         require_beginnings_left(history, epoch.run, plan)
 
@@ -176,7 +165,7 @@ def _begin(config: ClientConfig, invitation: bytes) -> bytes:
     return answer
 
 
-def require_later_epoch(history: ClientHistory, epoch: Epoch) -> None:
+def require_later_epoch(history: ClientHistory, epoch: standing.Epoch) -> None:
     """Refuse an epoch that is not later than all that this silo has begun in its run: stale, or repeated."""
     begun = [body.get("epoch") for body in history.bodies(Entry.BEGUN) if body["run"] == epoch.run]
     last = max((number for number in begun if isinstance(number, int)), default=-1)
@@ -188,9 +177,9 @@ def _agree(place: _Place, keys: "KeyFile", frame: bytes) -> bytes:
     """Derive the keys of the epoch, once; the private key is gone before the answer leaves."""
     config = place.config
 
-    def change(data: bytes) -> tuple[bytes, StandingReady]:
+    def change(data: bytes) -> tuple[bytes, standing.Agreed]:
         invitation, saved = split(data)
-        advertised = StandingAdvertised.decode(place.epoch, config.client, saved)
+        advertised = standing.Advertised.decode(place.epoch, config.client, saved)
         ready = place.silo(place.history).agree(advertised, frame)
         return join(invitation, b"" if ready.state is None else ready.state.encode()), ready
 
@@ -199,7 +188,7 @@ def _agree(place: _Place, keys: "KeyFile", frame: bytes) -> bytes:
     return ready.answer
 
 
-def charged_steps(history: ClientHistory, epoch: Epoch) -> frozenset[int]:
+def charged_steps(history: ClientHistory, epoch: standing.Epoch) -> frozenset[int]:
     """Return the steps of a run that have a row, whatever protocol they were sent by."""
     releases = (
         decode_release(str(body["release"])) for body in history.bodies(Entry.CHARGE) if body["run"] == epoch.run
@@ -244,7 +233,7 @@ class KeyFile:
 
     def keep_only(self, run: str) -> None:
         """Erase the keys of earlier epochs of a run, and whatever does not fit this start and this log."""
-        self.file.sweep(self._holds, lambda data: decode_standing_invitation(split(data)[0]).run == run)
+        self.file.sweep(self._holds, lambda data: standing.decode_invitation(split(data)[0]).run == run)
 
     # Both look at the log when they are called, which is under the file's lock.
 
@@ -260,22 +249,22 @@ class KeyStore:
     """The state of an epoch, as a step sees it."""
 
     keys: KeyFile
-    epoch: Epoch
+    epoch: standing.Epoch
     client: int
 
-    def read(self) -> StandingState | None:
+    def read(self) -> standing.State | None:
         """Return the state; a set-up that did not end has none."""
         _, saved = self.keys.load()
         if not is_state(saved):
             return None
-        return StandingState.decode(self.epoch, self.client, saved)
+        return standing.State.decode(self.epoch, self.client, saved)
 
-    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
+    def advance(self, move: Callable[[standing.State], tuple[standing.State, _T]]) -> _T:
         """Replace the state by the one that `move` makes of it, on the disk when this returns."""
 
         def change(data: bytes) -> tuple[bytes, _T]:
             invitation, saved = split(data)
-            state, result = move(StandingState.decode(self.epoch, self.client, saved))
+            state, result = move(standing.State.decode(self.epoch, self.client, saved))
             return join(invitation, state.encode()), result
 
         return self.keys.update(change)

@@ -25,7 +25,7 @@ from d2pfed.plan.bounds import MOST_ROUNDS
 from d2pfed.plan.plan import Plan, run_guarantee
 from d2pfed.plan.target import PrivacyTarget, RotationName
 from d2pfed.secagg.pairwise.graph import SIGNED_COMPLETE_UP_TO, SIGNED_UP_TO, Consistency
-from d2pfed.secagg.pairwise.neighbors import Neighbourhood, Risk, choose, complete
+from d2pfed.secagg.pairwise.neighbors import Neighborhood, Risk, choose, complete
 
 PRECISION = 5e-4  # relative, of the noise: how far above the least the answer may be
 SMALLEST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-3, 1e6
@@ -68,7 +68,7 @@ def calibrate(target: PrivacyTarget, max_weight: float | None = None) -> Plan:
         # The guarantee is that of a fixed clip, the radius that bounds update and bit: docs/theory.md, section 16.
         adaptive = AdaptiveClip.beside(2 * ideal_multiplier(target) / target.cohort_size, target.initial_clip)
         return replace(calibrate(_widened(target, adaptive.radius)), adaptive_clip=adaptive)
-    hood = _neighbourhood(target)
+    hood = neighborhood_of(target)
     ideal = ideal_multiplier(target)
     draft = _Draft(target, hood, widths.finest(target, ideal))
     plan = draft.search(ideal)
@@ -120,7 +120,7 @@ class _Draft:
     """A family of plans that differ in their noise; `steps` is the clip in lattice steps, where rounding needs one."""
 
     target: PrivacyTarget
-    hood: Neighbourhood
+    hood: Neighborhood
     steps: float
 
     @property
@@ -248,7 +248,7 @@ def _least_multiplier(target: PrivacyTarget, epsilon_at: Callable[[float], float
     return high
 
 
-def _neighbourhood(target: PrivacyTarget) -> Neighbourhood:
+def neighborhood_of(target: PrivacyTarget) -> Neighborhood:
     """Return who holds whose shares: the least that withstands the target's dropouts and colluders."""
     _require_honest_majority(target)
     risk = Risk(dropouts=target.cohort_size - target.quorum, colluders=target.cohort_colluders)

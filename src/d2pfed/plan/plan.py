@@ -42,7 +42,7 @@ from d2pfed.plan import bounds
 from d2pfed.plan.bounds import check_range, require_honest_majority
 from d2pfed.plan.widths import wrap_probability
 from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.pairwise.neighbors import Neighbourhood, check_bounds
+from d2pfed.secagg.pairwise.neighbors import Neighborhood, check_bounds
 
 MOST_CHARACTERS = 1 << 13  # of a plan's text, which has about 1,600
 
@@ -121,7 +121,7 @@ class Plan:
         self._check_units()
         require_honest_majority(cohort, self.quorum, self.colluders)
         if self.consistency is Consistency.SIGNED:
-            check_bounds(cohort, self.neighbourhood, self.quorum, self.colluders)
+            check_bounds(cohort, self.neighborhood, self.quorum, self.colluders)
         if self.adaptive_clip is not None and self.codec.clip != self.adaptive_clip.radius:
             raise ConfigError(
                 f"the codec's clip must be the radius {self.adaptive_clip.radius} of a vector with its bit where the "
@@ -192,9 +192,9 @@ class Plan:
         return self.codec.clip if self.weighting is None else self.weighting.clip
 
     @property
-    def neighbourhood(self) -> Neighbourhood:
+    def neighborhood(self) -> Neighborhood:
         """How many hold shares of a client's secrets, how many open one, and how many survivors may be cut off."""
-        return Neighbourhood(self.neighbours, self.threshold, self.cut_off)
+        return Neighborhood(self.neighbours, self.threshold, self.cut_off)
 
     @property
     def contributed(self) -> Noise | None:

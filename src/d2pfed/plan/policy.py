@@ -19,9 +19,9 @@ from d2pfed.plan.target import PrivacyTarget
 from d2pfed.plan.widths import noise_width
 from d2pfed.secagg.pairwise.graph import SIGNED_UP_TO, Consistency
 from d2pfed.secagg.pairwise.neighbors import Risk, check_bounds, exposed
-from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_standing_quorum, require_standing_steps
+from d2pfed.secagg.standing.epoch import FEWEST_SILOS, MOST_SILOS, require_carried
 
-_MOST_NEIGHBOURS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
+_MOST_NEIGHBORS = 1024  # of a sparse graph: with more, the exact bounds themselves would be work
 
 
 class Request(StrEnum):
@@ -106,8 +106,7 @@ def require_standing(plan: Plan, enrolled: int) -> None:
             f"standing keys are for all silos of a roster in every round, got {plan.cohort_size} of "
             f"{plan.sampling.population} and a roster of {enrolled}"
         )
-    require_standing_quorum(plan.cohort_size, plan.quorum, plan.colluders)
-    require_standing_steps(plan.rounds, plan.attempts_per_round)
+    require_carried(plan.cohort_size, plan.quorum, plan.colluders, plan.rounds, plan.attempts_per_round)
 
 
 def require_deployable(protocol: Protocol, plan: Plan, enrolled: int | None) -> None:
@@ -305,15 +304,15 @@ def _check_graph(plan: Plan, colluders: int) -> None:
     """Refuse a graph in which so many colluders could open a secret, or cut a client off from the others."""
     require_honest_majority(plan.cohort_size, plan.quorum, colluders)
     if plan.consistency is Consistency.SIGNED:
-        check_bounds(plan.cohort_size, plan.neighbourhood, plan.quorum, colluders)
+        check_bounds(plan.cohort_size, plan.neighborhood, plan.quorum, colluders)
         return
     _check_at_least("threshold", plan.threshold, (plan.neighbours + 1) // 2 + 1)
     if plan.neighbours == plan.cohort_size - 1:
         _check_at_least("threshold", plan.threshold, colluders + 1)
         return
-    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBOURS)
+    _check_at_most("neighbours", plan.neighbours, _MOST_NEIGHBORS)
     risk = Risk(dropouts=plan.cohort_size - plan.quorum, colluders=colluders)
-    if exposed(plan.cohort_size, plan.neighbourhood, risk) > Fraction(1, 1 << risk.security_bits):
+    if exposed(plan.cohort_size, plan.neighborhood, risk) > Fraction(1, 1 << risk.security_bits):
         raise ConfigError(
             f"this client's policy: {plan.neighbours} neighbours and a threshold of {plan.threshold} must withstand "
             f"{risk.dropouts} dropouts and {colluders} colluders of {plan.cohort_size} clients, and do not"

@@ -5,7 +5,7 @@ from d2pfed.errors import ConfigError, PeerError
 from d2pfed.plan import Enrolled, Plan
 from d2pfed.round.session import Attempt, session_of
 from d2pfed.round.standing import epoch_of
-from d2pfed.secagg import Epoch, Invitation, Roster, Session, decode_invitation, decode_standing_invitation
+from d2pfed.secagg import Invitation, Roster, Session, decode_invitation, standing
 from d2pfed.secagg.draws import draw_cohort, draw_key, require_path
 
 ROSTERS = 4  # that an authority may issue over one population: each has draws of its own
@@ -80,9 +80,9 @@ def require_in_cohort(client: int, cohort: tuple[int, ...]) -> None:
         raise PeerError(f"client {client} is not in the cohort of this draw")
 
 
-def accept_standing_invitation(plan: Plan, invitation: bytes, roster: Roster) -> Epoch:
+def accept_standing_invitation(plan: Plan, invitation: bytes, roster: Roster) -> standing.Epoch:
     """Return the epoch that an invitation names, recomputed from this silo's own plan and roster."""
-    invited = decode_standing_invitation(invitation)
+    invited = standing.decode_invitation(invitation)
     if len(invited.silos) > plan.cohort_size:
         raise PeerError(f"an epoch has at most the planned {plan.cohort_size} silos, got {len(invited.silos)}")
     try:

@@ -6,7 +6,7 @@ from d2pfed.errors import PeerError
 from d2pfed.noise.mechanisms import Shared
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan
-from d2pfed.secagg import Delivery, Roster, Session, StandingStep
+from d2pfed.secagg import Delivery, Roster, Session, standing
 from d2pfed.secagg.pairwise.graph import Consistency
 from d2pfed.secagg.pairwise.session import NO_ROSTER
 
@@ -21,7 +21,7 @@ class Attempt:
 
 
 # What an attempt's vectors are encoded for, and its sum decoded by: a session, or a step with standing keys.
-AttemptBinding = Session | StandingStep
+AttemptBinding = Session | standing.Step
 
 
 def session_of(

@@ -9,18 +9,8 @@ from d2pfed.errors import ConfigError, PeerError, TooFewClients, VoidStep
 from d2pfed.plan import Plan, require_standing
 from d2pfed.round.aggregation import OpenSum, Refused, Remember, ignore, run_exchange
 from d2pfed.round.session import Attempt
-from d2pfed.secagg import (
-    Epoch,
-    Exchange,
-    Position,
-    Roster,
-    StandingAdvertising,
-    StandingCollecting,
-    StandingEpoch,
-    StandingState,
-    StandingStep,
-)
-from d2pfed.secagg.standing.checks import require_charge_once
+from d2pfed.secagg import Exchange, Position, Roster, standing
+from d2pfed.secagg.standing import Advertising, Collecting, Epoch, ReadyEpoch, State, Step
 
 _T = TypeVar("_T")
 
@@ -89,7 +79,7 @@ class StandingRun:
     epochs: int = 0
     note_epochs: Callable[[int], None] = ignore
     failing: set[int] = field(default_factory=set)  # silos that are not asked any more
-    _current: StandingEpoch | None = None
+    _current: ReadyEpoch | None = None
     _away: frozenset[int] = frozenset()
     _vouched: frozenset[int] = frozenset()  # missed the last step, and said since that they are there
 
@@ -120,14 +110,14 @@ class StandingRun:
             self._set_up(attempt, invited)
         return tuple(sorted(self._left(self._require_current())))
 
-    def step(self, attempt: Attempt, members: tuple[int, ...]) -> StandingStep:
+    def step(self, attempt: Attempt, members: tuple[int, ...]) -> Step:
         """Return the step of an attempt."""
         return self._require_current().step(attempt.round, attempt.number, members)
 
-    def collect(self, step: StandingStep, model: bytes, task: bytes = b"") -> OpenSum:
+    def collect(self, step: Step, model: bytes, task: bytes = b"") -> OpenSum:
         """Run the one exchange of a step; raises VoidStep with those who answered."""
         self.attempts += 1
-        collecting = StandingCollecting(self._require_current().keys, step, task, model)
+        collecting = Collecting(self._require_current().keys, step, task, model)
         run_exchange(collecting, self.exchange, self.refused)
         try:
             return OpenSum(step.cohort, collecting.close())
@@ -137,7 +127,7 @@ class StandingRun:
             self.failing |= self._away & self._vouched
             raise
 
-    def _left(self, current: StandingEpoch) -> set[int]:
+    def _left(self, current: ReadyEpoch) -> set[int]:
         return set(current.members) - self._away - self.failing
 
     @property
@@ -152,7 +142,7 @@ class StandingRun:
             epoch = epoch_of(self.plan, self.run, self.roster, invited, epoch=self.epochs, first=first)
             self.epochs += 1
             self.note_epochs(self.epochs)
-            advertising = StandingAdvertising(epoch, self.roster, self.remembered)
+            advertising = Advertising(epoch, self.roster, self.remembered)
             run_exchange(advertising, self.exchange, self.refused)
             self._note(advertising.positions)
             agreeing = advertising.close()
@@ -173,7 +163,7 @@ class StandingRun:
         self.remembered.update(later)
         self.remember(later)
 
-    def _require_current(self) -> StandingEpoch:
+    def _require_current(self) -> ReadyEpoch:
         if self._current is None:
             raise ConfigError("no epoch was set up")
         return self._current
@@ -183,14 +173,14 @@ class StandingRun:
 class StandingMemory:
     """A silo's state in this process: gone with it."""
 
-    state: StandingState | None = None
+    state: State | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def read(self) -> StandingState | None:
+    def read(self) -> State | None:
         """Return the state."""
         return self.state
 
-    def advance(self, move: Callable[[StandingState], tuple[StandingState, _T]]) -> _T:
+    def advance(self, move: Callable[[State], tuple[State, _T]]) -> _T:
         """Replace the state by the one that `move` makes of it."""
         with self._lock:
             if self.state is None:
@@ -206,12 +196,12 @@ class StandingSteps:
     most: int
     charged: set[int] = field(default_factory=set)
 
-    def charge(self, step: StandingStep) -> None:
+    def charge(self, step: Step) -> None:
         """Count a step; refuse one that was counted, and every step once all participations are used.
 
         A silo at its cap refuses: nothing is sampled here, so that it is missing tells nothing but its count.
         """
-        require_charge_once(self.charged, step.number)
+        standing.require_charge_once(self.charged, step.number)
         if len(self.charged) >= self.most:
             raise PeerError(
                 f"this silo has sent {len(self.charged)} vectors in this run, its plan allows {self.most}"

@@ -9,7 +9,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.round import InProcess, Invite, gather
 from d2pfed.secagg import Client, Consistency, Delivery, Enrolment, History, Session, crypto, issue_roster
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 
 CLIENTS = 60

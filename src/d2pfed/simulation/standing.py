@@ -25,19 +25,8 @@ from d2pfed.round import (
     epoch_of,
 )
 from d2pfed.runs import ExchangeRecord
-from d2pfed.secagg import (
-    Enrolment,
-    Epoch,
-    History,
-    Roster,
-    StandingAdvertised,
-    StandingSilo,
-    StandingStep,
-    answer_step,
-    crypto,
-    issue_roster,
-)
-from d2pfed.secagg.position import sign_position
+from d2pfed.secagg import Enrolment, History, Roster, crypto, issue_roster, standing
+from d2pfed.secagg.roster import sign_position
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.simulation.backend import Backend, Encoder
 from d2pfed.simulation.federation import Dropouts, encoded_sum
@@ -74,7 +63,7 @@ class StandingFederation:
     _roster: Roster = field(init=False, repr=False)
     _silos: dict[int, "_Silo"] = field(init=False, repr=False)
     _standing: StandingRun = field(init=False, repr=False)
-    _epoch: Epoch = field(init=False, repr=False)
+    _epoch: standing.Epoch = field(init=False, repr=False)
     _asked: tuple[Encoder, FloatVector] | None = field(init=False, repr=False, default=None)  # for vectors, now
     _lost: set[int] = field(init=False, repr=False, default_factory=set)  # in this round
     _void: int = 0
@@ -131,14 +120,14 @@ class StandingFederation:
             raise TooFewClients(f"at least {self.plan.quorum} silos must be there, got {len(left)}", left)
         return left
 
-    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> StandingStep:
+    def bind(self, attempt: Attempt, cohort: tuple[int, ...]) -> standing.Step:
         """Return the step of an attempt."""
         if self.fidelity is Fidelity.PROTOCOL:
             return self._standing.step(attempt, cohort)
         members = np.isin(np.array(self._epoch.cohort), cohort)
-        return StandingStep(self._epoch, attempt.round, attempt.number, members)
+        return standing.Step(self._epoch, attempt.round, attempt.number, members)
 
-    def collect(self, session: StandingStep, model: FloatVector, participations: Mapping[int, int]) -> Collected:
+    def collect(self, session: standing.Step, model: FloatVector, participations: Mapping[int, int]) -> Collected:
         """Gather the members' vectors; raises VoidStep if one is missing."""
         encoder = Encoder(
             plan=self.plan,
@@ -205,8 +194,8 @@ class _Silo:
     vector: Callable[[int], RingVector | None]
     account: StandingSteps
     store: StandingMemory = field(default_factory=StandingMemory)
-    epoch: Epoch | None = None
-    advertised: StandingAdvertised | None = None
+    epoch: standing.Epoch | None = None
+    advertised: standing.Advertised | None = None
     begun: int = 0
 
     def receive(self, request: bytes) -> bytes | None:
@@ -230,18 +219,18 @@ class _Silo:
         if (vector := self.vector(self.client)) is None:
             return None
 
-        def contribute(step: StandingStep, _task: bytes, _model: bytes) -> RingVector:
+        def contribute(step: standing.Step, _task: bytes, _model: bytes) -> RingVector:
             self.account.charge(step)
             return vector
 
         with suppress(PeerError):  # a silo without keys, or at its cap, refuses
-            return answer_step(self.epoch, self.client, request, store=self.store, contribute=contribute)
+            return standing.answer_step(self.epoch, self.client, request, store=self.store, contribute=contribute)
         return None
 
-    def _standing(self, epoch: Epoch) -> StandingSilo:
+    def _standing(self, epoch: standing.Epoch) -> standing.Client:
         head, roster = digest("simulated log", self.client, self.begun), self.enrolment.roster
         position = sign_position(self.enrolment.secret, roster.authority, self.client, self.begun, head)
-        return StandingSilo(
+        return standing.Client(
             epoch=epoch,
             client=self.client,
             enrolment=self.enrolment,

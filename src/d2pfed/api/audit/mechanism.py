@@ -34,7 +34,7 @@ SHOWS = (
 class Worlds(StrEnum):
     """The two worlds that the server has to tell apart."""
 
-    NEIGHBOURS = "neighbours"  # one client's vector differs as much as the adjacency allows
+    NEIGHBORS = "neighbours"  # one client's vector differs as much as the adjacency allows
     SAME = "same"  # nothing differs: whatever is found is an error of the audit
 
 
@@ -104,7 +104,7 @@ def audit_mechanism(
     entropy: Entropy | None = None,
     confidence: float = 0.99,
     fidelity: Fidelity = Fidelity.PROTOCOL,
-    worlds: Worlds = Worlds.NEIGHBOURS,
+    worlds: Worlds = Worlds.NEIGHBORS,
 ) -> MechanismAudit:
     """Attack a plan: `trials` times in each of two worlds, its rounds are run and the server guesses the world.
 
