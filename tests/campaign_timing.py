@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.reference_sampler import discrete_gaussian
-from d2pfed.noise.sampler.samplers import CenteredDiscreteGaussian, DiscreteGaussian, Skellam
+from d2pfed.noise.sampler import CenteredDiscreteGaussian, DiscreteGaussian, Skellam
 from d2pfed.numerics.randomness import Entropy, Stream
 
 LENGTH = 1000  # of the vectors that are drawn

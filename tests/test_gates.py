@@ -39,7 +39,7 @@ def plant(copy: Path, module: str, line: str) -> None:
     ("module", "line", "code"),
     [
         ("numerics/ring.py", "import random", "TID251"),
-        ("noise/sampler/samplers.py", "from numpy.random import default_rng", "TID251"),
+        ("noise/sampler.py", "from numpy.random import default_rng", "TID251"),
         ("secagg/wire.py", "import pickle", "TID251"),
         ("plan/target.py", "assert PrivacyTarget", "S101"),
         ("round/session.py", "def quiet(x):\n    return x", "ANN"),

@@ -186,27 +186,20 @@ def test_two_neighbouring_centres_reach_the_same_integers():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DiscreteGaussian(Fraction(0)),
-        lambda: DiscreteGaussian(Fraction(10**6)),
-        lambda: CenteredDiscreteGaussian(Fraction(0), 8),
-        lambda: CenteredDiscreteGaussian(Fraction(1000), 8),
-        lambda: CenteredDiscreteGaussian(Fraction(2), -1),
-        lambda: CenteredDiscreteGaussian(Fraction(2), 17),
-        lambda: Skellam(Fraction(-1)),
-        lambda: Binomial(0),
+        lambda: DiscreteGaussian(Fraction(0)).draw(1, stream("refused")),
+        lambda: DiscreteGaussian(Fraction(10**6)).draw(1, stream("refused")),
+        lambda: CenteredDiscreteGaussian(Fraction(0), 8).draw(np.zeros(1, np.int64), stream("refused")),
+        lambda: CenteredDiscreteGaussian(Fraction(1000), 8).draw(np.zeros(1, np.int64), stream("refused")),
+        lambda: CenteredDiscreteGaussian(Fraction(2), -1).draw(np.zeros(1, np.int64), stream("refused")),
+        lambda: CenteredDiscreteGaussian(Fraction(2), 17).draw(np.zeros(1, np.int64), stream("refused")),
+        lambda: Skellam(Fraction(-1)).draw(1, stream("refused")),
+        lambda: Binomial(0).draw(1, stream("refused")),
         lambda: discrete_gaussian(Fraction(0), Fraction(0), stream("refused")),
     ],
 )
 def test_distributions_that_cannot_be_sampled_are_refused(make):
     with pytest.raises(ConfigError):
         make()
-
-
-def test_draws_and_centres_of_different_shapes_are_refused():
-    with pytest.raises(ValueError, match="shapes"):
-        CenteredDiscreteGaussian(Fraction(2), 8).draw_into(
-            np.zeros(5, np.int64), np.zeros(1, np.int64), stream("shapes")
-        )
 
 
 DISTRIBUTIONS = {

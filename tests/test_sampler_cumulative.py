@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.noise.sampler.cumulative import (
+from d2pfed.noise.cumulative import (
     BinomialDistribution,
     GaussianDistribution,
     SkellamDistribution,
@@ -22,7 +22,7 @@ from d2pfed.noise.sampler.cumulative import (
     exp_minus,
     refine,
 )
-from d2pfed.noise.sampler.lookup import tabulate
+from d2pfed.noise.lookup import tabulate
 from d2pfed.numerics.randomness import Entropy
 from support.stats import check_fits
 

@@ -5,12 +5,11 @@ A mechanism is added by its type, whose `noise` is one of the laws of `accountin
 """
 
 import math
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
+from typing import Self
 
 from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
 from d2pfed.errors import ConfigError, shown
@@ -48,25 +47,13 @@ class Share:
         return share
 
 
-@typing.runtime_checkable
-class Mechanism(typing.Protocol):
-    """What every mechanism does; all randomness of a client is in its entropy and its share of the group's."""
-
-    def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
-        """Return the client's lattice point: rounded, with its part of the noise."""
-        ...
-
-    def noise(self, codec: Codec, survivors: int) -> Noise:
-        """Return the distribution of the noise in a sum over `survivors` clients."""
-        ...
+# Every mechanism has two methods: `encode` returns a client's lattice point, rounded and with its part of the noise;
+# `noise` returns the law of the noise in a sum over `survivors` clients. All randomness is in `entropy` and `share`.
 
 
 @dataclass(frozen=True, slots=True)
 class Centered:
-    """Each client draws from a discrete Gaussian centered at its real vector: rounding and noise in one step.
-
-    Guarantee: docs/theory.md, real-centered sums. `sigma` is a client's own width in steps.
-    """
+    """A draw around the real vector: rounding and noise in one, `sigma` steps wide. Guarantee: theory.md#sums."""
 
     sigma: Fraction
 
@@ -79,16 +66,11 @@ class Centered:
 
     def around(self, values: IntVector, fraction_bits: int, entropy: Entropy) -> IntVector:
         """Return one draw around any grid vector, such as a sum over a batch of records."""
-        return _centered(self.sigma, fraction_bits).draw(values, entropy.child("noise").stream())
+        return CenteredDiscreteGaussian(self.sigma, fraction_bits).draw(values, entropy.child("noise").stream())
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
         return DiscreteGaussianSum(self.sigma, survivors, codec.radius, codec.length)
-
-
-@lru_cache(maxsize=4)  # its check takes exact fractions, and every silo asks for it
-def _centered(sigma: Fraction, fraction_bits: int) -> CenteredDiscreteGaussian:
-    return CenteredDiscreteGaussian(sigma, fraction_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +100,7 @@ class Rounded:
 class Shared:
     """One discrete Gaussian that all clients derive from a secret of the group, each adding an integer share of it.
 
-    Every client knows the noise, and one missing share destroys the guarantee: an attempt counts only if everyone
-    delivers.
+    Every client knows the noise, and one missing share destroys the guarantee: everyone must deliver.
     """
 
     sigma: Fraction
@@ -197,8 +178,13 @@ class BinomialNoise:
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' binomials."""
         radius = self.rounded.radius(codec)
-        l1, largest = l1_radius(radius, codec.length), min(radius, Fraction(codec.largest_step))
+        box = codec.radius if codec.box is None else Fraction(codec.box) / Fraction(codec.granularity)
+        largest = min(radius, Fraction(math.ceil(min(codec.radius, box))))  # of a rounded coordinate
+        l1 = l1_radius(radius, codec.length)
         return BinomialSum(self.trials, survivors, radius, l1, largest, codec.length)
+
+
+Mechanism = Centered | Shared | DDGauss | SkellamNoise | BinomialNoise
 
 
 def _require_width(value: Fraction, least: int, most: int) -> None:
@@ -254,7 +240,7 @@ class MechanismName(StrEnum):
         law: type[Noise],
         sized: Sized | None,
         runs_in: tuple[Protocol, ...],
-    ) -> typing.Self:
+    ) -> Self:
         """Make the entry, whose value is its name."""
         entry = str.__new__(cls, name)
         entry._value_ = name
