@@ -269,6 +269,11 @@ class Release:
         if self.participants and not self.run:
             raise ConfigError("a release in which clients took part must name its run")
 
+    @property
+    def max_silos(self) -> int:
+        """In how many silos the records of one protected person may be; 1 where the unit is a client."""
+        return 1 if self.batches is None else self.batches.max_silos
+
 
 def check_unit(unit: Unit, adjacency: Adjacency, sampling: CohortSampling, batches: BatchSampling | None) -> None:
     """Refuse what does not go together: coins and their adjacency are of records, and records of known silos."""

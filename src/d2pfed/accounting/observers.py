@@ -215,7 +215,7 @@ def check_releases(releases: Sequence[Release]) -> None:
     distinct = {id(release): release for release in releases}.values()
     if len({(release.unit, release.adjacency) for release in distinct}) > 1:
         raise ConfigError("all releases of one account must have the same unit and adjacency")
-    silos = {1 if release.batches is None else release.batches.max_silos for release in distinct}
+    silos = {release.max_silos for release in distinct}
     if len(silos) > 1:
         raise ConfigError(f"all releases of one account must have the same max_silos, got {sorted(silos)}")
 
