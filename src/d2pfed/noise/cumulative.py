@@ -115,16 +115,16 @@ class GaussianDistribution:
     """P(k) proportional to exp(-(k - center)^2 / (2 sigma^2))."""
 
     center: Fraction
-    sigma_squared: Fraction
+    variance: Fraction
 
     def weights(self, precision: int, tail_bits: int) -> Weights:
         """Enclose the weights; their ratio from k to k + 1, exp(-(2 (k - c) + 1) / (2 sigma^2)), is geometric."""
         mode = round(self.center)
         ahead = self.center - mode
-        shrink = exp_minus(1 / self.sigma_squared, precision)
+        shrink = exp_minus(1 / self.variance, precision)
         sides = []
         for offset in (-ahead, ahead):
-            nearest = exp_minus((1 - 2 * offset) / (2 * self.sigma_squared), precision)
+            nearest = exp_minus((1 - 2 * offset) / (2 * self.variance), precision)
             ratios = accumulate(repeat(shrink), partial(multiply, precision=precision), initial=nearest)
             sides.append(falling_side(ratios, precision, tail_bits))
         return join(mode, sides[0], sides[1], precision)
@@ -164,6 +164,11 @@ class BinomialDistribution:
     """The number of heads in fair coin tosses: P(k) proportional to trials! / (k! (trials - k)!)."""
 
     trials: int
+
+    @property
+    def variance(self) -> Fraction:
+        """Return a quarter per toss."""
+        return Fraction(self.trials, 4)
 
     def weights(self, precision: int, tail_bits: int) -> Weights:
         """Enclose the weights from their exact ratios."""

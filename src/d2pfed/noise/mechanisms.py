@@ -14,7 +14,13 @@ from typing import Self
 from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
 from d2pfed.errors import ConfigError, shown
 from d2pfed.noise.codec import Centers, Codec, conditional_round, rounded_radius
-from d2pfed.noise.sampler import Binomial, CenteredDiscreteGaussian, DiscreteGaussian, Skellam
+from d2pfed.noise.cumulative import (
+    BinomialDistribution,
+    Distribution,
+    GaussianDistribution,
+    SkellamDistribution,
+)
+from d2pfed.noise.sampler import CenteredDiscreteGaussian, DiscreteGaussian, draw
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.numerics.ring import IntVector
 
@@ -22,8 +28,6 @@ LEAST_WIDTH = 2  # steps: below it the sum of real-centered discrete Gaussians i
 LEAST_SILO_WIDTH = 8  # steps: with few contributors the smoothing of a narrower one would cost more of the width
 MOST_WIDTH = 1 << 20  # steps: wider noise fits no sampler's table; refused before anything is computed from it
 _MOST_TERM = 1 << 128  # of a fraction's numerator and denominator
-
-IntegerNoise = DiscreteGaussian | Skellam | Binomial
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,9 @@ class Rounded:
         """Return the client's rounded vector."""
         return conditional_round(centers, self.beta, entropy.child("rounding").stream())
 
-    def encode_with(self, noise: IntegerNoise, centers: Centers, entropy: Entropy) -> IntVector:
+    def encode_with(self, noise: Distribution, centers: Centers, entropy: Entropy) -> IntVector:
         """Return the client's rounded vector plus noise from its own entropy."""
-        return self.encode(centers, entropy) + noise.draw(len(centers.values), entropy.child("noise").stream())
+        return self.encode(centers, entropy) + draw(noise, len(centers.values), entropy.child("noise").stream())
 
     def radius(self, codec: Codec) -> Fraction:
         """Return the bound on its norm, in steps."""
@@ -133,7 +137,7 @@ class DDGauss:
 
     def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        return self.rounded.encode_with(DiscreteGaussian(self.sigma), centers, entropy)
+        return self.rounded.encode_with(GaussianDistribution(Fraction(0), self.sigma**2), centers, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' discrete Gaussians."""
@@ -152,7 +156,7 @@ class SkellamNoise:
 
     def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise."""
-        return self.rounded.encode_with(Skellam(self.variance), centers, entropy)
+        return self.rounded.encode_with(SkellamDistribution(self.variance), centers, entropy)
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' Skellam variables."""
@@ -173,7 +177,8 @@ class BinomialNoise:
 
     def encode(self, centers: Centers, share: Share, entropy: Entropy) -> IntVector:
         """Return the rounded vector plus the client's own noise, centered at zero."""
-        return self.rounded.encode_with(Binomial(self.trials), centers, entropy) - self.trials // 2
+        tossed = self.rounded.encode_with(BinomialDistribution(self.trials), centers, entropy)
+        return tossed - self.trials // 2
 
     def noise(self, codec: Codec, survivors: int) -> Noise:
         """Return the sum of the survivors' binomials."""

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from d2pfed.errors import ConfigError
-from d2pfed.noise.cumulative import (
-    BinomialDistribution,
-    Distribution,
-    GaussianDistribution,
-    SkellamDistribution,
-)
+from d2pfed.noise.cumulative import Distribution, GaussianDistribution
 from d2pfed.numerics.randomness import Stream
 from d2pfed.numerics.ring import IntVector
 
@@ -34,8 +29,7 @@ class DiscreteGaussian:
 
     def draw(self, count: int, stream: Stream) -> IntVector:
         """Draw independently."""
-        square = self.sigma * self.sigma
-        return _draw(GaussianDistribution(Fraction(0), square), square, count, stream)
+        return draw(GaussianDistribution(Fraction(0), self.sigma * self.sigma), count, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,42 +45,24 @@ class CenteredDiscreteGaussian:
         Checked: test_sampler.py::test_the_centered_gaussian_fits_its_distribution.
         """
         draws = np.empty(centers.shape, np.int64)
-        _table(self, self.sigma * self.sigma).draw_into(draws, centers, stream)
+        _table(self).draw_into(draws, centers, stream)
         return draws
 
 
-@dataclass(frozen=True, slots=True)
-class Skellam:
-    """The difference of two Poisson variables of equal mean, with the given variance."""
-
-    variance: Fraction
-
-    def draw(self, count: int, stream: Stream) -> IntVector:
-        """Draw independently."""
-        return _draw(SkellamDistribution(self.variance), self.variance, count, stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Binomial:
-    """The number of heads in fair coin tosses."""
-
-    trials: int
-
-    def draw(self, count: int, stream: Stream) -> IntVector:
-        """Draw independently."""
-        return _draw(BinomialDistribution(self.trials), Fraction(self.trials, 4), count, stream)
-
-
-def _draw(distribution: Distribution, variance: Fraction, count: int, stream: Stream) -> IntVector:
+def draw(distribution: Distribution, count: int, stream: Stream) -> IntVector:
+    """Draw independently from a distribution."""
     draws = np.empty(count, np.int64)
-    _table(distribution, variance).draw_into(draws, None, stream)
+    _table(distribution).draw_into(draws, None, stream)
     return draws
 
 
 @lru_cache(maxsize=8)
-def _table(wanted: Distribution | CenteredDiscreteGaussian, variance: Fraction) -> "LookupTable":
+def _table(wanted: Distribution | CenteredDiscreteGaussian) -> "LookupTable":
     """Return the table of a distribution, or of the discrete Gaussians around every fraction of a step."""
-    bits = wanted.fraction_bits if isinstance(wanted, CenteredDiscreteGaussian) else 0
+    if isinstance(wanted, CenteredDiscreteGaussian):
+        bits, variance = wanted.fraction_bits, wanted.sigma * wanted.sigma
+    else:
+        bits, variance = 0, wanted.variance
     if not 0 <= bits <= 16:
         raise ConfigError(f"fraction_bits must be in [0, 16], got {bits}")
     rows = 1 << bits
