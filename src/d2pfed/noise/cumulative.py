@@ -137,26 +137,27 @@ class SkellamDistribution:
     variance: Fraction
 
     def weights(self, precision: int, tail_bits: int) -> Weights:
-        """Enclose the weights from the ratios of Bessel functions.
-
-        I_(k+1) / I_k is enclosed downwards from [0, 1] by r_(k-1) = 1 / (2 k / variance + r_k), which contracts.
-        """
-        numerator, denominator, one = self.variance.numerator, self.variance.denominator, 1 << precision
+        """Enclose the weights from the ratios of Bessel functions."""
         count = 64 + isqrt(int(self.variance))
         while True:
-            low, high, ratios = 0, one, []
-            for k in range(2 * count, 0, -1):
-                step = 2 * k * denominator << precision
-                least, most = step // numerator + low, ceil_divide(step, numerator) + high
-                low, high = one * one // most, min(ceil_divide(one * one, max(least, 1)), one)
-                ratios.append((low, high))
-            # The far half's intervals are wide: only a run-up.
+            ratios = self._ratios(2 * count, precision)[:count]  # the far half's intervals are wide: only a run-up
             try:
-                side = falling_side(ratios[: count - 1 : -1], precision, tail_bits)
+                side = falling_side(ratios, precision, tail_bits)
             except EOFError:
                 count *= 2
             else:
                 return join(0, side, side, precision)
+
+    def _ratios(self, count: int, precision: int) -> list[Interval]:
+        """Enclose I_(k+1) / I_k downwards from [0, 1] by r_(k-1) = 1 / (2 k / variance + r_k), which contracts."""
+        numerator, denominator, one = self.variance.numerator, self.variance.denominator, 1 << precision
+        low, high, ratios = 0, one, []
+        for k in range(count, 0, -1):
+            step = 2 * k * denominator << precision
+            least, most = step // numerator + low, ceil_divide(step, numerator) + high
+            low, high = one * one // most, min(ceil_divide(one * one, max(least, 1)), one)
+            ratios.append((low, high))
+        return ratios[::-1]
 
 
 @dataclass(frozen=True, slots=True)
