@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from d2pfed.accounting.amplification import SampledRdp, has_rdp_profile, rdp_delta
 from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
@@ -21,6 +20,7 @@ from d2pfed.accounting.events import (
 )
 from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.observers import RELEASED, account
+from d2pfed.accounting.profiles import WIDEST, SampledRdp, rdp_delta, rdp_width
 from support import oracle
 
 SKELLAM = SkellamSum(Fraction(40), 1000, Fraction(100), Fraction(22_700), 51_370)
@@ -89,7 +89,7 @@ def test_noise_of_two_kinds_behind_cohorts_composes_by_profiles():
 
 
 def test_noise_that_hides_nothing_has_no_profile():
-    assert has_rdp_profile(SKELLAM, 2)
+    assert rdp_width(SKELLAM, 2) < WIDEST
     dust = replace(SKELLAM, variance=Fraction(1, 10**6))
-    assert not has_rdp_profile(dust, 2)
+    assert rdp_width(dust, 2) == WIDEST
     assert released(dust, rounds=2).epsilon > 100

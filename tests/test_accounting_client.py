@@ -23,8 +23,8 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.observers import SERVER, account
+from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.errors import ConfigError
 from support.adjacencies import OF_CLIENTS
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from d2pfed.accounting import filters
 from d2pfed.accounting.events import (
     Adjacency,
     BinomialSum,
@@ -19,9 +20,9 @@ from d2pfed.accounting.events import (
     Unit,
 )
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.losses import profile_bounds
 from d2pfed.accounting.observers import RELEASED, SERVER, account
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.errors import ConfigError
 
 DELTA = 1e-5
@@ -99,7 +100,7 @@ def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it(
 
 def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
     reference = ReferenceRound.of(SampledGaussian(PairKind.FIXED_SIZE, 0.7, 0.01), 50, DELTA)
-    own = reference._losses(reference.pair)
+    own = filters._losses(reference, reference.pair)
     for other, count in (
         (SampledGaussian(PairKind.FIXED_SIZE, 0.9, 0.007), 30),
         (SampledGaussian(PairKind.POISSON_ZERO_OUT, 0.5, 0.01), 60),
@@ -107,7 +108,7 @@ def test_domination_holds_at_every_epsilon_and_one_unit_fewer_is_too_few():
     ):
         slack = 2e-7
         units = reference.units({other: count}, slack)
-        losses = reference._losses(other)
+        losses = filters._losses(reference, other)
 
         def missed(number, losses=losses, count=count):
             gaps = []

@@ -19,7 +19,6 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.gaussian import gaussian_epsilon
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,
@@ -31,6 +30,7 @@ from d2pfed.accounting.observers import (
     colluding,
     upper_bound,
 )
+from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.cli.show import epsilons
 from d2pfed.errors import ConfigError
 from d2pfed.secagg.pairwise.neighbors import COHORT_BITS

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from d2pfed.accounting.composition import composed
+from d2pfed.accounting.composition import composed, surrogate
 from d2pfed.accounting.events import (
     Adjacency,
     CohortSampling,
@@ -17,10 +17,9 @@ from d2pfed.accounting.events import (
     SkellamSum,
     Unit,
 )
-from d2pfed.accounting.gaussian import PairKind, SampledGaussian, gaussian_epsilon
+from d2pfed.accounting.losses import COARSE, loss_distributions
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
-from d2pfed.accounting.pld import COARSE, loss_distributions
-from d2pfed.accounting.surrogate import surrogate
+from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from support import oracle
 from support.adjacencies import OF_CLIENTS
 

@@ -7,15 +7,16 @@ import mpmath
 import numpy as np
 import pytest
 
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting.losses import decayed_sums, dominate
+from d2pfed.accounting.profiles import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
     gaussian_delta,
     poisson_add_delta,
     poisson_replace_delta,
+    tail_epsilon,
 )
-from d2pfed.accounting.losses import decayed_sums, dominate, tail_epsilon
 
 
 def profile(losses, epsilons):

@@ -10,17 +10,17 @@ import pytest
 
 from d2pfed.accounting import rdp
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
-from d2pfed.accounting.events import DiscreteGaussianSum
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting.composition import TOTAL_SLACK, smoothing_gap, surrogate
+from d2pfed.accounting.events import DiscreteGaussianSum, SkellamSum
+from d2pfed.accounting.losses import dominate
+from d2pfed.accounting.profiles import (
     PairKind,
     SampledGaussian,
     fixed_size_delta,
     gaussian_delta,
     gaussian_epsilon,
 )
-from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.rdp import gaussian_moments, mironov_conversion, tight_conversion, without_replacement_rdp
-from d2pfed.accounting.surrogate import TOTAL_SLACK, smoothing_gap, surrogate
 from support import oracle
 
 ORDERS = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 12.0])
@@ -50,7 +50,10 @@ def check_real_sums(curve):
 
 
 def test_sums_around_real_centres_stay_below_the_bound():
-    check_real_sums(rdp.real_centered_sum_rdp)
+    def claimed(orders, *, sigma, contributors, shift, dimension):
+        return DiscreteGaussianSum(Fraction(sigma), contributors, Fraction(shift), dimension).rdp(1, orders)
+
+    check_real_sums(claimed)
 
 
 def test_the_check_rejects_a_bound_without_the_lattice_term():
@@ -81,13 +84,17 @@ def check_skellam(curve):
         assert np.all(claimed >= exact * (1 - 1e-9)), f"below at {variance}, {shift}"
 
 
+def skellam_curve(orders, *, variance, shift, l1_shift):
+    return SkellamSum(Fraction(variance), 1, Fraction(shift), Fraction(l1_shift), 1).rdp(1, orders)
+
+
 def test_skellam_stays_below_its_bound():
-    check_skellam(rdp.skellam_rdp)
+    check_skellam(skellam_curve)
 
 
 def test_the_check_rejects_a_variance_that_is_two_per_cent_too_large():
     def overstated(orders, *, variance, shift, l1_shift):
-        return rdp.skellam_rdp(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
+        return skellam_curve(orders, variance=1.02 * variance, shift=shift, l1_shift=l1_shift)
 
     with pytest.raises(AssertionError, match="below"):
         check_skellam(overstated)

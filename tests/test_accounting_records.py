@@ -27,7 +27,7 @@ from d2pfed.accounting import (
     colluding,
 )
 from d2pfed.accounting.filters import Filter, PlanCost
-from d2pfed.accounting.gaussian import (
+from d2pfed.accounting.profiles import (
     fixed_size_delta,
     poisson_add_delta,
     several_coins_add_delta,

@@ -20,7 +20,7 @@ from d2pfed.noise.codec import (
     stochastic_round,
 )
 from d2pfed.numerics.randomness import Entropy, Stream, digest
-from d2pfed.numerics.rotation import Hadamard, RandomPhase
+from d2pfed.numerics.rotation import Hadamard, RandomPhase, seeded_bits
 
 SEED = bytes(range(32))
 
@@ -285,7 +285,7 @@ def test_the_kernel_adds_nearly_every_row_itself_and_as_it_is_prepared_alone(dit
     dithers = np.stack([codec.dither(Stream(digest(n))) for n in range(200)])
     totals, left = np.zeros((200, codec.length), np.int64), np.ones(200, np.bool_)
     scales = (codec._grid_per_unit, codec._reach(dithered), codec.grid_radius, codec.grid_radius)
-    signs, drawn = codec.rotation.signs(SEED), dithers if dithered else dithers[:0]
+    signs, drawn = seeded_bits(SEED, codec.rotation.dimension), dithers if dithered else dithers[:0]
     _add_rows(rows, np.arange(200), signs, scales, drawn, totals, left)
     assert left.sum() <= 2
     for row in np.flatnonzero(~left):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from d2pfed.noise.sampler.cumulative import (
+from d2pfed.noise.cumulative import (
     BinomialDistribution,
     GaussianDistribution,
     SkellamDistribution,
@@ -22,7 +22,7 @@ from d2pfed.noise.sampler.cumulative import (
     exp_minus,
     refine,
 )
-from d2pfed.noise.sampler.lookup import tabulate
+from d2pfed.noise.lookup import tabulate
 from d2pfed.numerics.randomness import Entropy
 from support.stats import check_fits
 
@@ -32,7 +32,7 @@ DIGITS = 120
 def exact_gaussian(distribution, first, count):
     """Sum the exact distribution in another library's arithmetic, far beyond the table on both sides."""
     with mpmath.workdps(DIGITS):
-        square = mpmath.mpf(distribution.sigma_squared.numerator) / distribution.sigma_squared.denominator
+        square = mpmath.mpf(distribution.variance.numerator) / distribution.variance.denominator
         centre = mpmath.mpf(distribution.center.numerator) / distribution.center.denominator
         reach = 60 + 25 * int(mpmath.sqrt(square) + 1)
         weight = [

@@ -48,7 +48,7 @@ ledger.files: _write_draft locked replace_file sync_directory
 ledger.keystore: boot
 numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path
-numerics.ring: Ring.__post_init__ Ring._mask Ring._word_count Ring.add_masks_into Ring.mask_word Ring.modulus
+numerics.ring: Ring.__post_init__ Ring._mask Ring.add_masks_into Ring.mask_word Ring.modulus
 numerics.ring: Ring.pack Ring.packed_bytes
 secagg.checks: ring_copy
 secagg.wire: Reader.__init__ _checksum _open frame message pack_integer pack_subset

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from operator import ge
-from typing import ClassVar, get_args
+from typing import ClassVar, Self, get_args
 
-from d2pfed.accounting.rdp import FloatArray, gaussian_rdp, real_centered_sum_rdp, skellam_rdp
+import numpy as np
+
+from d2pfed.accounting.rdp import FloatArray, gaussian_rdp, sum_gap, theta_tail, two_sided
 from d2pfed.errors import ConfigError, shown
 from d2pfed.numerics import canonical
 
@@ -110,126 +112,101 @@ def l1_radius(radius: Fraction, length: int) -> Fraction:
     return min(root * radius, radius**2)
 
 
-# The laws of noise in a sum: each says its name, variances in squared steps, an L1 bound on a client's vector, what is
-# left without some contributors, and its Renyi curve.
+class _Law:
+    """What the laws of noise in a sum share; variances are in squared steps, radii bound a client's vector in steps."""
 
-
-@dataclass(frozen=True, slots=True)
-class DiscreteGaussianSum:
-    """The sum of `contributors` independent discrete Gaussians on the integers, around any real center."""
-
-    kind: ClassVar[str] = "discrete-gaussian"
-    sigma: Fraction  # the width of each contributor's noise, in lattice steps
-    contributors: int  # a single one is the whole noise of `shared`
-    radius: Fraction  # a bound on the L2 norm of a client's vector, in lattice steps
-    dimension: int
+    __slots__ = ()
+    contributors: int
+    sigma: Fraction | float
+    radius: Fraction | float
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        for item in fields(self):  # type: ignore[arg-type]  # every law is a dataclass
+            value = getattr(self, item.name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{item.name} must be positive and finite, got {value}")
 
     @property
     def one_variance(self) -> Fraction:
         """The variance of one contributor's noise."""
-        return self.sigma**2
+        if isinstance(self, SkellamSum):
+            return self.variance
+        if isinstance(self, BinomialSum):
+            return Fraction(self.trials, 4)
+        return Fraction(self.sigma) ** 2
+
+    @property
+    def l1_bound(self) -> Fraction:
+        """A bound on the L1 norm of a client's vector; vectors of floats have no lattice."""
+        if isinstance(self, DiscreteGaussianSum):
+            return l1_radius(self.radius, self.dimension)
+        return self.l1_radius if isinstance(self, SkellamSum | BinomialSum) else Fraction(self.radius)
 
     @property
     def sum_variance(self) -> float:
         """The variance of the whole noise."""
+        if isinstance(self, ContinuousGaussian):
+            return self.sigma**2
         return float(self.one_variance * self.contributors)
 
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return l1_radius(self.radius, self.dimension)
-
-    def without(self, known: int) -> "DiscreteGaussianSum | None":
-        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
+    def without(self, known: int) -> Self | None:
+        """Return what is left without `known` contributors, or None; no client knows a trusted server's noise."""
+        if isinstance(self, ContinuousGaussian):
+            return self
         left = self.contributors - known
-        return replace(self, contributors=left) if left > 0 else None
-
-    def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve for neighbors so many radii apart. Proof: theory.md#sums."""
-        return real_centered_sum_rdp(
-            orders,
-            sigma=float(self.sigma),
-            contributors=self.contributors,
-            shift=radii * float(self.radius),
-            dimension=self.dimension,
-        )
+        return replace(self, contributors=left) if left > 0 else None  # type: ignore[type-var]  # as above
 
 
 @dataclass(frozen=True, slots=True)
-class SkellamSum:
+class DiscreteGaussianSum(_Law):
+    """The sum of `contributors` independent discrete Gaussians on the integers, around any real center."""
+
+    kind: ClassVar[str] = "discrete-gaussian"
+    sigma: Fraction  # the width of each contributor's noise
+    contributors: int  # a single one is the whole noise of `shared`
+    radius: Fraction  # in L2
+    dimension: int
+
+    def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
+        """Return an upper bound on the Renyi curve for real centers so many radii apart. Proof: theory.md#sums."""
+        sigma, contributors = float(self.sigma), self.contributors
+        ratio = radii * float(self.radius) / (sigma * math.sqrt(contributors))
+        one = orders / (orders - 1) * two_sided(theta_tail(sigma * math.sqrt(contributors)))
+        gap = (2 * orders - 1) / (orders - 1) * sum_gap(sigma, contributors)
+        return gaussian_rdp(orders, ratio) + self.dimension * (one + gap)
+
+
+@dataclass(frozen=True, slots=True)
+class SkellamSum(_Law):
     """The sum of `contributors` Skellam variables, around an integer center."""
 
     kind: ClassVar[str] = "skellam"
     variance: Fraction  # of each contributor's noise
     contributors: int
-    radius: Fraction  # a bound on the L2 norm of a client's vector, in lattice steps
-    l1_radius: Fraction  # the same for the L1 norm
+    radius: Fraction  # in L2
+    l1_radius: Fraction
     dimension: int
 
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
-    @property
-    def one_variance(self) -> Fraction:
-        """The variance of one contributor's noise."""
-        return self.variance
-
-    @property
-    def sum_variance(self) -> float:
-        """The variance of the whole noise."""
-        return float(self.variance * self.contributors)
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return self.l1_radius
-
-    def without(self, known: int) -> "SkellamSum | None":
-        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
-        left = self.contributors - known
-        return replace(self, contributors=left) if left > 0 else None
-
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
-        """Return the Renyi curve for neighbors so many radii apart, at integer orders. Proof: theory.md#skellam."""
+        """Return the Renyi curve for neighbors so many radii apart, at integer orders (Agarwal, Kairouz and Liu 2021).
+
+        Proof: theory.md#skellam. Checked: test_accounting_rdp.py against exact divergences.
+        """
         shift = radii * float(self.radius)
         # An integer vector's L1 norm is at most its squared L2 norm, and at most sqrt(d) times its L2 norm.
         l1 = min(radii * float(self.l1_radius), shift * shift, shift * math.sqrt(self.dimension))
-        total = float(self.variance) * self.contributors
-        return skellam_rdp(orders, variance=total, shift=shift, l1_shift=l1)
+        variance, square = float(self.variance) * self.contributors, shift * shift
+        extra = ((2 * orders - 1) * square + 6 * l1) / (4 * variance**2)
+        return orders * square / (2 * variance) + np.minimum(extra, 3 * l1 / (2 * variance))
 
 
 @dataclass(frozen=True, slots=True)
-class ContinuousGaussian:
+class ContinuousGaussian(_Law):
     """Gaussian noise that a trusted server adds to a sum of vectors within `radius`."""
 
     kind: ClassVar[str] = "gaussian"
     sigma: float
     radius: float
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
-    @property
-    def one_variance(self) -> Fraction:
-        """The variance of the server's noise."""
-        return Fraction(self.sigma) ** 2
-
-    @property
-    def sum_variance(self) -> float:
-        """The variance of the whole noise."""
-        return self.sigma**2
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """The radius: vectors of floats have no lattice."""
-        return Fraction(self.radius)
-
-    def without(self, _known: int) -> "ContinuousGaussian":
-        """Return itself: no client knows any of the noise."""
-        return self
 
     def rdp(self, radii: int, orders: FloatArray) -> FloatArray:
         """Return the Renyi curve for neighbors so many radii apart."""
@@ -237,42 +214,16 @@ class ContinuousGaussian:
 
 
 @dataclass(frozen=True, slots=True)
-class BinomialSum:
-    """The sum of `contributors` centered binomials of `trials` fair coins each, around an integer center.
-
-    The radii bound the L2, L1 and largest-coordinate norm of a client's vector, in lattice steps.
-    """
+class BinomialSum(_Law):
+    """The sum of `contributors` centered binomials of `trials` fair coins each, around an integer center."""
 
     kind: ClassVar[str] = "binomial"
     trials: int
     contributors: int
-    radius: Fraction
+    radius: Fraction  # in L2
     l1_radius: Fraction
-    linf_radius: Fraction
+    linf_radius: Fraction  # of the largest coordinate
     dimension: int
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
-
-    @property
-    def one_variance(self) -> Fraction:
-        """The variance of one contributor's noise."""
-        return Fraction(self.trials, 4)
-
-    @property
-    def sum_variance(self) -> float:
-        """The variance of the whole noise."""
-        return self.trials * self.contributors / 4
-
-    @property
-    def l1_bound(self) -> Fraction:
-        """A bound on the L1 norm of a client's vector."""
-        return self.l1_radius
-
-    def without(self, known: int) -> "BinomialSum | None":
-        """Return the noise left when the shares of `known` contributors are subtracted; None if nothing is."""
-        left = self.contributors - known
-        return replace(self, contributors=left) if left > 0 else None
 
     def rdp(self, _radii: int, _orders: FloatArray) -> FloatArray:
         """Refuse: it composes by its own rule (theory.md#binomial)."""
@@ -340,13 +291,6 @@ def check_unit(unit: Unit, adjacency: Adjacency, sampling: CohortSampling, batch
         )
 
 
-def _check_positive(law: "Noise") -> None:
-    for item in fields(law):
-        name, value = item.name, getattr(law, item.name)
-        if not (value > 0 and math.isfinite(value)):
-            raise ConfigError(f"{name} must be positive and finite, got {value}")
-
-
 @dataclass(frozen=True, slots=True)
 class RunReleases:
     """The releases of one run, equal ones counted together."""
@@ -354,9 +298,8 @@ class RunReleases:
     sampling: CohortSampling
     noises: tuple[tuple[Noise, int], ...]  # and how often each was released
     max_participations: int  # how often one client contributes before it sends zeros
-    blocks: int = (
-        1  # of a partition that one client is known to be in: more if participants show that one came again
-    )
+    # Blocks of a partition that one client is known to be in: more if participants show that one came again.
+    blocks: int = 1
     batches: BatchSampling | None = None  # how records were drawn inside each silo, where the unit is a record
 
     @property
