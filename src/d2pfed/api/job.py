@@ -52,7 +52,7 @@ from d2pfed.simulation import (
     SimulatedFederation,
     StandingFederation,
 )
-from d2pfed.simulation.rehearsal import rehearse
+from d2pfed.simulation.federation import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
 _LATER = canonical.OMITTED_IF_NONE

@@ -225,7 +225,8 @@ def release(
         shared = _shared_ledger(terms, closing)
         target = terms.target(dimension, clients, bound, shared)
         plan = _plan(target, bound)
-        charge, run, ledger = run_plan(plan), run_name(name, terms), shared
+        charge, ledger = run_plan(plan), shared
+        run = f"{name} {Entropy.system().key[:8].hex() if terms.seed is None else terms.seed}"
         if ledger is None:
             place = Path(closing.enter_context(TemporaryDirectory())) / "ledger.sqlite"
             ledger = closing.enter_context(Ledger.create(place, charge.budget))
@@ -280,13 +281,6 @@ def _plan(target: PrivacyTarget, bound: float) -> Plan:
     if room < MOST_ROOM:
         plan = calibrate(replace(target, clip=bound * (1 + room)))
     return replace(plan, ring=Ring(min(MAX_BITS, plan.ring.bits + SPARE_BITS)))
-
-
-def run_name(name: str, terms: Terms) -> str:
-    """Return a name that no other release has, but for one that repeats from its seed."""
-    if terms.seed is not None:
-        return f"{name} {terms.seed}"
-    return f"{name} {Entropy.system().key[:8].hex()}"
 
 
 def _warnings(terms: Terms, target: PrivacyTarget, ledger: Ledger | None) -> tuple[str, ...]:
