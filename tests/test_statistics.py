@@ -601,7 +601,7 @@ def test_a_record_is_scored_by_itself_alone(contributions, monkeypatch):
     """One record with a large value would move the scores of all others: more than forty bounds, printed as one."""
     assert moved_by_one_record(contributions, normalised_by_batch) <= 1
     scoring = metrics._Scoring
-    monkeypatch.setattr(metrics, "_Scoring", lambda *given: scoring(*given[:2], False))  # the twin
+    monkeypatch.setattr(metrics, "_Scoring", lambda *given: scoring(*given[:2], of_records=False))  # the twin
     assert moved_by_one_record(contributions, normalised_by_batch) > 40
 
 

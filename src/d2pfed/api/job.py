@@ -409,13 +409,12 @@ def _same_clients(
         stated, clients, validation = chosen.description, chosen.clients, chosen.validation
     else:
         own = UserClients.of(chosen, None, model.device)
-        rows = own.first()[1].examples()
-        if rows is None:
+        rows = own.first()[1]
+        if not rows.are_tensors:
             raise ConfigError("an audit needs clients that hold one tensor of inputs and one of labels")
-        empty = Examples(rows.inputs[:0], rows.labels[:0])
         stated, clients, validation = (
             f"{own.population:,} clients",
-            LabeledClients(own, empty, own.population),
+            LabeledClients(own, rows.between(0, 0), own.population),
             None,
         )
     if stated != settings.data:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON, CohortStep
+from d2pfed.learning.local_training import ADAM_DECAYS, ADAM_EPSILON
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Examples, Floats
 from d2pfed.numerics.compiled import compiled
@@ -37,14 +37,6 @@ def widths_of(model: Model) -> Ints | None:
     return np.array([linear[0].in_features, *(layer.out_features for layer in linear)])
 
 
-def train_dense(params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float) -> Params:
-    """Return the update of one client by plain SGD on the mean cross entropy of each batch of the schedule."""
-    trained = params.copy()
-    _train(trained, widths, *_arrays(examples, widths, schedule), np.float32(lr))
-    trained -= params
-    return trained
-
-
 @dataclass(slots=True)
 class Moments:
     """What Adam remembers; training changes it."""
@@ -54,42 +46,39 @@ class Moments:
     taken: int = 0  # steps
 
 
-def train_dense_adam(  # noqa: PLR0917 - those of `train_dense`, and the memory
+def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what Adam remembers
     params: Params, widths: Ints, examples: Examples, schedule: Ints, lr: float, moments: Moments | None = None
 ) -> Params:
-    """Return the update of one client by Adam on the mean cross entropy of each batch of the schedule."""
-    moments = moments or Moments(*np.zeros((2, len(params)), np.float32))
+    """Return the update of one client on the mean cross entropy of each batch: by plain SGD, or Adam with moments."""
+    inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
+    blocks = np.zeros((2, schedule.shape[1] * widths.sum()), np.float32)  # the room that a step works in
+    data = inputs, examples.labels.contiguous().numpy(), schedule, blocks, np.zeros(schedule.shape[1], np.int64)
     trained = params.copy()
-    steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
-    first, second = (1 - decay**steps for decay in ADAM_DECAYS)
-    rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
-    memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
-    _train_adam(trained, memory, widths, *_arrays(examples, widths, schedule), rates, roots)
-    moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
+    if moments is None:
+        _train(trained, widths, *data, np.float32(lr))
+    else:
+        steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
+        first, second = (1 - decay**steps for decay in ADAM_DECAYS)
+        rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
+        memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
+        _train_adam(trained, memory, widths, *data, rates, roots)
+        moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
     trained -= params
     return trained
 
 
-def _arrays(examples: Examples, widths: Ints, schedule: Ints) -> tuple[Floats, Ints, Ints, Floats, Ints]:
-    """Return inputs and labels as the compiled loop reads them, the schedule, and the room that a step works in."""
-    inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
-    batch = schedule.shape[1]
-    blocks, rows = np.zeros((2, batch * widths.sum()), np.float32), np.zeros(batch, np.int64)
-    return inputs, examples.labels.contiguous().numpy(), schedule, blocks, rows
-
-
-def dense_gradients(values: Tensors, step: CohortStep) -> list[torch.Tensor]:
+def dense_gradients(
+    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> list[torch.Tensor]:
     """Return each client's gradient of the weighted sum of its losses, in the order of values."""
     tensors = list(values.values())
     layers = list(zip(tensors[::2], tensors[1::2], strict=True))
-    entering = [step.inputs.flatten(2)]
+    entering = [inputs.flatten(2)]
     for weight, bias in layers[:-1]:
         entering.append(torch.baddbmm(bias[:, None], entering[-1], weight.mT).relu_())
     weight, bias = layers[-1]
     slope = torch.baddbmm(bias[:, None], entering[-1], weight.mT).softmax(-1)
-    slope.scatter_add_(2, step.labels[..., None], torch.full_like(slope[..., :1], -1)).mul_(
-        step.weights[..., None]
-    )
+    slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1)).mul_(weights[..., None])
     found: list[torch.Tensor] = []
     for at in reversed(range(len(layers))):
         found = [torch.bmm(slope.mT, entering[at]), slope.sum(1), *found]

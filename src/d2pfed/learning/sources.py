@@ -105,16 +105,12 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "d2pfed"
 
 
-def _files_of(name: str) -> tuple[Source, ...]:
-    if name not in SOURCES:
-        raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
-    return SOURCES[name]
-
-
 def where(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
     """Say for each file of a task where it is, or None; an empty answer means that nothing is needed."""
+    if name not in SOURCES:
+        raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
     places = search_path(data_dir)
-    hits = {source.path: [source.find(place) for place in places] for source in _files_of(name)}
+    hits = {source.path: [source.find(place) for place in places] for source in SOURCES[name]}
     return {path: next((hit for hit in found if hit), None) for path, found in hits.items()}
 
 
@@ -140,7 +136,9 @@ def read(source: Source, places: Mapping[str, Path]) -> bytes:
 
 def fetch(name: str, directory: Path) -> list[Path]:
     """Download what a task lacks into a directory, and return the new files; each is checked before it appears."""
-    return download([source for source in _files_of(name) if source.find(directory) is None], directory)
+    if name not in SOURCES:
+        raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
+    return download([source for source in SOURCES[name] if source.find(directory) is None], directory)
 
 
 def download(missing: list[Source], directory: Path) -> list[Path]:
@@ -157,23 +155,21 @@ def download(missing: list[Source], directory: Path) -> list[Path]:
                 if isinstance(error, urllib.error.HTTPError):
                     error.close()  # it holds the connection open
                 raise DownloadError(f"cannot fetch {url}: {error}") from error
-        path, content = directory / source.path, _checked(source, _plain(source, answers[url]), url)
+        try:
+            if url.endswith(".tar.gz"):
+                with tarfile.open(fileobj=io.BytesIO(answers[url]), mode="r:gz") as archive:
+                    member = archive.extractfile(source.path)
+                    content = member.read() if member else b""
+            else:
+                content = gzip.decompress(answers[url]) if url.endswith(".gz") else answers[url]
+        except (OSError, EOFError, KeyError, tarfile.TarError) as error:
+            raise ConfigError(f"{url} does not hold {source.path}: {error}") from error
+        path, content = directory / source.path, _checked(source, content, url)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
             partial.write(content)
         fresh.append(Path(partial.name).replace(path))
     return fresh
-
-
-def _plain(source: Source, content: bytes) -> bytes:
-    try:
-        if source.url.endswith(".tar.gz"):
-            with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-                member = archive.extractfile(source.path)
-                return member.read() if member else b""
-        return gzip.decompress(content) if source.url.endswith(".gz") else content
-    except (OSError, EOFError, KeyError, tarfile.TarError) as error:
-        raise ConfigError(f"{source.url} does not hold {source.path}: {error}") from error
 
 
 def _checked(source: Source, content: bytes, origin: str) -> bytes:

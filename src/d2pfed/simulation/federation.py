@@ -87,25 +87,18 @@ class Dropouts:
 class SimulatedFederation:
     """All clients of a federation on this machine's word (Attempts of round.aggregate).
 
-    Attributes:
-        plan: what all of its clients have agreed on.
-        backend: where clients are trained and encoded.
-        entropy: the root of all clients' randomness.
-        cohorts: draws each attempt's cohort; None where sessions come from elsewhere.
-        dropouts: who is lost before which exchange.
-        fidelity: how much of the protocol is simulated.
-        ledger: says how many attempts of a run are charged, and so which block of a partition is next.
-        clip: that of the round, where the plan's adapts.
+    The ledger says how many attempts of a run are charged, and so which block of a partition is next; there is none
+    where the budget does not allow the run, which then draws nobody.
     """
 
     plan: Plan
     backend: Backend
-    entropy: Entropy
-    cohorts: Cohorts | None = None
+    entropy: Entropy  # the root of all clients' randomness
+    cohorts: Cohorts | None = None  # draws each attempt's cohort; None where sessions come from elsewhere
     dropouts: Dropouts = field(default_factory=Dropouts)
     fidelity: Fidelity = Fidelity.SUM
-    ledger: Ledger | None = None  # None where the budget does not allow the run, which then draws nobody
-    clip: float | None = None
+    ledger: Ledger | None = None
+    clip: float | None = None  # of the round, where the plan's adapts
 
     def with_clip(self, clip: float) -> "SimulatedFederation":
         """Return the federation in a round with this clip."""
@@ -134,13 +127,16 @@ class SimulatedFederation:
             raise ConfigError(
                 "a simulation's server keeps to the protocol: consistency must be assumed, got signed"
             )
+
+        def subset(clients: Sequence[int]) -> Subset:
+            return subset_of(len(session.cohort), [session.rank(client) for client in clients])
+
         present = session.cohort
         for exchange in ("advertise", "share"):
-            left = _subset(session, self._left(session, present, exchange))
-            ranks = with_enough_holders(session, graph, left)
+            ranks = with_enough_holders(session, graph, subset(self._left(session, present, exchange)))
             present = tuple(session.cohort[rank] for rank in np.flatnonzero(ranks))
         survivors = self._left(session, present, "masked")
-        require_enough(session, _subset(session, survivors))
+        require_enough(session, subset(survivors))
         group = None
         if session.delivery is Delivery.EVERYONE:
             roots = {client: self.entropy.child("client", client) for client in session.cohort}
@@ -155,8 +151,8 @@ class SimulatedFederation:
         )
         total, arrived = encoded_sum(self.backend, encoder, model, survivors)
         survivors = tuple(client for client in survivors if client in arrived)
-        require_enough(session, _subset(session, survivors))
-        helping = _subset(session, self._left(session, survivors, "unmask"))
+        require_enough(session, subset(survivors))
+        helping = subset(self._left(session, survivors, "unmask"))
 
         def require_shares() -> None:
             """Refuse the sum if too few holders of a client's secret would have opened it."""
@@ -210,10 +206,6 @@ def encoded_sum(
         session.ring.add_into(total, vector)
         arrived.update(done)
     return total, arrived
-
-
-def _subset(session: Session, clients: Sequence[int]) -> Subset:
-    return subset_of(len(session.cohort), [session.rank(client) for client in clients])
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,25 +50,15 @@ _EXCHANGES = {
 
 @dataclass(slots=True, kw_only=True)
 class StandingFederation:
-    """Silos on this machine's word, all of the plan's population, which are asked in every round.
-
-    Attributes:
-        plan: what all of the silos have agreed on.
-        run: the name of the run.
-        backend: where silos are trained and encoded.
-        dropouts: who is lost before which exchange; `advertise` and `share` are those of the set-up.
-        fidelity: how much of the protocol is simulated.
-        entropy: the root of all silos' randomness.
-        clip: that of the round, where the plan's adapts.
-    """
+    """Silos on this machine's word, all of the plan's population, which are asked in every round."""
 
     plan: Plan
     run: str
     backend: Backend
-    dropouts: Dropouts
+    dropouts: Dropouts  # `advertise` and `share` are those of the set-up
     fidelity: Fidelity
-    entropy: Entropy
-    clip: float | None = None
+    entropy: Entropy  # the root of all silos' randomness
+    clip: float | None = None  # of the round, where the plan's adapts
     _roster: Roster = field(init=False, repr=False)
     _silos: dict[int, "_Silo"] = field(init=False, repr=False)
     _standing: StandingRun = field(init=False, repr=False)

@@ -209,12 +209,24 @@ def private_table(
         (2, 2)
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    variables = _variables(categories)
+    lists = list(categories.values()) if isinstance(categories, Mapping) else categories
+    if not isinstance(lists, Sequence) or isinstance(lists, (str, bytes)) or not lists:
+        raise ConfigError(f"categories must be a list for each variable, got {categories!r}")
+    variables: list[dict[object, int]] = []
+    for each in lists:
+        if not isinstance(each, Sequence) or isinstance(each, (str, bytes)) or not each:
+            raise ConfigError(f"the categories of a variable must be a list, got {each!r}")
+        try:
+            variables.append({category: at for at, category in enumerate(each)})
+        except TypeError:
+            raise ConfigError(f"the categories of a variable must be plain values, got {list(each)!r}") from None
+        if len(variables[-1]) != len(each):
+            raise ConfigError(f"the categories of a variable must differ, got {list(each)!r}")
     shape = tuple(len(each) for each in variables)
     cells = int(np.prod(shape, dtype=object))
     if cells > MOST_CELLS:
         raise ConfigError(f"a table must have at most {MOST_CELLS} cells, got {cells}")
-    own = [_cells(each, variables, shape, at) for at, each in enumerate(clients_of(rows, "rows"))]
+    own = [_cells(each, variables, at) for at, each in enumerate(clients_of(rows, "rows"))]
     code = RecordCode(lambda part: one_hot(part.astype(np.int64), cells), cells, 1.0)
     released = release_records("table", own, code, max_values, terms)
     return released.computed(released.value.reshape(shape), released.standard_error.reshape(shape))
@@ -289,28 +301,11 @@ def cumulative_root(count: int) -> Array:
     return np.where(behind >= 0, entries[np.abs(behind)], 0.0)
 
 
-def _variables(categories: object) -> list[dict[object, int]]:
-    lists = list(categories.values()) if isinstance(categories, Mapping) else categories
-    if not isinstance(lists, Sequence) or isinstance(lists, (str, bytes)) or not lists:
-        raise ConfigError(f"categories must be a list for each variable, got {categories!r}")
-    found = []
-    for each in lists:
-        if not isinstance(each, Sequence) or isinstance(each, (str, bytes)) or not each:
-            raise ConfigError(f"the categories of a variable must be a list, got {each!r}")
-        try:
-            found.append({category: at for at, category in enumerate(each)})
-        except TypeError:
-            raise ConfigError(f"the categories of a variable must be plain values, got {list(each)!r}") from None
-        if len(found[-1]) != len(each):
-            raise ConfigError(f"the categories of a variable must differ, got {list(each)!r}")
-    return found
-
-
-def _cells(rows: object, variables: list[dict[object, int]], shape: tuple[int, ...], client: int) -> Array:
+def _cells(rows: object, variables: list[dict[object, int]], client: int) -> Array:
     """Return the cell of each row of a client; -1 for a row with an unknown category, or without one per variable."""
     if isinstance(rows, (str, bytes)) or not isinstance(rows, (Sequence, np.ndarray)):
         raise ConfigError(f"rows of client {client} must be a list, got {type(rows).__name__}")
-    found = []
+    shape, found = tuple(len(each) for each in variables), []
     for row in rows:
         entries = list(row) if isinstance(row, (tuple, list, np.ndarray)) else [row]
         try:
