@@ -53,15 +53,15 @@ def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what Adam remembers
     inputs = examples.inputs.detach().reshape(len(examples), widths[0]).contiguous().numpy()
     blocks = np.zeros((2, schedule.shape[1] * widths.sum()), np.float32)  # the room that a step works in
     data = inputs, examples.labels.contiguous().numpy(), schedule, blocks, np.zeros(schedule.shape[1], np.int64)
-    trained = params.copy()
-    if moments is None:
-        _train(trained, widths, *data, np.float32(lr))
-    else:
+    rates, roots = np.full((2, len(schedule)), lr, np.float32)
+    memory, trained = np.zeros((0, 0), np.float32), params.copy()
+    if moments is not None:
         steps = np.arange(moments.taken + 1, moments.taken + 1 + len(schedule), dtype=np.float64)
         first, second = (1 - decay**steps for decay in ADAM_DECAYS)
         rates, roots = (lr / first).astype(np.float32), (1 / np.sqrt(second)).astype(np.float32)
         memory = np.stack([np.zeros_like(params), moments.mean, moments.square])
-        _train_adam(trained, memory, widths, *data, rates, roots)
+    _train(trained, memory, widths, *data, rates, roots)
+    if moments is not None:
         moments.mean, moments.square, moments.taken = memory[1], memory[2], moments.taken + len(schedule)
     trained -= params
     return trained
@@ -214,22 +214,6 @@ def _add_gradient(  # noqa: PLR0917 - a kernel takes arrays, not objects
 @compiled
 def _train(  # noqa: PLR0917 - a kernel takes arrays, not objects
     values: Floats,
-    widths: Ints,
-    inputs: Floats,
-    labels: Ints,
-    schedule: Ints,
-    blocks: Floats,
-    rows: Ints,
-    lr: np.float32,
-) -> None:
-    """Train in place."""
-    for step in range(len(schedule)):
-        _add_gradient(values, values, widths, inputs, labels, schedule[step], -lr, blocks, rows)
-
-
-@compiled
-def _train_adam(  # noqa: PLR0917 - a kernel takes arrays, not objects
-    values: Floats,
     memory: Floats,
     widths: Ints,
     inputs: Floats,
@@ -240,13 +224,16 @@ def _train_adam(  # noqa: PLR0917 - a kernel takes arrays, not objects
     rates: Floats,
     roots: Floats,
 ) -> None:
-    """Train in place; the memory holds room for the gradient, and both moments, which change too."""
-    gradient, mean, square = memory[0], memory[1], memory[2]
+    """Train in place: by Adam if the memory has room for a gradient and both moments, which change, else by SGD."""
     for step in range(len(schedule)):
+        rate, root = rates[step], roots[step]
+        if not len(memory):
+            _add_gradient(values, values, widths, inputs, labels, schedule[step], -rate, blocks, rows)
+            continue
+        gradient, mean, square = memory[0], memory[1], memory[2]
         for i in range(len(gradient)):
             gradient[i] = np.float32(0)
         _add_gradient(values, gradient, widths, inputs, labels, schedule[step], np.float32(1), blocks, rows)
-        rate, root = rates[step], roots[step]
         for i in range(len(gradient)):
             slope = gradient[i]
             mean[i] += _FIRST * (slope - mean[i])

@@ -53,6 +53,14 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SiloUnits:
+    """A silo's units under a model, as the client half of a round asks for them (round.Units)."""
+
+    count: int
+    gradients: Callable[[IntVector], Iterator[Gradients]] = field(repr=False)  # of chosen units
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RecordTrainer:
     """Computes the gradients of the records of some silos; what a unit sends is its gradient, downhill.
 
@@ -102,9 +110,11 @@ class RecordTrainer:
         """Return how many units all silos hold."""
         return sum(map(self.count, range(self.silos.population)))
 
-    def units(self, params: Params, client: int) -> "SiloUnits":
+    def units(self, params: Params, client: int) -> SiloUnits:
         """Return a silo's units under a model."""
-        return SiloUnits(self, params, client)
+        return SiloUnits(
+            self.count(client), lambda own: (found for _, found in self.chunks(params, [(client, own)]))
+        )
 
     def chunks(
         self, params: Params, wanted: Sequence[tuple[int, IntVector]]
@@ -254,24 +264,6 @@ class RecordTrainer:
             if not np.array_equal(found[-1], found[0][order], equal_nan=True):
                 return False
         return True
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SiloUnits:
-    """A silo's units under a model, as the client half of a round asks for them."""
-
-    trainer: RecordTrainer
-    params: Params = field(repr=False)
-    client: int
-
-    @property
-    def count(self) -> int:
-        """How many units there are."""
-        return self.trainer.count(self.client)
-
-    def gradients(self, chosen: IntVector) -> Iterator[Gradients]:
-        """Yield the vectors of the chosen units."""
-        return (found for _, found in self.trainer.chunks(self.params, [(self.client, chosen)]))
 
 
 def _summed(

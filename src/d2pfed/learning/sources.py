@@ -85,10 +85,10 @@ SHAKESPEARE = Source(
 SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
     {
         "infimnist": _MNIST,
+        "digits": (),
         "mnist-writers": (*_MNIST, WRITERS),
         "cifar10": _CIFAR,
         "shakespeare": (SHAKESPEARE,),
-        "digits": (),
     }
 )
 
@@ -105,12 +105,17 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "d2pfed"
 
 
-def where(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
-    """Say for each file of a task where it is, or None; an empty answer means that nothing is needed."""
+def files_of(name: str) -> tuple[Source, ...]:
+    """Return the files that a task needs."""
     if name not in SOURCES:
         raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
+    return SOURCES[name]
+
+
+def where(name: str, data_dir: Path | None = None) -> dict[str, Path | None]:
+    """Say for each file of a task where it is, or None; an empty answer means that nothing is needed."""
     places = search_path(data_dir)
-    hits = {source.path: [source.find(place) for place in places] for source in SOURCES[name]}
+    hits = {source.path: [source.find(place) for place in places] for source in files_of(name)}
     return {path: next((hit for hit in found if hit), None) for path, found in hits.items()}
 
 
@@ -136,9 +141,7 @@ def read(source: Source, places: Mapping[str, Path]) -> bytes:
 
 def fetch(name: str, directory: Path) -> list[Path]:
     """Download what a task lacks into a directory, and return the new files; each is checked before it appears."""
-    if name not in SOURCES:
-        raise ConfigError(f"task must be one of {', '.join(SOURCES)}, got {name!r}")
-    return download([source for source in SOURCES[name] if source.find(directory) is None], directory)
+    return download([source for source in files_of(name) if source.find(directory) is None], directory)
 
 
 def download(missing: list[Source], directory: Path) -> list[Path]:

@@ -49,8 +49,7 @@ def load_task(
         "cifar10": _cifar10,
         "shakespeare": _shakespeare,
     }
-    if name not in loaders:
-        raise ConfigError(f"task must be one of {', '.join(loaders)}, got {name!r}")
+    sources.files_of(name)  # it refuses another name
     return loaders[name](_Options(population, partition, data_dir, seed))
 
 

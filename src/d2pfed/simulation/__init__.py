@@ -2,7 +2,7 @@
 
 from d2pfed.round import Fidelity
 from d2pfed.simulation.backend import Backend, Encoder, SerialBackend, Silos, TrainClients, warm_up
-from d2pfed.simulation.federation import EXCHANGES, ClearFederation, Dropouts, SimulatedFederation, plain_mean
+from d2pfed.simulation.federation import EXCHANGES, ClearFederation, Dropouts, SimulatedFederation
 from d2pfed.simulation.standing import StandingFederation
 
 __all__ = [
@@ -17,6 +17,5 @@ __all__ = [
     "Silos",
     "SimulatedFederation",
     "StandingFederation",
-    "plain_mean",
     "warm_up",
 ]

@@ -22,6 +22,7 @@ from d2pfed.secagg import Delivery
 
 # From the model's parameters, some clients and a round's seed to the clients' updates, in their order.
 TrainClients = Callable[[FloatVector, Sequence[int], int], Iterator[FloatVector]]
+PartialSums = Iterator[tuple[tuple[int, ...], RingVector]]  # who is in a sum, and the sum of their ring vectors
 
 _PIECES = 4  # of a cohort per worker
 _THREADS = Path("/proc/self/task")
@@ -67,10 +68,8 @@ class Backend(Protocol):
         """Yield the updates of these clients, or the units of silos, in their order; None for one that was lost."""
         ...
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
-        """Train clients and yield sums of their ring vectors, each with who is in it; who is in none was lost."""
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
+        """Train clients and yield sums of their vectors; who is in none was lost."""
         ...
 
     def close(self) -> None:
@@ -88,9 +87,7 @@ class SerialBackend:
         """Yield the updates of these clients, in their order."""
         return self.local_training(params, clients, seed)
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Encode on this thread and another, each adding up its part."""
         updates = zip(clients, self.local_training(params, clients, seed), strict=True)
         together = max(2, _TOGETHER_BYTES // (4 * encoder.session.dimension))
@@ -137,9 +134,7 @@ class Silos:
         """Yield each silo's units, from which its participant draws."""
         return (self.trainer.units(params, client) for client in clients)
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], _seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], _seed: int) -> PartialSums:
         """Draw every silo's batch, add up its records and encode the sums, half of it on another thread."""
         if not clients:
             return

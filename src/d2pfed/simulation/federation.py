@@ -3,7 +3,7 @@
 A rehearsal runs the whole signed protocol between made-up clients, charged to nobody, before a run begins.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -218,10 +218,13 @@ class ClearFederation:
     note_norms: Callable[[list[float | None]], None] | None = None  # of a round's updates; None: not finite
 
     def mean(self, number: int, model: FloatVector) -> Outcome:
-        """Return the mean update of a round's cohort."""
+        """Return the sum of the updates of a round's cohort over its size, as FedAvg has it."""
         cohort = self.cohorts.draw(number, 0, number)
         updates = self.updates(number, model, cohort)
-        return Outcome(plain_mean(updates, len(cohort)), 0, len(cohort))
+        total = next(updates).astype(np.float64)
+        for update in updates:
+            total += update
+        return Outcome((total / len(cohort)).astype(np.float32), 0, len(cohort))
 
     def updates(self, number: int, model: FloatVector, cohort: tuple[int, ...]) -> Iterator[FloatVector]:
         """Yield the updates of a round's cohort, without those that were lost."""
@@ -233,16 +236,6 @@ class ClearFederation:
                 yield finite(update)
         if self.note_norms is not None:
             self.note_norms(norms)
-
-
-def plain_mean(updates: Iterable[FloatVector], cohort_size: int) -> FloatVector:
-    """Return the sum of the updates over the cohort size, as FedAvg has it."""
-    vectors = iter(updates)
-    total = next(vectors).astype(np.float64)
-    for update in vectors:
-        total += update
-    mean: FloatVector = (total / cohort_size).astype(np.float32)
-    return mean
 
 
 def simulated_roster(entropy: Entropy, count: int) -> tuple[dict[int, bytes], Roster]:

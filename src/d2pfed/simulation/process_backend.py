@@ -13,8 +13,7 @@ from typing import Any
 
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
-from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Backend, Encoder, SerialBackend, TrainClients, can_fork, pieces
+from d2pfed.simulation.backend import Backend, Encoder, PartialSums, SerialBackend, TrainClients, can_fork, pieces
 
 _LEAST_PIECE = 10  # clients, unless workers would be idle: below it, handing over costs more than it gains
 _GLANCE_SECONDS = 1.0  # between looks at whether workers live: no limit to their work
@@ -88,9 +87,7 @@ class ProcessBackend:
         for client in clients:
             yield found.pop(client, None)
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Train and encode clients on the workers; each adds up what it has."""
         return self._spread(clients, _Stage(encoder, params, seed))
 

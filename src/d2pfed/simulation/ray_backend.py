@@ -12,7 +12,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from d2pfed.errors import ConfigError
 from d2pfed.noise.codec import FloatVector
 from d2pfed.numerics.ring import RingVector
-from d2pfed.simulation.backend import Encoder, TrainClients, pieces
+from d2pfed.simulation.backend import Encoder, PartialSums, TrainClients, pieces
 
 _LEAST_PIECE = 50  # clients, unless workers would be idle: each piece is a call of its own over Ray
 
@@ -66,9 +66,7 @@ class RayBackend:
         for client in clients:
             yield found.pop(client, None)
 
-    def encode(
-        self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int
-    ) -> Iterator[tuple[tuple[int, ...], RingVector]]:
+    def encode(self, encoder: Encoder, params: FloatVector, clients: Sequence[int], seed: int) -> PartialSums:
         """Train and encode clients on the workers."""
         return self._spread(clients, encoder, params, seed)
 
