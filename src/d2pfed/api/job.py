@@ -255,7 +255,7 @@ class Job:
 
     def trainer(self) -> LocalTrainer:
         """Return the local training of its clients, for a backend."""
-        return LocalTrainer(self.model, self.clients, self.details.local)  # type: ignore[arg-type]
+        return LocalTrainer(self.model, self.clients, self.details.local)
 
     @property
     def details(self) -> "_Simulated | Details":

@@ -68,17 +68,14 @@ def _layers(name: str, shape: tuple[int, ...], classes: int) -> list[nn.Module]:
             for before, after in zip((shape[0], channels[0]), channels, strict=True):
                 front += [nn.Conv2d(before, after, kernel, padding=kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
             widths = [channels[1] * (shape[1] // 4) * (shape[2] // 4), *hidden, classes]
-    layers = [*front, nn.Flatten(), nn.Linear(*widths[:2])]
+    layers = [*front, nn.Flatten(), nn.Linear(widths[0], widths[1])]
     for before, after in pairwise(widths[1:]):
         layers += [nn.ReLU(), nn.Linear(before, after)]
     return layers
 
 
 class OrientedEdges(nn.Module):
-    """Turns images (rows, 1, side, side) into features (rows, DIRECTIONS, CELLS, CELLS).
-
-    In evaluation mode and without gradients a compiled kernel does it, 1.5 times as fast as torch's operations.
-    """
+    """Turns images (rows, 1, side, side) into features (rows, DIRECTIONS, CELLS, CELLS)."""
 
     smooth: torch.Tensor
     slope: torch.Tensor
@@ -110,7 +107,7 @@ class OrientedEdges(nn.Module):
             and images.device.type == "cpu"
         )
         transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001 - torch has no public name for it
-        if is_plain and not (self.training or torch.is_grad_enabled() or transformed):
+        if is_plain and not (self.training or torch.is_grad_enabled() or transformed):  # 1.5 times as fast
             features = np.empty((len(images), DIRECTIONS, CELLS, CELLS), np.float32)
             _edge_features(images.contiguous().numpy().reshape(-1, side, side), *_tables(side), features)
             return torch.from_numpy(features)
@@ -170,10 +167,7 @@ def _differentiate(  # noqa: PLR0917 - a kernel takes arrays, not objects
 
 @compiled
 def image_gradients(images: Floats, smooth: Floats, slope: Floats) -> Floats:
-    """Return the Gaussian derivatives (rows, 2, side, side), across and down, of images (rows, side, side).
-
-    `smooth` and `slope` are the weights at distances 0 to 4 of a Gaussian and of its derivative.
-    """
+    """Return the derivatives (rows, 2, side, side), across and down, by weights at distances 0 to 4 of a Gaussian."""
     height, width = images.shape[1:]
     gradients = np.empty((len(images), 2, height, width), np.float32)
     wide = np.zeros((height + 8, width + 8), np.float32)

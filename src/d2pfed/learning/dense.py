@@ -23,10 +23,7 @@ _EPSILON = np.float32(ADAM_EPSILON)
 
 
 def widths_of(model: Model) -> Ints | None:
-    """Return the widths, from inputs to classes, if the model is `Flatten, Linear, (ReLU, Linear)*`, else None.
-
-    It must also train all its parameters, with biases, in float32, by cross entropy.
-    """
+    """Return the widths of `Flatten, Linear, (ReLU, Linear)*`, all trained, by cross entropy; None of another model."""
     layers = model.plain_layers
     count = len(layers) // 2
     kinds = [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (count - 1)]

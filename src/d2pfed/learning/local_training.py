@@ -12,7 +12,6 @@ from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import TRAINING, about, check_types, documented
 from d2pfed.learning.model import Model, Params, Tensors
 from d2pfed.learning.task import Clients, Examples
-from d2pfed.learning.user_clients import UserClients
 from d2pfed.numerics.ring import IntVector
 
 MOST_RATE = 1e6  # greater steps than any float32 model outlives
@@ -105,7 +104,7 @@ class SequentialTrainer:
     """Trains client after client: for modules that cannot be trained many at once, and as their reference."""
 
     model: Model
-    clients: Clients | UserClients
+    clients: Clients
     local: LocalTraining
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:

@@ -301,10 +301,7 @@ def example_losses(model: Model, params: Params, examples: Examples) -> NDArray[
 def measure(
     model: Model, params: Params, batches: Iterable[Examples], metrics: Mapping[str, Metric]
 ) -> dict[str, float]:
-    """Measure a model in evaluation mode, on its device: the mean loss, and each metric of all rows together.
-
-    No rows, no metrics. Outputs and targets are brought together on the CPU only if a metric needs them.
-    """
+    """Return the mean loss in evaluation mode, and each metric of all rows together; without rows nothing."""
     values = model.unflatten(params) | model.fixed()
     loss, count, outputs, targets = 0.0, 0, list[Tree](), list[Tree]()
     with torch.no_grad():

@@ -69,7 +69,7 @@ class RecordTrainer:
     """
 
     model: Model
-    silos: Clients | UserClients
+    silos: Clients
     groups: Groups | None = field(default=None, repr=False)
     chunk: int = 0  # how many records are processed at once; 0: chosen by `tried`
     held: _Held = field(default_factory=_Held, repr=False)
@@ -81,14 +81,11 @@ class RecordTrainer:
             )
 
     def tried(self, params: Params, expected: float) -> "RecordTrainer":
-        """Return the trainer with chunks in which a record's gradient does not depend on its neighbors or place.
-
-        `expected` is the usual number of records at once: chunks hold nearly all such numbers, as a call costs much.
-        """
+        """Return the trainer with chunks in which a record's gradient does not depend on its neighbors or place."""
         if self.silos.population > 1:  # silos that do not fit together are found before anything is charged
             self._table()
         most = min(_MOST_ROWS, max(_LEAST_ROWS, _CHUNK_BYTES // (4 * self.model.dimension)))
-        likely = expected + 2.5 * math.sqrt(expected)
+        likely = expected + 2.5 * math.sqrt(expected)  # nearly always enough for a batch: a call costs much
         size = self.chunk or _LEAST_ROWS * math.ceil(likely / math.ceil(likely / most) / _LEAST_ROWS)
         rows = next((silo.rows for each in range(self.silos.population) if (silo := self._silo(each)).count), None)
         if rows is None:

@@ -204,10 +204,7 @@ def read_cifar(content: bytes) -> tuple[NDArray[np.uint8], IntVector]:
 
 
 def read_speeches(text: str) -> dict[str, str]:
-    """Return what each speaker of a play says, in order, speeches joined by newlines.
-
-    A speech is a line with a name and a colon, then lines up to an empty one.
-    """
+    """Return what each speaker of a play says, speech after speech: each has a name and a colon in its first line."""
     said: dict[str, list[str]] = {}
     for name, speech in _SPEECH.findall(text):
         said.setdefault(name, []).append(speech)

@@ -124,10 +124,7 @@ class LocalTrainer:
         return SequentialTrainer(self.model, self.clients, self.local).train(params, examples, generator)
 
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
-        """Return the method: of a known kind of model by what was measured once and for all, else by a trial.
-
-        The first trial counts, and none is made without examples.
-        """
+        """Return the method: of a known kind of model by what was measured once and for all, else by one trial."""
         if self.method is not None:
             return self.method
         widths, network = self._kind
@@ -232,11 +229,8 @@ def use_one_thread() -> None:
 
 
 def packed(value: object) -> bytes:
-    """Return the bytes that `unpacked` takes in another process of this program; each storage is copied once.
-
-    Torch would share each tensor through an open file of its own, and a process may hold only so many.
-    """
-    whole = BytesIO()
+    """Return the bytes that `unpacked` takes in another process of this program; each storage is copied once."""
+    whole = BytesIO()  # pickled, each tensor would be shared by an open file, and a process may hold only so many
     torch.save(value, whole)
     return whole.getvalue()
 

@@ -17,10 +17,7 @@ _SPLIT = "split it, as in [(x[i::100], y[i::100]) for i in range(100)]"
 
 
 def batches_of(data: object, owner: str) -> Iterator[Examples]:
-    """Yield a data set in batches: a pair, a Dataset, a DataLoader, or None for no data.
-
-    `owner` is who holds it, for the error that refuses it.
-    """
+    """Yield the data set of an owner in batches: a pair, a Dataset, a DataLoader, or None for no data."""
     if data is None:
         return
     if isinstance(data, Examples) and data.labels is not None:

@@ -121,7 +121,7 @@ class RecordGradients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Silos:
-    """Silos in this process.
+    """Silos in this process; gradients of all are computed together.
 
     Guarantee: bit for bit the vectors that each silo's own participant would send, since they draw and add alike.
     Checked: test_records.py::test_both_fidelities_give_the_same_sum.

@@ -116,10 +116,7 @@ class SimulatedFederation:
         return session_of(self.plan, attempt, cohort)
 
     def collect(self, session: Session, model: FloatVector, participations: Mapping[int, int]) -> Collected:
-        """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions.
-
-        Raises TooFewClients where the protocol would.
-        """
+        """Train, encode and add up a cohort's vectors, by messages or by their sum under the protocol's conditions."""
         if self.fidelity is Fidelity.PROTOCOL:
             transport = self._transport(session, model, participations)
             return gather(session, model.tobytes(), transport.exchange, task=with_clip(b"", self.clip))

@@ -41,9 +41,6 @@ class ProcessBackend:
     `start` is how they are started: `fork` shares the data that is loaded already, and is refused if this process has
     other threads; `forkserver` sends the trainer, which must be picklable. Each worker calls `prepare` first.
 
-    While it waits for an answer, this process watches that workers live: it waits for no dead one. An error is raised
-    if no worker is left.
-
     Guarantee: from the same updates the sum is bit for bit that of the in-process backend, since workers run the same
     encoder on the same tree of entropy.
     Checked: test_process_backend.py::test_sums_are_those_of_the_in_process_backend.

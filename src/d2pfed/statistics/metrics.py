@@ -159,10 +159,7 @@ def _auroc(mean: Array, noise: float) -> tuple[Array, Array]:
 
 
 def scored_records(scores: object, labels: object, whose: str, classes: int | None = None) -> Array:
-    """Return records, a row of scores, one per class, and the label last; not a number where they cannot be used.
-
-    That is where a score is no probability, or the label no class. Such a record counts as zero.
-    """
+    """Return rows of scores and the label; not a number where a score is no probability, or the label no class."""
     scores = numbers(scores, f"scores of {whose}")
     labels = np.atleast_1d(numbers(labels, f"labels of {whose}"))
     if scores.ndim == 1:

@@ -209,7 +209,7 @@ def private_table(
         (2, 2)
     """
     terms = Terms(epsilon=epsilon, delta=delta, privacy=privacy, ledger=ledger, fidelity=fidelity, seed=seed)
-    lists = list(categories.values()) if isinstance(categories, Mapping) else categories
+    lists: object = list(categories.values()) if isinstance(categories, Mapping) else categories
     if not isinstance(lists, Sequence) or isinstance(lists, (str, bytes)) or not lists:
         raise ConfigError(f"categories must be a list for each variable, got {categories!r}")
     variables: list[dict[object, int]] = []
