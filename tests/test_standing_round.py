@@ -89,7 +89,7 @@ def test_both_fidelities_give_the_same_mean_bit_for_bit(plan):
 def test_a_void_attempt_stays_charged_and_the_next_has_the_silos_that_are_left(plan, fidelity):
     diary, silos = Diary(), federation(plan, fidelity, lost=(3,))
     outcome = aggregate(plan, Attempt("run", 0, 0), np.zeros(D, np.float32), silos, diary)
-    assert (outcome.attempt, outcome.survivors, silos.void) == (1, SILOS - 1, 1)
+    assert (outcome.attempt, outcome.survivors) == (1, SILOS - 1)
     assert [event[:2] for event in diary.events] == [("reserve", 0), ("reserve", 1), ("commit", 1)]
     assert diary.events[-1][2] == tuple(client for client in range(SILOS) if client != 3)
 
@@ -118,9 +118,9 @@ def test_random_dropouts_give_the_same_rounds_in_both_fidelities():
             aggregate(plan, Attempt("run", number, 0), np.zeros(D, np.float32), silos, Diary())
             for number in range(3)
         ]
-        seen[fidelity] = [(o.attempt, o.survivors, o.mean.tobytes()) for o in outcomes], silos.void
+        seen[fidelity] = [(o.attempt, o.survivors, o.mean.tobytes()) for o in outcomes]
     assert seen[Fidelity.SUM] == seen[Fidelity.PROTOCOL]
-    assert seen[Fidelity.SUM][1] > 0
+    assert any(attempt for attempt, *_ in seen[Fidelity.SUM])
 
 
 def test_presence_is_asked_for_only_after_a_void_attempt(plan):

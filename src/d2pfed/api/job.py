@@ -52,7 +52,7 @@ from d2pfed.simulation import (
     SimulatedFederation,
     StandingFederation,
 )
-from d2pfed.simulation.rehearsal import rehearse
+from d2pfed.simulation.federation import rehearse
 from d2pfed.training import Cohorts, SecondMoment, ServerOptimizer
 
 _LATER = canonical.OMITTED_IF_NONE
@@ -255,7 +255,7 @@ class Job:
 
     def trainer(self) -> LocalTrainer:
         """Return the local training of its clients, for a backend."""
-        return LocalTrainer(self.model, self.clients, self.details.local)  # type: ignore[arg-type]
+        return LocalTrainer(self.model, self.clients, self.details.local)
 
     @property
     def details(self) -> "_Simulated | Details":
@@ -409,13 +409,12 @@ def _same_clients(
         stated, clients, validation = chosen.description, chosen.clients, chosen.validation
     else:
         own = UserClients.of(chosen, None, model.device)
-        rows = own.first()[1].examples()
-        if rows is None:
+        rows = own.first()[1]
+        if not rows.are_tensors:
             raise ConfigError("an audit needs clients that hold one tensor of inputs and one of labels")
-        empty = Examples(rows.inputs[:0], rows.labels[:0])
         stated, clients, validation = (
             f"{own.population:,} clients",
-            LabeledClients(own, empty, own.population),
+            LabeledClients(own, rows.between(0, 0), own.population),
             None,
         )
     if stated != settings.data:

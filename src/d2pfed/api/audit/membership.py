@@ -130,7 +130,7 @@ def _records(job: Job, clients: list[int], most: int) -> Iterator[Examples]:
     count = 0
     for place in Entropy.system().stream().permutation(len(clients)):
         found = job.clients.examples(clients[int(place)])
-        if not isinstance(found, Examples):
+        if not found.are_tensors:
             raise ConfigError("an attack needs clients that hold one tensor of inputs and one of labels")
         if len(found):
             yield found

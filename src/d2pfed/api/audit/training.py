@@ -22,7 +22,7 @@ from d2pfed.round import Attempt, Collected, Units, rotation_seed
 from d2pfed.runs import End, ExchangeRecord, Listener, TrainingAudit
 from d2pfed.secagg import Session, Sum
 from d2pfed.simulation import Backend, SimulatedFederation, TrainClients
-from d2pfed.simulation.silos import RecordGradients, Silos
+from d2pfed.simulation.backend import RecordGradients, Silos
 
 # Of the canaries that took part: the surest guesses, each number fixed beforehand.
 _SHARES = (0.125, 0.25, 0.5, 1.0)
