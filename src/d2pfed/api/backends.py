@@ -111,10 +111,7 @@ def start_backend(
     """Start what trains clients for about so many seconds; return it and a line that says why it is that one.
 
     `trial` has the parameters and the client that workers are tried with. `is_ours`: model and clients are this
-    package's own, so this process may be forked.
-
-    Raises:
-        ConfigError: if worker processes are asked for by name and cannot be had.
+    package's own, so this process may be forked. Workers that are asked for by name and cannot be had are refused.
     """
     here = SerialBackend(_Naming(trainer))
     count = len(os.sched_getaffinity(0)) if workers is None else workers

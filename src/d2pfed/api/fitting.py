@@ -1,7 +1,7 @@
 """`fit`: a user's module and clients, or a named task, trained with a guarantee against the server by default."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,12 @@ from d2pfed.api.result import FitResult, read_norms
 from d2pfed.api.settings import MOVED, EarlyStop, RunOptions, Training, settings_of
 from d2pfed.api.workload import workload_of
 from d2pfed.errors import BudgetExceeded, ConfigError, closest
-from d2pfed.learning import LocalTraining, Losses, Metric, Model, Module, one_thread
+from d2pfed.learning import Losses, Metric, Model, Module, one_thread
 from d2pfed.ledger.files import replace_file
 from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, describe, record_terms
 from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.plan.policy import default_refusal
-from d2pfed.runs import End, RoundRecord
+from d2pfed.runs import End, Listener, RoundRecord, Run
 from d2pfed.runs.plain import to_json
 from d2pfed.runs.report import BASELINE, Baseline, read_report
 from d2pfed.training import ServerOptimizer
@@ -104,31 +104,27 @@ def fit(
         known = [each for each in fit.__annotations__ if each not in ("unknown", "return")]
         near = "".join(f" (did you mean {each}?)" for each in closest(name, known))
         raise ConfigError(f"fit has no parameter {name}{near}")
-    options, trained = settings_of(RunOptions, run, "run"), settings_of(Training, training, "training")
+    options = settings_of(RunOptions, run, "run")
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed must be a whole number, got {seed!r}")
         check_range("seed", seed, 0, 2**63 - 1)
-    work = workload_of(
-        module,
-        clients,
-        population=population,
-        held_out=(validation, test),
-        loss=loss,
-        metrics=metrics,
-        training=trained,
-        options=options,
-        seed=seed,
-    )
-    local = LocalTraining(
-        optimizer=trained.optimizer, lr=lr, momentum=trained.momentum, epochs=epochs, batch_size=batch_size
-    )
     job = plan_job(
-        work,
+        workload_of(
+            module,
+            clients,
+            population=population,
+            held_out=(validation, test),
+            loss=loss,
+            metrics=metrics,
+            training=settings_of(Training, training, "training"),
+            options=options,
+            seed=seed,
+        ),
         privacy,
         rounds=rounds,
         cohort_size=cohort_size,
-        local=local,
+        steps={"lr": lr, "epochs": epochs, "batch_size": batch_size},
         server=settings_of(ServerOptimizer, server, "server"),
         early_stop=early_stop,
         seed=seed,
@@ -169,31 +165,13 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: Sequence[Call
     """Try everything once, start what trains the clients, train from where the run is, and say what it came to."""
     job.evaluator.rehearse(job.model.initial())
     backend, line = backend_for(job, options)
-    notes, plan, target = (*job.notes, line), job.plan, job.settings.target
-    watch = options.progress
-    if not isinstance(watch, Watcher):
-        watch = Watcher(0, "round", is_command=False, is_shown=watch)
-    watch.total = job.settings.rounds
-
-    def listen(record: RoundRecord, /) -> bool:
-        shown = [f"{name} {value:.4g}" for name, value in record.metrics.items()]
-        if plan is not None:
-            shown.append(f"{record.charged} of {plan.max_attempts} attempts")
-        shown.append(f"{record.upload_bytes / 1e3:.1f} kB per client per round")
-        watch.show(record.round, "  ".join(shown))
-        answers = [callback(record, lambda: job.model.load(run.last_model())) for callback in callbacks]
-        return not watch.caught and all(answer is not False for answer in answers)
-
-    with closing(backend), job.open(path, options.ledger) as run:
-        said = [job.settings.data, *notes]
-        if plan is not None and target is not None:
-            found = describe(target, plan)
-            warnings = (*found.warnings, *filter(None, [default_refusal(target, plan)]))
-            said += [found.why_signal, *(f"Warning: {each}" for each in warnings), *record_terms(plan)]
-        for text in said:
-            watch.say(text)
-        with watch:
-            summary = job.train(run, listen, backend, evaluate_every=options.evaluate_every)
+    notes = (*job.notes, line)
+    with (
+        closing(backend),
+        job.open(path, options.ledger) as run,
+        _watched(job, run, notes, options, callbacks) as listen,
+    ):
+        summary = job.train(run, listen, backend, evaluate_every=options.evaluate_every)
     if summary.end is End.EXHAUSTED and not summary.charged:
         raise BudgetExceeded(summary.stopped)
     report = read_report(path)
@@ -206,12 +184,42 @@ def _execute(job: Job, path: Path, options: RunOptions, callbacks: Sequence[Call
         metrics=summary.metrics,
         test_metrics=summary.test_metrics or None,
         guarantees=summary.guarantees,
-        stop_guarantee=None if stop is None or plan is None else stop.guarantee(plan, summary.charged),
+        stop_guarantee=None if stop is None or job.plan is None else stop.guarantee(job.plan, summary.charged),
         history=report.rounds,
         norm_quantiles=quantiles,
-        not_finite=None if plan is not None else not_finite,
+        not_finite=None if job.plan is not None else not_finite,
         directory=path,
         summary=summary,
         plan_summary=report.plan_summary,
         notes=notes,
     )
+
+
+@contextmanager
+def _watched(
+    job: Job, run: Run, notes: Sequence[str], options: RunOptions, callbacks: Sequence[Callback]
+) -> Iterator[Listener]:
+    """Print what a person should know beforehand, and yield the listener of rounds: a bar and the user's callbacks."""
+    watch = options.progress
+    if not isinstance(watch, Watcher):
+        watch = Watcher(0, "round", is_command=False, is_shown=watch)
+    watch.total, plan, target = job.settings.rounds, job.plan, job.settings.target
+    said = [job.settings.data, *notes]
+    if plan is not None and target is not None:
+        found = describe(target, plan)
+        warnings = (*found.warnings, *filter(None, [default_refusal(target, plan)]))
+        said += [found.why_signal, *(f"Warning: {each}" for each in warnings), *record_terms(plan)]
+    for text in said:
+        watch.say(text)
+
+    def listen(record: RoundRecord, /) -> bool:
+        shown = [f"{name} {value:.4g}" for name, value in record.metrics.items()]
+        if plan is not None:
+            shown.append(f"{record.charged} of {plan.max_attempts} attempts")
+        shown.append(f"{record.upload_bytes / 1e3:.1f} kB per client per round")
+        watch.show(record.round, "  ".join(shown))
+        answers = [callback(record, lambda: job.model.load(run.last_model())) for callback in callbacks]
+        return not watch.caught and all(answer is not False for answer in answers)
+
+    with watch:
+        yield listen

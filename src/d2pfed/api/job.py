@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from d2pfed.accounting import CohortSampling, Sampling, Unit
 from d2pfed.api.complete_target import scope_of
@@ -243,13 +244,13 @@ def plan_job(
     *,
     rounds: int | None,
     cohort_size: int | None,
-    local: LocalTraining,
+    steps: Mapping[str, Any],
     server: ServerOptimizer,
     early_stop: object,
     seed: int | None,
     options: RunOptions,
 ) -> Job:
-    """Return the run of `fit` with its plan, every setting checked."""
+    """Return the run of `fit` with its plan, every setting checked; `steps` are lr, epochs and batch_size."""
     model, clients, training = work.model, work.clients, work.training
     scope = scope_of(
         privacy,
@@ -260,6 +261,7 @@ def plan_job(
         count_units=lambda: RecordTrainer(model, clients, training.groups).count_all(),
         is_main_job=work.is_main_job,
     )
+    local = LocalTraining(optimizer=training.optimizer, momentum=training.momentum, **steps)
     if scope.target is not None and scope.target.unit is Unit.RECORD:
         usual = LocalTraining(lr=local.lr)  # one gradient of each record: no local steps
         for name in ("optimizer", "momentum", "epochs", "batch_size"):
