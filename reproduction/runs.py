@@ -99,7 +99,7 @@ def _trained(system: System, settings: Settings, path: Path, tell: Tell) -> Repe
             with job.open(path, None) as run:
                 clear = job.clear_federation(run, SerialBackend(job.trainer()))
                 trusted = _TrustedServer(clear, system.work, Entropy.replay(str(settings.seed).encode()))
-                run.train_in_the_clear(trusted, job.evaluator, listener)
+                run.train(trusted, job.evaluator, listener)
         else:
             job.execute(path, None, listener)
     return _read(path, settings.seed or 0)

@@ -115,7 +115,7 @@ def test_more_right_guesses_never_refute_less():
     assert found == sorted(found)
     assert found[0] == 0 < found[-1]
     with pytest.raises(ConfigError, match="correct <= guesses <= canaries"):
-        one_run_gaussian_epsilon(10, 5, 6, 1e-5, 0.05)
+        one_run_epsilon(10, 5, 6, 1e-5, 0.05)
 
 
 @pytest.mark.parametrize(

@@ -520,7 +520,7 @@ def clear_settings(**changes) -> RunSettings:
 
 def train_in_the_clear(path: Path, means=Means(), listen=forever) -> RunSummary:  # noqa: B008 - it is frozen
     with open_run(path, clear_settings(), None, np.ones(9, np.float32)) as run:
-        return run.train_in_the_clear(means, Length(), listen)
+        return run.train(means, Length(), listen)
 
 
 def test_a_run_in_the_clear_leaves_the_files_of_a_private_one_but_for_plan_and_ledger(tmp_path, finished):
@@ -563,7 +563,7 @@ def test_a_private_run_does_not_go_on_in_the_clear_nor_the_other_way_round(parts
         pass
     private = open_run(tmp_path / "private", clear_settings(), job(parts).plan, initial)
     with private as run, pytest.raises(ValueError, match="not trained in the clear"):
-        run.train_in_the_clear(Means(), Length(), forever)
+        run.train(Means(), Length(), forever)
     with (
         pytest.raises(ConfigError, match="begun with a plan"),
         open_run(tmp_path / "private", clear_settings(), None, initial),
