@@ -44,7 +44,7 @@ AFTER = """
 flower.client: _answer
 deploy.client: PrivateClient._contribute PrivateClient.answer end_copy
 flower.grid: to_record
-ledger.files: _write_draft locked replace_file sync_directory
+ledger.files: _write _write_draft locked replace_file sync_directory
 ledger.keystore: boot
 numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path

@@ -89,10 +89,8 @@ def create_file(file: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 def append_file(file: Path, content: bytes) -> None:
     """Add to the end of one's own file, on the disk when this returns."""
-    with _opened(file, os.O_WRONLY) as descriptor, os.fdopen(descriptor, "ab", closefd=False) as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(descriptor)
+    with _opened(file, os.O_WRONLY | os.O_APPEND) as descriptor:
+        _write(descriptor, content)
 
 
 def opened_for_lines(file: Path) -> TextIO:
@@ -161,11 +159,18 @@ def _write_draft(file: Path, content: bytes, mode: int) -> Path:
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(descriptor)
+    try:
+        _write(descriptor, content)
+    finally:
+        os.close(descriptor)
     return draft
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.fsync(descriptor)
 
 
 def _refusal(file: Path, error: OSError) -> str:
