@@ -70,7 +70,7 @@ def alone_in_a_group(evil: Evil) -> np.ndarray:
     everyone, few = evil.subset(evil.everyone), evil.subset([VICTIM, *evil.colluders])
     evil.open(np.flatnonzero(few), everyone, few)
     group = evil.federation.group_seeds[evil.session.cohort[evil.colluders[0]]]
-    return evil.strip(everyone, evil.shared_with_victim, keys.group_hash(group))
+    return evil.strip(everyone, evil.shared_with_victim, digest("d2pfed group hash", group))
 
 
 def surrounded_from(phase: str) -> Callable[[Evil], np.ndarray]:

@@ -48,7 +48,7 @@ ledger.files: _write _write_draft locked replace_file sync_directory
 ledger.keystore: boot
 numerics.compiled: Kernel.__call__
 numerics.randomness: Stream.__init__ Stream.fill digest encode_path
-numerics.ring: Ring.__post_init__ Ring._mask Ring.add_masks_into Ring.mask_word Ring.modulus
+numerics.ring: Ring._mask Ring.add_masks_into Ring.mask_word Ring.modulus
 numerics.ring: Ring.pack Ring.packed_bytes
 secagg.checks: ring_copy
 secagg.wire: Reader.__init__ _checksum _open frame message pack_integer pack_subset
@@ -61,8 +61,8 @@ ledger.files: keep_newest
 secagg.pairwise.keys: JoinedClients.partners _others
 secagg.pairwise.client: Client.met Client.receive Client.save _pack
 secagg.crypto: hkdf
-secagg.pairwise.graph: Complete.partners
-secagg.pairwise.keys: group_hash pair_mask_key self_mask_key
+secagg.pairwise.graph: Complete.holders _partners
+secagg.pairwise.keys: pair_mask_key self_mask_key
 secagg.pairwise.phases: Shared._partners Shared.answer
 secagg.shamir: pack_shares
 secagg.wire: kind_of pack_text subset_of

@@ -118,7 +118,7 @@ def test_an_announced_length_allocates_no_memory():
         with pytest.raises(PeerError):
             wire.Reader(memoryview(count)).ids()
         with pytest.raises(PeerError):
-            wire.Reader(memoryview(b"")).records(2**40, 33)
+            wire.Reader(memoryview(b"")).take(2**40)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20

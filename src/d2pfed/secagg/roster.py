@@ -47,24 +47,15 @@ def unpack_position(data: bytes) -> Position:
     return Position(int.from_bytes(data[:_COUNTER_BYTES], "little"), data[_COUNTER_BYTES:end], data[end:])
 
 
-def pack_remembered(position: Position | None) -> bytes:
-    """Return a position as `read_remembered` reads it: zero bytes where none is known."""
-    return NO_POSITION if position is None else position.pack()
-
-
 def read_remembered(reader: Reader) -> Position | None:
     """Return the next position of a body, if it is one."""
     packed = reader.take(POSITION_BYTES)
     return None if packed == NO_POSITION else unpack_position(packed)
 
 
-def _statement(authority: bytes, client: ClientId, count: int, head: bytes) -> bytes:
-    return digest("d2pfed position", authority, client, count, head)
-
-
 def sign_position(secret: bytes, authority: bytes, client: ClientId, count: int, head: bytes) -> Position:
     """Return a client's position under its private signing key: it says whose log it is, and who enrolled it."""
-    return Position(count, head, crypto.sign(secret, _statement(authority, client, count, head)))
+    return Position(count, head, crypto.sign(secret, digest("d2pfed position", authority, client, count, head)))
 
 
 def verify_position(position: Position, public: bytes, authority: bytes, client: ClientId) -> None:
@@ -73,7 +64,7 @@ def verify_position(position: Position, public: bytes, authority: bytes, client:
     Guarantee: nobody but the client can move it on, or name a position where it has never been.
     Checked: test_position.py::test_no_byte_of_a_position_can_be_changed.
     """
-    statement = _statement(authority, client, position.count, position.head)
+    statement = digest("d2pfed position", authority, client, position.count, position.head)
     crypto.require_signature(public, position.signature, statement)
 
 
@@ -107,6 +98,7 @@ class Roster:
         root: of that tree; zero bytes if there is none.
         floors: the latest position of each client that the authority has seen: rows and head.
         authority: its public signing key.
+        clients: all that are enrolled, increasing: the population of every draw.
         digest: what the authority signs, and what a session and a draw are bound to.
     """
 
@@ -119,6 +111,7 @@ class Roster:
     root: bytes
     floors: Mapping[ClientId, Floor]
     authority: bytes
+    clients: tuple[ClientId, ...] = field(init=False, repr=False, compare=False)
     digest: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -141,13 +134,9 @@ class Roster:
         if sizes != {32}:
             raise ConfigError(f"keys, heads, nonce and root must have 32 bytes, got {sorted(sizes)}")
         object.__setattr__(self, "keys", MappingProxyType(dict(sorted(self.keys.items()))))
+        object.__setattr__(self, "clients", tuple(self.keys))
         object.__setattr__(self, "floors", MappingProxyType(dict(self.floors)))
         object.__setattr__(self, "digest", digest("d2pfed roster", _body(self)))
-
-    @property
-    def clients(self) -> tuple[ClientId, ...]:
-        """Return all enrolled clients, increasing: the population of every draw."""
-        return tuple(self.keys)
 
     def key(self, client: ClientId) -> bytes:
         """Return a client's public signing key, or refuse a client that was not enrolled."""

@@ -229,12 +229,17 @@ def pack_subset(present: Subset) -> bytes:
     return np.packbits(present, bitorder="little").tobytes()
 
 
-def rank_in(cohort: tuple[ClientId, ...], client: ClientId) -> int:
-    """Return the place of a client in a cohort, or refuse a stranger."""
-    rank = bisect_left(cohort, client)
+def rank_of(session: Bound, client: ClientId) -> int:
+    """Return the place of a client in the cohort, or refuse a stranger."""
+    cohort, rank = session.cohort, bisect_left(session.cohort, client)
     if rank == len(cohort) or cohort[rank] != client:
         raise ConfigError(f"client {client} is not in the cohort")
     return rank
+
+
+def names_of(session: Bound, ranks: Iterable[int]) -> tuple[ClientId, ...]:
+    """Return the clients of these ranks, increasing."""
+    return tuple(session.cohort[rank] for rank in sorted(ranks))
 
 
 def ranks_of(present: Subset) -> list[int]:

@@ -98,10 +98,11 @@ def decode_phase(session: Session, rank: int, data: bytes) -> SavedPhase:
 def _pack(phase: SavedPhase) -> bytes:
     match phase:
         case phases.Invited():
-            return _pack_entropy(phase.entropy)
+            return phase.entropy.key + bytes([phase.entropy.is_replayed])
         case phases.Advertised():
-            secrets = phase.seal_secret + phase.mask_secret + phase.seed + _pack_entropy(phase.entropy)
-            return secrets + (b"" if phase.position is None else phase.position.pack())
+            entropy = phase.entropy.key + bytes([phase.entropy.is_replayed])
+            position = b"" if phase.position is None else phase.position.pack()
+            return phase.seal_secret + phase.mask_secret + phase.seed + entropy + position
         case phases.Shared():
             own = phase.seed + pack_shares([phase.own_seed_share]) + phase.contribution
             joined = wire.pack_subset(phase.joined.present) + phase.joined.digest
@@ -149,10 +150,6 @@ def _read_masked(session: Session, rank: int, reader: Reader) -> phases.Masked:
     seeds = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners}
     mask_keys = {owner: unpack_share(reader.take(SHARE_BYTES)) for owner in owners if owner != rank}
     return phases.Masked(context, joined, sharers, seeds, mask_keys)
-
-
-def _pack_entropy(entropy: Entropy) -> bytes:
-    return entropy.key + wire.pack_integer(int(entropy.is_replayed), 1)
 
 
 def _read_entropy(reader: Reader) -> Entropy:

@@ -27,6 +27,12 @@ class Consistency(Enum):
     SIGNED = "signed"  # enrolled clients sign their keys and what they were told
 
 
+def _partners(graph: "Graph", rank: int) -> Ranks:
+    """Return with whom a client shares masks: whoever holds its shares, or has it hold theirs."""
+    around = np.union1d(graph.holders(rank), graph.held_by(rank))
+    return np.setdiff1d(around, [rank], assume_unique=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Complete:
     """Everyone is joined to everyone."""
@@ -39,9 +45,7 @@ class Complete:
 
     held_by = holders
 
-    def partners(self, rank: int) -> Ranks:
-        """Return all others."""
-        return np.delete(np.arange(self.cohort), rank)
+    partners = _partners
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
         """Return for each rank how many others are in a subset."""
@@ -82,9 +86,7 @@ class Circle:
 
     held_by = holders  # neighbors hold each other's shares
 
-    def partners(self, rank: int) -> Ranks:
-        """Return a client's neighbors."""
-        return np.setdiff1d(self.holders(rank), [rank], assume_unique=True)
+    partners = _partners
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
         """Return for each rank how many neighbors are in a subset."""
@@ -136,10 +138,7 @@ class OutNeighbors:
         """Return a client's in-neighbors and itself."""
         return self._owners[self._starts[rank] : self._starts[rank + 1]].astype(np.int64)
 
-    def partners(self, rank: int) -> Ranks:
-        """Return a client's out- and in-neighbors."""
-        around = np.union1d(self.holders(rank), self.held_by(rank))
-        return np.setdiff1d(around, [rank], assume_unique=True)
+    partners = _partners
 
     def count_holders(self, present: NDArray[np.bool_]) -> Ranks:
         """Return for each rank how many out-neighbors are in a subset."""

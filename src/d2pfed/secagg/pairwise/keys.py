@@ -117,11 +117,6 @@ def group_seed(session: Session, contributions: Sequence[bytes]) -> bytes:
     return digest("d2pfed group seed", session.digest, *contributions)
 
 
-def group_hash(seed: bytes) -> bytes:
-    """Return the hash of the group seed that goes into the mask keys and to the server, which compares."""
-    return digest("d2pfed group hash", seed)
-
-
 def context(joined: JoinedClients, task: bytes, model: bytes, sharers: Subset) -> bytes:
     """Return the hash of all that clients must have seen alike before they mask.
 

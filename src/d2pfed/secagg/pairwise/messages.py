@@ -18,7 +18,7 @@ from d2pfed.secagg.pairwise.keys import (
     read_advertisement,
 )
 from d2pfed.secagg.pairwise.session import Delivery, Session
-from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, read_remembered
+from d2pfed.secagg.roster import NO_POSITION, POSITION_BYTES, Position, read_remembered
 from d2pfed.secagg.shamir import SHARE_BYTES, pack_shares, unpack_share
 from d2pfed.secagg.wire import CONTEXT_BYTES, HEADER_BYTES, ClientId, MessageKind, Reader, Subset
 
@@ -83,7 +83,8 @@ def encode_invitation(
         wire.pack_integer(each, 4) for each in (session.round, session.attempt, session.draw, session.block)
     )
     cohort = wire.pack_ids(session.cohort) if opening is None else opening.seed + b"".join(opening.path)
-    fields = wire.pack_text(session.run), *counters, pack_remembered(remembered), cohort
+    position = NO_POSITION if remembered is None else remembered.pack()
+    fields = wire.pack_text(session.run), *counters, position, cohort
     return wire.message(session, MessageKind.INVITATION, rank, *fields)
 
 

@@ -26,7 +26,7 @@ from itertools import chain
 from operator import attrgetter
 
 from d2pfed.errors import ConfigError, PeerError
-from d2pfed.numerics.randomness import Entropy, Stream
+from d2pfed.numerics.randomness import Entropy, Stream, digest
 from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import checks, crypto, shamir
 from d2pfed.secagg.pairwise import keys, messages
@@ -219,7 +219,8 @@ class Shared:
         context = keys.context(joined, request.task, request.model, request.sharers)
         contributed = local.contribute(request.task, request.model, group)
         vector = checks.ring_copy(session.ring, session.dimension, contributed)
-        hashed = keys.NO_GROUP if group is None else keys.group_hash(group)
+        # The hash goes into the mask keys, and to the server, which compares.
+        hashed = keys.NO_GROUP if group is None else digest("d2pfed group hash", group)
         added, subtracted = [Stream(keys.self_mask_key(self.seed, context, local.client))], list[Stream]()
         for rank in self._partners(local, request.sharers, contents):
             pair = local.client, session.cohort[rank]

@@ -1,6 +1,5 @@
 """What a client and the server have agreed on before one attempt at a sum."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,7 +9,7 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.secagg.checks import check_named, check_rules
 from d2pfed.secagg.pairwise import graph as graphs
 from d2pfed.secagg.pairwise.graph import Consistency, Graph, make_graph
-from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, pack_ids, rank_in
+from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, names_of, pack_ids, rank_of
 
 NO_ROSTER = bytes(BINDING_BYTES)  # what stands for a roster's digest where nobody is enrolled
 
@@ -47,6 +46,11 @@ class Session:
     colluders: int
     delivery: Delivery
     consistency: Consistency
+    is_signed: bool = field(init=False, repr=False)  # enrolled clients sign their keys and what they were told
+    is_complete: bool = field(init=False, repr=False)  # everyone holds shares of everyone's secrets
+    lists_leaves: bool = field(
+        init=False, repr=False
+    )  # all must be signed, and not everyone gets all advertisements
     ring: Ring = field(init=False, repr=False)
     digest: bytes = field(init=False, repr=False)
     # None: it depends on the advertisements
@@ -54,6 +58,10 @@ class Session:
 
     def __post_init__(self) -> None:
         check_named(self.run, self.plan_digest, self.roster_digest, self.cohort, self.dimension)
+        signed, complete = self.consistency is Consistency.SIGNED, self.degree == len(self.cohort) - 1
+        derived = {"is_signed": signed, "is_complete": complete, "lists_leaves": signed and not complete}
+        for field_name, value in derived.items():
+            object.__setattr__(self, field_name, value)
         self._check()
         name = (self.plan_digest, self.run, self.round, self.attempt)
         drawn = (self.roster_digest, self.draw, self.block, pack_ids(self.cohort))
@@ -64,21 +72,6 @@ class Session:
         # Against a server that lies, a sparse graph must not be known before the advertisements are.
         object.__setattr__(self, "fixed_graph", None)
         object.__setattr__(self, "fixed_graph", None if self.lists_leaves else self.graph())
-
-    @property
-    def is_signed(self) -> bool:
-        """Say whether enrolled clients sign their keys and what they were told."""
-        return self.consistency is Consistency.SIGNED
-
-    @property
-    def is_complete(self) -> bool:
-        """Say whether everyone holds shares of everyone's secrets."""
-        return self.degree == len(self.cohort) - 1
-
-    @property
-    def lists_leaves(self) -> bool:
-        """Say whether leaves are sent, since not everyone gets everyone's advertisement, and all must be signed."""
-        return self.is_signed and not self.is_complete
 
     @property
     def least_holders(self) -> int:
@@ -94,13 +87,7 @@ class Session:
         seed = digest("d2pfed graph", self.digest, *advertisements_digest)
         return self.fixed_graph or make_graph(len(self.cohort), self.degree, self.consistency, seed)
 
-    def rank(self, client: ClientId) -> int:
-        """Return the place of a client in the cohort, or refuse a stranger."""
-        return rank_in(self.cohort, client)
-
-    def names(self, ranks: Iterable[int]) -> tuple[ClientId, ...]:
-        """Return the clients of these ranks, increasing."""
-        return tuple(self.cohort[rank] for rank in sorted(ranks))
+    rank, names = rank_of, names_of
 
     def _check(self) -> None:
         size, degree, threshold, quorum = len(self.cohort), self.degree, self.threshold, self.quorum

@@ -15,7 +15,7 @@ from d2pfed.numerics.ring import Ring
 from d2pfed.secagg import crypto, wire
 from d2pfed.secagg.checks import check_named, check_rules
 from d2pfed.secagg.pairwise.session import NO_ROSTER
-from d2pfed.secagg.roster import POSITION_BYTES, Position, pack_remembered, read_remembered, unpack_position
+from d2pfed.secagg.roster import NO_POSITION, POSITION_BYTES, Position, read_remembered, unpack_position
 from d2pfed.secagg.wire import BINDING_BYTES, COUNTER_LIMIT, ClientId, MessageKind, Reader, Subset
 
 FEWEST_SILOS, MOST_SILOS = 3, 128
@@ -79,13 +79,7 @@ class Epoch:
         """Return the step of an attempt at a round."""
         return number * self.attempts + attempt
 
-    def rank(self, client: ClientId) -> int:
-        """Return the place of a client among the silos, or refuse a stranger."""
-        return wire.rank_in(self.cohort, client)
-
-    def names(self, present: Subset) -> tuple[ClientId, ...]:
-        """Return the clients of a subset, increasing."""
-        return tuple(self.cohort[rank] for rank in wire.ranks_of(present))
+    rank, names = wire.rank_of, wire.names_of
 
 
 def require_carried(silos: int, quorum: int, colluders: int, rounds: int, attempts: int) -> None:
@@ -162,15 +156,13 @@ class Step:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", self.epoch.step(self.round, self.attempt))
-        object.__setattr__(self, "cohort", self.epoch.names(self.members))
+        object.__setattr__(self, "cohort", self.epoch.names(wire.ranks_of(self.members)))
         for name in ("plan_digest", "run", "ring", "dimension"):
             object.__setattr__(self, name, getattr(self.epoch, name))
         numbers = self.round, self.attempt, wire.pack_subset(self.members)
         object.__setattr__(self, "digest", digest("d2pfed standing step", self.epoch.digest, *numbers))
 
-    def rank(self, client: ClientId) -> int:
-        """Return the place of a client among the members."""
-        return wire.rank_in(self.cohort, client)
+    rank = wire.rank_of
 
 
 def pair_key(shared: bytes, keys_digest: bytes, pair: tuple[ClientId, ClientId]) -> bytes:
@@ -235,8 +227,9 @@ class Request:
 
 def encode_invitation(epoch: Epoch, rank: int, serial: int, remembered: Position | None) -> bytes:
     """Invite a silo to an epoch."""
+    position = NO_POSITION if remembered is None else remembered.pack()
     numbers = wire.pack_integer(epoch.epoch, 4), wire.pack_integer(epoch.first, 4), wire.pack_integer(serial, 8)
-    fields = wire.pack_text(epoch.run), *numbers, wire.pack_ids(epoch.cohort), pack_remembered(remembered)
+    fields = wire.pack_text(epoch.run), *numbers, wire.pack_ids(epoch.cohort), position
     return wire.message(epoch, MessageKind.STANDING_INVITATION, rank, *fields)
 
 

@@ -18,7 +18,7 @@ from d2pfed.secagg import checks, crypto
 from d2pfed.secagg.roster import Position, Roster, verify_position
 from d2pfed.secagg.standing import epoch as epochs
 from d2pfed.secagg.standing.epoch import Advert, Epoch, Keys, Request, Step
-from d2pfed.secagg.wire import CONTEXT_BYTES, ClientId, MessageKind, Outbox, Subset, opened, subset_of
+from d2pfed.secagg.wire import CONTEXT_BYTES, ClientId, MessageKind, Outbox, Subset, opened, ranks_of, subset_of
 
 _NOTHING: Mapping[ClientId, Position] = MappingProxyType({})
 
@@ -34,7 +34,7 @@ class ReadyEpoch:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epoch", self.keys.epoch)
-        object.__setattr__(self, "members", self.epoch.names(self.ready))
+        object.__setattr__(self, "members", self.epoch.names(ranks_of(self.ready)))
 
     def step(self, number: int, attempt: int, members: Collection[ClientId]) -> Step:
         """Return the step of an attempt at a round with these members."""
@@ -151,13 +151,12 @@ class Collecting:
         total, self._total = self._total, None
         if total is None:
             raise ConfigError("the step is over")
-        arrived = subset_of(len(self._epoch.cohort), self._arrived)
-        missing = self._epoch.names(self._members & ~arrived)
+        missing = self._epoch.names(set(ranks_of(self._members)) - set(self._arrived))
         if missing:
             raise VoidStep(
                 f"all {int(self._members.sum())} members of a step must answer, {len(missing)} did not: clients "
                 f"{', '.join(map(str, missing[:5]))}",
-                self._epoch.names(arrived),
+                self._epoch.names(self._arrived),
             )
         return total
 
@@ -180,6 +179,6 @@ def require_current_claim(client: ClientId, claim: Position, advert: Advert | No
 
 
 def _require_enough(epoch: Epoch, present: Subset) -> None:
-    left = epoch.names(present)
+    left = epoch.names(ranks_of(present))
     if len(left) < epoch.quorum:
         raise TooFewClients(f"at least {epoch.quorum} silos must be left, got {len(left)}", left)
