@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -136,7 +137,7 @@ def fit(
         raise ConfigError(f"directory must be a path, got {type(directory).__name__}")
     path = Path("runs") / job.name if directory is None else Path(directory)
     _keep_baseline(path, options.baseline)
-    each_round = (callbacks,) if callable(callbacks) else callbacks
+    each_round: Any = (callbacks,) if callable(callbacks) else callbacks
     if not isinstance(each_round, Sequence) or not all(callable(each) for each in each_round):
         raise ConfigError(f"callbacks must be functions, got {type(callbacks).__name__}")
     with one_thread(job.model):

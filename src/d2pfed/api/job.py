@@ -359,11 +359,12 @@ def read_settings(run: Path) -> RunSettings:
         found = canonical.decode(text, _TYPES)
     except ConfigError as error:
         raise ConfigError(f"{file} is not of a run of `fit` or `d2pfed train`, or damaged: {error}") from error
-    details = found.details if isinstance(found, RunSettings) else None
-    if not isinstance(details, _Simulated | Details) or found.target is None:
+    settings = found if isinstance(found, RunSettings) else None
+    details = None if settings is None else settings.details
+    if settings is None or not isinstance(details, _Simulated | Details) or settings.target is None:
         raise ConfigError(
             f"{run} is not a private run of `fit` or `d2pfed train`, whose clients can be made again"
         )
     if details.max_weight is not None or getattr(details, "unit", None) is not None:
         raise ConfigError(f"the run in {run} has weights or owners of rows, which its directory does not have")
-    return found
+    return settings

@@ -47,7 +47,7 @@ def show(
     told = []
     for row in rows:
         key, begun = row.key, row.charged_run
-        fields_of_row: dict[str, object] = {
+        values: dict[str, object] = {
             "row": row.seq,
             "server": row.epoch,
             "kind": row.kind.value,
@@ -58,7 +58,7 @@ def show(
             "max_attempts": begun.plan.max_attempts if begun else None,
             "epsilon": row.epsilon,
         }
-        told.append(fields_of_row)
+        told.append(values)
     if json:
         print_json({"budget": budget, "rows": told, "epsilon_holds": CONDITION})
         return

@@ -208,8 +208,8 @@ class Run:
             if self.settings.stop_is_blind and not is_complete:  # else what was seen may have stopped the run
                 # Without participants: who took part, and how often, stays with the server.
                 own = [replace(each, participants=()) for each in ledger.releases() if each.run == self.name]
-                given = {"delta": plan.delta, "max_participations": plan.max_participations}
-                so_far = [account(own, observer, **given) for observer in observers(plan)] if own else []
+                cap, seen_by = plan.max_participations, observers(plan) if own else ()
+                so_far = [account(own, each, delta=plan.delta, max_participations=cap) for each in seen_by]
             budget, count = ledger.budget, len(ledger.runs())
             if count != 1 or budget != run_plan(plan).budget:  # the ledger is not the run's own
                 tuning = (
