@@ -9,10 +9,9 @@ import pytest
 from d2pfed.accounting import SERVER, Unit, client_epsilon
 from d2pfed.deploy.account import ClientSpending, charged
 from d2pfed.deploy.client import PrivateClient
-from d2pfed.deploy.config import init_client, read_client_config
+from d2pfed.deploy.config import init_client, make_secret, read_client_config
 from d2pfed.deploy.layout import Layout, decode_model, encode_task
 from d2pfed.deploy.rosters import make_draws
-from d2pfed.deploy.signing_keys import make_secret
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy, profiles

@@ -101,7 +101,7 @@ def verify_command(
 
 def _own_key() -> list[str]:
     """Return the public half of this user's own key, if there is one."""
-    from d2pfed.deploy.signing_keys import default_signing_key, read_secret  # noqa: PLC0415 - slow to load
+    from d2pfed.deploy.config import default_signing_key, read_secret  # noqa: PLC0415 - slow to load
     from d2pfed.secagg.crypto import signing_public  # noqa: PLC0415 - as above
 
     file = default_signing_key()

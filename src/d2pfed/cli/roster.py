@@ -9,9 +9,8 @@ import typer
 
 from d2pfed.cli.options import AsJson, SectionedCommand, application
 from d2pfed.cli.show import out, print_json
-from d2pfed.deploy.config import require_identity
+from d2pfed.deploy.config import decode_public, make_secret, read_secret, require_identity
 from d2pfed.deploy.rosters import DEPTH, DrawCommitment, make_draws, next_roster, shown_positions
-from d2pfed.deploy.signing_keys import decode_public, make_secret, read_secret
 from d2pfed.errors import ConfigError
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import Entropy

@@ -12,16 +12,14 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.secagg.crypto import SIGNATURE_BYTES
 from d2pfed.secagg.wire import ClientId, Reader, pack_integer
 
-MAX_RUN_BYTES = 255
-MAX_PLAN_BYTES = 1 << 16
-MAX_LAYOUT_BYTES = 1 << 22
-MAX_ROSTER_BYTES = 1 << 26
 MAX_FRAME_BYTES = 1 << 31
 MAX_DRAWS = 1 << 20
 MAX_ATTEMPT_SECONDS = 7 * 86_400.0  # no client keeps the secrets of an attempt for longer
 
 HAS_KEYS, HAS_NO_KEYS = b"\x01", b"\x00"  # answers to a request for presence
 
+# The fields of an announcement, and how many bytes each may have.
+_FIELDS = {"a run's name": 255, "a plan": 1 << 16, "a layout": 1 << 22, "a roster": 1 << 26}
 _ID_BYTES = 8
 _SIZE_BYTES = 4
 _TIME_BYTES = 8
@@ -59,17 +57,22 @@ class RunAnnouncement:
     def decode(data: bytes) -> "RunAnnouncement":
         """Read the bytes of the request."""
         reader = Reader(memoryview(data))
-        first = reader.integer(8)
-        run = _text(reader, "a run's name", MAX_RUN_BYTES)
-        plan = _text(reader, "a plan", MAX_PLAN_BYTES)
-        layout = _text(reader, "a layout", MAX_LAYOUT_BYTES)
-        roster = _field(reader, "a roster", MAX_ROSTER_BYTES)
+        first, fields = reader.integer(8), []
+        for what, most in _FIELDS.items():
+            size = reader.integer(_SIZE_BYTES)
+            if size > most:
+                raise PeerError(f"{what} must have a size of at most {most}, got {size}")
+            fields.append(reader.take(size))
         reader.end()
+        try:
+            run, plan, layout = (field.decode() for field in fields[:3])
+        except UnicodeDecodeError:
+            raise PeerError("a run's name, its plan and its layout must be UTF-8") from None
         if not run or not run.isprintable():
             raise PeerError("a run needs a name of printable characters")
         if first >= MAX_DRAWS:
             raise PeerError(f"a run's first draw must be in [0, {MAX_DRAWS})")
-        return RunAnnouncement(run, plan, layout, first, roster)
+        return RunAnnouncement(run, plan, layout, first, fields[3])
 
     def statement(self, node: int, client: ClientId) -> bytes:
         """Return what an enrolled client signs: that this node speaks for it in this run."""
@@ -109,18 +112,14 @@ class ExchangeRequest:
 
     def encode(self) -> bytes:
         """Return the bytes of the request; times are sent in whole milliseconds."""
-        return b"".join(
-            (
-                pack_integer(round(self.seconds * 1000), _TIME_BYTES),
-                pack_integer(round(self.attempt_seconds * 1000), _TIME_BYTES),
-                self.frame,
-            )
-        )
+        times = (round(seconds * 1000) for seconds in (self.seconds, self.attempt_seconds))
+        return b"".join(pack_integer(time, _TIME_BYTES) for time in times) + self.frame
 
     @staticmethod
     def decode(data: bytes) -> "ExchangeRequest":
         """Read the bytes of the request."""
-        require_frame_size(data)
+        if len(data) > MAX_FRAME_BYTES:
+            raise PeerError(f"a frame must have a size of at most {MAX_FRAME_BYTES}, got {len(data)}")
         reader = Reader(memoryview(data))
         seconds, whole = reader.integer(_TIME_BYTES) / 1000, reader.integer(_TIME_BYTES) / 1000
         if not 0 < seconds <= whole <= MAX_ATTEMPT_SECONDS:
@@ -129,26 +128,3 @@ class ExchangeRequest:
                 f"got {seconds:g} and {whole:g}"
             )
         return ExchangeRequest(reader.rest(), seconds, whole)
-
-
-def require_frame_size(data: bytes) -> None:
-    """Refuse more bytes than any frame has."""
-    _require_at_most("a frame", len(data), MAX_FRAME_BYTES)
-
-
-def _text(reader: Reader, what: str, most: int) -> str:
-    try:
-        return _field(reader, what, most).decode()
-    except UnicodeDecodeError:
-        raise PeerError(f"{what} must be UTF-8") from None
-
-
-def _field(reader: Reader, what: str, most: int) -> bytes:
-    size = reader.integer(_SIZE_BYTES)
-    _require_at_most(what, size, most)
-    return reader.take(size)
-
-
-def _require_at_most(what: str, size: int, most: int) -> None:
-    if size > most:
-        raise PeerError(f"{what} must have a size of at most {most}, got {size}")

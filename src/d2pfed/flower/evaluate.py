@@ -6,24 +6,22 @@ one round with a directory of its own: asked again under the same name, it gives
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from d2pfed.accounting import Guarantee, Unit
 from d2pfed.deploy.layout import MOST_LOCAL_BYTES
 from d2pfed.errors import ConfigError
-from d2pfed.flower.grid import EVALUATION_TYPE, MessageFactory, to_named_arrays
+from d2pfed.flower.grid import EVALUATION_TYPE, to_named_arrays
 from d2pfed.flower.server import PrivateFedAvg
-from d2pfed.flower.statistics import PrivateTotal, private_total
+from d2pfed.flower.statistics import private_total
 from d2pfed.plan import calibrate
 from d2pfed.plan.bounds import check_name
-from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.plain import to_json
 from d2pfed.statistics.metrics import Metrics, MetricScheme, metric_names
 from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, Bounds, MetricMeans, ScoreMetrics
-from d2pfed.statistics.records import Array
 
 EVALUATIONS = "evaluations"  # in the directory of the run that is evaluated
 
@@ -73,8 +71,10 @@ def private_evaluate(
     """
     means = MetricMeans({key: Bounds(*bounds) for key, bounds in metrics.items()}, max_examples)
     own = evaluation_strategy(strategy, arrays, means.size, epsilon, name)
-    found = _ask(own, grid, arrays, ConfigRecord({**(config or {}), MEANS: encode_question(means)}), timeout)
-    return _evaluation(found, *means.decode(found.value, found.standard_error))
+    settings = ConfigRecord({**(config or {}), MEANS: to_json(means)})
+    found = private_total(own, grid, name, means.size, arrays=arrays, config=settings, timeout=timeout)
+    value, error = means.decode(found.value, found.standard_error)
+    return PrivateEvaluation(value, error, found.clients, found.guarantees)
 
 
 def private_metrics(
@@ -120,8 +120,10 @@ def private_metrics(
     )
     scores = ScoreMetrics(scheme, max_values)
     own = evaluation_strategy(strategy, arrays, scores.size, epsilon, name)
-    found = _ask(own, grid, arrays, ConfigRecord({**(config or {}), SCORES: encode_question(scores)}), timeout)
-    return _evaluation(found, *scores.decode(found.value, found.standard_error, found.clients))
+    settings = ConfigRecord({**(config or {}), SCORES: to_json(scores)})
+    found = private_total(own, grid, name, scores.size, arrays=arrays, config=settings, timeout=timeout)
+    value, error = scores.decode(found.value, found.standard_error, found.clients)
+    return PrivateEvaluation(value, error, found.clients, found.guarantees)
 
 
 def evaluation_strategy(
@@ -142,70 +144,21 @@ def evaluation_strategy(
     sent = {} if is_small else {key: array.size for key, array in model.items() if array.dtype == np.float32}
     dimension = size + sum(sent.values())
     target = replace(strategy.target, dimension=dimension, rounds=1, epsilon=epsilon, clip=1.0)
+
+    def make(content: RecordDict, node: int, group: str, seconds: float) -> Message:
+        """Make a message that Flower hands to the clients' `evaluate` function."""
+        message = strategy.message_factory(content, node, group, seconds)
+        message.metadata.message_type = EVALUATION_TYPE
+        return message
+
+    directory = strategy.directory / EVALUATIONS / name
+    directory.parent.mkdir(parents=True, exist_ok=True)
     return replace(
         strategy,
         plan=calibrate(target),
         target=target,
-        directory=strategy.directory / EVALUATIONS / name,
+        directory=directory,
         keys=None,
         trained=(*sent, STATISTIC),
-        message_factory=_Evaluating(strategy.message_factory),
+        message_factory=make,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Evaluating:
-    """Makes messages that Flower hands to the clients' `evaluate` function."""
-
-    make: MessageFactory
-
-    def __call__(self, content: RecordDict, node: int, group: str, seconds: float) -> Message:
-        """Make a message."""
-        message = self.make(content, node, group, seconds)
-        message.metadata.message_type = EVALUATION_TYPE
-        return message
-
-
-def _ask(
-    own: PrivateFedAvg, grid: Grid, arrays: ArrayRecord, settings: ConfigRecord, timeout: float
-) -> PrivateTotal:
-    own.directory.parent.mkdir(parents=True, exist_ok=True)
-    size = own.plan.codec.rotation.dimension - sum(
-        arrays[name].numpy().size for name in own.trained or () if name != STATISTIC
-    )
-    return private_total(own, grid, own.directory.name, size, arrays=arrays, config=settings, timeout=timeout)
-
-
-def _evaluation(found: PrivateTotal, value: Metrics, error: Metrics) -> PrivateEvaluation:
-    return PrivateEvaluation(value, error, found.clients, found.guarantees)
-
-
-_Record = TypeVar("_Record", ArrayRecord, MetricRecord)
-_EXAMPLES = "num-examples"  # as Flower's own strategies call it
-
-
-def encode_question(question: MetricMeans | ScoreMetrics) -> str:
-    """Return a question as the text of a setting."""
-    return to_json(question)
-
-
-def answer_question(settings: Mapping[str, object], returned: RecordDict) -> Array:
-    """Return the vector that answers a question, out of what the client's `evaluate` function returned."""
-    if MEANS in settings:
-        found = _only(list(returned.metric_records.values()), "metrics")
-        numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
-        if _EXAMPLES not in numbers:
-            raise ConfigError(f"an evaluation must return {_EXAMPLES} among its metrics")
-        question = from_json(MetricMeans, str(settings[MEANS]), MEANS)
-        return question.encode(numbers, numbers[_EXAMPLES])
-    arrays = _only(list(returned.array_records.values()), "arrays")
-    if not {"scores", "labels"} <= set(arrays):
-        raise ConfigError("an evaluation of scores must return the arrays scores and labels")
-    scored = from_json(ScoreMetrics, str(settings[SCORES]), SCORES)
-    return scored.encode(*(np.asarray(arrays[name].numpy(), np.float64) for name in ("scores", "labels")))
-
-
-def _only(records: Sequence[_Record], what: str) -> _Record:
-    if len(records) != 1:
-        raise ConfigError(f"an evaluation must return one record of {what}, got {len(records)}")
-    return records[0]
