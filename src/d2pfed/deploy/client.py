@@ -18,13 +18,15 @@ from d2pfed.deploy.layout import Layout, NamedArrays, decode_model, decode_task
 from d2pfed.deploy.requests import (
     HAS_KEYS,
     HAS_NO_KEYS,
+    MISSING,
     ExchangeRequest,
+    MissingBlob,
     RequestKind,
     RunAcceptance,
     RunAnnouncement,
 )
 from d2pfed.deploy.standing import STANDING_REQUESTS, StandingAttempt, answer_standing, holds_keys
-from d2pfed.deploy.state import LocalArrays, SavedPhases
+from d2pfed.deploy.state import Blobs, LocalArrays, SavedPhases
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.files import FileError
 from d2pfed.noise.codec import FloatVector
@@ -75,7 +77,11 @@ class PrivateClient:
             if kind is RequestKind.PRESENCE:
                 return HAS_KEYS if holds_keys(self.config, data) else HAS_NO_KEYS
             if kind is RequestKind.EXCHANGE:
-                return self._participate(ExchangeRequest.decode(data))
+                try:
+                    request = ExchangeRequest.decode(data, Blobs(self.config.directory))
+                except MissingBlob:
+                    return MISSING  # before anything has changed: it is asked again
+                return self._participate(request)
             announcement = RunAnnouncement.decode(data)
             SavedPhases(self.config.directory).sweep()
             accept_run(self.config, announcement)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from d2pfed.accounting import Sampling
-from d2pfed.deploy.layout import Layout, encode_model, encode_task
+from d2pfed.deploy.layout import Layout, encode_task
 from d2pfed.deploy.requests import RunAnnouncement
 from d2pfed.deploy.rosters import Draws, Positions, SignedRoster
 from d2pfed.deploy.transport import ClientExchange, Deadlines, NodeRegistry, Transport
@@ -238,7 +238,7 @@ class PairwiseFederation:
         try:
             gathered = gather(
                 session,
-                encode_model(model),
+                self._exchange.carry(model),
                 self._exchange,
                 task=self._deployment.task(session.round),
                 invite=invite,
@@ -306,7 +306,9 @@ class StandingFederation:
     def collect(self, session: StandingStep, model: FloatVector, _participations: Mapping[int, int]) -> OpenSum:
         """Run the one exchange of a step; silos count their vectors themselves."""
         try:
-            return self._standing.collect(session, encode_model(model), self._deployment.task(session.round))
+            return self._standing.collect(
+                session, self._exchange.carry(model), self._deployment.task(session.round)
+            )
         except VoidStep as lack:
             _log.warning(
                 "round %d, attempt %d is void and stays charged: %s; so far %d attempts of which %d void: all %d are "

@@ -5,7 +5,9 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,7 +18,15 @@ from safetensors.numpy import load, save
 from d2pfed.accounting import is_amplified
 from d2pfed.deploy.layout import Layout, NamedArrays
 from d2pfed.errors import ConfigError, D2PFedError, PeerError
-from d2pfed.ledger.files import keep_newest, locked, make_directory, read_file, replace_file, sync_directory
+from d2pfed.ledger.files import (
+    FileError,
+    keep_newest,
+    locked,
+    make_directory,
+    read_file,
+    replace_file,
+    sync_directory,
+)
 from d2pfed.ledger.keystore import boot
 from d2pfed.numerics.randomness import digest
 from d2pfed.plan import Plan
@@ -28,6 +38,7 @@ _log = logging.getLogger("d2pfed.deploy")
 MAX_RUNS = 10_000
 MAX_RUNS_BYTES = 1 << 28
 MAX_PHASES = 64
+MAX_BLOBS = 2
 
 _CHECKSUM_BYTES = 32
 
@@ -190,6 +201,31 @@ class SavedPhases:
         saved = SavedPhase.decode(data)
         saved.require_current()
         return saved
+
+
+@dataclass(frozen=True, slots=True)
+class Blobs:
+    """The latest models that a client was sent, by their SHA-256: losing them costs a transfer, and no more."""
+
+    directory: Path
+
+    def find(self, digest: bytes) -> bytes | None:
+        """Return the bytes of a digest, if they are here and undamaged."""
+        with suppress(FileError):
+            data = read_file(self.directory / "blobs" / digest.hex())
+            return data if data is not None and sha256(data).digest() == digest else None
+        return None
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """Keep the bytes of a digest, and forget the oldest."""
+        folder = self.directory / "blobs"
+        try:
+            make_directory(folder)
+            with locked(folder / "lock"):
+                replace_file(folder / digest.hex(), data)
+                keep_newest(folder, MAX_BLOBS)
+        except (FileError, OSError) as error:
+            _log.warning("a model is not kept, and must be sent again when it is needed: %s", error)
 
 
 MOST_RUNS = 64  # whose arrays are kept: those of a run that is over are of no use

@@ -12,16 +12,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from d2pfed.deploy.layout import encode_model
 from d2pfed.deploy.requests import (
     HAS_KEYS,
     MAX_ATTEMPT_SECONDS,
     MAX_FRAME_BYTES,
+    MISSING,
+    Blob,
     ExchangeRequest,
     RequestKind,
     RunAcceptance,
     RunAnnouncement,
 )
 from d2pfed.errors import ConfigError, PeerError
+from d2pfed.noise.codec import FloatVector
 from d2pfed.runs import ExchangeRecord
 from d2pfed.secagg import Roster
 from d2pfed.secagg.crypto import require_signature
@@ -33,6 +37,7 @@ SHORTEST = 0.05  # seconds between two looks for work that is expected
 _AGAIN_SECONDS = 60.0  # after which a node that has not answered the announcement is asked again
 _TELL_SECONDS = 15.0  # while nothing changes, who is missing is said so often
 _ANNOUNCEMENT = "ANNOUNCEMENT"  # the name of this exchange in the log
+_SMALLEST_BLOB = 1 << 16
 _TRAINING = (MessageKind.MASK_REQUEST, MessageKind.STANDING_REQUEST)  # for whose answers clients train
 
 
@@ -148,6 +153,8 @@ class Transport:
             elif answer.kind is not kind:
                 reason = f"an answer to {kind.value} was expected, got {answer.kind.value}"
                 self.refuse(exchange, node, "malformed", reason)
+            elif len(answer.data) > MAX_FRAME_BYTES:
+                self.refuse(exchange, node, "malformed", f"an answer of {len(answer.data)} bytes")
             else:
                 data = answer.data
             yield answer.request, data
@@ -250,11 +257,12 @@ class NodeRegistry:
         self.nodes[answer.client] = node  # a client that comes back through another node is found there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientExchange:
     """The exchanges of a run with clients behind an engine's nodes (`secagg.Exchange`).
 
     `before` hears the kind of an exchange before its first request. After `quorum` answers the others have the grace.
+    What frames end with, the `blob`, is sent to a node until it has answered, and again if it has lost it.
     """
 
     transport: Transport
@@ -262,13 +270,18 @@ class ClientExchange:
     deadlines: Deadlines
     before: Callable[[MessageKind], None]
     quorum: int
+    blob: Blob | None = None
     stats: list[ExchangeRecord] = field(default_factory=list)
+    _sent_bytes: int = 0
+    _held: dict[int, bytes] = field(
+        default_factory=dict
+    )  # by node, the digest of the blob that it has answered to
 
     def __call__(self, requests: Mapping[ClientId, bytes]) -> Iterator[tuple[ClientId, bytes]]:
         """Send each request to its client's node and yield the answers that come before the deadline."""
-        start = time.monotonic()
+        start, self._sent_bytes = time.monotonic(), 0
         clients: dict[str, ClientId] = {}
-        stats = ExchangeRecord("NONE", len(requests), 0, 0.0, 0, 0)
+        stats, kind = ExchangeRecord("NONE", len(requests), 0, 0.0, 0, 0), MessageKind.INVITATION
         for client in requests:
             if client not in self.nodes:
                 continue
@@ -278,29 +291,46 @@ class ClientExchange:
             if not clients:
                 self.before(kind)
             # One by one: a cohort's models sent at once would be held in memory together.
-            data = ExchangeRequest(frame, seconds, self.deadlines.attempt).encode()
-            request = self.transport.send(RequestKind.EXCHANGE, data, self.nodes[client], kind.name, seconds)
-            if request is not None:
-                clients[request] = client
-                stats = replace(stats, name=kind.name, seconds=seconds, sent_bytes=stats.sent_bytes + len(frame))
+            clients |= self._send(client, frame, kind, seconds)
+            stats = replace(stats, name=kind.name, seconds=seconds)
         waiting = {request: self.nodes[client] for request, client in clients.items()}
         begun = time.monotonic()  # of the last request, which had to wait for the others
         until = begun + stats.seconds
         while waiting and self.transport.pause(until):
             for request, answer in self.transport.pull(RequestKind.EXCHANGE, stats.name, waiting):
-                node = waiting.pop(request)
+                node, client = waiting.pop(request), clients[request]
                 if answer is None:
                     continue
-                if len(answer) > MAX_FRAME_BYTES:
-                    self.transport.refuse(stats.name, node, "malformed", f"a frame of {len(answer)} bytes")
+                if answer == MISSING and self._held.pop(node, None) is not None:
+                    again = self._send(client, requests[client], kind, stats.seconds)
+                    clients |= again
+                    waiting |= dict.fromkeys(again, node)
                     continue
+                self._held |= {node: self.blob.digest} if self.blob is not None and kind in _TRAINING else {}
                 stats = replace(
                     stats, answered=stats.answered + 1, received_bytes=stats.received_bytes + len(answer)
                 )
                 if stats.answered == self.quorum:
                     until = self.deadlines.after_quorum(begun, until)
-                yield clients[request], answer
-        self.stats.append(replace(stats, seconds=time.monotonic() - start))
+                yield client, answer
+        self.stats.append(replace(stats, seconds=time.monotonic() - start, sent_bytes=self._sent_bytes))
+
+    def carry(self, model: FloatVector) -> bytes:
+        """Return the model's bytes, which the next exchanges carry; those of a small one are not worth a reference."""
+        data = encode_model(model)
+        self.blob = Blob.of(data) if len(data) >= _SMALLEST_BLOB else None
+        return data
+
+    def _send(self, client: ClientId, frame: bytes, kind: MessageKind, seconds: float) -> dict[str, ClientId]:
+        """Send a frame, without the blob if the node has it; return the client by the request's id."""
+        node, blob = self.nodes[client], self.blob if kind in _TRAINING else None
+        is_known = blob is not None and self._held.get(node) == blob.digest
+        data = ExchangeRequest(frame, seconds, self.deadlines.attempt).encode(blob, is_known=is_known)
+        request = self.transport.send(RequestKind.EXCHANGE, data, node, kind.name, seconds)
+        if request is None:
+            return {}
+        self._sent_bytes += len(frame) - (len(blob.data) if blob is not None and is_known else 0)
+        return {request: client}
 
     def refused(self, client: ClientId, error: PeerError) -> None:
         """Log why an answer to the last exchange does not count."""

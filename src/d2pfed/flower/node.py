@@ -208,10 +208,10 @@ def main() -> None:
         chosen, supernode = _parse(arguments[:split]), arguments[split + 1 :]
         if bool(supernode) == (chosen.runtime is not None):
             raise ConfigError("either --runtime ADDRESS or, after --, the arguments of a SuperNode to start")
-        shown, handler = logging.getLogger("d2pfed"), logging.StreamHandler()  # Flower shows its own log
+        log, handler = logging.getLogger("d2pfed"), logging.StreamHandler()  # Flower shows its own log
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        shown.addHandler(handler)
-        shown.setLevel(logging.INFO)
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
         bypass_proxies()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         if supernode:
@@ -219,7 +219,8 @@ def main() -> None:
                 _serve(chosen, address, None, secret, process)
                 sys.exit(process.returncode)
         files = (chosen.root_certificates, chosen.secret)
-        _serve(chosen, chosen.runtime, *(None if file is None else file.read_bytes() for file in files), None)
+        certificates, shown = (None if file is None else file.read_bytes() for file in files)
+        _serve(chosen, chosen.runtime, certificates, shown, None)
     except D2PFedError as error:
         sys.exit(f"d2pfed-node: {error}")
 

@@ -211,8 +211,10 @@ class PrivateFedAvg:
                 draws=self.draws,
                 alive=monitor.write,
             )
-            federation = StandingFederation if self.has_standing_keys else PairwiseFederation
-            summary = run.train(federation(deployment), evaluator, monitor, rounds)
+            if self.has_standing_keys:
+                summary = run.train(StandingFederation(deployment), evaluator, monitor, rounds)
+            else:
+                summary = run.train(PairwiseFederation(deployment), evaluator, monitor, rounds)
             if summary.end is End.EXHAUSTED:
                 raise BudgetExceeded(summary.stopped)
         result = Result()
