@@ -42,33 +42,23 @@ class RequestKind(StrEnum):
     PRESENCE = "d2pfed.presence"  # whether a silo is there, with the keys of an epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
-    """What one side runs; release numbers may differ, the versions of messages and plans may not."""
-
-    release: str
-    wire: int
-    plan: int
-
-    def encode(self) -> bytes:
-        """Return the bytes that every announcement and acceptance begins with, in all versions."""
-        return pack_text(self.release) + pack_integer(self.wire, 2) + pack_integer(self.plan, 2)
-
-    @staticmethod
-    def read(reader: Reader, whose: str) -> None:
-        """Refuse another version than ours, in one line that names both."""
-        found, own = Versions(reader.text(), reader.integer(2), reader.integer(2)), own_versions()
-        if (found.wire, found.plan) != (own.wire, own.plan):
-            raise PeerError(
-                f"{whose} has d2pfed {found.release[:40]!a} (wire {found.wire}, plan {found.plan}), and this side has "
-                f"{own.release!a} (wire {own.wire}, plan {own.plan}): they do not fit"
-            )
-
-
 @cache
-def own_versions() -> Versions:
-    """Return what this side runs."""
-    return Versions(version("d2pfed"), VERSION, PLAN_VERSION)
+def own_versions() -> tuple[str, int, int]:
+    """Return this side's release, and its versions of messages and plans, in which both sides must agree."""
+    return version("d2pfed"), VERSION, PLAN_VERSION
+
+
+def _pack_versions() -> bytes:
+    release, wire, plan = own_versions()
+    return pack_text(release) + pack_integer(wire, 2) + pack_integer(plan, 2)
+
+
+def _require_versions(reader: Reader, whose: str) -> None:
+    """Refuse another version than ours, in one line that names both; every version begins with these fields."""
+    found, own = (reader.text()[:40], reader.integer(2), reader.integer(2)), own_versions()
+    if found[1:] != own[1:]:
+        theirs, ours = (f"d2pfed {release!a} (wire {wire}, plan {plan})" for release, wire, plan in (found, own))
+        raise PeerError(f"{whose} has {theirs}, and this side has {ours}: they do not fit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +78,13 @@ class RunAnnouncement:
         """Return the bytes of the request."""
         fields = (self.run.encode(), self.plan.encode(), self.layout.encode(), self.roster)
         sized = (pack_integer(len(field), _SIZE_BYTES) + field for field in fields)
-        return b"".join((own_versions().encode(), pack_integer(self.first_draw, 8), *sized))
+        return b"".join((_pack_versions(), pack_integer(self.first_draw, 8), *sized))
 
     @staticmethod
     def decode(data: bytes) -> "RunAnnouncement":
         """Read the bytes of the request; refuse a server whose version does not fit."""
         reader = Reader(memoryview(data))
-        Versions.read(reader, "the server")
+        _require_versions(reader, "the server")
         first, fields = reader.integer(8), []
         for what, most in _FIELDS.items():
             size = reader.integer(_SIZE_BYTES)
@@ -127,13 +117,13 @@ class RunAcceptance:
 
     def encode(self) -> bytes:
         """Return the bytes of the answer."""
-        return own_versions().encode() + pack_integer(self.client, _ID_BYTES) + self.signature
+        return _pack_versions() + pack_integer(self.client, _ID_BYTES) + self.signature
 
     @staticmethod
     def decode(data: bytes) -> "RunAcceptance":
         """Read the bytes of the answer; refuse a client whose version does not fit."""
         reader = Reader(memoryview(data))
-        Versions.read(reader, "the client")
+        _require_versions(reader, "the client")
         client, signature = reader.integer(_ID_BYTES), reader.rest()
         if len(signature) not in (0, SIGNATURE_BYTES):
             raise PeerError(f"an acceptance must have an identity and a signature, got {len(data)} bytes")
@@ -150,11 +140,6 @@ class Blob:
 
     data: bytes = field(repr=False)
     digest: bytes
-
-    @staticmethod
-    def of(data: bytes) -> "Blob":
-        """Return bytes with their digest."""
-        return Blob(data, sha256(data).digest())
 
 
 @dataclass(frozen=True, slots=True)

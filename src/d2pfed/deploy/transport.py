@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Protocol
 
 from d2pfed.deploy.layout import encode_model
@@ -318,7 +319,7 @@ class ClientExchange:
     def carry(self, model: FloatVector) -> bytes:
         """Return the model's bytes, which the next exchanges carry; those of a small one are not worth a reference."""
         data = encode_model(model)
-        self.blob = Blob.of(data) if len(data) >= _SMALLEST_BLOB else None
+        self.blob = Blob(data, sha256(data).digest()) if len(data) >= _SMALLEST_BLOB else None
         return data
 
     def _send(self, client: ClientId, frame: bytes, kind: MessageKind, seconds: float) -> dict[str, ClientId]:

@@ -1,6 +1,5 @@
 """The server's half in a ServerApp: an object that is started as Flower's strategies are, and trains privately."""
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +24,6 @@ from d2pfed.noise.codec import FloatVector
 from d2pfed.plan import Plan, PrivacyTarget, Protocol, calibrate, require_deployable
 from d2pfed.runs import ArrayShape, End, Run, RunSettings, open_run
 from d2pfed.training import ServerOptimizer
-
-_log = logging.getLogger("d2pfed.deploy")
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
