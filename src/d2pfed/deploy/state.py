@@ -135,19 +135,16 @@ class SavedPhase:
 
     @staticmethod
     def decode(data: bytes) -> "SavedPhase":
-        """Read the bytes that were kept; refuse damage, and what an earlier start of the machine has left."""
+        """Read the bytes that were kept; refuse damage, what an earlier start has left, and what is over."""
         if data[:_CHECKSUM_BYTES] != digest("saved", data[_CHECKSUM_BYTES:]):
             raise PeerError("a saved phase is damaged")
         reader = Reader(memoryview(data)[_CHECKSUM_BYTES:])
         begun, expires = reader.integer(8) / 1000, reader.integer(8) / 1000
         if reader.text() != boot():
             raise PeerError("a saved phase is from before the machine was started")
+        if not begun <= time.time() <= expires:  # by a clock that may have been set back
+            raise PeerError(f"this attempt has expired {time.time() - expires:.0f} s ago")
         return SavedPhase(reader.text(), reader.take(reader.integer(4)), begun, expires, reader.rest())
-
-    def require_current(self) -> None:
-        """Refuse an attempt whose time is over, by a clock that may have been set back."""
-        if not self.begun <= time.time() <= self.expires:
-            raise PeerError(f"this attempt has expired {time.time() - self.expires:.0f} s ago")
 
 
 class SavedPhases:
@@ -164,9 +161,7 @@ class SavedPhases:
                 if file.name == "lock":
                     continue
                 try:
-                    saved = SavedPhase.decode(read_file(file) or b"")
-                    saved.require_current()
-                    if file.suffix == ".state" and not over(saved):
+                    if not over(SavedPhase.decode(read_file(file) or b"")) and file.suffix == ".state":
                         continue
                 except (PeerError, ConfigError) as error:
                     _log.warning("%s is erased: %s", file.name, error)
@@ -198,9 +193,7 @@ class SavedPhases:
                 raise PeerError("this client has no saved phase for that session, or has answered this request")
             file.unlink()
             sync_directory(self._states)
-        saved = SavedPhase.decode(data)
-        saved.require_current()
-        return saved
+        return SavedPhase.decode(data)
 
 
 @dataclass(frozen=True, slots=True)
