@@ -78,7 +78,13 @@ class ClientAttempt:
         ClientAccount(config.log, config.budget).require_below_cap(plan, session.run, attempt.history)
 
         def require(history: ClientHistory) -> None:
-            require_later(history, session)
+            rows = [row for row in history.bodies(Entry.BEGUN) if row["run"] == session.run]
+            last = max(((int(str(row["round"])), int(str(row["attempt"]))) for row in rows), default=(-1, -1))
+            if (session.round, session.attempt) <= last:  # stale, or repeated
+                raise PeerError(
+                    f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: "
+                    f"round {last[0]}, attempt {last[1]} has begun here"
+                )
             require_beginnings_left(history, session.run, plan)
             attempt.require_unused_draw(history)
 
@@ -106,10 +112,8 @@ class ClientAttempt:
         return ClientAttempt(config, enrolment, history, terms, plan, session, saved)
 
     def charge(self) -> int:
-        """Write the row of this attempt's vector, durably, and return how many of the run were sent before.
-
-        Under `once` two runs may have begun on one draw before either got a vector, so it is looked at again.
-        """
+        """Write the row of this attempt's vector, durably, and return how many of the run were sent before."""
+        # Under `once` two runs may have begun on one draw before either got a vector, so it is looked at again.
         session, is_once = self.session, self.plan.sampling.method is Sampling.ONCE
         return ClientAccount(self.config.log, self.config.budget).charge(
             self.plan,
@@ -206,17 +210,6 @@ def marking_rollbacks(config: ClientConfig) -> Iterator[None]:
 def verdict_of(policy: Policy) -> bytes:
     """Return what a plan was allowed by: the policy, and the software that has held the plan against it."""
     return digest("d2pfed allowed", software_digest(), canonical.encode(policy))
-
-
-def require_later(history: ClientHistory, session: Session) -> None:
-    """Refuse an attempt that is not later than all that this client has begun in its run: stale, or repeated."""
-    rows = [row for row in history.bodies(Entry.BEGUN) if row["run"] == session.run]
-    last = max(((int(str(row["round"])), int(str(row["attempt"]))) for row in rows), default=(-1, -1))
-    if (session.round, session.attempt) <= last:
-        raise PeerError(
-            f"round {session.round}, attempt {session.attempt} of run {session.run} is stale: "
-            f"round {last[0]}, attempt {last[1]} has begun here"
-        )
 
 
 def require_beginnings_left(history: ClientHistory, run: str, plan: Plan) -> None:

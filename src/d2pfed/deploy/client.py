@@ -234,20 +234,17 @@ class SingleUnits:
                 try:
                     (given,) = islice(self.units.gradients(np.array([int(unit)])), 2)
                     found: NDArray[np.floating] = np.asarray(given)
-                    require_row(found, self.dimension)
-                    with np.errstate(all="ignore"):  # what is not finite counts as zero later
-                        row[:] = found[0]
+                    if found.shape == (1, self.dimension) and np.issubdtype(found.dtype, np.floating):
+                        with np.errstate(all="ignore"):  # what is not finite counts as zero later
+                            row[:] = found[0]
+                    else:
+                        kind = f"{found.dtype} of shape {found.shape}"
+                        failures = failures or [
+                            ConfigError(f"a unit's vector must be one row of floats, got {kind}")
+                        ]
                 except BaseException as error:  # noqa: BLE001 - an exit or an interrupt too: it is this unit's alone
                     failures = failures or [error]
             yield rows
         if failures:
             with suppress(BaseException):  # a unit may have broken the log, and must not take the others along
                 _log.error("units without a vector count as zero; this is the first", exc_info=failures[0])
-
-
-def require_row(found: NDArray[np.floating], dimension: int) -> None:
-    """Refuse what is not one row of so many floating-point numbers."""
-    if found.shape != (1, dimension) or not np.issubdtype(found.dtype, np.floating):
-        raise ConfigError(
-            f"a unit's vector must be a row of {dimension} floats, got {found.dtype} of shape {found.shape}"
-        )

@@ -230,10 +230,7 @@ def read_client_config(directory: Path) -> ClientConfig:
 
 
 def simulated_client_config(root: Path, partition: object) -> ClientConfig:
-    """Return the config of a simulated client, which accepts any plan with a cohort of at least two.
-
-    Only here a log is begun without a person: it protects nobody.
-    """
+    """Return the config of a simulated client, which accepts any plan and begins its own log: it protects nobody."""
     if not isinstance(partition, int):
         raise ConfigError(f"a simulated client needs a partition-id, got {partition!r}")
     config = ClientConfig(

@@ -60,10 +60,7 @@ def shown_progress(plan: Plan) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Monitor:
-    """Tells of each round: to the log, to a file that is replaced as a whole, and to the app's own functions.
-
-    Labels are names of exchanges and of our own rules: nothing that a client or node has said is in the file.
-    """
+    """Tells of each round: to the log, to the app's functions, and to a file without a word of a client or node."""
 
     directory: Path
     plan: Plan

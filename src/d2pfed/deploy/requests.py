@@ -63,16 +63,13 @@ def _require_versions(reader: Reader, whose: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunAnnouncement:
-    """The first request of a run: its name, plan, model layout, first draw and, for enrolled clients, the roster.
-
-    The roster is as the authority has signed it; empty where no client is enrolled.
-    """
+    """The first request of a run: its name, plan, model layout, first draw and, for enrolled clients, the roster."""
 
     run: str
     plan: str
     layout: str
     first_draw: int = 0
-    roster: bytes = b""
+    roster: bytes = b""  # as the authority has signed it; empty where no client is enrolled
 
     def encode(self) -> bytes:
         """Return the bytes of the request."""

@@ -241,13 +241,15 @@ class Positions:
 
     def _pack(self, positions: Mapping[ClientId, Position]) -> bytes:
         return b"".join(
-            pack_integer(client, _ID_BYTES) + _tag(self.keys[client]) + position.pack()
+            pack_integer(client, _ID_BYTES)
+            + digest("d2pfed position key", self.keys[client])[:_KEY_BYTES]
+            + position.pack()
             for client, position in positions.items()
         )
 
     def _latest(self, data: bytes) -> dict[ClientId, Position]:
         latest: dict[ClientId, Position] = {}
-        tags = {client: _tag(key) for client, key in self.keys.items()}
+        tags = {client: digest("d2pfed position key", key)[:_KEY_BYTES] for client, key in self.keys.items()}
         for start in range(0, len(data) - _RECORD_BYTES + 1, _RECORD_BYTES):
             record = data[start : start + _RECORD_BYTES]
             client = int.from_bytes(record[:_ID_BYTES], "little")
@@ -259,15 +261,8 @@ class Positions:
         return latest
 
 
-def _tag(key: bytes) -> bytes:
-    return digest("d2pfed position key", key)[:_KEY_BYTES]
-
-
 def shown_positions(before: Roster | None, files: Iterable[Path]) -> dict[ClientId, Position]:
-    """Return the latest position of each client of the roster before, out of files that servers have kept.
-
-    Whoever brings a file, only a client's own signature counts.
-    """
+    """Return the latest position of each client, out of files that servers have kept, by the clients' signatures."""
     latest: dict[ClientId, Position] = {}
     for file in files:
         if before is None:

@@ -98,10 +98,7 @@ class AcceptedRuns:
         return RunTerms(found["plan"], found["layout"], found["first_draw"], roster, allowed)
 
     def _make_room(self, size: int, begun: Mapping[str, int]) -> None:
-        """Forget runs, as far as one more needs it: first those in which nothing was begun, then the longest idle.
-
-        A refusal would let a server that announces runs keep this client out. What is forgotten can be announced again.
-        """
+        """Forget runs, as far as one more needs it: first those in which nothing was begun, then the longest idle."""
         places = {self.file(run): place for run, place in begun.items()}
         found = {file: file.stat() for file in self._runs.iterdir() if file.suffix == ".json"}
         count, total = len(found) + 1, size + sum(each.st_size for each in found.values())

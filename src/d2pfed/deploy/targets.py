@@ -39,11 +39,7 @@ def read_server_directory(run_config: Mapping[str, object]) -> tuple[Path, Signe
 
 
 def trained_sizes(model: object) -> dict[str, int]:
-    """Return the names of what is trained and how many numbers each has.
-
-    Of a torch module these are its parameters that want gradients; its buffers, such as the statistics of batch norms,
-    stay with the clients. Of a mapping of arrays it is all of them.
-    """
+    """Return the names of what is trained and how many numbers each has: all arrays, or a torch module's parameters."""
     if hasattr(model, "named_parameters"):
         found = {name: int(value.numel()) for name, value in model.named_parameters() if value.requires_grad}
     elif isinstance(model, Mapping):

@@ -81,10 +81,7 @@ def rehearse() -> None:
 
 
 def reseed() -> None:
-    """Give a fork generators of its own: numpy's and torch's global ones would repeat in each; Python's does not.
-
-    They shuffle what an app trains on. Noise and keys never come from them.
-    """
+    """Give a fork its own global generators of numpy and torch: an app shuffles by them, and they would repeat."""
     fresh = Entropy.system().stream()
     for name, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
         if name in sys.modules:

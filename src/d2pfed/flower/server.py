@@ -235,10 +235,7 @@ class PrivateFedAvg:
 
 
 class ServerEvaluation:
-    """Evaluates each model once, with the server's own data, and keeps the one whose metric `best` is the greatest.
-
-    Models are released anyway, so choosing one of them by data of the server costs no client's privacy.
-    """
+    """Evaluates each model once, with the server's own data, and keeps the one whose metric `best` is the greatest."""
 
     def __init__(self, layout: Layout, evaluate: Evaluate | None, run: Run, best: str | None) -> None:
         self._layout = layout
