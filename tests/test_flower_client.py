@@ -381,8 +381,8 @@ def test_a_simulated_client_is_not_enrolled_and_a_configured_directory_takes_pre
     monkeypatch, tmp_path, directory
 ):
     monkeypatch.setenv(SIMULATION_VARIABLE, str(tmp_path))
-    assert config_of(make_context(3, None)).consistency is Consistency.ASSUMED
-    assert config_of(make_context(3, directory)).consistency is Consistency.SIGNED
+    assert config_of(make_context(3, None)).secret is None
+    assert config_of(make_context(3, directory)).secret is not None
 
 
 def is_free(lock) -> bool:

@@ -13,18 +13,17 @@ from typer.testing import CliRunner
 
 from d2pfed.cli import app
 from d2pfed.deploy.account import ClientSpending
-from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.positions import Positions
+from d2pfed.deploy.config import read_client_config, read_secret
 from d2pfed.deploy.rosters import (
     DrawCommitment,
     Draws,
+    Positions,
     current_roster,
     make_draws,
     next_roster,
     read_roster,
     shown_positions,
 )
-from d2pfed.deploy.signing_keys import read_secret
 from d2pfed.deploy.state import AcceptedRuns, RunTerms
 from d2pfed.errors import ConfigError, DamagedFile, LedgerError
 from d2pfed.ledger.client_log import Entry

@@ -23,8 +23,7 @@ from loopback import Federation, end, make_certificate, make_node_key
 
 from d2pfed.deploy.account import ClientSpending
 from d2pfed.deploy.config import read_client_config
-from d2pfed.deploy.positions import Positions
-from d2pfed.deploy.rosters import read_roster
+from d2pfed.deploy.rosters import Positions, read_roster
 from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.rows import Head

@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (extra `flower`)")
 
-from d2pfed.deploy import federation as registry
 from d2pfed.deploy import transport as grid_module
 from d2pfed.deploy.transport import Deadlines
 from d2pfed.errors import ConfigError
@@ -68,7 +67,7 @@ def test_the_others_have_as_long_again_as_the_quorum_took(monkeypatch):
 
 
 def test_an_announcement_that_was_lost_is_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(grid_module, "_AGAIN_SECONDS", 0.01)
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     lost = []
 

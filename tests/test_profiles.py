@@ -9,10 +9,9 @@ import pytest
 from d2pfed.accounting import SERVER, Unit, client_epsilon
 from d2pfed.deploy.account import ClientSpending, charged
 from d2pfed.deploy.client import PrivateClient
-from d2pfed.deploy.config import init_client, read_client_config
+from d2pfed.deploy.config import init_client, make_secret, read_client_config
 from d2pfed.deploy.layout import Layout, decode_model, encode_task
 from d2pfed.deploy.rosters import make_draws
-from d2pfed.deploy.signing_keys import make_secret
 from d2pfed.errors import ConfigError, D2PFedError
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import PROFILES, Plan, Policy, PrivacyTarget, Protocol, calibrate, policy
@@ -20,7 +19,7 @@ from d2pfed.plan.policy import Feature, features_of, require_deployable
 from d2pfed.round import Participant, epoch_of, standing
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.pairwise.graph import Consistency
-from d2pfed.secagg.standing.messages import encode_standing_invitation
+from d2pfed.secagg.standing.epoch import encode_invitation
 from d2pfed.secagg.wire import MessageKind, kind_of
 from d2pfed.statistics.questions import MEANS, STATISTIC
 from support.enrolled_clients import DIMENSION, anchor_in, directory_of, enrol, make_plan, sign_roster
@@ -225,7 +224,7 @@ def join_colluders(tmp_path, monkeypatch, *skipped) -> bytes:
         colluding = epoch_of(drawn_plan(), server.run, roster.roster, tuple(range(drawn_plan().quorum)))
     for module, name in skipped:
         monkeypatch.setattr(module, name, nothing)
-    invitation = encode_standing_invitation(colluding, VICTIM, roster.roster.serial, None)
+    invitation = encode_invitation(colluding, VICTIM, roster.roster.serial, None)
     return server.ask_frame(VICTIM, invitation)
 
 

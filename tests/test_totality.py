@@ -55,7 +55,7 @@ secagg.wire: Reader.__init__ _checksum _open frame message pack_integer pack_sub
 """
 AFTER_PAIRWISE = """
 deploy.attempt: ClientAttempt.answer
-deploy.state: SavedPhase.encode SavedPhases._state_file SavedPhases.save
+deploy.state: SavedPhase.encode SavedPhases.save
 deploy.client: PrivateClient._participate
 ledger.files: keep_newest
 secagg.pairwise.keys: JoinedClients.partners _others
@@ -69,7 +69,7 @@ secagg.wire: kind_of pack_text subset_of
 """
 AFTER_STANDING = """
 deploy.config: ClientConfig.log
-deploy.standing: KeyFile._head KeyFile._holds KeyFile.update KeyStore.advance join split
+deploy.standing: KeyFile._head KeyFile._holds KeyFile.update SiloEpoch.advance join split
 ledger.client_log: Anchor.decode ClientHistory.head ClientHistory.holds LogRow.line
 ledger.client_log: _integer anchor_after head_after parse require_anchored require_announced
 ledger.client_log: ClientLog.__init__ ClientLog._locked ClientLog._read ClientLog._require_anchor ClientLog.read

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from d2pfed.accounting import round_up
 from d2pfed.api.certificate_content import Json, LedgerRecord, allowed, event, ledger_facts, run_facts, statement
 from d2pfed.certificate_verifier import Wrong, canonical
-from d2pfed.deploy.signing_keys import default_signing_key, make_secret, read_secret
+from d2pfed.deploy.config import default_signing_key, make_secret, read_secret
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Head
 from d2pfed.ledger.files import make_directory, replace_file

@@ -13,7 +13,14 @@ from d2pfed.accounting import Unit, round_up
 from d2pfed.cli.options import AsJson, SectionedCommand, application
 from d2pfed.cli.show import delta_as_given, out, print_json
 from d2pfed.deploy.account import ALL, RUNS, ClientSpending, carried_over, charged
-from d2pfed.deploy.config import init_client, read_client_config, require_identity
+from d2pfed.deploy.config import (
+    decode_public,
+    init_client,
+    make_secret,
+    read_client_config,
+    read_secret,
+    require_identity,
+)
 from d2pfed.deploy.rosters import (
     DEPTH,
     DrawCommitment,
@@ -23,7 +30,6 @@ from d2pfed.deploy.rosters import (
     read_own_roster,
     shown_positions,
 )
-from d2pfed.deploy.signing_keys import decode_public, make_secret, read_secret
 from d2pfed.deploy.state import AcceptedRuns
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.ledger.client_log import Entry

@@ -95,7 +95,7 @@ def certify_verify(
     named could not be checked.
     """
     from d2pfed.certificate_verifier import read, verify  # noqa: PLC0415 - slow to load
-    from d2pfed.deploy.signing_keys import default_signing_key, read_secret  # noqa: PLC0415 - as above
+    from d2pfed.deploy.config import default_signing_key, read_secret  # noqa: PLC0415 - as above
     from d2pfed.secagg.crypto import signing_public  # noqa: PLC0415 - as above
 
     if not key and (own := default_signing_key()).exists():

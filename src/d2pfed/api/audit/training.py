@@ -123,7 +123,9 @@ class CanaryRecords:
 
     def units(self, params: FloatVector, client: int) -> Units:
         """Return a silo's units under a model."""
-        return SiloUnits(self, params, client)  # type: ignore[arg-type]
+        return SiloUnits(
+            self.count(client), lambda own: (found for _, found in self.chunks(params, [(client, own)]))
+        )
 
     def chunks(
         self, params: FloatVector, wanted: Sequence[tuple[int, IntVector]]
