@@ -205,8 +205,8 @@ def private_metrics(
     """Return metrics of a model on the clients' own data, all of them from one release.
 
     The metrics asked for share one clip: each of k takes part with norm 1, so the noise grows with sqrt(k). The result
-    has a value and a standard error by name; `calibration` and `auroc` come from binned scores. Arguments that are not
-    listed are those of `private_sum`.
+    has a value and a standard error by name; `calibration` and `auroc` come from binned scores.
+    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     A record counts as zero if a score of it is no probability, its label no class, or `predict` fails for it. Where the
     unit is a record, scores must be functions of their records alone: `predict` is called with one record at a time.

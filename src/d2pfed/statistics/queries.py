@@ -95,7 +95,8 @@ def private_mean(
     """Return the mean of one vector per client, each client with the same weight or with a private one.
 
     Weights are private too: each is capped at `max_weight`, the sums of w x and of w are released in one vector, and
-    their ratio is the mean. Nobody learns a client's weight. Arguments that are not listed are those of `private_sum`.
+    their ratio is the mean. Nobody learns a client's weight.
+    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         vectors: One number or one vector per client, or the records of each client, as in `private_sum`.
@@ -152,8 +153,8 @@ def private_histogram(
 ) -> Statistic[Array]:
     """Return how many values are in each bin, one release over all bins.
 
-    The counts are right on average, so one may be below zero. Arguments that are not listed are those of
-    `private_sum`.
+    The counts are right on average, so one may be below zero.
+    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         values: The values of each client: a list of numbers, or one number.
@@ -195,7 +196,7 @@ def private_table(
 ) -> Statistic[Array]:
     """Return a contingency table: how many rows have each combination of categories, one release over all cells.
 
-    Arguments that are not listed are those of `private_sum`.
+    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         rows: The rows of each client: a list of tuples, one entry per variable.
@@ -250,7 +251,8 @@ def private_quantile(
 
     A client's histogram is multiplied by the square root of the matrix that adds counts up, and the noisy sum once
     more: each cumulative count then has noise of about 1 + ln(bins) / pi standard deviations, where sums over a noisy
-    histogram have up to sqrt(bins). Arguments that are not listed are those of `private_sum`.
+    histogram have up to sqrt(bins).
+    `epsilon`, `delta`, `privacy`, `ledger`, `fidelity` and `seed` are those of `private_sum`.
 
     Args:
         values: The values of each client: a list of numbers, or one number.
