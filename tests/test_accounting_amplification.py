@@ -75,7 +75,7 @@ def test_the_envelope_is_convex_symmetric_and_at_most_the_conversion():
     assert losses.masses.sum() + losses.infinite == pytest.approx(1, abs=1e-9)
 
 
-def test_skellam_noise_behind_a_cohort_costs_a_quarter_less_by_its_profile_and_more_than_a_gaussian():
+def test_sampled_skellam_noise_costs_between_gaussian_and_its_renyi_curve():
     found = released(SKELLAM)
     gaussian = released(ContinuousGaussian(200.0, 100.0))
     assert found.accountant == "pld"

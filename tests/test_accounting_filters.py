@@ -78,7 +78,7 @@ def test_no_plan_costs_nothing():
     assert charged.composed_epsilon == 0
 
 
-def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
+def test_repeating_a_plan_costs_its_own_rounds():
     twice = alone(plan(attempts=100, max_participations=100))
     charged = Filter(1.03 * twice, DELTA, RELEASED).charge([FIRST, FIRST])
     assert charged.admitted
@@ -87,7 +87,7 @@ def test_the_same_plan_again_costs_its_own_rounds_and_the_budget_counts_them():
     assert not Filter(twice * (1 - 1e-3), DELTA, RELEASED).charge([FIRST, FIRST]).admitted
 
 
-def test_a_plan_of_another_kind_costs_enough_rounds_of_the_first_to_dominate_it():
+def test_another_kind_of_plan_costs_dominating_rounds_of_the_first():
     charged = Filter(2.0, DELTA, RELEASED).charge([FIRST, OTHER])
     assert charged.admitted
     exact = charged.composed_epsilon
@@ -139,7 +139,7 @@ def test_a_plan_that_no_number_of_rounds_covers_is_added_up():
         assert not Filter(max(alone(FIRST), alone(later)), DELTA, RELEASED).charge([FIRST, later]).admitted
 
 
-def test_declared_plans_are_composed_exactly_in_any_order_and_need_not_all_run():
+def test_declared_plans_compose_exactly_in_any_order():
     both = account(
         [FIRST.release] * 50 + [replace(OTHER.release, run="other")] * 30,
         RELEASED,

@@ -67,7 +67,7 @@ def test_both_conversions_are_their_formulas(delta):
         assert tight[at] == near(max(wanted, 0))
 
 
-def test_epsilon_is_0_where_total_variation_is_within_delta_and_not_a_little_beyond():
+def test_epsilon_is_zero_up_to_a_total_variation_of_delta():
     """Of order 2 the formula alone would say more; beyond the square of delta it does."""
     delta, orders = 0.01, np.array([1.0001])
     for factor, is_zero in ((0.99, True), (1.05, False)):
@@ -257,9 +257,7 @@ def test_the_gap_of_smoothing_is_that_of_the_lemma_and_infinite_beyond_it():
     ("sigma", "contributors", "dimension", "releases"),
     [(2, 1, 1, 1), (2, 100, 65536, 100), (3, 7, 10, 10**4), (Fraction(3, 2), 30, 8, 10)],
 )
-def test_a_surrogate_loses_the_least_width_that_its_share_of_the_slack_allows(
-    sigma, contributors, dimension, releases
-):
+def test_a_surrogate_loses_the_least_width_its_slack_allows(sigma, contributors, dimension, releases):
     noise = DiscreteGaussianSum(Fraction(sigma), contributors, Fraction(1), dimension)
     found = surrogate(noise, releases)
     width = float(sigma) * math.sqrt(contributors)
@@ -273,7 +271,7 @@ def test_a_surrogate_loses_the_least_width_that_its_share_of_the_slack_allows(
     assert 0.3 < smooth < 1.5
 
 
-def test_noise_that_is_too_narrow_has_no_surrogate_and_a_wide_one_loses_next_to_nothing():
+def test_narrow_noise_has_no_surrogate_and_wide_noise_loses_little():
     assert surrogate(DiscreteGaussianSum(Fraction(1, 3), 1, Fraction(1), 1), 1) is None
     assert surrogate(DiscreteGaussianSum(Fraction(2), 1, Fraction(1), 1 << 20), 10**6) is not None
     wide = surrogate(DiscreteGaussianSum(Fraction(2), 100, Fraction(1), 1 << 16), 100)

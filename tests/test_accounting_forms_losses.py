@@ -232,7 +232,7 @@ def test_the_hull_of_points_is_their_lower_one():
         assert np.all(np.diff(slopes) > 0)
 
 
-def test_a_profile_from_a_renyi_curve_is_above_the_gaussians_and_mirrors_itself():
+def test_a_profile_from_a_renyi_curve_is_symmetric_and_above_the_gaussian():
     noise = ContinuousGaussian(2.0, 1.0)
     pair = SampledRdp(noise, 2, 0.25)
     assert pair.backward is None
@@ -399,7 +399,7 @@ def test_gaussians_on_a_grid_compose_to_one_gaussian(count):
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_the_coarse_grid_has_2048_points_the_fine_one_16384_and_both_are_near_the_gaussian(ratio):
+def test_both_loss_grids_are_near_the_gaussian(ratio):
     """As theory.md says: upper bounds, a few parts in a thousand apart."""
     pair, found = SampledGaussian(PairKind.FIXED_SIZE, ratio, 1.0), []
     for points, wanted in ((losses.COARSE, 2_048), (losses.FINE, 16_384)):
@@ -510,7 +510,7 @@ def test_records_behind_coins_cost_what_dp_accounting_says(max_silos):
     assert (found, name) == (near(other.self_compose(count).get_epsilon_for_delta(1e-5), 5e-3), "pld")
 
 
-def test_replaced_records_behind_coins_cost_less_than_two_and_more_than_one():
+def test_a_replaced_record_costs_between_one_and_two_removals():
     run = silos(Fraction(1, 4), 8)
     replaced, added = (
         amplification.record_runs_epsilon([run], adjacency, 1e-5, losses.COARSE)[0]
@@ -595,7 +595,7 @@ def test_noise_without_a_gaussian_takes_the_lesser_of_two_bounds():
     assert worse > found
 
 
-def test_skellam_noise_that_is_not_drawn_has_no_profile_and_costs_its_curve():
+def test_undrawn_skellam_noise_has_no_profile_and_costs_its_curve():
     known = RunReleases(CohortSampling(Sampling.NONE, 9, 9), ((SKELLAM, 1),), 1)
     found, name = released(known)
     assert name == "rdp"

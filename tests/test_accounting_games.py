@@ -219,7 +219,7 @@ def two_stages(menu, ratio):
     return float(np.trapezoid(p * later, z))
 
 
-def test_composing_loss_distributions_is_no_filter_where_plans_are_chosen_from_outputs():
+def test_composed_losses_are_no_filter_for_adaptively_chosen_plans():
     ratio, delta = math.exp(10.097), 1e-3
     for part in (COIN, PLAIN):
         assert two_stages([part], ratio) == pytest.approx(delta, rel=2e-3)

@@ -101,7 +101,7 @@ def test_the_table_of_noise_multipliers(target, z_by_rounds):
         assert below < target < above
 
 
-def test_secret_coins_of_records_need_less_noise_than_cohorts_of_known_size():
+def test_secret_record_coins_need_less_noise_than_fixed_cohorts():
     def secret(ratio, kind):
         pair = SampledGaussian(kind, ratio, 1e-3)
         return composed(loss_distributions([(pair, 100)], 1e-5, FINE)).epsilon(1e-5)

@@ -123,7 +123,7 @@ def test_the_cells_reject_noise_of_clients_who_dropped_out():
         compare_cells(hopeful)
 
 
-def test_the_cells_reject_the_discrete_sum_taken_for_a_gaussian_of_its_own_width():
+def test_the_cells_reject_a_gaussian_of_the_discrete_sums_own_width():
     def no_smoothing(variance, survivors, colluders, radius, adjacency, delta):
         ratio = adjacency.radii * float(radius) / math.sqrt(variance * (survivors - colluders))
         return gaussian_epsilon(delta, ratio)

@@ -114,7 +114,7 @@ def test_secret_coins_with_very_large_noise_cost_nearly_nothing():
     assert coins(PairKind.POISSON_REPLACE_ONE, 5e-7, 1e-3, 5000, COARSE, 0.1) == pytest.approx(0, abs=1e-4)
 
 
-def test_zero_out_behind_a_fixed_size_cohort_costs_the_same_noise_as_replace_one():
+def test_zero_out_behind_fixed_size_cohorts_needs_replace_one_noise():
     for sigma in (1.0, 1.6):
         assert epsilon(sigma / 2) == pytest.approx(epsilon(sigma, adjacency=Adjacency.ZERO_OUT), rel=1e-12)
 
@@ -182,7 +182,7 @@ def test_unlike_releases_cost_between_their_extremes():
     assert together([(cheap, 40)]) < together([(cheap, 20), (dear, 20)]) < together([(dear, 40)])
 
 
-def test_a_release_that_hardly_ever_includes_the_client_costs_next_to_nothing():
+def test_a_release_that_rarely_includes_the_client_costs_little():
     part = SampledGaussian(PairKind.FIXED_SIZE, 1.0, 1e-14)
     assert composed(loss_distributions([(part, 10)], 1e-5, COARSE)).epsilon(1e-5) == pytest.approx(0.0, abs=1e-9)
 

@@ -64,7 +64,7 @@ def test_the_check_rejects_a_bound_without_the_lattice_term():
         check_real_sums(no_lattice)
 
 
-def test_a_discrete_gaussian_has_the_gaussian_curve_at_integer_orders_and_less_between():
+def test_a_discrete_gaussian_has_the_gaussian_curve_at_integer_orders():
     for sigma, shift in product((1.0, 2.0, 3.0), (1, 2, 4)):
         p, q = sum_pair(sigma, 1, shift, 0)
         for order in (2, 3, 5):
@@ -164,7 +164,7 @@ def test_the_surrogate_loses_less_than_half_a_per_cent_of_sigma():
     assert 100 * smooth.slack <= TOTAL_SLACK * (1 + 1e-9)
 
 
-def test_the_surrogate_works_for_one_contributor_and_is_refused_for_narrow_noise():
+def test_the_surrogate_covers_one_contributor_and_refuses_narrow_noise():
     alone = surrogate(DiscreteGaussianSum(Fraction(20), 1, Fraction(10), 65_536), 2000)
     assert alone.sigma > 0.995 * 20
     assert surrogate(DiscreteGaussianSum(Fraction(1, 2), 1, Fraction(10), 1), 1) is None
@@ -195,7 +195,7 @@ def test_the_gaussian_epsilon_ends_on_the_private_side():
         assert epsilon == 0 or gaussian_delta(epsilon * (1 - 1e-8), ratio) > delta
 
 
-def test_the_tight_conversion_is_sound_for_gaussians_and_never_above_the_published_one():
+def test_the_tight_conversion_is_sound_and_never_above_the_published_one():
     orders = np.geomspace(1.01, 1000, 4000)
     for ratio, delta in product((0.05, 0.5, 2.0, 10.0), (1e-9, 1e-5, 1e-2)):
         curve = rdp.gaussian_rdp(orders, ratio)

@@ -109,7 +109,7 @@ def test_no_text_makes_decoding_work_hard(text):
     assert "\n" not in str(refusal.value)
 
 
-def test_without_the_bound_on_digits_a_number_is_read_that_cannot_be_printed(monkeypatch):
+def test_without_a_bound_on_digits_an_unprintable_number_is_read(monkeypatch):
     """The square of a number that Python still reads is one that it refuses to write: an error in the error."""
     text = "9" * 4000
     monkeypatch.setattr(canonical, "_whole", int)

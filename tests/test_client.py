@@ -212,7 +212,7 @@ def test_a_client_insists_on_its_own_keys():
         machine.receive(request)
 
 
-def test_unless_its_own_keys_come_back_a_client_goes_on_with_keys_that_are_not_its_own(monkeypatch):
+def test_without_the_own_key_check_a_client_uses_foreign_keys(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_own", lambda listed, own: None)
     machine, request = with_other_keys(make_session(8))
     assert machine.receive(request)
@@ -304,7 +304,7 @@ def test_a_contribution_that_does_not_fit_is_our_own_mistake_and_final(vector):
         machine.receive(log[2][0])
 
 
-def test_a_contribution_is_made_from_the_model_that_was_sent_and_left_as_it_was():
+def test_a_contribution_leaves_the_sent_model_unchanged():
     session = make_session(8)
     seen = []
     vector = one_hot(session, session.cohort[0])

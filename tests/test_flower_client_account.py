@@ -88,7 +88,7 @@ def test_a_budget_holds_against_the_server_and_the_plans_colluders(config):
     assert 3 < spent_by_colluders(config) <= 6
 
 
-def test_charging_the_noise_of_all_clients_lets_colluders_exceed_the_budget(config, monkeypatch):
+def test_charging_everyones_noise_lets_colluders_exceed_the_budget(config, monkeypatch):
     def with_theirs(plan, run, number, attempt):
         return plan.release(run, number, attempt, (), plan.quorum)
 
@@ -220,7 +220,7 @@ def lost(config):
     return config.log
 
 
-def test_an_adopted_log_counts_all_of_the_budget_unless_a_person_says_otherwise(config, account):
+def test_an_adopted_log_counts_as_a_spent_budget_by_default(config, account):
     charge(account, FIXED)
     lost(config).adopt(carried_over(ALL, {}))
     assert ClientSpending.of(config.log.read()).epsilon(DELTA) == float("inf")
@@ -299,7 +299,7 @@ def test_a_silo_counts_its_records_behind_its_own_coins(config):
         )
 
 
-def test_a_vector_of_the_whole_client_ends_the_amplification_of_a_silos_account(config):
+def test_a_whole_client_vector_ends_a_silos_amplification(config):
     account = ClientAccount(config.log, ClientBudget(2 * SILOS.epsilon, DELTA))
     for number in range(20):
         charge(account, SILOS, number=number)

@@ -248,7 +248,7 @@ def test_a_client_that_is_removed_must_be_there(tmp_path, first):
     assert sign_roster(tmp_path, {}, first.roster, None, removed=frozenset({2})).roster.clients == (0, 1)
 
 
-def test_renewing_a_roster_by_command_takes_floors_from_what_the_server_kept(tmp_path, federation):
+def test_renewing_a_roster_takes_floors_from_the_server(tmp_path, federation):
     command("client", "enrol", tmp_path / "c9", tmp_path / "roster")
     config = read_client_config(tmp_path / "c9")
     head = config.log.read().head

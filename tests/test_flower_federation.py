@@ -211,7 +211,7 @@ def test_the_server_and_peers_remember_how_far_each_client_was(federated):
         assert at_server[client].count >= len(history.bodies(Entry.BEGUN))
 
 
-def test_what_clients_report_beside_their_arrays_never_reaches_the_superlink(federated):
+def test_client_reports_beside_arrays_never_reach_the_superlink(federated):
     files = [path for path in federated.federation.directory.iterdir() if path.name.startswith("superlink")]
     stored = b"".join(path.read_bytes() for path in files)
     assert b"num-examples" in stored  # the app's own source is there, so what is searched for could be found

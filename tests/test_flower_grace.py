@@ -32,7 +32,7 @@ def test_a_silent_client_is_not_waited_for_once_a_quorum_has_answered(tmp_path):
     assert committed(tmp_path) == [(0, 1, 2, 3)] * 2
 
 
-def test_a_client_that_never_comes_is_not_waited_for_once_a_quorum_is_there(tmp_path, caplog):
+def test_a_quorum_does_not_wait_for_a_client_that_never_comes(tmp_path, caplog):
     plan, roster, grid = make_plan(rounds=2), enrol(tmp_path, 5), make_grid(tmp_path, clients=4)
     with caplog.at_level("INFO", "d2pfed.deploy"):
         start(make_strategy(plan, tmp_path, roster, deadlines=DAYS), grid, timeout=100_000.0)

@@ -101,7 +101,7 @@ def noticed(server: MaliciousServer) -> bool:
 # Draws
 
 
-def test_a_draw_serves_one_run_and_without_the_check_the_same_clients_are_asked_by_every_run(server, monkeypatch):
+def test_a_draw_serves_one_run_only(server, monkeypatch):
     server.attempt()
     other = replace(server, run="another run")
     other.announce()
@@ -120,7 +120,7 @@ def test_a_draw_on_which_an_attempt_has_begun_serves_no_other_run(server):
         other.invite()
 
 
-def test_under_once_a_client_that_has_sent_a_vector_is_not_asked_for_another(tmp_path, monkeypatch):
+def test_under_once_a_client_sends_one_vector(tmp_path, monkeypatch):
     plan = make_plan(5, rounds=1, population=10, sampling=Sampling.ONCE, spare=0)
     server = MaliciousServer(tmp_path, plan, enrol(tmp_path, 10))
     server.announce()
@@ -162,7 +162,7 @@ def test_a_run_goes_on_under_a_newer_roster_when_it_is_announced_again(server):
 # What is trained
 
 
-def test_a_task_for_another_layout_than_announced_is_refused_and_costs_nothing(server, monkeypatch):
+def test_a_task_for_another_layout_is_refused_at_no_cost(server, monkeypatch):
     other = Layout((ArraySpec("something-else", (16,), "float32"),))
     with pytest.raises(TooFewClients):
         server.attempt(task=encode_task(other, {}))
@@ -182,13 +182,13 @@ def test_a_model_of_another_length_is_refused_and_costs_nothing(server, monkeypa
     assert vectors(server) == 0
 
 
-def test_a_plan_for_another_number_of_parameters_than_its_layout_has_is_refused(server):
+def test_a_plan_that_does_not_fit_its_layout_is_refused(server):
     other = replace(server, run="another", layout=Layout((ArraySpec("params", (17,), "float32"),)))
     with pytest.raises(PeerError, match="a plan must be for the parameters of its layout"):
         other.announce(VICTIM)
 
 
-def test_a_run_that_was_allowed_under_one_roster_is_not_gone_on_with_under_another(server):
+def test_a_run_allowed_under_one_roster_does_not_continue_under_another(server):
     """What the policy has allowed was worked out for the population and the draws of that roster."""
     roster = server.roster.roster
     later = sign_roster(server.directory, {}, roster, make_draws(server.directory / "later draws", 6))
@@ -307,7 +307,7 @@ def test_the_position_in_an_advert_counts_its_own_attempt(server):
     assert shown[1][VICTIM].count == shown[2][VICTIM].count == before + 1
 
 
-def test_a_row_after_the_advert_would_leave_a_rollback_by_one_attempt_unnoticed(server, monkeypatch):
+def test_a_row_after_the_advert_hides_a_rollback_by_one_attempt(server, monkeypatch):
     """With the position of before the row, the backup's chain holds all that anyone was shown."""
     backup = back_up(server)
     memory = client_attempt.memory_of
@@ -367,7 +367,7 @@ def test_a_restored_client_is_noticed_by_an_honest_server_at_once(server, monkey
     server.invite(attempt=1)
 
 
-def test_a_restored_client_is_noticed_by_its_peers_before_it_makes_a_vector(server):
+def test_peers_notice_a_restored_client_before_it_makes_a_vector(server):
     backup = back_up(server)
     server.attempt()
     restore(server, backup)
@@ -381,7 +381,7 @@ def test_a_restored_client_is_noticed_by_its_peers_before_it_makes_a_vector(serv
     assert vectors(server) == 1
 
 
-def test_without_the_peers_claims_a_restored_client_gives_a_second_vector_for_one_budget(server, monkeypatch):
+def test_without_claims_a_restored_client_sends_a_second_vector(server, monkeypatch):
     backup = back_up(server)
     server.attempt()
     restore(server, backup)
@@ -427,7 +427,7 @@ def test_only_what_is_restored_to_before_an_attempts_row_is_noticed(server, arri
         accept_roster(config_of(server), later.data)  # the floor knows the advert only
 
 
-def test_restored_within_each_attempt_a_client_has_its_whole_cap_left_and_nobody_notices(server):
+def test_a_client_restored_within_each_attempt_keeps_its_whole_cap(server):
     for sent in range(server.plan.max_participations):
         at_request(server, MessageKind.MASK_REQUEST, lambda _, name=f"backup {sent}": back_up(server, name))
         server.attempt(sent // server.plan.attempts_per_round, sent % server.plan.attempts_per_round)
@@ -437,7 +437,7 @@ def test_restored_within_each_attempt_a_client_has_its_whole_cap_left_and_nobody
     assert vectors(server) == 0
 
 
-def test_secrets_restored_within_one_start_of_the_machine_answer_a_mask_request_again(server):
+def test_secrets_restored_since_boot_answer_a_mask_request_again(server):
     """Two vectors under one mask: their difference is the difference of two noises, and one of them is charged."""
     answers = []
 
@@ -462,7 +462,7 @@ def test_secrets_restored_within_one_start_of_the_machine_answer_a_mask_request_
 # What is noticed: clones, new beginnings, new names
 
 
-def test_two_clones_on_two_machines_are_noticed_by_the_server_and_by_a_peer_that_meets_both(server, tmp_path):
+def test_server_and_peers_notice_clones(server, tmp_path):
     clone = back_up(server, "another machine")
     shutil.rmtree(tmp_path / "another machine" / "anchor")
     twin = clone / "directory"
@@ -522,7 +522,7 @@ def begin_again(server: MaliciousServer, client: int) -> None:
     write_settings(server.directory, VICTIM, server.roster.roster.authority, {})
 
 
-def test_an_owner_who_deletes_everything_is_noticed_by_server_and_peers_until_it_declares(server):
+def test_an_owner_who_deletes_everything_is_noticed_until_it_declares(server):
     server.attempt()
     server.remembered = latest(server)
     begin_again(server, VICTIM)
@@ -553,7 +553,7 @@ def test_the_same_data_under_a_new_identity_is_noticed_by_nobody(tmp_path):
     assert vectors(again, 9) == 1
 
 
-def test_a_restored_client_among_strangers_and_a_lying_server_is_not_noticed(tmp_path):
+def test_strangers_and_a_lying_server_miss_a_restored_client(tmp_path):
     """The last row of the table: documented, and true."""
     plan = make_plan(
         5, rounds=1, population=9, sampling=Sampling.FIXED, attempts_per_round=64, max_participations=1

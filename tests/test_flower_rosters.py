@@ -130,7 +130,7 @@ def with_floor(place, public: bytes | None) -> SignedRoster:
     return sign_roster(place.directory, added, place.first.roster, None, shown={0: shown})
 
 
-def test_a_client_that_lost_its_log_is_found_by_the_floor_and_refuses_until_it_is_adopted(place):
+def test_a_client_that_lost_its_log_refuses_until_it_is_adopted(place):
     head, secret = place.config.log.read().head, read_secret(place.config.directory / "key")
     shown = sign_position(secret, place.first.roster.authority, 0, head.seq, head.hash)
     public = lose_everything(place)
@@ -159,7 +159,7 @@ def test_a_roster_that_the_authority_did_not_sign_is_refused(place):
         accept_roster(place.config, encode_roster(forged, secret))
 
 
-def test_a_roster_that_knows_this_client_by_another_key_or_not_at_all_is_refused(place):
+def test_a_roster_without_this_clients_key_is_refused(place):
     other = sign_roster(place.directory, {0: digest("another key")}, place.first.roster, None)
     with pytest.raises(ConfigError, match="client 0 is enrolled with another key"):
         accept_roster(place.config, other.data)

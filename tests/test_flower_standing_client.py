@@ -125,7 +125,7 @@ def test_an_invitation_for_another_silo_is_refused(server):
         server.ask_frame(0, frame)
 
 
-def test_an_epoch_of_another_plan_or_of_more_silos_than_planned_begins_nothing(server):
+def test_an_unplanned_epoch_begins_nothing(server):
     before = config_of(server).log.read()
     with pytest.raises(PeerError, match="was agreed on with another plan or roster"):
         replace(server, plan=make_plan(SILOS, rounds=5)).invite()
@@ -135,7 +135,7 @@ def test_an_epoch_of_another_plan_or_of_more_silos_than_planned_begins_nothing(s
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_an_epoch_that_begins_at_a_charged_step_is_refused_and_begins_nothing(server, first):
+def test_an_epoch_that_begins_at_a_charged_step_is_refused(server, first):
     for number in range(2):
         server.step(0, number)  # steps 0 and 1 of the run
     before = config_of(server).log.read()
@@ -145,7 +145,7 @@ def test_an_epoch_that_begins_at_a_charged_step_is_refused_and_begins_nothing(se
     assert server.invite(first=2)
 
 
-def test_a_step_that_was_charged_is_not_computed_again_with_keys_that_came_back(server):
+def test_a_charged_step_is_not_computed_again_with_restored_keys(server):
     """A copy of the keys from before the step: the log still says what they were used for."""
     at = Attempt(server.run, 0, 0)
     step = server.standing.step(at, server.standing.members(at))
@@ -190,7 +190,7 @@ def test_a_silo_remembers_where_it_has_met_the_others(server):
         assert [position.count] == begun
 
 
-def test_a_silo_that_was_met_where_its_log_has_never_been_refuses_everything(server):
+def test_a_silo_met_beyond_its_log_refuses_everything(server):
     config = config_of(server)
     server.remembered[0] = sign_position(config.secret, server.roster.roster.authority, 0, 7, bytes(32))
     with pytest.raises(PeerError, match="was rolled back or cloned"):

@@ -517,7 +517,7 @@ def test_the_attacks_are_seen_where_a_bound_forgets_the_dropouts():
     assert not is_no_more_frequent(sum(attack.cut_off >= 1 for attack in attacks(n, k, t, d, c)), blind)
 
 
-def test_shares_counted_over_all_neighbours_would_be_opened_by_colluding_in_neighbours():
+def test_shares_counted_over_all_neighbors_fall_to_colluding_in_neighbors():
     """Colluders choose nothing of a client's out-neighbours, but all of them may name it as theirs."""
     n, k, t, c = 14, 3, 3, 5
     both = out = 0
@@ -659,7 +659,7 @@ def test_in_cohorts_too_large_for_integers_no_colluder_is_missed(population, col
     assert colluders_in_cohort(population, colluding, cohort, enough - enough // 64) == most - 1
 
 
-def test_the_whole_population_has_all_colluders_and_without_draws_any_cohort_is_possible():
+def test_without_draws_a_cohort_may_hold_all_colluders():
     assert colluders_in_cohort(1_000, 70, 1_000, 2**14) == 70
     assert colluders_in_cohort(1_000, 70, 100, 0) == 70
     assert colluders_in_cohort(1_000, 70, 50, 0) == 49

@@ -134,7 +134,7 @@ def test_a_list_without_ones_own_leaf_is_refused(small_limit):
         chosen_long_ago(evil)
 
 
-def test_without_ones_own_leaf_the_graph_can_be_chosen_before_anyone_has_joined(small_limit, monkeypatch):
+def test_without_its_own_leaf_a_client_may_get_a_chosen_graph(small_limit, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_own", nothing)
     monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", leaves_of_others_fit)
     evil = Evil(crowd(), COLLUDING)
@@ -178,7 +178,7 @@ def test_a_replaced_advertisement_is_also_refused_by_its_signature(small_limit, 
         replaced_keys(Evil(sparse(), ()))
 
 
-def test_without_leaf_and_signature_checks_the_server_knows_all_masks_of_the_victim(small_limit, monkeypatch):
+def test_without_leaf_and_signature_checks_the_server_knows_all_masks(small_limit, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_signed", nothing)
     monkeypatch.setattr("d2pfed.secagg.checks.require_leaves_fit", nothing)
     evil = Evil(sparse(), ())
@@ -279,7 +279,7 @@ def test_a_quorum_that_leaves_room_for_two_views_is_refused():
         fifteen()
 
 
-def test_with_a_quorum_for_two_views_one_colluder_of_fifteen_recovers_the_update(monkeypatch):
+def test_a_quorum_for_two_views_lets_one_colluder_recover_the_update(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.session.require_one_view", nothing)
     evil = Evil(fifteen(), (14,))
     assert np.array_equal(two_quorums(evil), evil.victims_update)

@@ -708,7 +708,7 @@ def test_clients_that_were_told_of_different_sharers_open_nothing():
     assert evil.shares_sent == 0
 
 
-def test_unless_sharers_are_in_the_context_they_open_a_sum_whose_masks_do_not_cancel(monkeypatch):
+def test_without_sharers_in_the_context_masks_do_not_cancel(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.keys.context", context_without_the_sharers)
     evil = Evil(ENROLLED, ())
     other_sharers(evil)
@@ -738,6 +738,6 @@ def test_a_client_does_not_work_for_a_sum_that_it_is_not_in(phase):
 
 
 @pytest.mark.parametrize("phase", ["sharers", "survivors"])
-def test_unless_a_client_looks_for_itself_in_the_set_it_sends_a_vector_and_a_signature(phase, monkeypatch):
+def test_without_the_self_check_an_excluded_client_still_answers(phase, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_self", nothing)
     left_out_of(phase)(Evil(ENROLLED, ()))

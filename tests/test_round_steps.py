@@ -130,7 +130,7 @@ def run(plan: Plan, outcomes: list, first: int = 0, book: Book | None = None, **
 # ---- the server's loop
 
 
-def test_a_round_that_succeeds_is_reserved_for_a_quorum_and_committed_for_its_survivors():
+def test_a_round_reserves_for_a_quorum_and_commits_for_survivors():
     plan = make(dropouts=0.2)
     outcome, book, attempts = run(plan, [opened(plan, 9)])
     assert book.heard[0] == ("plan", "run", plan.digest)
@@ -498,7 +498,7 @@ def test_who_answers_badly_is_told_and_the_others_count():
     assert received == [2]
 
 
-def test_a_sum_of_shares_of_one_noise_goes_through_the_protocol_however_faithful():
+def test_shared_noise_passes_the_protocol_at_every_fidelity():
     """A share needs the group's seed, which exists only between clients that have exchanged."""
     plan = make(sampling="none", population=10, mechanism="shared", epsilon=1e4, dropouts=0.0)
     vectors = {client: np.full(D, 0.05, np.float32) for client in range(10)}

@@ -293,7 +293,7 @@ def test_a_run_keeps_its_own_guarantee_in_a_richer_ledger(parts, tmp_path):
     assert "and it guarantees 30" in summary.stopped
 
 
-def test_a_run_takes_no_more_attempts_than_it_was_charged_for_in_a_richer_ledger(parts, tmp_path):
+def test_a_run_takes_no_more_attempts_than_it_was_charged_for(parts, tmp_path):
     ledger = shared_ledger(tmp_path, job(parts).plan, times=100)
     losses = Dropouts(unmask=Fraction(1))  # every attempt fails after it was committed
     stubborn = replace(settings(parts[1]).target, attempts_per_round=20)
@@ -314,7 +314,7 @@ def test_a_ledger_with_another_budget_is_refused(parts, tmp_path):
 # What is printed
 
 
-def test_what_was_spent_so_far_is_said_only_where_the_stop_was_declared_blind(parts, tmp_path):
+def test_spending_so_far_is_shown_only_for_a_blind_stop(parts, tmp_path):
     sighted = job(parts).execute(tmp_path / "sighted", None, after(2))
     blind = job(parts, stop_is_blind=True).execute(tmp_path / "blind", None, after(2))
     assert sighted.so_far == ()
@@ -523,7 +523,7 @@ def train_in_the_clear(path: Path, means=Means(), listen=forever) -> RunSummary:
         return run.train(means, Length(), listen)
 
 
-def test_a_run_in_the_clear_leaves_the_files_of_a_private_one_but_for_plan_and_ledger(tmp_path, finished):
+def test_a_clear_run_leaves_all_files_but_plan_and_ledger(tmp_path, finished):
     summary = train_in_the_clear(tmp_path / "run")
     assert (summary.rounds, summary.end, summary.guarantees, summary.bits) == (4, End.COMPLETE, (), None)
     assert (summary.charged, summary.upload_bytes) == (4, 36)

@@ -129,7 +129,7 @@ def test_ciphertexts_full_of_garbage_are_missed_and_their_sender_named(consisten
 
 
 @BOTH
-def test_garbage_for_all_voids_the_attempt_once_and_the_next_goes_on_without_its_sender(consistency):
+def test_garbage_for_all_voids_one_attempt_and_excludes_its_sender(consistency):
     session = twelve(consistency)
     with pytest.raises(TooFewClients) as lack:
         run_with_garbage(session, BAD, list(range(12)))
@@ -149,7 +149,7 @@ def test_a_few_ciphertexts_that_do_not_open_name_nobody():
     assert total.blamed == ()
 
 
-def test_a_client_that_stops_at_a_bad_ciphertext_lets_one_client_stop_them_all(monkeypatch):
+def test_stopping_at_a_bad_ciphertext_lets_one_client_stop_all(monkeypatch):
     def stop(session, key, ciphertext):
         return keys.ShareContent(0, 0, crypto.unseal(key, ciphertext)[66:])
 
@@ -182,7 +182,7 @@ def lie(session, liars, change):
 
 @BOTH
 @pytest.mark.parametrize("liars", [(0, 1), (2, 9), (10, 11)], ids=str)
-def test_two_wrong_shares_of_every_secret_are_corrected_and_their_senders_named(consistency, liars):
+def test_two_wrong_shares_of_each_secret_are_corrected_and_blamed(consistency, liars):
     session = twelve(consistency)
     total = lie(session, liars, lambda owner, share: (share + 1) % PRIME).close()
     assert np.array_equal(total.vector, expected_sum(session, session.cohort))
@@ -253,12 +253,12 @@ def test_an_owner_whose_shares_agree_on_another_seed_is_named(colluders, quorum,
     assert run_with_bad_owner(monkeypatch, session, of_another_seed, lies) == (session.cohort[BAD],)
 
 
-def test_unless_agreeing_shares_count_such_an_owner_voids_attempt_after_attempt(monkeypatch):
+def test_unless_agreeing_shares_count_one_owner_voids_every_attempt(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.unmask._SecretRecovery._agreeing", lambda self, owner: 0)
     assert run_with_bad_owner(monkeypatch, twenty(5), of_another_seed) == ()
 
 
-def test_an_owner_that_shares_no_seed_cannot_be_told_from_one_whose_holders_lie(monkeypatch):
+def test_an_owner_without_a_seed_looks_like_one_with_lying_holders(monkeypatch):
     """With fewer than threshold + 2 colluders shares, five holders may have lied about an honest owner as well."""
     assert run_with_bad_owner(monkeypatch, twenty(5), of_no_seed) == ()
 
@@ -322,7 +322,7 @@ def test_different_group_contributions_for_different_clients_are_noticed(monkeyp
         run_round(federation, lose)
 
 
-def test_unless_group_hashes_are_compared_different_contributions_spoil_the_sum_unnoticed(monkeypatch):
+def test_without_group_hashes_unequal_parts_spoil_the_sum_unnoticed(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.pairwise.server.require_one_group", lambda *inputs: None)
     session = make_session(8, **EVERYONE)
     federation, lose = two_faced(monkeypatch, session, session.cohort[BAD], {1, 2})

@@ -60,7 +60,7 @@ def test_a_client_that_a_peer_has_met_later_in_its_log_sends_nothing():
         federation.clients[VICTIM].receive(b"")
 
 
-def test_unless_peers_positions_are_checked_a_restored_home_sends_a_second_vector(monkeypatch):
+def test_without_position_checks_a_restored_home_sends_a_second_vector(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_in_chain", nothing)
     assert vector_of_victim(rolled_back())
 
@@ -90,7 +90,7 @@ def test_a_claim_that_the_client_did_not_sign_is_ignored(claim):
 
 
 @pytest.mark.parametrize("claim", FORGED, ids=["unsigned", "of another count", "of another client"])
-def test_unless_its_own_signature_is_asked_for_a_colluder_locks_a_client_out(claim, monkeypatch):
+def test_without_the_signature_check_a_colluder_locks_a_client_out(claim, monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.verify_position", nothing)
     with pytest.raises(RolledBack):
         vector_of_victim(Federation(SESSION, known={OTHERS[0]: {VICTIM: claim}}))
@@ -110,7 +110,7 @@ def test_a_server_cannot_spoil_more_claims_than_bad_clients_could():
         vector_of_victim(rolled_back(), spoil_claims)
 
 
-def test_a_server_that_may_spoil_any_number_of_ciphertexts_hides_all_claims(monkeypatch):
+def test_a_server_that_spoils_many_ciphertexts_hides_all_claims(monkeypatch):
     monkeypatch.setattr("d2pfed.secagg.checks.require_few_unopened", nothing)
     assert vector_of_victim(rolled_back(), spoil_claims)
 
@@ -139,7 +139,7 @@ def test_with_the_sessions_number_a_server_hides_all_claims(monkeypatch):
     assert vector_of_victim(hidden_by_number(), spoil_claims)
 
 
-def test_a_session_with_fewer_colluders_than_the_client_fears_allows_no_more():
+def test_a_session_with_too_few_colluders_is_refused():
     with pytest.raises(PeerError, match="at most 1 ciphertexts may fail to open, got 2"):
         vector_of_victim(replace(rolled_back(), colluders=5), spoil_claims)
 
@@ -182,7 +182,7 @@ def invite(remembered, rows=2):
     return federation.clients[VICTIM].receive(outbox[VICTIM])
 
 
-def test_a_client_that_the_server_has_met_later_in_its_log_does_not_advertise():
+def test_a_client_that_the_server_met_later_does_not_advertise():
     with pytest.raises(RolledBack, match="the server has met client 7 at row 5"):
         invite(position_of(VICTIM, 5, ROSTER))
 
@@ -241,7 +241,7 @@ def test_a_position_belongs_to_its_advertisement():
         after_sharing(Federation(SESSION, counts={VICTIM: 4}), with_old_position)
 
 
-def test_unless_the_advertisement_signs_the_position_a_server_makes_peers_remember_an_old_one(monkeypatch):
+def test_an_unsigned_position_lets_the_server_plant_an_old_one(monkeypatch):
     def statement(self, session, client):
         return digest("d2pfed advert", session.digest, client, self.seal_public, self.mask_public)
 

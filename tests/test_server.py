@@ -111,7 +111,7 @@ def test_a_key_that_somebody_has_already_is_refused():
         advertising.receive(second, message(session, MessageKind.KEY_ADVERTISEMENT, 1, copied))
 
 
-def test_in_a_signed_session_the_server_refuses_keys_and_confirmations_that_are_not_signed():
+def test_the_server_refuses_unsigned_keys_and_confirmations():
     session = make_session(8, consistency=SIGNED)
     with pytest.raises(ConfigError, match="roster"):
         Advertising(session)
@@ -185,7 +185,7 @@ def test_shares_of_a_number_that_is_no_secret_open_nothing():
         unmasking.close()
 
 
-def test_a_client_whose_neighbours_are_gone_voids_the_attempt_before_any_vector_is_asked_for():
+def test_a_client_without_neighbors_voids_the_attempt_before_vectors():
     session = make_session(12, degree=4, threshold=3, quorum=5)
     lost = {session.cohort[rank] for rank in session.fixed_graph.partners(0)[:2]}
     for phase in ("advertise", "share"):

@@ -206,7 +206,7 @@ def test_one_error_more_than_the_bound_is_refused_or_right(secret, count, data):
     assert Corrector(points, threshold).correct(shares, secret.__eq__) is None
 
 
-def test_liars_beyond_the_bound_who_agree_are_believed_by_whoever_does_not_check():
+def test_unchecked_liars_beyond_the_bound_are_believed():
     """Three of seven shift their shares to another polynomial of degree 2 that two honest shares lie on too."""
     points, threshold = range(1, 8), 3
     shares = shares_of(1000, threshold, points, stream("agree"))
@@ -278,7 +278,7 @@ def test_what_was_corrected_does_not_print_its_secret():
     assert "12345" not in repr(Corrected(12345, ()))
 
 
-def test_the_largest_point_of_the_quick_way_and_the_next_one_give_true_shares():
+def test_shares_are_right_at_the_limit_of_the_quick_way():
     """A limb times 2^11 does not fit: that point is evaluated by plain integers."""
     for largest in (2047, 2048):
         points = [*range(1, 128), largest]

@@ -86,7 +86,7 @@ def test_both_fidelities_give_the_same_mean_bit_for_bit(plan):
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
-def test_a_void_attempt_stays_charged_and_the_next_has_the_silos_that_are_left(plan, fidelity):
+def test_a_void_attempt_stays_charged_and_the_rest_go_on(plan, fidelity):
     diary, silos = Diary(), federation(plan, fidelity, lost=(3,))
     outcome = aggregate(plan, Attempt("run", 0, 0), np.zeros(D, np.float32), silos, diary)
     assert (outcome.attempt, outcome.survivors) == (1, SILOS - 1)
@@ -94,7 +94,7 @@ def test_a_void_attempt_stays_charged_and_the_next_has_the_silos_that_are_left(p
     assert diary.events[-1][2] == tuple(client for client in range(SILOS) if client != 3)
 
 
-def test_the_main_protocols_rule_for_void_attempts_would_give_the_charge_back(plan, monkeypatch):
+def test_the_pairwise_rule_would_give_back_a_void_steps_charge(plan, monkeypatch):
     """The planted twin: a void step taken for an attempt that nothing can complete any more."""
     monkeypatch.setattr(aggregation, "VoidStep", type("Never", (Exception,), {}))
     diary = Diary()
@@ -198,7 +198,7 @@ def test_a_run_counts_all_attempts_and_those_that_were_void(plan):
     assert counted == [(1, 0), (2, 1), (3, 2)]
 
 
-def test_where_silos_stand_when_they_join_is_remembered_and_one_restored_since_is_left_out(plan):
+def test_a_silo_restored_since_it_joined_is_left_out(plan):
     """By the server's memory alone: no peer remembers it."""
     heard, told = Heard(plan), {}
     first = heard.run(remember=told.update)
@@ -294,7 +294,7 @@ def test_plans_that_standing_keys_cannot_carry_are_refused(changes, message):
         require_standing(make_plan(**changes), SILOS)
 
 
-def test_silos_whose_unit_is_a_record_send_the_same_vectors_in_both_fidelities():
+def test_record_silos_send_equal_vectors_in_both_fidelities():
     record_plan = calibrate(records.target(dimension=records.network().dimension, records=126))
     params, means = records.network().initial(), []
     for fidelity in Fidelity:
