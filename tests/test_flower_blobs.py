@@ -117,7 +117,7 @@ def test_a_node_that_lacks_what_it_was_sent_is_not_sent_it_for_ever(tmp_path):
     assert len(node.sent) <= 4
 
 
-def test_a_run_refers_to_its_model_in_a_second_attempt_and_recovers_a_lost_one(tmp_path, monkeypatch):
+def test_a_second_attempt_refers_to_its_model_and_recovers_a_lost_one(tmp_path, monkeypatch):
     monkeypatch.setattr(transport, "_SMALLEST_BLOB", 1)
     plan, roster, grid = make_plan(rounds=1), enrol(tmp_path, 5), make_grid(tmp_path)
     lost, answers = [], []

@@ -31,10 +31,44 @@ from d2pfed.learning.tasks import load_task
 from d2pfed.learning.trainer import LocalTrainer, one_thread, packed, trainer_for, unpacked, use_one_thread
 from d2pfed.learning.user_clients import UserClients, batches_of
 
-__all__ = ["Clients", "Examples", "StoredClients", "Task", "cache_directory", "fetch", "load_task", "where"]
-__all__ += ["Partition", "PartitionKind", "parse_partition"]
-__all__ += ["MODELS", "Model", "Module", "build_model", "fitting", "fixed_content", "user_model"]
-__all__ += ["Forward", "Losses", "Metric", "Step", "accuracy", "evaluate", "example_losses", "measure"]
-__all__ += ["LocalTrainer", "LocalTraining", "Optimizer", "SequentialTrainer", "trainer_for"]
-__all__ += ["Groups", "RecordTrainer", "UserClients", "batches_of"]
-__all__ += ["one_thread", "packed", "unpacked", "use_one_thread"]
+__all__ = [
+    "Clients",
+    "Examples",
+    "StoredClients",
+    "Task",
+    "cache_directory",
+    "fetch",
+    "load_task",
+    "where",
+    "Partition",
+    "PartitionKind",
+    "parse_partition",
+    "MODELS",
+    "Model",
+    "Module",
+    "build_model",
+    "fitting",
+    "fixed_content",
+    "user_model",
+    "Forward",
+    "Losses",
+    "Metric",
+    "Step",
+    "accuracy",
+    "evaluate",
+    "example_losses",
+    "measure",
+    "LocalTrainer",
+    "LocalTraining",
+    "Optimizer",
+    "SequentialTrainer",
+    "trainer_for",
+    "Groups",
+    "RecordTrainer",
+    "UserClients",
+    "batches_of",
+    "one_thread",
+    "packed",
+    "unpacked",
+    "use_one_thread",
+]

@@ -8,7 +8,26 @@ from d2pfed.plan.plan import Plan, decode_plan, guarantees, observers
 from d2pfed.plan.policy import PROFILES, Enrolled, Policy, Request, require_deployable, require_standing
 from d2pfed.plan.target import DEFAULT_TARGET, PrivacyTarget, RotationName
 
-__all__ = ["DEFAULT_TARGET", "MechanismName", "PrivacyTarget", "Protocol", "RotationName", "VERIFIED_DRAWS"]
-__all__ += ["Plan", "PlanSummary", "calibrate", "decode_plan", "describe", "guarantees", "ideal_multiplier"]
-__all__ += ["observers", "record_terms"]
-__all__ += ["PROFILES", "Enrolled", "Policy", "Request", "require_deployable", "require_standing"]
+__all__ = [
+    "DEFAULT_TARGET",
+    "MechanismName",
+    "PrivacyTarget",
+    "Protocol",
+    "RotationName",
+    "VERIFIED_DRAWS",
+    "Plan",
+    "PlanSummary",
+    "calibrate",
+    "decode_plan",
+    "describe",
+    "guarantees",
+    "ideal_multiplier",
+    "observers",
+    "record_terms",
+    "PROFILES",
+    "Enrolled",
+    "Policy",
+    "Request",
+    "require_deployable",
+    "require_standing",
+]

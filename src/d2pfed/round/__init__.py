@@ -18,9 +18,36 @@ from d2pfed.round.participant import Batch, Batches, Participant, Units, require
 from d2pfed.round.session import Attempt, AttemptBinding, rotation_seed, session_of, sketch_of
 from d2pfed.round.standing import StandingMemory, StandingRun, StandingSteps, can_stand, epoch_of
 
-# The client half, the server half, what both are bound to.
-__all__ = ["Batch", "Batches", "Participant", "Units", "accept_invitation", "accept_standing_invitation"]
-__all__ += ["StandingMemory", "StandingSteps", "enrolled_in", "require_clip", "require_fixed_clip"]
-__all__ += ["Attempts", "Collected", "InProcess", "Invite", "MaskedSum", "OpenSum", "Outcome"]
-__all__ += ["StandingRun", "aggregate", "can_stand", "gather", "run_plan", "Fidelity", "local_sum"]
-__all__ += ["Attempt", "AttemptBinding", "epoch_of", "rotation_seed", "session_of", "sketch_of"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "Participant",
+    "Units",
+    "accept_invitation",
+    "accept_standing_invitation",
+    "StandingMemory",
+    "StandingSteps",
+    "enrolled_in",
+    "require_clip",
+    "require_fixed_clip",
+    "Attempts",
+    "Collected",
+    "InProcess",
+    "Invite",
+    "MaskedSum",
+    "OpenSum",
+    "Outcome",
+    "StandingRun",
+    "aggregate",
+    "can_stand",
+    "gather",
+    "run_plan",
+    "Fidelity",
+    "local_sum",
+    "Attempt",
+    "AttemptBinding",
+    "epoch_of",
+    "rotation_seed",
+    "session_of",
+    "sketch_of",
+]
