@@ -26,7 +26,7 @@ from d2pfed.numerics.randomness import Entropy, digest
 from d2pfed.plan import Plan
 from d2pfed.round import Outcome
 from d2pfed.runs import RoundRecord, RunSummary
-from d2pfed.runs.plain import from_json, read_text, to_json
+from d2pfed.runs.json_files import from_json, read_text, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.simulation import ClearFederation, Dropouts, Fidelity, SerialBackend
 from reproduction.as_coded import CodeRun, Cohort, Trained, run_code

@@ -17,8 +17,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from d2pfed.accounting import RELEASED
-from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import FilterDecision
+from d2pfed.accounting.laws import DiscreteGaussianSum
 from d2pfed.errors import BudgetExceeded, LedgerError
 from d2pfed.ledger import Budget, Head, Ledger, Row, RowKind, RunPlan, read_rows, store, verify
 from d2pfed.ledger.rows import chained_row

@@ -8,16 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from d2pfed.accounting.events import (
-    Adjacency,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.observers import RELEASED, account
 from d2pfed.accounting.profiles import WIDEST, SampledRdp, rdp_delta, rdp_width

@@ -11,18 +11,8 @@ from scipy.stats import norm
 
 from d2pfed.accounting import client_epsilon
 from d2pfed.accounting.composition import filtered_epsilon
-from d2pfed.accounting.events import (
-    Adjacency,
-    BatchSampling,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.observers import SERVER, account
 from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.errors import ConfigError

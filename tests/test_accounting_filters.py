@@ -8,18 +8,9 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting import filters
-from d2pfed.accounting.events import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import profile_bounds
 from d2pfed.accounting.observers import RELEASED, SERVER, account
 from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon

@@ -30,7 +30,8 @@ from d2pfed.accounting.composition import (
     smoothing_gap,
     surrogate,
 )
-from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, RunReleases, SkellamSum, check_unit
+from d2pfed.accounting.events import RunReleases, check_unit
+from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import LossPmf, PrivacyLossDistribution
 from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.errors import ConfigError

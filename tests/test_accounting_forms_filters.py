@@ -10,18 +10,9 @@ import pytest
 
 from d2pfed.accounting.amplification import cap_excess
 from d2pfed.accounting.composition import filtered_epsilon
-from d2pfed.accounting.events import (
-    Adjacency,
-    BatchSampling,
-    BinomialSum,
-    CohortSampling,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound, milestones
+from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import LossPmf
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, colluding
 from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon

@@ -11,17 +11,8 @@ from dp_accounting.pld import privacy_loss_distribution as peer
 from mpmath import mpf
 
 from d2pfed.accounting import amplification, losses, profiles
-from d2pfed.accounting.events import (
-    Adjacency,
-    BatchSampling,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    RunReleases,
-    Sampling,
-    SkellamSum,
-)
+from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, RunReleases, Sampling
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.profiles import PairKind, SampledGaussian, SampledRdp
 from d2pfed.errors import ConfigError
 

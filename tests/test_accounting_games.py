@@ -11,8 +11,9 @@ from scipy.stats import norm
 from d2pfed.accounting import filters
 from d2pfed.accounting.amplification import cap_excess
 from d2pfed.accounting.composition import composed, surrogate
-from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import ReferenceRound
+from d2pfed.accounting.laws import DiscreteGaussianSum
 from d2pfed.accounting.losses import COARSE, loss_distributions, profile_bounds
 from d2pfed.accounting.observers import RELEASED, SERVER, account
 from d2pfed.accounting.profiles import (

@@ -8,17 +8,8 @@ from itertools import pairwise
 import pytest
 
 from d2pfed.accounting.amplification import Accountant, cap_excess, epsilon_of
-from d2pfed.accounting.events import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.observers import (
     ALONE,
     CLIENT,

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 from d2pfed.accounting.composition import composed, surrogate
-from d2pfed.accounting.events import (
-    Adjacency,
-    CohortSampling,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import COARSE, loss_distributions
 from d2pfed.accounting.observers import CLIENT, RELEASED, SERVER, account, colluding
 from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon

@@ -10,8 +10,9 @@ import pytest
 
 from d2pfed.accounting import filters, losses
 from d2pfed.accounting.amplification import cap_excess
-from d2pfed.accounting.events import Adjacency, CohortSampling, DiscreteGaussianSum, Release, Sampling, Unit
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
 from d2pfed.accounting.filters import Filter, PlanCost, ReferenceRound
+from d2pfed.accounting.laws import DiscreteGaussianSum
 from d2pfed.accounting.losses import decayed_sums, dominate, profile_bounds
 from d2pfed.accounting.observers import RELEASED
 from d2pfed.accounting.profiles import PairKind, SampledGaussian, tail_epsilon

@@ -16,16 +16,8 @@ from d2pfed import accounting
 from d2pfed.accounting.amplification import Accountant, epsilon_of
 from d2pfed.accounting.binomial import advanced_composition_epsilon, amplified_epsilon, cpsgd_epsilon
 from d2pfed.accounting.composition import AdditiveCost, binomial_cost, composed, gaussian_cost
-from d2pfed.accounting.events import (
-    Adjacency,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, SkellamSum
 from d2pfed.accounting.losses import COARSE, FINE, loss_distributions
 from d2pfed.accounting.profiles import PairKind, SampledGaussian, gaussian_epsilon
 from d2pfed.accounting.rdp import (

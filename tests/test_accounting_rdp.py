@@ -11,7 +11,7 @@ import pytest
 from d2pfed.accounting import rdp
 from d2pfed.accounting.binomial import Sensitivity, binomial_epsilon
 from d2pfed.accounting.composition import TOTAL_SLACK, smoothing_gap, surrogate
-from d2pfed.accounting.events import DiscreteGaussianSum, SkellamSum
+from d2pfed.accounting.laws import DiscreteGaussianSum, SkellamSum
 from d2pfed.accounting.losses import dominate
 from d2pfed.accounting.profiles import (
     PairKind,

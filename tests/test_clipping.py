@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from typer.testing import CliRunner
 
 from d2pfed.accounting import SERVER, Adjacency, CohortSampling, Release, Sampling, Unit, account
-from d2pfed.accounting.events import DiscreteGaussianSum
+from d2pfed.accounting.laws import DiscreteGaussianSum
 from d2pfed.api import Job, Settings
 from d2pfed.cli import app
 from d2pfed.errors import ConfigError, DamagedFile, PeerError, TooFewClients

@@ -22,7 +22,7 @@ from d2pfed.ledger import RowKind, read_rows
 from d2pfed.ledger.client_log import Entry
 from d2pfed.numerics.randomness import digest
 from d2pfed.runs import RoundRecord
-from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.runs.report import read_report
 from d2pfed.secagg import crypto
 from d2pfed.secagg.pairwise.graph import Consistency

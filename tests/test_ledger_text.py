@@ -7,19 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from d2pfed.accounting import RELEASED, SERVER, colluding
-from d2pfed.accounting.events import (
-    RATE_STEPS,
-    Adjacency,
-    BatchSampling,
-    BinomialSum,
-    CohortSampling,
-    ContinuousGaussian,
-    DiscreteGaussianSum,
-    Release,
-    Sampling,
-    SkellamSum,
-    Unit,
-)
+from d2pfed.accounting.events import RATE_STEPS, Adjacency, BatchSampling, CohortSampling, Release, Sampling, Unit
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, SkellamSum
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Budget, Head, Key, RowKind, decode_release, encode_release
 from d2pfed.ledger.budget import decode_body

@@ -26,7 +26,7 @@ from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import MechanismName, PrivacyTarget, calibrate
 from d2pfed.round import Attempt, session_of
 from d2pfed.runs import RoundRecord
-from d2pfed.runs.plain import from_json
+from d2pfed.runs.json_files import from_json
 from d2pfed.simulation import Dropouts, Fidelity, SerialBackend, SimulatedFederation, ray_backend
 from d2pfed.simulation.backend import pieces
 from d2pfed.simulation.ray_backend import RayBackend

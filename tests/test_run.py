@@ -23,7 +23,7 @@ from d2pfed.ledger import Ledger, read_rows, verify
 from d2pfed.plan import PrivacyTarget
 from d2pfed.round import Outcome, Participant, run_plan
 from d2pfed.runs import ArrayShape, Checkpoint, End, RoundRecord, RunDirectory, RunSettings, RunSummary, open_run
-from d2pfed.runs.plain import from_json, to_json
+from d2pfed.runs.json_files import from_json, to_json
 from d2pfed.simulation import Dropouts, Fidelity
 from d2pfed.training import ServerOptimizer
 from support.reports import Page

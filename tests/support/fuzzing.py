@@ -36,7 +36,7 @@ from d2pfed.numerics.randomness import digest
 from d2pfed.plan import PrivacyTarget, calibrate, decode_plan
 from d2pfed.plan.target import parse_clip
 from d2pfed.round import run_plan
-from d2pfed.runs import plain
+from d2pfed.runs import json_files as plain
 from d2pfed.runs.records import ExchangeRecord, RoundRecord
 from d2pfed.secagg import standing
 from d2pfed.secagg.roster import unpack_position

@@ -25,7 +25,8 @@ from d2pfed.accounting.composition import (
     method_for,
     total_epsilon,
 )
-from d2pfed.accounting.events import Adjacency, CohortSampling, Noise, RunReleases, Sampling
+from d2pfed.accounting.events import Adjacency, CohortSampling, RunReleases, Sampling
+from d2pfed.accounting.laws import Noise
 from d2pfed.accounting.losses import COARSE, FINE, loss_distributions
 from d2pfed.accounting.profiles import (
     WIDEST,

@@ -17,7 +17,7 @@ import numpy as np
 
 from d2pfed.accounting import rdp
 from d2pfed.accounting.binomial import Sensitivity, amplified_epsilon, binomial_epsilon
-from d2pfed.accounting.events import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise
+from d2pfed.accounting.laws import BinomialSum, ContinuousGaussian, DiscreteGaussianSum, Noise
 from d2pfed.accounting.losses import PrivacyLossDistribution
 from d2pfed.accounting.profiles import gaussian_epsilon
 from d2pfed.accounting.rdp import FloatArray, check_delta

@@ -13,7 +13,8 @@ import numpy as np
 
 from d2pfed.accounting.amplification import cap_excess, is_amplified, record_pairs, sampled_pairs
 from d2pfed.accounting.composition import composed, filtered_epsilon, has_gaussian
-from d2pfed.accounting.events import BinomialSum, Noise, Release, RunReleases, Sampling
+from d2pfed.accounting.events import Release, RunReleases, Sampling
+from d2pfed.accounting.laws import BinomialSum, Noise
 from d2pfed.accounting.losses import (
     COARSE,
     FINE,

@@ -23,14 +23,13 @@ from d2pfed.accounting.events import (
     Adjacency,
     BatchSampling,
     CohortSampling,
-    ContinuousGaussian,
-    Noise,
     Release,
     RunReleases,
     Sampling,
     Unit,
     releases_by_run,
 )
+from d2pfed.accounting.laws import ContinuousGaussian, Noise
 from d2pfed.accounting.losses import COARSE, FINE
 from d2pfed.accounting.rdp import check_delta, sparse_orders
 from d2pfed.errors import ConfigError

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from d2pfed.accounting.events import Noise
+from d2pfed.accounting.laws import Noise
 from d2pfed.accounting.rdp import FloatArray, check_delta, sparse_orders
 
 Profile = Callable[[FloatArray], FloatArray]

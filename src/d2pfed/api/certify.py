@@ -17,7 +17,7 @@ from d2pfed.deploy.config import default_signing_key, make_secret, read_secret
 from d2pfed.errors import ConfigError, LedgerError
 from d2pfed.ledger import Head
 from d2pfed.ledger.files import make_directory, replace_file
-from d2pfed.runs.plain import read_text
+from d2pfed.runs.json_files import read_text
 from d2pfed.runs.report import read_report
 from d2pfed.secagg.crypto import sign, signing_public
 

@@ -21,7 +21,7 @@ from d2pfed.plan import DEFAULT_TARGET, PrivacyTarget, describe, record_terms
 from d2pfed.plan.bounds import check_name, check_range
 from d2pfed.plan.policy import default_refusal
 from d2pfed.runs import End, Listener, RoundRecord, Run
-from d2pfed.runs.plain import to_json
+from d2pfed.runs.json_files import to_json
 from d2pfed.runs.report import BASELINE, Baseline, read_report
 from d2pfed.training import ServerOptimizer
 

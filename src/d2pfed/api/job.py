@@ -32,7 +32,7 @@ from d2pfed.plan import MechanismName, Plan, PrivacyTarget, RotationName, calibr
 from d2pfed.plan.plan import TYPES
 from d2pfed.round import can_stand
 from d2pfed.runs import ArrayShape, Listener, Run, RunSettings, RunSummary, open_run
-from d2pfed.runs.plain import read_text
+from d2pfed.runs.json_files import read_text
 from d2pfed.simulation import (
     Backend,
     ClearFederation,

@@ -25,7 +25,7 @@ from d2pfed.errors import ConfigError, needs_extra
 from d2pfed.fields import DATA, TRAINING
 from d2pfed.plan import PrivacyTarget, decode_plan
 from d2pfed.plan.bounds import check_range
-from d2pfed.runs.plain import read_text, to_json
+from d2pfed.runs.json_files import read_text, to_json
 from d2pfed.simulation import Fidelity
 
 with needs_extra("train", *TRAIN_PACKAGES):

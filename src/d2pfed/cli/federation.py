@@ -36,7 +36,7 @@ from d2pfed.ledger.client_log import Entry
 from d2pfed.ledger.files import create_file
 from d2pfed.numerics.randomness import Entropy
 from d2pfed.plan import Plan, decode_plan
-from d2pfed.runs.plain import read_text
+from d2pfed.runs.json_files import read_text
 from d2pfed.secagg import decode_roster, encode_roster
 from d2pfed.secagg.crypto import signing_public
 from d2pfed.secagg.roster import LIFETIME_DAYS

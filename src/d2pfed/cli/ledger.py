@@ -115,7 +115,7 @@ def create(
 ) -> None:
     """Make a ledger for all runs over one population, tuning runs included."""
     with needs_extra("train", *TRAIN_PACKAGES):
-        from d2pfed.runs.plain import read_text  # noqa: PLC0415 - slow to load
+        from d2pfed.runs.json_files import read_text  # noqa: PLC0415 - slow to load
 
     declared = tuple(run_plan(decode_plan(read_text(file))) for file in declare or ())
     budget = Budget(epsilon, delta, observer_named(against), max_participations, declared)

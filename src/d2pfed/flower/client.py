@@ -29,7 +29,7 @@ from d2pfed.flower.grid import (
     to_record,
 )
 from d2pfed.round import Units
-from d2pfed.runs.plain import from_json
+from d2pfed.runs.json_files import from_json
 from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, MetricMeans, ScoreMetrics, is_evaluation
 
 Train = Callable[[Message, Context], Message]  # what a ClientApp's training function is

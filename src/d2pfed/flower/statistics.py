@@ -24,7 +24,7 @@ from d2pfed.flower.server import PrivateFedAvg
 from d2pfed.plan import calibrate, guarantees
 from d2pfed.plan.bounds import check_name
 from d2pfed.runs import RoundRecord
-from d2pfed.runs.plain import from_json, read_text, to_json
+from d2pfed.runs.json_files import from_json, read_text, to_json
 from d2pfed.statistics.metrics import Metrics, MetricScheme, metric_names
 from d2pfed.statistics.questions import MEANS, SCORES, STATISTIC, Bounds, MetricMeans, ScoreMetrics
 

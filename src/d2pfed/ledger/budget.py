@@ -7,16 +7,9 @@ from operator import attrgetter
 from typing import TypeVar
 
 from d2pfed.accounting import RELEASED, Observer, Release, View
-from d2pfed.accounting.events import (
-    LAWS,
-    Adjacency,
-    BatchSampling,
-    CohortSampling,
-    ContinuousGaussian,
-    Sampling,
-    Unit,
-)
+from d2pfed.accounting.events import Adjacency, BatchSampling, CohortSampling, Sampling, Unit
 from d2pfed.accounting.filters import Filter, FilterDecision, PlanCost
+from d2pfed.accounting.laws import LAWS, ContinuousGaussian
 from d2pfed.errors import BudgetExceeded, ConfigError, LedgerError
 from d2pfed.numerics import canonical
 

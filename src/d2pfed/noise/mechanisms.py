@@ -11,7 +11,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Self
 
-from d2pfed.accounting.events import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
+from d2pfed.accounting.laws import BinomialSum, DiscreteGaussianSum, Noise, SkellamSum, l1_radius
 from d2pfed.errors import ConfigError, shown
 from d2pfed.noise.codec import Centers, Codec, conditional_round, rounded_radius
 from d2pfed.noise.cumulative import (

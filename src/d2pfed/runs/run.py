@@ -28,7 +28,7 @@ from d2pfed.round import (
     run_plan,
 )
 from d2pfed.runs.directory import Checkpoint, RunDirectory, open_ledger
-from d2pfed.runs.plain import from_json, read_text, to_json
+from d2pfed.runs.json_files import from_json, read_text, to_json
 from d2pfed.runs.records import End, ExchangeRecord, RoundRecord, RunSettings, RunSummary
 from d2pfed.training import ServerState, train
 

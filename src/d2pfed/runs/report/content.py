@@ -12,7 +12,7 @@ from d2pfed.numerics import canonical
 from d2pfed.plan import MechanismName, Plan, PlanSummary, PrivacyTarget, RotationName, describe
 from d2pfed.plan.describe import describe_plan
 from d2pfed.plan.plan import TYPES
-from d2pfed.runs.plain import from_json, parse, read_text, require_directory
+from d2pfed.runs.json_files import from_json, parse, read_text, require_directory
 from d2pfed.runs.records import RoundRecord, RunSummary, TrainingAudit
 
 Value = TypeVar("Value")
