@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import TRAINING, about, check_types, documented
 from d2pfed.learning.model import Model, Module, Params, Tensors
+from d2pfed.learning.record_program import by_products
 from d2pfed.learning.task import Clients, Examples
 from d2pfed.numerics.ring import IntVector
 
@@ -122,7 +123,9 @@ class SequentialTrainer:
         steps = Steps(self.local, values)
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(int(generator.integers(2**62)))
+            # Of the CPU alone where that is enough: for absent devices torch formats a stack at every call.
+            seed = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
+            seed(int(generator.integers(2**62)))
             for line in schedule:
                 gradients = loop_gradients(self.model, own, values, examples.take(line[line >= 0]))
                 with torch.no_grad():
@@ -158,7 +161,8 @@ def vmap_gradients(
         return losses.mean() if weights is None else (losses * weights).sum()
 
     axes = (0, 0, 0, None if weights is None else 0)
-    found = torch.func.vmap(torch.func.grad(mean_loss), in_dims=axes)(values, inputs, labels, weights)
+    with by_products(recurrent=model.has(torch.nn.RNNBase)):
+        found = torch.func.vmap(torch.func.grad(mean_loss), in_dims=axes)(values, inputs, labels, weights)
     return [found[name] for name in values]
 
 

@@ -50,7 +50,7 @@ def single_gradients(model: Model, values: Tensors, fixed: Tensors, rows: Exampl
         return -model.losses_of(model.training, trained | kept | buffers, *one).mean()
 
     axes = (0, 0, 0, None if rows.labels is None else 0)
-    with _by_products():
+    with by_products(recurrent=True), _Unfolded():
         found = torch.func.vmap(torch.func.grad(gain), in_dims=axes)(own, kept, rows.inputs, rows.labels)
     return [found[name] for name in model.names]
 
@@ -109,12 +109,12 @@ def _aligned(matrices: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _by_products() -> Iterator[None]:
-    """Let convolutions, attention and recurrent layers be made of products of matrices."""
+def by_products(*, recurrent: bool) -> Iterator[None]:
+    """Let attention, and recurrent layers if there are any, be made of products of matrices, which vmap takes."""
     before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # it has recurrent layers of its own, for whole batches
+    torch.backends.mkldnn.enabled = before and not recurrent  # it has such layers of its own, for whole batches
     try:
-        with sdpa_kernel(SDPBackend.MATH), _Unfolded():
+        with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mkldnn.enabled = before
