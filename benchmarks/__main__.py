@@ -340,7 +340,9 @@ def models_command(
     networks = _watched(bench_networks(repeats))
     records = _watched(bench_records(rounds, WIDTHS[::step]))
     if json:
-        print_json(about | {"rows": [tables.as_dict(row) for row in (*networks, *records)]})
+        print_json(
+            about | {"networks": list(map(tables.as_dict, networks)), "rows": list(map(tables.as_dict, records))}
+        )
         return
     out().print(tables.training_table(networks))
     out().print(tables.silo_table(records))

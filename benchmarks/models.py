@@ -32,7 +32,9 @@ def bench_networks(repeats: int, names: Sequence[str] = tuple(NETWORKS)) -> Iter
         model = user_model(build())
         inputs, labels = draw(_CLIENTS * _EXAMPLES), torch.arange(_CLIENTS * _EXAMPLES) % CLASSES
         clients = UserClients.of(
-            list(zip(inputs.split(_EXAMPLES), labels.split(_EXAMPLES), strict=True)), None, model.device
+            list(zip(*(torch.split(values, _EXAMPLES) for values in (inputs, labels)), strict=True)),
+            None,
+            model.device,
         )
         work = TrainingWork(build(), tuple(map(clients.examples, range(_CLIENTS))), _LOCAL, repeats)
         with one_thread(model):

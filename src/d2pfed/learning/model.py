@@ -146,14 +146,13 @@ class Model:
 
     def outputs_of(self, module: Module, values: Tensors | None, inputs: Any) -> Any:  # noqa: ANN401 - any data
         """Return what the module, `training` or `scoring`, makes of inputs."""
-        if self.forward is None and values is None:
-            named = isinstance(inputs, Mapping)
-            return module(**inputs) if named else module(*(inputs if isinstance(inputs, tuple) else (inputs,)))
         if self.forward is not None:
             return _call(module, values, self.forward, inputs)
-        if isinstance(inputs, Mapping):
-            return torch.func.functional_call(module, values, (), dict(inputs))
-        return torch.func.functional_call(module, values, inputs if isinstance(inputs, tuple) else (inputs,))
+        named = dict(inputs) if isinstance(inputs, Mapping) else {}
+        given = () if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
+        return (
+            module(*given, **named) if values is None else torch.func.functional_call(module, values, given, named)
+        )
 
     def has(self, *kinds: type[Module]) -> bool:
         """Tell whether a layer in training mode is of one of these kinds."""

@@ -111,13 +111,13 @@ def _aligned(matrices: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def by_products(*, recurrent: bool) -> Iterator[None]:
     """Let attention, and recurrent layers if there are any, be made of products of matrices, which vmap takes."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = before and not recurrent  # it has such layers of its own, for whole batches
+    before = torch._C._get_mkldnn_enabled()  # noqa: SLF001 - its context manager sets other flags too, and warns
+    torch._C._set_mkldnn_enabled(before and not recurrent)  # noqa: SLF001 - it has layers of its own, for batches
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        torch._C._set_mkldnn_enabled(before)  # noqa: SLF001
 
 
 class _Unfolded(TorchFunctionMode):

@@ -206,7 +206,7 @@ class LocalTrainer:
     def _note(self, params: Params, clients: Sequence[int]) -> str:
         """Say why clients are trained one by one where that is slow, by what factor, and what to do about it."""
         if not self.model.has(_DROPOUT):
-            return self.__dict__.get("_trial", (None, ""))[1]
+            return str(self.__dict__.get("_trial", (None, ""))[1])
         module = copy.deepcopy(self.model.module)
         for name, layer in list(module.named_modules()):
             owner, _, last = name.rpartition(".")
