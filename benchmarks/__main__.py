@@ -20,6 +20,7 @@ from benchmarks.ledger import RELEASES, LedgerRow, bench_ledger
 from benchmarks.parts import BUSY_PARTS, PARTS, Measured, run_part
 from benchmarks.scales import ALONE, BESIDE_FLOWER, GROWTH, MODEST, SILOS
 from benchmarks.secagg import SecAggRow, bench_secagg
+from benchmarks.silos_row import SiloRow
 from benchmarks.standing import bench_standing
 from benchmarks.statistics import CLIENTS, StatisticsRow, bench_statistics
 from benchmarks.training_row import TrainingRow
@@ -39,7 +40,7 @@ PlotFile = Annotated[Path | None, typer.Option(help="Write a plot of how cost gr
 Busy = Annotated[
     bool, typer.Option("--busy", help="Measure beside two busy loops, as on a machine that others use.")
 ]
-Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, StatisticsRow, DeploymentRow, EngineRow)
+Row = TypeVar("Row", SecAggRow, TrainingRow, LedgerRow, GoalRow, StatisticsRow, DeploymentRow, EngineRow, SiloRow)
 
 
 class Sizes(StrEnum):
@@ -314,6 +315,37 @@ def silos_command(
         print_json(about | {"rows": [tables.as_dict(row) for row in rows]})
         return
     out().print(tables.silo_table(rows))
+    out().print(record.line(about), soft_wrap=True, markup=False)
+
+
+@bench.command("models")
+def models_command(
+    repeats: Annotated[int, typer.Option(min=1, show_default=False, help="Rounds of each. [default: 3]")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=2, show_default=False, help="Rounds by record, of each. [default: 20]")
+    ] = 20,
+    step: Annotated[
+        int, typer.Option(min=1, show_default=False, help="Every so many widths of a linear layer. [default: 1]")
+    ] = 1,
+    json: AsJson = False,
+) -> None:
+    """Time rounds of six kinds of networks.
+
+    Of 50 clients, in the clear and private, beside a plain loop of torch in one thread; and by record beside Opacus, of
+    a linear layer with 1 to 130 inputs and three of these networks.
+    """
+    from benchmarks.models import WIDTHS, bench_networks, bench_records  # noqa: PLC0415 - torch takes seconds to load
+
+    about = record.surroundings()
+    networks = _watched(bench_networks(repeats))
+    records = _watched(bench_records(rounds, WIDTHS[::step]))
+    if json:
+        print_json(
+            about | {"networks": list(map(tables.as_dict, networks)), "rows": list(map(tables.as_dict, records))}
+        )
+        return
+    out().print(tables.training_table(networks))
+    out().print(tables.silo_table(records))
     out().print(record.line(about), soft_wrap=True, markup=False)
 
 

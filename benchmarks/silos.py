@@ -53,11 +53,25 @@ def bench_silos(rounds: int = 500, widths: Sequence[int] = WIDTHS) -> Iterator[S
 def _measured(width: int, rounds: int) -> Iterator[SiloRow]:
     generator = torch.Generator().manual_seed(width)
     inputs = torch.randn(RECORDS, 64, generator=generator)
-    records = inputs, inputs[:, :10].argmax(1)
+    ways = ("Opacus, pooled", _dp_sgd), ("d2pfed, 20 silos", _silos), ("plain SGD, pooled", _sgd)
+    build = lambda: nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10))  # noqa: E731
+    yield from _compared(build, (inputs, inputs[:, :10].argmax(1)), rounds, ways)
+
+
+def beside_opacus(name: str, build: Callable[[], nn.Module], records: Records, rounds: int) -> Iterator[SiloRow]:
+    """Yield rows of DP-SGD and ours for a module, named in both; for one of torch's threads."""
+    ways = (f"{name}: Opacus, pooled", _dp_sgd), (f"{name}: d2pfed, 20 silos", _silos)
+    yield from _compared(build, records, rounds, ways)
+
+
+def _compared(
+    build: Callable[[], nn.Module], records: Records, rounds: int, ways: Sequence[tuple[str, Train]]
+) -> Iterator[SiloRow]:
     peer: tuple[float, float] | None = None
-    for what, train in (("Opacus, pooled", _dp_sgd), ("d2pfed, 20 silos", _silos), ("plain SGD, pooled", _sgd)):
+    for what, train in ways:
         clock = _Clock()
-        module = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10))
+        torch.manual_seed(0)
+        module = build()
         train(module, records, rounds + _WARM + 1, clock)
         wall, processor = clock.means()
         peer = peer or (wall, processor)

@@ -121,7 +121,7 @@ def compare_without_privacy(learner: LocalTrainer, cohort: int, repeats: int) ->
         )
         for fidelity, goal in ((Fidelity.SUM, _LEAST_SHARE), (Fidelity.PROTOCOL, None)):
             peer = ("the same without privacy", costs["plain"], goal)
-            yield _row(f"private, {fidelity}", federation, costs[fidelity], peer)
+            yield row_of(f"private, {fidelity}", federation, costs[fidelity], peer)
 
 
 def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iterator[TrainingRow]:
@@ -140,14 +140,14 @@ def compare_with_peers(cohort: int, repeats: int, peers: Sequence[Peer]) -> Iter
                 repeats,
             )
         for name, threads in loops.items():
-            loop = measure({name: partial(_loop, work, threads)}, min(repeats, _LOOPS))[name]
+            loop = measure({name: partial(loop_with, work, threads)}, min(repeats, _LOOPS))[name]
             for what, cost in costs.items():
-                yield _row(what, federation, cost, (name, loop, None))
+                yield row_of(what, federation, cost, (name, loop, None))
         for peer in peers:
             theirs, error = attempt(peer.needs, partial(peer.measure, work))
             for what, cost in costs.items():  # peers are not private, so the goal is like against like
                 goal = peer.goal if what == "without privacy" else None
-                yield replace(_row(what, federation, cost, (peer.name, theirs, goal)), peer_error=error)
+                yield replace(row_of(what, federation, cost, (peer.name, theirs, goal)), peer_error=error)
 
 
 def measure_growth(repeats: int, cohorts: tuple[int, ...], widths: tuple[int, ...]) -> Iterator[TrainingRow]:
@@ -191,7 +191,7 @@ def measure(works: Mapping[str, Callable[[int], object]], repeats: int) -> dict[
     return {name: Cost(*(min(column) for column in zip(*costs[1:], strict=True))) for name, costs in seen.items()}
 
 
-def _loop(work: TrainingWork, threads: int, _number: int) -> None:
+def loop_with(work: TrainingWork, threads: int, _number: int) -> None:
     """Train client after client with so many of torch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -204,12 +204,13 @@ def _loop(work: TrainingWork, threads: int, _number: int) -> None:
 def _alone(what: str, learner: LocalTrainer, cohort: int, repeats: int) -> TrainingRow:
     with Federation.open(learner, cohort, _EPSILON) as federation, one_thread(learner.model):
         cost = measure({"": lambda number: federation.private(number, Fidelity.SUM)}, repeats)[""]
-        return _row(what, federation, cost, ("", None, None))
+        return row_of(what, federation, cost, ("", None, None))
 
 
-def _row(
+def row_of(
     what: str, federation: Federation, cost: Cost, peer: tuple[str, Cost | None, float | None]
 ) -> TrainingRow:
+    """Return what was measured, beside a peer with a goal."""
     learner, (name, theirs, goal) = federation.learner, peer
     return TrainingRow(
         what=what,

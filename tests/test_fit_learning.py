@@ -1,5 +1,7 @@
 """Local training of any rows: what a user's data become, and which trainer takes them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -64,11 +66,40 @@ def test_a_hook_sees_the_layers_that_are_not_trained_too():
     assert set(seen) == {3}
 
 
-def test_rows_that_a_mean_loss_mixes_are_trained_client_after_client():
-    loss = lambda outputs, labels: nn.functional.cross_entropy(outputs, labels) * 1.0  # noqa: E731
-    assert isinstance(trainer(nn.Linear(4, 2), held(), loss=loss), SequentialTrainer)
-    by_row = lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, reduction="none")  # noqa: E731
-    assert isinstance(trainer(nn.Linear(4, 2), held(), loss=by_row), LocalTrainer)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": lambda outputs, labels: nn.functional.cross_entropy(outputs, labels) * 1.0},
+        {"step": lambda module, batch: nn.functional.cross_entropy(module(batch[0]), batch[1])},
+    ],
+    ids=["loss", "step"],
+)
+def test_a_loss_that_reduces_by_itself_is_trained_for_many_clients(options):
+    """A row that fills up a batch would count in its mean, so it gets only batches of one size."""
+    generator = torch.Generator().manual_seed(3)
+    own = [
+        (torch.randn(size, 4, generator=generator), torch.randint(2, (size,), generator=generator))
+        for size in (11, 20, 0, 13, 23)
+    ]
+    found = trainer(nn.Linear(4, 2), own, **options)
+    assert isinstance(found, LocalTrainer)
+    assert not found.by_row
+    params = found.model.initial()
+    wanted = list(SequentialTrainer(found.model, found.clients, found.local)(params, range(5), 1))
+    many = replace(found, method=TrainingMethod.VMAP)
+    np.testing.assert_allclose(list(many(params, range(5), 1)), wanted, atol=1e-6)
+
+
+def test_slow_ways_name_their_reason_factor_and_remedy(monkeypatch):
+    net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
+    seconds = {TrainingMethod.LOOP: 6.0, TrainingMethod.VMAP: 1.0}
+    monkeypatch.setattr(LocalTrainer, "_seconds", lambda _own, _params, _examples, method: seconds[method])
+    assert trainer(net, held()).note.endswith("that takes 6.0 times as long as without dropout.")
+    steered = trainer(nn.Linear(4, 2), held(), forward=lambda net, x: net(x) if x.sum() > 0 else net(-x))
+    assert "values that steer the program" in steered.note
+    trees = trainer(nn.Linear(4, 2), [({"a": x}, y) for x, y in held()], forward=lambda net, x: net(x["a"]))
+    assert "one tensor of inputs" in trees.note
+    assert not trainer(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), held()).note
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 import d2pfed
 from d2pfed.errors import ConfigError
-from d2pfed.learning import RecordTrainer, UserClients, user_model
+from d2pfed.learning import RecordTrainer, UserClients, record_program, user_model
 
 
 def network(*layers, **options):
@@ -74,6 +74,106 @@ def test_a_records_vector_does_not_depend_on_the_others_to_the_bit():
         require_place_blind(mean_removed, own, own.model.initial())
 
 
+@pytest.mark.parametrize("width", [1, 40, 48, 49, 50, 51, 61, 65, 127, 130])
+def test_records_of_every_width_are_processed_many_at_once(width):
+    """Where a row began decided the order of a sum, from 49 columns on: chunks had one record, and took 40 times."""
+    own = trainer(network(torch.nn.Linear(width, 10)), [data(23, width)], chunk=32)
+    own = own.tried(own.model.initial(), 20)
+    assert own.chunk == 32
+    require_place_blind(fixed_chunks, own, own.model.initial())
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = torch.nn.LSTM(5, 7, batch_first=True), torch.nn.Linear(7, 3)
+
+    def forward(self, inputs):
+        return self.head(self.inner(inputs.unflatten(1, (6, 5)))[0][:, -1])
+
+
+class Attending(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = torch.nn.TransformerEncoderLayer(10, 2, 12, dropout=0.0, batch_first=True)
+        self.head = torch.nn.Linear(10, 3)
+
+    def forward(self, inputs):
+        return self.head(self.block(inputs.unflatten(1, (3, 10))).mean(1))
+
+
+def convolutions():
+    first = torch.nn.Unflatten(1, (2, 3, 5)), torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.GroupNorm(2, 4)
+    return *first, torch.nn.Sigmoid(), torch.nn.Flatten(), torch.nn.Linear(60, 3)
+
+
+@pytest.mark.parametrize(
+    "layers", [convolutions(), [Recurrent()], [Attending()]], ids=["cnn", "lstm", "transformer"]
+)
+def test_usual_networks_are_processed_many_at_once_by_their_gradients(layers):
+    own = trainer(network(*layers), [data(23, 30)], chunk=32)
+    own = own.tried(own.model.initial(), 20)
+    assert own.chunk == 32
+    require_place_blind(fixed_chunks, own, own.model.initial())
+    inputs, labels = data(23, 30)
+    found = fixed_chunks(own, own.model.initial(), np.arange(3))
+    for row in range(3):
+        assert np.allclose(found[row], by_autograd(own.model, inputs[row], labels[row]), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1},
+        {"stride": (1, 2), "padding": (2, 0), "dilation": (1, 2)},
+        {"padding": "same", "dilation": 3},
+        {"padding": "valid", "groups": 2, "bias": False},
+    ],
+)
+def test_convolutions_of_patches_are_torchs(options):
+    options = {"bias": True} | options
+    line = {name: value[-1] if isinstance(value, tuple) else value for name, value in options.items()}
+    for layer, shape in (
+        (torch.nn.Conv2d(4, 6, (2, 3), **options), (3, 4, 9, 11)),
+        (torch.nn.Conv1d(4, 6, 4, **line), (3, 4, 17)),
+    ):
+        inputs = torch.randn(shape)
+        wanted = layer(inputs)
+        with record_program._Unfolded():
+            assert torch.allclose(layer(inputs), wanted, atol=1e-5)
+            assert torch.allclose(layer(inputs[0]), wanted[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(1, 49, 10), (7, 1, 9), (3, 2, 5), (13, 65, 11), (16, 33, 8)]
+)
+def test_a_product_is_the_same_at_every_place(rows, inner, columns):
+    first, second = torch.randn(40, rows, inner), torch.randn(40, inner, columns)
+    for one, two in ((first, second), (first.mT.contiguous().mT, second), (first, second[:1].expand(40, -1, -1))):
+        found = record_program.product(one, two)
+        assert torch.allclose(found, torch.bmm(one, two), atol=1e-4)
+        moved = record_program.product(one.roll(7, 0), two if two.stride(0) == 0 else two.roll(7, 0))
+        assert torch.equal(moved, found.roll(7, 0))
+
+
+def test_what_the_program_multiplies_begins_at_whole_registers(monkeypatch):
+    """By construction, whatever library multiplies: all places of a batch look alike to it."""
+    seen, plain = [], torch.bmm
+
+    def looked_at(one, two):
+        found = plain(one, two)
+        seen.extend(
+            each.data_ptr() % 64 == 0 == each.stride(0) % 16 for each in (one, two, found) if each.stride(0)
+        )
+        return found
+
+    monkeypatch.setattr(torch, "bmm", looked_at)
+    record_program.product(torch.randn(9, 13, 65), torch.randn(9, 65, 11))
+    assert seen == [True] * 3
+
+
 def test_silos_share_chunks_and_have_the_vectors_that_they_have_alone():
     silos = [data(5, seed=3), data(0), data(9, seed=4), data(1, seed=5)]
     own = trainer(silos=silos)
@@ -106,8 +206,8 @@ def test_where_bits_depend_on_the_place_chunks_have_one_record(monkeypatch):
 
 def test_chunks_suit_the_expected_batch():
     own = trainer(chunk=0)
-    assert own.tried(own.model.initial(), 3).chunk == 8
-    assert own.tried(own.model.initial(), 256).chunk == 296
+    assert own.tried(own.model.initial(), 3).chunk == 32
+    assert own.tried(own.model.initial(), 256).chunk == 320
     assert own.tried(own.model.initial(), 2000).chunk <= 512
 
 

@@ -20,6 +20,8 @@ from d2pfed.learning import (
     SequentialTrainer,
     StoredClients,
 )
+from d2pfed.learning.model import evaluate, example_losses, measure
+from d2pfed.learning.record_program import recorded
 from d2pfed.learning.trainer import TrainingMethod
 
 torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
@@ -269,8 +271,9 @@ def test_a_module_of_no_known_kind_is_tried_once_and_both_methods_agree(monkeypa
     model, clients = Model(normalised()), clients_of([0, 9, 4])
     trials = []
     monkeypatch.setattr(
-        "d2pfed.learning.trainer._faster",
-        lambda *_: trials.append(1) or [TrainingMethod.VMAP, TrainingMethod.LOOP][len(trials) % 2],
+        LocalTrainer,
+        "_faster",
+        lambda *_: trials.append(1) or ([TrainingMethod.VMAP, TrainingMethod.LOOP][len(trials) % 2], ""),
     )
     trainer = LocalTrainer(model, clients, LOCALS[0])
     assert not next(trainer(model.initial(), [0], 3)).any()  # nothing to try with yet
@@ -389,3 +392,66 @@ def test_params_may_be_read_only_and_are_left_alone():
 def test_impossible_local_training_is_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong)) if len(wrong) == 1 else "momentum"):
         LocalTraining(**wrong)
+
+
+# Devices: no test machine has one, so `meta` stands in. Its tensors have no values, and mix with no others.
+
+META = torch.device("meta")
+
+
+class MetaClients:
+    population = 3
+
+    def examples(self, client):
+        rows = clients_of([9, 4, 1]).examples(client)
+        return rows.each(lambda leaf: leaf.to(META))
+
+
+def test_clients_are_trained_at_once_on_a_device_and_copied_once(monkeypatch):
+    model, copies = Model(normalised(), device=META), []
+
+    def copied(tensor):
+        copies.append(tuple(tensor.shape))
+        return torch.zeros(tensor.shape)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", copied)
+    for by_row in (True, False):
+        trainer = LocalTrainer(model, MetaClients(), LOCALS[2], TrainingMethod.VMAP, by_row)
+        assert len(list(trainer(np.ones(model.dimension, np.float32), [0, 1, 2], 5))) == 3
+    assert copies == [(3, model.dimension)] * 2
+
+
+def test_the_loop_stays_on_its_device():
+    model = Model(normalised(), device=META)
+    with pytest.raises(NotImplementedError, match="copy out of meta"):  # of what was trained, at the end
+        next(SequentialTrainer(model, MetaClients(), LOCALS[0])(np.ones(model.dimension, np.float32), [0], 5))
+
+
+def test_networks_known_by_hand_are_not_trained_by_hand_on_a_device(monkeypatch):
+    monkeypatch.setattr(LocalTrainer, "_faster", lambda *_: (TrainingMethod.VMAP, ""))
+    for build in (dense, plain_convolution):
+        model = Model(build(), device=META)
+        chosen = LocalTrainer(model, MetaClients(), LOCALS[0]).choose(np.ones(model.dimension, np.float32), [0])
+        assert chosen.method is TrainingMethod.VMAP
+
+
+def test_the_program_of_records_stays_on_its_device():
+    model, rows = Model(convolution(), device=META), MetaClients().examples(0)
+    values, fixed = model.unflatten(np.ones(model.dimension, np.float32)), model.fixed()
+    found = recorded(model, values, fixed, rows)(values, fixed, rows)
+    assert {each.device for each in found} == {META}
+    assert [len(each) for each in found] == [9] * len(model.names)
+
+
+def test_losses_are_summed_in_double_precision_on_the_cpu_alone(monkeypatch):
+    """MPS has no doubles."""
+    seen, double = [], torch.Tensor.double
+    monkeypatch.setattr(torch.Tensor, "double", lambda own: (seen.append(own.device), double(own))[1])
+    model, rows = Model(dense(), device=META), clients_of([9]).examples(0)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda own: torch.zeros(own.shape))
+    monkeypatch.setattr("d2pfed.learning.model.int", lambda _: 0, raising=False)  # of a count without a value
+    params = np.ones(model.dimension, np.float32)
+    assert evaluate(model, params, rows)["loss"] == 0
+    assert measure(model, params, [rows], {}) == {"loss": 0.0}
+    assert not example_losses(model, params, rows).any()
+    assert set(seen) == {torch.device("cpu")}

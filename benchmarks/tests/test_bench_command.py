@@ -196,3 +196,26 @@ def test_silos_shows_how_many_times_the_seconds_of_dp_sgd_a_round_takes(monkeypa
     status, out, _ = bench(monkeypatch, capsys, "silos", "--json")
     assert (status, [row["met"] for row in json.loads(out)["rows"]]) == (0, [None, True, False])
     assert "3.5" in bench(monkeypatch, capsys, "silos")[1]
+
+
+def test_models_shows_networks_beside_a_loop_and_records_beside_opacus(monkeypatch, capsys):
+    records = SiloRow(
+        what="Linear(49, 10)", dimension=500, rounds=2, seconds=1.0, processor_seconds=1.0, ratio=2.5
+    )
+    asked = []
+    monkeypatch.setattr("benchmarks.models.bench_networks", lambda repeats: asked.append(repeats) or iter(()))
+    monkeypatch.setattr(
+        "benchmarks.models.bench_records", lambda *given: asked.append([*map(list, given[1:])]) or iter([records])
+    )
+    status, out, _ = bench(monkeypatch, capsys, "models", "--repeats", "2", "--step", "64", "--json")
+    assert status == 0
+    assert json.loads(out)["rows"][0]["ratio"] == 2.5
+    assert asked == [2, [[1, 65, 129]]]
+    assert "2.5" in bench(monkeypatch, capsys, "models")[1]
+
+
+def test_networks_of_the_benchmark_take_their_inputs():
+    from benchmarks.networks import CLASSES, NETWORKS  # noqa: PLC0415 - torch takes seconds to load
+
+    for build, draw in NETWORKS.values():
+        assert build()(draw(2)).shape == (2, CLASSES)

@@ -170,6 +170,7 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
             trainer = trainer_for(job.model, job.clients, job.details.local)
     else:
         trainer = job.trainer().choose(params, range(job.clients.population))
+    note = trainer.note
     if job.weights is not None:
         trainer = WeightedTrainer(trainer, job.weights)
     if is_ours and plan is not None and name is not BackendName.AUTO:
@@ -181,7 +182,7 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
                 list(trainer(params, (client,), 0))
             seconds = min(seconds, perf_counter() - start)
         seconds *= job.sampling.cohort_size * job.settings.rounds
-    return start_backend(
+    backend, how = start_backend(
         name,
         trainer,
         (params, client),
@@ -190,6 +191,7 @@ def backend_for(job: "Job", options: RunOptions) -> tuple[Backend, str]:
         address=options.address,
         is_ours=is_ours,
     )
+    return backend, f"{how} {note}" if note else how
 
 
 def _unsafe(trainer: UserTrainer) -> str:

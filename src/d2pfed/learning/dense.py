@@ -65,9 +65,9 @@ def train_dense(  # noqa: PLR0917 - a kernel's arrays, and what Adam remembers
 
 
 def dense_gradients(
-    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> list[torch.Tensor]:
-    """Return each client's gradient of the weighted sum of its losses, in the order of values."""
+    """Return each client's gradient of the weighted sum of its losses, or their mean, in the order of values."""
     tensors = list(values.values())
     layers = list(zip(tensors[::2], tensors[1::2], strict=True))
     entering = [inputs.flatten(2)]
@@ -75,7 +75,8 @@ def dense_gradients(
         entering.append(torch.baddbmm(bias[:, None], entering[-1], weight.mT).relu_())
     weight, bias = layers[-1]
     slope = torch.baddbmm(bias[:, None], entering[-1], weight.mT).softmax(-1)
-    slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1)).mul_(weights[..., None])
+    slope.scatter_add_(2, labels[..., None], torch.full_like(slope[..., :1], -1))
+    slope.mul_(1 / slope.shape[1] if weights is None else weights[..., None])
     found: list[torch.Tensor] = []
     for at in reversed(range(len(layers))):
         found = [torch.bmm(slope.mT, entering[at]), slope.sum(1), *found]

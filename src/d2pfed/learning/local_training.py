@@ -7,10 +7,12 @@ from enum import StrEnum
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, shown
 from d2pfed.fields import TRAINING, about, check_types, documented
-from d2pfed.learning.model import Model, Params, Tensors
+from d2pfed.learning.model import Model, Module, Params, Tensors
+from d2pfed.learning.record_program import by_products
 from d2pfed.learning.task import Clients, Examples
 from d2pfed.numerics.ring import IntVector
 
@@ -106,49 +108,61 @@ class SequentialTrainer:
     model: Model
     clients: Clients
     local: LocalTraining
+    note: str = ""  # why clients are trained one by one
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
+        own = self.model.working_copy()
         for client in clients:
-            yield self.train(params, self.clients.examples(client), client_generator(round_seed, client))
+            yield self.train(params, self.clients.examples(client), client_generator(round_seed, client), own)
 
-    def train(self, params: Params, examples: Examples, generator: np.random.Generator) -> Params:
-        """Return the update of one client with these examples."""
+    def train(self, params: Params, examples: Examples, generator: np.random.Generator, own: Module) -> Params:
+        """Return the update of one client with these examples, trained in a working copy of the module."""
         schedule = self.local.schedule(len(examples), generator)
-        values = self.model.unflatten(params)
-        fixed = self.model.fixed()
-        steps = Steps(self.local, list(values.values()))
+        values = self.model.reset(own, params)
+        steps = Steps(self.local, values)
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(int(generator.integers(2**62)))
+            # Of the CPU alone where that is enough: for absent devices torch formats a stack at every call.
+            seed = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
+            seed(int(generator.integers(2**62)))
             for line in schedule:
-                gradients = loop_gradients(self.model, values, fixed, examples.take(line[line >= 0]))
-                steps.take(list(values.values()), gradients)
-        return self.model.flatten(values) - params
+                gradients = loop_gradients(self.model, own, values, examples.take(line[line >= 0]))
+                with torch.no_grad():
+                    steps.take(values, gradients)
+        return (
+            self.model.flatten(dict(zip(self.model.names, (value.detach() for value in values), strict=True)))
+            - params
+        )
 
 
-def loop_gradients(model: Model, values: Tensors, fixed: Tensors, batch: Examples) -> list[torch.Tensor]:
-    """Return the gradient of a batch's mean loss, in the order of `values`; may change the buffers in `fixed`."""
-    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-    loss = model.losses_of(model.training, leaves | fixed, batch.inputs, batch.labels).mean()
-    return list(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+def loop_gradients(model: Model, own: Module, values: list[torch.Tensor], batch: Examples) -> list[torch.Tensor]:
+    """Return the gradient of a batch's mean loss by a working copy and its trained tensors; may change its buffers."""
+    loss = model.losses_of(own, None, batch.inputs, batch.labels).mean()
+    return list(torch.autograd.grad(loss, values, materialize_grads=True))
 
 
 # From the clients' parameters, inputs and labels, all with the client as first axis, and weights that make the sum of
-# each one's losses a mean, to their gradients in the order of the parameters.
-FindGradients = Callable[[Tensors, torch.Tensor, torch.Tensor, torch.Tensor], list[torch.Tensor]]
+# each one's losses a mean, to their gradients in the order of the parameters. None as weights: all rows count, and a
+# loss may reduce them by itself.
+FindGradients = Callable[[Tensors, torch.Tensor, torch.Tensor, torch.Tensor | None], list[torch.Tensor]]
 
 
 def vmap_gradients(
-    model: Model, values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    model: Model, values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> list[torch.Tensor]:
     """Return the gradients of any module that torch.func.vmap can handle."""
     fixed = model.fixed()
 
-    def mean_loss(own: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return (model.losses_of(model.training, own | fixed, inputs, labels) * weights).sum()
+    def mean_loss(
+        own: Tensors, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        losses = model.losses_of(model.training, own | fixed, inputs, labels)
+        return losses.mean() if weights is None else (losses * weights).sum()
 
-    found = torch.func.vmap(torch.func.grad(mean_loss))(values, inputs, labels, weights)
+    axes = (0, 0, 0, None if weights is None else 0)
+    with by_products(recurrent=model.has(torch.nn.RNNBase)):
+        found = torch.func.vmap(torch.func.grad(mean_loss), in_dims=axes)(values, inputs, labels, weights)
     return [found[name] for name in values]
 
 
@@ -160,6 +174,7 @@ class BatchedTrainer:
     clients: Clients
     local: LocalTraining
     find: FindGradients
+    by_row: bool = True  # whether the loss tells rows apart, so that some may count for nothing
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
@@ -170,21 +185,43 @@ class BatchedTrainer:
         table, schedules = [unsorted[at][1] for at in order], [schedules[at] for at in order]
         lengths = np.array([len(schedule) for schedule in schedules])
         inputs, labels = (torch.cat([getattr(own, name) for own in table]) for name in ("inputs", "labels"))
-        starts = torch.tensor([0, *(len(own) for own in table)]).cumsum(0)[:, None]
+        starts = np.cumsum([0, *(len(own) for own in table)])[:, None]
         values = {
             name: value.expand(len(clients), *value.shape).clone()
             for name, value in self.model.unflatten(params).items()
         }
         steps = Steps(self.local, list(values.values()))
         for step in range(max(lengths)):
-            rows = torch.from_numpy(np.stack([schedule[step] for schedule in schedules[: sum(lengths > step)]]))
-            real, at = rows >= 0, rows.clamp(min=0) + starts[: len(rows)]
-            taken = inputs.index_select(0, at.flatten()).view(*at.shape, *inputs.shape[1:])
+            rows = np.stack([schedule[step] for schedule in schedules[: sum(lengths > step)]])
+            real, at = rows >= 0, rows.clip(min=0) + starts[: len(rows)]
             own = {name: value[: len(rows)] for name, value in values.items()}
-            found = self.find(own, taken, labels[at], real / real.sum(dim=1, keepdim=True))
-            steps.take(list(own.values()), found)
+            steps.take(list(own.values()), self._gradients(own, inputs, labels, at, real))
         flat = [values[name].reshape(len(clients), -1).float() for name in self.model.names]
-        trained = torch.cat(flat, dim=1).numpy()
+        trained = torch.cat(flat, dim=1).cpu().numpy()  # of all at once: a copy from a device waits for it
         trained -= params
         for place in np.argsort(order):
             yield trained[place]
+
+    def _gradients(
+        self, values: Tensors, inputs: torch.Tensor, labels: torch.Tensor, at: IntVector, real: NDArray[np.bool_]
+    ) -> list[torch.Tensor]:
+        """Return the clients' gradients for rows of the table; a loss that reduces by itself gets no others."""
+
+        def find(some: Tensors, at: IntVector, weights: NDArray[np.float32] | None) -> list[torch.Tensor]:
+            index = torch.from_numpy(at).to(inputs.device)
+            taken = inputs.index_select(0, index.flatten()).view(*index.shape, *inputs.shape[1:])
+            own = None if weights is None else torch.from_numpy(weights).to(inputs.device)
+            return self.find(some, taken, labels[index], own)
+
+        counts = real.sum(axis=1)
+        if self.by_row:
+            return find(values, at, (real / counts[:, None]).astype(np.float32))
+        if len(sizes := np.unique(counts)) == 1:
+            return find(values, at[:, : sizes[0]], None)
+        found = [torch.empty_like(value) for value in values.values()]
+        for size in sizes:
+            places = torch.from_numpy(np.flatnonzero(counts == size)).to(inputs.device)
+            some = {name: value[places] for name, value in values.items()}
+            for whole, part in zip(found, find(some, at[counts == size, :size], None), strict=True):
+                whole[places] = part
+        return found

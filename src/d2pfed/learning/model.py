@@ -118,20 +118,41 @@ class Model:
         kept = {name: value.detach() for name, value in self.module.named_parameters() if name not in self.names}
         return kept | {name: value.clone() for name, value in self.module.named_buffers()}
 
-    def losses_of(self, module: Module, values: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401
-        """Return the losses of a batch by `training`, which may change the buffers among `values`, or by `scoring`."""
+    def working_copy(self) -> Module:
+        """Return a copy of the module in training mode, for `reset`."""
+        own = copy.deepcopy(self.training)
+        for name, value in own.named_parameters():
+            value.requires_grad_(name in self.names)
+        return own
+
+    def reset(self, own: Module, params: Params) -> list[torch.Tensor]:
+        """Give a working copy these parameters and the module's buffers; return its trained tensors by `names`."""
+        for name, buffer in self.module.named_buffers():
+            owner, _, last = name.rpartition(".")
+            setattr(own.get_submodule(owner), last, buffer.clone())
+        values, tensors = self.unflatten(params), dict(own.named_parameters())
+        with torch.no_grad():
+            return [tensors[name].copy_(values[name]) for name in self.names]
+
+    def losses_of(self, module: Module, values: Tensors | None, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401
+        """Return the losses of a batch by `training`, which may change the buffers among `values`, or by `scoring`.
+
+        None as values are those of the module itself, as of a working copy.
+        """
         if self.step is None:
             return self.losses(self.outputs_of(module, values, inputs), labels)
         found: torch.Tensor = _call(module, values, self.step, inputs if labels is None else (inputs, labels))
         return found
 
-    def outputs_of(self, module: Module, values: Tensors, inputs: Any) -> Any:  # noqa: ANN401 - any data
+    def outputs_of(self, module: Module, values: Tensors | None, inputs: Any) -> Any:  # noqa: ANN401 - any data
         """Return what the module, `training` or `scoring`, makes of inputs."""
         if self.forward is not None:
             return _call(module, values, self.forward, inputs)
-        if isinstance(inputs, Mapping):
-            return torch.func.functional_call(module, values, (), dict(inputs))
-        return torch.func.functional_call(module, values, inputs if isinstance(inputs, tuple) else (inputs,))
+        named = dict(inputs) if isinstance(inputs, Mapping) else {}
+        given = () if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
+        return (
+            module(*given, **named) if values is None else torch.func.functional_call(module, values, given, named)
+        )
 
     def has(self, *kinds: type[Module]) -> bool:
         """Tell whether a layer in training mode is of one of these kinds."""
@@ -183,7 +204,9 @@ class _Called(nn.ModuleList):
         return function(self[0], given)
 
 
-def _call(module: Module, values: Tensors, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401
+def _call(module: Module, values: Tensors | None, function: Callable[..., Any], given: Any) -> Any:  # noqa: ANN401
+    if values is None:
+        return function(module, given)
     named = {f"0.{name}": value for name, value in values.items()}
     return torch.func.functional_call(_Called([module]), named, (function, given))
 
@@ -284,18 +307,21 @@ def evaluate(model: Model, params: Params, examples: Examples) -> dict[str, floa
         for inputs, labels in zip(
             torch.split(examples.inputs, _EVALUATED), torch.split(examples.labels, _EVALUATED), strict=True
         ):
-            outputs = model.outputs_of(model.scoring, values, inputs)
-            right += int((outputs.argmax(dim=1) == labels).sum())
-            loss += float(model.losses(outputs, labels).double().sum())
+            outputs = model.outputs_of(model.scoring, values, inputs.to(model.device))
+            own = labels.to(model.device)
+            right += int((outputs.argmax(dim=1) == own).sum())
+            loss += float(
+                model.losses(outputs, own).cpu().double().sum()
+            )  # on the CPU: not all devices have doubles
     return {"accuracy": right / len(examples), "loss": loss / len(examples)}
 
 
 def example_losses(model: Model, params: Params, examples: Examples) -> NDArray[np.float64]:
     """Return the loss of each example, in evaluation mode."""
-    values = model.unflatten(params) | model.fixed()
+    values, here = model.unflatten(params) | model.fixed(), examples.each(lambda leaf: leaf.to(model.device))
     with torch.no_grad():
-        losses = model.losses_of(model.scoring, values, examples.inputs, examples.labels)
-    return np.asarray(losses.double().numpy().reshape(len(examples), -1).mean(axis=1))
+        losses = model.losses_of(model.scoring, values, here.inputs, here.labels)
+    return np.asarray(losses.cpu().double().numpy().reshape(len(examples), -1).mean(axis=1))
 
 
 def measure(
@@ -316,7 +342,7 @@ def measure(
                 losses = model.losses(found, here.labels)
             else:
                 losses = model.losses_of(model.scoring, values, here.inputs, here.labels)
-            loss += float(losses.double().mean()) * len(batch)
+            loss += float(losses.cpu().double().mean()) * len(batch)
             count += len(batch)
             if metrics:
                 outputs.append(mapped(torch.Tensor.cpu, found))

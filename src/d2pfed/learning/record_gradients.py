@@ -1,8 +1,8 @@
 """Gradients of single records, many at once, each a function of its record and the model alone, bit for bit.
 
-Records are processed in chunks of one fixed shape, filled up with copies that count for nothing. A trial at the start
-compares bits across orders, neighbors and places in a chunk; where they differ, chunks have one record. A record whose
-gradient raises counts as zero, and changes no other.
+Records are processed in chunks of one fixed shape, filled up with copies that count for nothing, by a program that
+treats all places alike (`record_program`). A trial at the start compares bits across orders, neighbors and places in a
+chunk; where they differ, chunks have one record. A record whose gradient raises counts as zero, and changes no other.
 """
 
 import logging
@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError
-from d2pfed.learning.model import Model, Params, Tensors
-from d2pfed.learning.task import Clients, Examples, joined, mapped
+from d2pfed.learning.model import Model, Params
+from d2pfed.learning.record_program import Program, leaves_of, recorded, single_gradients
+from d2pfed.learning.task import Clients, Examples, joined
 from d2pfed.learning.user_clients import UserClients
 from d2pfed.numerics.ring import IntVector
 
@@ -26,6 +27,9 @@ Groups = Sequence[object] | Mapping[Any, object] | Callable[[int], object]
 
 _MOST_ROWS = 512  # of a chunk
 _LEAST_ROWS = 8
+_WHOLE_ROWS = (
+    32  # a multiple of them fills the processor's registers: torch treats what is left over in another way
+)
 _CHUNK_BYTES = 1 << 23  # of the gradients of a chunk: they should not leave the cache
 _TRIED = 8  # rows that the trial puts in other places
 
@@ -48,6 +52,7 @@ class _Held:
 
     silos: dict[int, _Silo] = field(default_factory=dict)
     table: tuple[Examples, IntVector] | None = None  # and where each silo begins
+    programs: dict[tuple[object, ...], Program] = field(default_factory=dict)  # by the shape of a chunk
     room: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))  # for the gradients of a chunk
     has_told: bool = False  # that a record counts as zero
 
@@ -86,7 +91,8 @@ class RecordTrainer:
             self._table()
         most = min(_MOST_ROWS, max(_LEAST_ROWS, _CHUNK_BYTES // (4 * self.model.dimension)))
         likely = expected + 2.5 * math.sqrt(expected)  # nearly always enough for a batch: a call costs much
-        size = self.chunk or _LEAST_ROWS * math.ceil(likely / math.ceil(likely / most) / _LEAST_ROWS)
+        step = _WHOLE_ROWS if most >= _WHOLE_ROWS else _LEAST_ROWS
+        size = self.chunk or step * math.ceil(likely / math.ceil(likely / most) / step)
         rows = next((silo.rows for each in range(self.silos.population) if (silo := self._silo(each)).count), None)
         if rows is None:
             raise ConfigError("some silo must hold records, none does")
@@ -194,30 +200,29 @@ class RecordTrainer:
         """Return a function from rows to the gradient of each row's loss, downhill, which the next call overwrites."""
         values, fixed = self.model.unflatten(params), self.model.fixed()
 
-        def gain(trained: Tensors, inputs: Any, labels: Any) -> torch.Tensor:  # noqa: ANN401 - any data
-            one = mapped(lambda leaf: leaf.unsqueeze(0), inputs), mapped(lambda leaf: leaf.unsqueeze(0), labels)
-            return -self.model.losses_of(self.model.training, trained | fixed, *one).mean()
-
         def gradients(rows: Examples) -> Gradients:
-            axes = (0, 0, None if rows.labels is None else 0)
-            # Each record multiplies parameters of its own: a product of the whole chunk treats rows by their place.
-            own = {name: value.expand(len(rows), *value.shape) for name, value in values.items()}
+            shape = tuple((leaf.shape, leaf.dtype) for leaf in leaves_of(rows))
             try:
-                found = torch.func.vmap(torch.func.grad(gain), in_dims=axes)(own, rows.inputs, rows.labels)
+                if shape not in self.held.programs:
+                    self.held.programs[shape] = recorded(self.model, values, fixed, rows)
+                found = self.held.programs[shape](values, fixed, rows)
             except RuntimeError as error:
                 raise ConfigError(
                     "the module's gradients cannot be taken record by record (dropout, values that steer the program "
                     f"and buffers that change cannot be used there): {str(error).strip().splitlines()[0][:160]}"
                 ) from error
-            flat = [found[name].reshape(len(rows), -1).float().cpu() for name in self.model.names]
             if self.held.room.shape != (
                 len(rows),
                 self.model.dimension,
             ):  # fresh memory costs as much as gradients
                 self.held.room = torch.empty(len(rows), self.model.dimension)
-            return torch.cat(flat, 1, out=self.held.room).numpy()
+            return self._flat(found, self.held.room)
 
         return gradients
+
+    def _flat(self, found: Sequence[torch.Tensor], room: torch.Tensor) -> Gradients:
+        """Join the gradients of each row, one after the other, in one table."""
+        return torch.cat([part.reshape(len(room), -1).float().cpu() for part in found], 1, out=room).numpy()
 
     def _each(self, gradients: Callable[[Examples], Gradients], rows: Examples) -> Gradients:
         """Return the gradient of each row of a chunk; one that raises is not a number, and counts as zero.
@@ -244,12 +249,21 @@ class RecordTrainer:
         """Tell whether rows have the same gradients, to the bit, in another order, with others, and in other places."""
         size, gradients = len(rows), self._at(params)
         for row in range(size):
+            alone = _padded(rows.between(row, row + 1), self.chunk)
             try:
-                gradients(_padded(rows.between(row, row + 1), self.chunk))
+                gradients(alone)
                 break
             except Exception:  # of every row: then it is no record's doing
                 if row + 1 == size:
                     raise
+        # A program repeats what it has recorded, so a loss that draws or remembers shows in the module's own calls.
+        values, fixed = self.model.unflatten(params), self.model.fixed()
+        twice = [single_gradients(self.model, values, fixed, alone) for _ in range(2)]
+        first, second = (self._flat(each, torch.empty(self.chunk, self.model.dimension)) for each in twice)
+        if not np.array_equal(first, second, equal_nan=True):
+            return False
+        if not np.allclose(gradients(alone), first, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return False
         plain = np.arange(size)
         orders = [plain, plain[::-1], np.roll(plain, 1), np.argsort(plain * 7 % size)]
         orders += [plain[row : row + 1] for row in range(0, size, max(1, size // _TRIED))]

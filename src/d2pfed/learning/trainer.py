@@ -1,5 +1,6 @@
 """Local training of a cohort, by the fastest of several methods that give the same updates."""
 
+import copy
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,14 +35,23 @@ from d2pfed.numerics.ring import IntVector
 _CACHE_BYTES = 1 << 22
 _CHUNK_BYTES = 1 << 25
 # Batch norms would see the rows that fill up a batch, and dropouts the random numbers of other clients.
+_DROPOUT = torch.nn.modules.dropout._DropoutNd  # noqa: SLF001 - torch's only name for all dropouts
 _ONE_BY_ONE = (
     torch.nn.modules.batchnorm._NormBase,  # noqa: SLF001 - torch's only name for all batch norms
-    torch.nn.modules.dropout._DropoutNd,  # noqa: SLF001 - torch's only name for all dropouts
-    torch.nn.RNNBase,
+    _DROPOUT,
 )
-_TRIAL_CLIENTS = 4
+_TRIAL_CLIENTS = 24  # about a cohort: the more there are, the more vmap gains
 _TRIAL_STEPS = 2
-_TRIAL_REPEATS = 3
+_TRIAL_REPEATS = 2  # the first may load or compile
+_WORTH_TELLING = 1.5  # times as long
+_DROPOUT_NOTE = "Dropout draws each client's own random numbers, so clients are trained one by one: that takes"
+_REFUSED_NOTE = (
+    "Clients are trained one by one, as torch.func.vmap cannot train many at once (it takes no functional dropout, no "
+    "values that steer the program and no buffers that change): "
+)
+_TREES_NOTE = (
+    "Clients are trained one by one: to train many at once, give one tensor of inputs and one of targets."
+)
 
 
 class TrainingMethod(StrEnum):
@@ -68,6 +79,8 @@ class LocalTrainer:
     clients: Clients
     local: LocalTraining
     method: TrainingMethod | None = None
+    by_row: bool = True  # whether the loss tells rows apart
+    note: str = ""  # why clients are trained one by one, where that is slow
 
     def __call__(self, params: Params, clients: Sequence[int], round_seed: int) -> Iterator[Params]:
         """Yield each client's update, trained minus given parameters, in the order of `clients`."""
@@ -82,14 +95,17 @@ class LocalTrainer:
             case method:
                 by_hand = method is TrainingMethod.BATCHED
                 find = dense_gradients if by_hand else partial(vmap_gradients, self.model)
-                batched = BatchedTrainer(self.model, self.clients, self.local, find)
+                batched = BatchedTrainer(self.model, self.clients, self.local, find, self.by_row)
                 size = max(1, (_CACHE_BYTES if by_hand else _CHUNK_BYTES) // (4 * self.model.dimension))
                 for start in range(0, len(clients), size):
                     yield from batched(params, clients[start : start + size], round_seed)
 
     def choose(self, params: Params, clients: Sequence[int]) -> "LocalTrainer":
         """Return this trainer with its method fixed, after a trial on one of these clients if one is needed."""
-        return replace(self, method=(self._behind_front or self)._choice(params, clients))  # noqa: SLF001 - its own
+        own = self._behind_front or self
+        chosen = own._choice(params, clients)  # noqa: SLF001 - its own
+        note = own._note(params, clients) if chosen is TrainingMethod.LOOP else ""  # noqa: SLF001
+        return replace(self, method=chosen, note=note)
 
     def __getstate__(self) -> dict[str, object]:  # without what was found out
         return {part.name: getattr(self, part.name) for part in fields(self)}
@@ -100,7 +116,7 @@ class LocalTrainer:
         if (parts := self.model.behind_front()) is None:
             return None
         seen = _SeenClients(self.clients, parts[0], self.clients.population)
-        return LocalTrainer(parts[1], seen, self.local, self.method)
+        return LocalTrainer(parts[1], seen, self.local, self.method, self.by_row)
 
     @cached_property
     def _kind(self) -> tuple[IntVector | None, ConvolutionalNetwork | None]:
@@ -121,13 +137,14 @@ class LocalTrainer:
             schedule = self.local.schedule(len(examples), generator)
             return network.train(params, examples, schedule, self.local)
         # Examples that do not fit the model: torch says what is wrong with them.
-        return SequentialTrainer(self.model, self.clients, self.local).train(params, examples, generator)
+        loop = SequentialTrainer(self.model, self.clients, self.local)
+        return loop.train(params, examples, generator, self.model.working_copy())
 
     def _choice(self, params: Params, clients: Sequence[int]) -> TrainingMethod:
         """Return the method: of a known kind of model by what was measured once and for all, else by one trial."""
         if self.method is not None:
             return self.method
-        widths, network = self._kind
+        widths, network = self._kind if self.model.device == CPU and self.by_row else (None, None)
         if widths is not None:
             sgd = self.local.optimizer is Optimizer.SGD and not self.local.momentum
             plain = sgd or self.local.optimizer is Optimizer.ADAM
@@ -142,42 +159,67 @@ class LocalTrainer:
             examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
             if examples is None:
                 return TrainingMethod.LOOP
-            self.__dict__["_trial"] = _faster(self.model, params, examples, self.local)
-        return TrainingMethod(self.__dict__["_trial"])
+            self.__dict__["_trial"] = self._faster(params, examples)
+        chosen: TrainingMethod = self.__dict__["_trial"][0]
+        return chosen
 
+    def _faster(self, params: Params, examples: Examples) -> tuple[TrainingMethod, str]:
+        """Return loop or vmap, by a few steps of a few clients; the loop where vmap fails, and why.
 
-def _faster(model: Model, params: Params, examples: Examples, local: LocalTraining) -> TrainingMethod:
-    """Return loop or vmap, by a few steps of a few clients; the loop where vmap does not find its gradient.
+        The loop goes first, so a mistake in the module is raised as itself; what fails in vmap alone is what vmap
+        cannot do (functional dropout, values that steer the program, buffers that are written).
+        """
+        model, batch = self.model, examples.take(np.arange(min(2, len(examples))))
+        own = model.working_copy()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            wanted = loop_gradients(model, own, model.reset(own, params), batch)
+        values = model.unflatten(params)
+        pair = {name: value.expand(2, *value.shape).clone() for name, value in values.items()}
+        twice = torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2)
+        weights = torch.full((2, len(batch)), 1 / len(batch), device=model.device) if self.by_row else None
+        try:
+            found = [
+                vmap_gradients(model, pair, *twice, weights) for _ in range(2)
+            ]  # a module may count its calls
+        except RuntimeError as error:
+            return TrainingMethod.LOOP, _REFUSED_NOTE + str(error).strip().splitlines()[0][:160]
+        for two, gradient in zip(chain(*found), wanted * 2, strict=True):
+            if not torch.allclose(two, gradient.expand_as(two), rtol=1e-3, atol=1e-5):
+                return TrainingMethod.LOOP, _REFUSED_NOTE + "it finds other gradients"
+        methods = TrainingMethod.VMAP, TrainingMethod.LOOP
+        seconds = {method: self._seconds(params, examples, method) for method in methods}
+        return min(methods, key=seconds.__getitem__), ""
 
-    The loop goes first, so a mistake in the module is raised as itself; what fails in vmap alone is what vmap cannot
-    do (functional dropout, values that steer the program, buffers that are written).
-    """
-    batch = examples.take(np.arange(min(2, len(examples))))
-    values = model.unflatten(params)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        wanted = loop_gradients(model, values, model.fixed(), batch)
-    pair = {name: value.detach().expand(2, *value.shape).clone() for name, value in values.items()}
-    twice = torch.stack([batch.inputs] * 2), torch.stack([batch.labels] * 2)
-    try:
-        found = vmap_gradients(model, pair, *twice, torch.full((2, len(batch)), 1 / len(batch)))
-    except RuntimeError:
-        return TrainingMethod.LOOP
-    for own, gradient in zip(found, wanted, strict=True):
-        if not torch.allclose(own, gradient.expand_as(own), rtol=1e-3, atol=1e-5):
-            return TrainingMethod.LOOP
-    few = np.arange(min(len(examples), _TRIAL_STEPS * local.batch_size))
-    clients = StoredClients(examples, (few,) * _TRIAL_CLIENTS)
-    seconds = {}
-    for method in (TrainingMethod.VMAP, TrainingMethod.LOOP):
-        trial = LocalTrainer(model, clients, replace(local, epochs=1), method)
+    def _seconds(self, params: Params, examples: Examples, method: TrainingMethod | None) -> float:
+        """Return the least time of a few steps of a few clients that hold these examples."""
+        few = np.arange(min(len(examples), _TRIAL_STEPS * self.local.batch_size))
+        clients = StoredClients(examples, (few,) * _TRIAL_CLIENTS)
+        trial = replace(self, clients=clients, local=replace(self.local, epochs=1), method=method)
         taken = []
         for _ in range(_TRIAL_REPEATS):
             start = time.perf_counter()
             list(trial(params, range(_TRIAL_CLIENTS), 0))
             taken.append(time.perf_counter() - start)
-        seconds[method] = min(taken)
-    return min(seconds, key=seconds.__getitem__)
+        return min(taken)
+
+    def _note(self, params: Params, clients: Sequence[int]) -> str:
+        """Say why clients are trained one by one where that is slow, by what factor, and what to do about it."""
+        if not self.model.has(_DROPOUT):
+            return str(self.__dict__.get("_trial", (None, ""))[1])
+        module = copy.deepcopy(self.model.module)
+        for name, layer in list(module.named_modules()):
+            owner, _, last = name.rpartition(".")
+            if isinstance(layer, _DROPOUT) and last:
+                setattr(module.get_submodule(owner), last, torch.nn.Identity())
+        without = replace(self, model=replace(self.model, module=module))
+        examples = next((own for own in map(self.clients.examples, clients) if len(own)), None)
+        if examples is None or without.model.has(*_ONE_BY_ONE):
+            return ""
+        method = without._choice(params, clients)  # noqa: SLF001 - its own
+        slow = self._seconds(params, examples, TrainingMethod.LOOP)
+        factor = slow / without._seconds(params, examples, method)  # noqa: SLF001
+        return f"{_DROPOUT_NOTE} {factor:.1f} times as long as without dropout." if factor > _WORTH_TELLING else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,16 +240,16 @@ class _SeenClients:
 def trainer_for(model: Model, clients: UserClients, local: LocalTraining) -> LocalTrainer | SequentialTrainer:
     """Return the fastest trainer for these clients, one of which is trained for a trial.
 
-    It trains many at once only where each holds one tensor of inputs and one of labels and the loss tells rows apart.
+    It trains many at once only where each holds one tensor of inputs and one of labels.
     """
     client, found = clients.first()
-    if model.device == CPU and model.step is None and found.are_tensors:
-        few = found.take(np.arange(min(2, len(found))))
-        values = model.unflatten(model.initial()) | model.fixed()
-        if model.losses_of(model.training, values, few.inputs, few.labels).shape == (len(few),):
-            alike = LabeledClients(clients, found.between(0, 0), clients.population)
-            return LocalTrainer(model, alike, local).choose(model.initial(), (client,))
-    return SequentialTrainer(model, clients, local)
+    if not found.are_tensors:
+        return SequentialTrainer(model, clients, local, _TREES_NOTE)
+    few = found.take(np.arange(min(2, len(found))))
+    values = model.unflatten(model.initial()) | model.fixed()
+    by_row = model.losses_of(model.training, values, few.inputs, few.labels).shape == (len(few),)
+    alike = LabeledClients(clients, found.between(0, 0), clients.population)
+    return LocalTrainer(model, alike, local, by_row=by_row).choose(model.initial(), (client,))
 
 
 @contextmanager
