@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from d2pfed.errors import PeerError
 from d2pfed.numerics.ring import RingVector
@@ -309,21 +310,59 @@ class Invitation:
     cohort: tuple[ClientId, ...] | None
 
 
+class Named(Protocol):
+    """What an invitation says of a session, of whichever protocol."""
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The round."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """The attempt at it."""
+        ...
+
+    @property
+    def draw(self) -> int:
+        """Which draw gave the cohort."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Which part of that draw."""
+        ...
+
+    @property
+    def cohort(self) -> tuple[ClientId, ...]:
+        """The clients, increasing."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """What messages are bound to."""
+        ...
+
+
 def encode_invitation(
-    session: Session, rank: int, opening: Opening | None = None, remembered: Position | None = None
+    session: Named, rank: int, opening: Opening | None = None, remembered: Position | None = None
 ) -> bytes:
     """Ask a client to take part."""
+    body = pack_invitation(session, opening, remembered)
+    return frame(MessageKind.INVITATION, session.digest, session.cohort[rank], body)
+
+
+def pack_invitation(session: Named, opening: Opening | None, remembered: Position | None) -> bytes:
+    """Return the body of an invitation."""
     counters = (session.round, session.attempt, session.draw, session.block)
     cohort = pack_ids(session.cohort) if opening is None else opening.seed + b"".join(opening.path)
-    return frame(
-        MessageKind.INVITATION,
-        session.digest,
-        session.cohort[rank],
-        pack_text(session.run),
-        *(pack_integer(counter, 4) for counter in counters),
-        NO_POSITION if remembered is None else remembered.pack(),
-        cohort,
-    )
+    numbers = b"".join(pack_integer(counter, 4) for counter in counters)
+    return pack_text(session.run) + numbers + (NO_POSITION if remembered is None else remembered.pack()) + cohort
 
 
 def decode_invitation(data: bytes, depth: int | None) -> Invitation:
@@ -332,6 +371,13 @@ def decode_invitation(data: bytes, depth: int | None) -> Invitation:
     The receiver builds the session from its own plan and checks that it has this binding.
     """
     reader, client, binding = unframe_unbound(data, MessageKind.INVITATION)
+    invitation = read_invitation(reader, client, binding, depth)
+    reader.end()
+    return invitation
+
+
+def read_invitation(reader: Reader, client: ClientId, binding: bytes, depth: int | None) -> Invitation:
+    """Read the body of an invitation."""
     run = reader.text()
     number, attempt, draw, block = (reader.integer(4) for _ in range(4))
     packed = reader.take(POSITION_BYTES)
@@ -339,7 +385,6 @@ def decode_invitation(data: bytes, depth: int | None) -> Invitation:
     opening = None
     if depth is not None:
         opening = Opening(reader.take(SEED_BYTES), tuple(reader.records(depth, NODE_BYTES)))
-    reader.end()
     if not run or (cohort is not None and client not in cohort):
         raise PeerError("an invitation must name a run and invite a client of its cohort")
     return Invitation(
