@@ -5,7 +5,7 @@ Tests show what each rule prevents: with that one rule patched away, the attack 
 
 from collections.abc import Mapping
 
-from d2pfed.errors import PeerError
+from d2pfed.errors import ConfigError, PeerError
 from d2pfed.secagg import crypto
 from d2pfed.secagg.lattice import session as sessions
 from d2pfed.secagg.lattice.messages import Advert, Invitation, Survivors
@@ -60,6 +60,12 @@ def require_contributions_signed(session: Session, roster: Roster, survivors: Su
         crypto.require_signature(roster.key(client), signed.signature, statement)
 
 
+def require_after_charge(before: Position, position: Position | None) -> None:
+    """Refuse to sign a position that its own charge has not moved on: a client put back to before it would pass."""
+    if position is None or position.count <= before.count:
+        raise ConfigError("a contribution must be signed with the position after its charge")
+
+
 def not_later(survivors: Survivors, known: Mapping[int, Position]) -> dict[int, Position]:
     """Return the remembered positions of those who do not say that they have come further since."""
     return {
@@ -75,7 +81,9 @@ def require_one_statement(signed: bytes, statement: bytes) -> None:
         raise PeerError("a member signs one set of survivors")
 
 
-def require_certificate(session: Session, roster: Roster, statement: bytes, signatures: Mapping[int, bytes]) -> None:
+def require_certificate(
+    session: Session, roster: Roster, statement: bytes, signatures: Mapping[int, bytes]
+) -> None:
     """Refuse to open what too few members have signed: two certificates share an honest member, and it signs once."""
     least = session.committee.certificate
     if not statement or len(signatures) < least:

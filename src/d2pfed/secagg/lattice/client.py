@@ -26,7 +26,7 @@ from d2pfed.secagg.lattice import session as sessions
 from d2pfed.secagg.lattice.field import PRIME
 from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, RequestBody
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Session
-from d2pfed.secagg.pairwise.checks import require_server_position, ring_copy
+from d2pfed.secagg.pairwise.checks import is_own, require_server_position, ring_copy
 from d2pfed.secagg.pairwise.messages import decode_invitation
 from d2pfed.secagg.position import History, Position
 from d2pfed.secagg.roster import Enrolment
@@ -88,6 +88,8 @@ class Participant:
             crypto.require_order(advert.key)
         checks.require_model(request, model)
         contributed, position = contribute(request.task, model)
+        if self.history is not None:
+            checks.require_after_charge(self.history.position, position)
         vector = ring_copy(session.ring, session.dimension, contributed)
 
         context = request.context
@@ -119,13 +121,16 @@ class Participant:
 
     def convene(self, invitation: bytes, entropy: Entropy) -> tuple[bytes, "Member"]:
         """Answer an invitation as a member of the committee; `entropy` is used once, here."""
-        self.session.place(self.client)
+        if self.client not in self.session.members:
+            raise PeerError(f"client {self.client} is not in the committee that it has computed")
         self.check_invitation(decode_invitation(invitation, self.depth))
-        own = crypto.Agreement(entropy.child("d2pfed lattice member", self.session.digest, self.client).key)
         secret = entropy.child("d2pfed lattice member", self.session.digest, self.client).key
+        own = crypto.Agreement(secret)
         signature = self.sign(sessions.advert_statement(self.session, self.client, own.public))
         known = {} if self.history is None else dict(self.history.known)
-        member = Member(secret, {rank: known[name] for rank, name in enumerate(self.session.cohort) if name in known})
+        member = Member(
+            secret, {rank: known[name] for rank, name in enumerate(self.session.cohort) if name in known}
+        )
         return messages.encode_advert(self.session, self.client, Advert(own.public, signature)), member
 
     def agree(self, member: "Member", data: bytes, record: Record) -> "MemberAnswer":
@@ -139,7 +144,10 @@ class Participant:
         if self.enrolment is None:
             return self._open(replace(member, statement=statement, context=survivors.context, keys=keys))
         checks.require_contributions_signed(session, self.enrolment.roster, survivors)
-        if claims := checks.not_later(survivors, member.known):
+        enrolled, later = self.enrolment, checks.not_later(survivors, member.known)
+        # what its owner did not sign is ignored: a colluder could plant it, and stop every attempt by it
+        claims = {rank: known for rank, known in later.items() if is_own(enrolled, session.cohort[rank], known)}
+        if claims:
             return MemberAnswer(messages.encode_signature(session, self.client, b"", claims), member)
         record(statement)
         signed = replace(member, statement=statement, context=survivors.context, keys=keys)
@@ -185,7 +193,9 @@ class Member:
     """What a member keeps between exchanges, in volatile storage: a key until it has opened, its answers afterwards."""
 
     secret: bytes = field(default=b"", repr=False)
-    known: Mapping[int, Position] = field(default_factory=dict)  # by rank: where it had met clients before its advert
+    known: Mapping[int, Position] = field(
+        default_factory=dict
+    )  # by rank: where it had met clients before its advert
     statement: bytes = b""  # what it has signed
     context: bytes = b""
     keys: Mapping[int, bytes] = field(default_factory=dict)  # of the survivors, by rank
@@ -204,7 +214,9 @@ class Member:
     def decode(session: Session, client: ClientId, data: bytes) -> "Member":
         """Read the bytes that were kept."""
         reader = unframe(data, MessageKind.SAVED_LATTICE_MEMBER, session.digest, client)
-        secret, known, statement, context, keys, opening, trace = (reader.take(reader.integer(4)) for _ in range(7))
+        secret, known, statement, context, keys, opening, trace = (
+            reader.take(reader.integer(4)) for _ in range(7)
+        )
         reader.end()
         return Member(
             secret,

@@ -77,34 +77,69 @@ def decode(points: Elements, values: Elements, size: int) -> NDArray[np.bool_] |
         powers[:, degree] = powers[:, degree - 1] * points % PRIME
     locators = powers[:, : errors + 1]
     kernel = _kernel(np.hstack((powers, -values[:, None] * locators % PRIME)))
+    if kernel is None:
+        return None
     right = np.flatnonzero(multiply(locators, kernel[size + errors :, None])[:, 0])[:size]
     if len(right) < size:
         return None
-    others = np.setdiff1d(np.arange(len(points)), right)
-    expected = multiply(interpolation(points[right], points[others]), values[right, None])[:, 0]
-    wrong = np.zeros(len(points), np.bool_)
-    wrong[others] = expected != values[others]
+    wrong = misfits(points, values[:, None], right)[:, 0]
     return wrong if int(wrong.sum()) <= errors else None
 
 
-def _kernel(matrix: Elements) -> Elements:
-    """Return a vector other than zero that a matrix with more columns than rows, or as many less one, maps to zero."""
+def decode_words(
+    points: Elements, words: Elements, size: int, patience: int
+) -> tuple[NDArray[np.bool_], list[int]]:
+    """Say which values of each word, a column, are wrong, and which words do not decode.
+
+    Wrong values of many words are mostly at the same points. So what one word shows is tried on all others before the
+    next one is decoded for itself. After `patience` words that do not decode, the others that do not fit are given up.
+    """
+    wrong, lost, pending = np.zeros(words.shape, np.bool_), list[int](), np.arange(words.shape[1])
+    suspects = np.zeros(len(points), np.bool_)
+    while pending.size:
+        differs = misfits(points, words[:, pending], np.flatnonzero(~suspects)[:size])
+        fits = differs.sum(axis=0) <= (len(points) - size) // 2
+        wrong[:, pending[fits]] = differs[:, fits]
+        pending = pending[~fits]
+        if not pending.size or len(lost) > patience:
+            break
+        found = decode(points, words[:, pending[0]], size)
+        if found is None:
+            lost.append(int(pending[0]))
+        else:
+            wrong[:, pending[0]] = found
+            suspects = suspects | found if int((~suspects & ~found).sum()) >= size else found
+        pending = pending[1:]
+    return wrong, lost + pending.tolist()
+
+
+def misfits(points: Elements, words: Elements, known: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Say where words, by columns, differ from the polynomials through their values at the known rows."""
+    others = np.setdiff1d(np.arange(len(points)), known)
+    differs = np.zeros(words.shape, np.bool_)
+    differs[others] = multiply(interpolation(points[known], points[others]), words[known]) != words[others]
+    return differs
+
+
+def _kernel(matrix: Elements) -> Elements | None:
+    """Return a vector other than zero that a matrix maps to zero; None if there is none."""
     rows, columns = matrix.shape
-    matrix, pivots, row = matrix.copy(), list[int](), 0
-    for column in range(columns):
-        found = np.flatnonzero(matrix[row:, column]) if row < rows else np.empty(0, np.int64)
+    matrix, pivots = matrix.copy(), 0
+    for row in range(columns):  # pivots are on the diagonal
+        found = np.flatnonzero(matrix[row:, row]) if row < rows else np.empty(0, np.int64)
         if not found.size:
             break  # a column that depends on those before it: the vector ends there
         matrix[[row, row + found[0]]] = matrix[[row + found[0], row]]
-        matrix[row] = matrix[row] * pow(int(matrix[row, column]), -1, PRIME) % PRIME
-        factors = matrix[:, column].copy()
+        matrix[row] = matrix[row] * pow(int(matrix[row, row]), -1, PRIME) % PRIME
+        factors = matrix[:, row].copy()
         factors[row] = 0
         matrix = (matrix - factors[:, None] * matrix[row]) % PRIME
-        pivots.append(column)
-        row += 1
+        pivots += 1
+    if pivots == columns:
+        return None
     vector = np.zeros(columns, np.int64)
-    vector[len(pivots)] = 1
-    vector[: len(pivots)] = -matrix[: len(pivots), len(pivots)] % PRIME
+    vector[pivots] = 1
+    vector[:pivots] = -matrix[:pivots, pivots] % PRIME
     return vector
 
 

@@ -34,7 +34,9 @@ def add_product(session: Session, context: bytes, total: RingVector, secret: Int
 
 
 @compiled
-def _add_products(rows: NDArray[np.unsignedinteger], factors: NDArray[np.unsignedinteger], out: RingVector) -> None:
+def _add_products(
+    rows: NDArray[np.unsignedinteger], factors: NDArray[np.unsignedinteger], out: RingVector
+) -> None:
     for row in range(rows.shape[0]):
         total = rows[row, 0] * factors[0]
         for column in range(1, rows.shape[1]):
@@ -59,7 +61,7 @@ def split(session: Session, secret: IntVector, seed: Elements, stream: Stream) -
     uniform throughout: it blinds a trace.
 
     Guarantee: the rows of any `threshold` members are uniform, whatever is shared.
-    Proof: docs/protocol.md#lattice. Checked: test_lattice_shares.py.
+    Proof: docs/protocol.md#lattice. Checked: test_lattice.py::test_the_shares_of_a_thresholds_members_are_uniform.
     """
     committee, count = session.committee, session.polynomials
     values = fields.elements(stream, committee.openers * (count + 2)).reshape(committee.openers, count + 2)

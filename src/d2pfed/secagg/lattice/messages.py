@@ -23,7 +23,6 @@ from d2pfed.secagg.wire import (
     frame,
     pack_integer,
     pack_subset,
-    subset_bytes,
     subset_of,
     unframe,
     unframe_unbound,
@@ -113,7 +112,13 @@ def encode_request(
     listed = (adverts[place].key + adverts[place].signature for place in sorted(adverts))
     task = pack_integer(len(request.task), 4), request.task, request.model_digest
     return frame(
-        MessageKind.LATTICE_REQUEST, session.digest, client, invitation, pack_subset(request.present), *listed, *task
+        MessageKind.LATTICE_REQUEST,
+        session.digest,
+        client,
+        invitation,
+        pack_subset(request.present),
+        *listed,
+        *task,
     )
 
 

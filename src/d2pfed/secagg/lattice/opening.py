@@ -19,7 +19,9 @@ from d2pfed.secagg.lattice.parameters import SECRET_DEVIATION
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Request
 from d2pfed.secagg.wire import ClientId
 
-_SECRET_REACH = 8 * SECRET_DEVIATION  # a sum of n secrets is this times sqrt n at most, but for a chance below 2^-40
+_SECRET_REACH = (
+    8 * SECRET_DEVIATION
+)  # a sum of n secrets is this times sqrt n at most, but for a chance below 2^-40
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -61,105 +63,132 @@ class Opener:
         self._seeds = (self._boxes[:, :, count].T.astype(np.int64) - seeds) % PRIME
         self._coefficients = fields.elements(entropy.stream(), count)
         self._left = np.ones(len(self.answered), np.bool_)  # members that are believed
-        self._disputes: dict[int, NDArray[np.bool_]] = {}  # by survivor: members whose value does not fit its words
-        self._undecoded: set[int] = set()  # survivors whose words do not decode
+        self._forget()
 
     def open(self) -> RingVector | None:
         """Return the sum, or None if it is not known yet who spoilt it."""
-        size = self._session.committee.openers
-        if self._syndromes(self._sums, size).any():
-            wrong = fields.decode(self._points, self._sums @ self._coefficients % PRIME, size)
-            if wrong is None:
-                return None
-            self._left &= ~wrong
-        seeds = self._open_seeds()
-        if seeds is None or self._syndromes(self._sums, size).any():
+        if not self._leave_out_liars():
             return None
-        return self._unmask(seeds)
+        seeds = self._open_seeds()
+        return None if seeds is None else self._unmask(seeds)
 
     def open_traced(self, traces: Mapping[int, Elements]) -> RingVector:
         """Return the sum, opened by members that are in dispute with nobody; TooFewClients if too few are."""
-        session = self._session
-        present = np.array([place in traces for place in self.answered])
-        self._left &= present
+        session, size = self._session, self._session.committee.openers
+        self._left = np.array([place in traces for place in self.answered])
+        self._forget()
         coefficients = np.append(sessions.trace_coefficients(session, self._total.statement), (0, 1))
         silent = np.zeros(len(self._ranks), np.int64)
         combined = np.array([traces.get(place, silent) for place in self.answered])
         words = ((self._boxes @ coefficients).T - combined) % PRIME
-        self._dispute(words, session.committee.openers)
-        for wrong in self._disputes.values():
-            self._left &= ~wrong
-        seeds = self._open_seeds()
+        if int(self._left.sum()) >= size:
+            self._left &= ~self._judge(words, size).any(axis=1)
         openers = int(self._left.sum())
-        if seeds is None or self._undecoded or openers < session.committee.openers:
-            raise TooFewClients(
-                f"{session.committee.openers} members in dispute with nobody must open a sum, got {openers}",
-                blamed=self.blamed(),
-            )
-        if self._syndromes(self._sums, session.committee.openers).any():
-            raise TooFewClients("members gave sums of pads that do not fit together", blamed=self.blamed())
+        if self._failed or openers < size:
+            raise self._void(f"{size} members in dispute with nobody must open a sum, got {openers}")
+        if not self._leave_out_liars():
+            raise self._void("members gave sums of pads that do not fit together")
+        seeds = self._open_seeds()
+        if seeds is None:
+            raise self._void("a seed is not the one that its client has committed itself to")
         return self._unmask(seeds)
 
     def blamed(self) -> tuple[ClientId, ...]:
         """Return who must have cheated: in dispute with more of the other side than can be lying.
 
-        With too few answers nobody is shown to cheat by a word that does not decode.
+        A word that decodes counts against members, and one that does not against its client, only if as many members
+        answered as show the truth in spite of all colluders among them.
         """
-        session, committee = self._session, self._session.committee
-        against = np.zeros(len(self.answered), np.int64)
-        clients = set[ClientId]()
-        for survivor, wrong in self._disputes.items():
-            against += wrong
-            if int(wrong.sum()) > max(1, committee.colluders):
-                clients.add(session.cohort[self._ranks[survivor]])
-        if len(self.answered) >= committee.openers + 2 * committee.colluders:
-            clients |= {session.cohort[self._ranks[survivor]] for survivor in self._undecoded}
-        liars = np.flatnonzero(against > max(1, session.colluders))
-        return tuple(sorted(clients | {session.members[self.answered[index]] for index in liars}))
+        session = self._session
+        clients = (self._disputes.sum(axis=0) > max(1, session.committee.colluders)) | self._shown_false
+        members = (self._disputes & self._sure).sum(axis=1) > max(1, session.colluders)
+        places = (self.answered[index] for index in np.flatnonzero(members))
+        ranks = (self._ranks[survivor] for survivor in np.flatnonzero(clients))
+        return tuple(sorted({*session.names(ranks), *(session.members[place] for place in places)}))
 
-    def _syndromes(self, words: Elements, size: int) -> Elements:
-        """Return by how much words miss a polynomial of degree below `size`: zero for every column that fits."""
-        known = np.flatnonzero(self._left)
-        if len(known) <= size:
-            return np.zeros((0, words.shape[1]), np.int64)
-        matrix = fields.interpolation(self._points[known[:size]], self._points[known[size:]])
-        return (fields.multiply(matrix, words[known[:size]]) - words[known[size:]]) % PRIME
+    def _void(self, text: str) -> TooFewClients:
+        """Return the error that ends the attempt: with those to blame, and those that are left out all the same.
 
-    def _dispute(self, words: Elements, size: int) -> None:
-        """Note, for each survivor whose word does not fit, with which members it is in dispute."""
-        for survivor in np.flatnonzero(self._syndromes(words, size).any(axis=0)):
-            known = np.flatnonzero(self._left)
-            wrong = fields.decode(self._points[known], words[known, survivor], size)
-            if wrong is None:
-                self._undecoded.add(int(survivor))
-                continue
-            self._note(int(survivor), known[wrong])
+        More clients than can collude do not fail unless members lie: then none is left out for it.
+        """
+        blamed, suspects = set(self.blamed()), self._session.names(self._ranks[each] for each in self._failed)
+        if len(suspects) <= max(1, self._session.colluders):
+            blamed |= set(suspects)
+        if suspects:
+            listed = ", ".join(map(str, suspects[:8]))
+            text += f"; client {listed}, or more than {self._correctable} members, gave false shares"
+        return TooFewClients(text, blamed=tuple(sorted(blamed)))
 
-    def _note(self, survivor: int, members: NDArray[np.int64]) -> None:
-        self._disputes.setdefault(survivor, np.zeros(len(self._left), np.bool_))[members] = True
+    def _forget(self) -> None:
+        shape = len(self.answered), len(self._ranks)
+        self._disputes = np.zeros(
+            shape, np.bool_
+        )  # by member and survivor: its value does not fit the survivor's word
+        self._sure = np.zeros(shape, np.bool_)  # that of the two it is not because of others who lie
+        self._failed = set[int]()  # survivors whose words do not decode, or decode to another seed
+        self._shown_false = np.zeros(len(self._ranks), np.bool_)  # those of them that must have cheated
+        self._correctable = 0
+
+    def _fits(self, words: Elements, size: int) -> bool:
+        """Say whether all words, by columns, are polynomials of degree below `size` at the members left."""
+        left = np.flatnonzero(self._left)
+        return not fields.misfits(self._points[left], words[left], np.arange(size)).any()
+
+    def _leave_out_liars(self) -> bool:
+        """Leave out members whose sums are wrong, and say whether those of the others fit together.
+
+        One combination of all columns is decoded. Its coefficients are the server's secret: who knew them could lie
+        unseen.
+        """
+        size, left = self._session.committee.openers, np.flatnonzero(self._left)
+        if self._fits(self._sums, size):
+            return True
+        wrong = fields.decode(self._points[left], self._sums[left] @ self._coefficients % PRIME, size)
+        if wrong is None:
+            return False
+        self._left[left[wrong]] = False
+        return self._fits(self._sums, size)
+
+    def _judge(self, words: Elements, size: int) -> NDArray[np.bool_]:
+        """Decode a word of each survivor at the members left; return which values are wrong, and note the disputes."""
+        left = np.flatnonzero(self._left)
+        patience = max(1, self._session.colluders)
+        found, lost = fields.decode_words(self._points[left], words[left], size, patience)
+        self._correctable = (len(left) - size) // 2
+        wrong = np.zeros_like(self._disputes)
+        wrong[left] = found
+        self._disputes |= wrong
+        is_sure = self._correctable >= self._session.committee.colluders
+        if is_sure:
+            self._sure |= wrong
+        self._fail(lost)
+        return wrong
+
+    def _fail(self, survivors: list[int]) -> None:
+        self._failed |= set(survivors)
+        if self._correctable >= self._session.committee.colluders:
+            self._shown_false[survivors] = True
 
     def _open_seeds(self) -> list[bytes] | None:
         """Return the survivors' seeds, packed, by rank; None if one does not decode, or is not the committed one."""
         size = SEED_ELEMENTS + self._session.committee.threshold
-        known = np.flatnonzero(self._left)
-        if len(known) < size:
-            return None
-        at_seed = fields.interpolation(self._points[known[:size]], np.arange(1, SEED_ELEMENTS + 1))
-        opened = fields.multiply(at_seed, self._seeds[known[:size]])
-        for survivor in np.flatnonzero(self._syndromes(self._seeds, size).any(axis=0)):
-            wrong = fields.decode(self._points[known], self._seeds[known, survivor], size)
-            if wrong is None:
-                return None
-            self._note(int(survivor), known[wrong])
-            right = known[~wrong][:size]
-            matrix = fields.interpolation(self._points[right], np.arange(1, SEED_ELEMENTS + 1))
+        wrong = self._judge(self._seeds, size)
+        context, cohort, wanted = (
+            self._total.request.context,
+            self._session.cohort,
+            np.arange(1, SEED_ELEMENTS + 1),
+        )
+        left = np.flatnonzero(self._left)[:size]
+        opened = fields.multiply(fields.interpolation(self._points[left], wanted), self._seeds[left])
+        for survivor in np.flatnonzero(wrong[left].any(axis=0)):
+            right = np.flatnonzero(self._left & ~wrong[:, survivor])[:size]
+            matrix = fields.interpolation(self._points[right], wanted)
             opened[:, survivor] = fields.multiply(matrix, self._seeds[right, survivor, None])[:, 0]
-        packed = [fields.pack(opened[:, survivor]) for survivor in range(len(self._ranks))]
-        context, cohort = self._total.request.context, self._session.cohort
-        for rank, seed in zip(self._ranks, packed, strict=True):
-            if sessions.commitment(context, cohort[rank], seed) != self._total.commitments[rank]:
-                return None
-        return packed
+        packed = [fields.pack(seed) for seed in opened.T]
+        for survivor, rank in enumerate(self._ranks):
+            if sessions.commitment(context, cohort[rank], packed[survivor]) != self._total.commitments[rank]:
+                self._fail([survivor])
+        return None if self._failed else packed
 
     def _summed_secrets(self) -> IntVector:
         """Return the sum of the survivors' secrets, which must be short."""

@@ -1,9 +1,9 @@
 """How long a secret is, how large a committee, and how many of its members open what: from a plan to numbers.
 
-    committee   L    clients that hold shares of everybody's secret
-    threshold   t    members whose shares together say nothing
-    packed      r    numbers of a secret in one polynomial; any r + t members open a sum
-    certificate Q    members that must sign one set of survivors before any of them opens it
+committee   L    clients that hold shares of everybody's secret
+threshold   t    members whose shares together say nothing
+packed      r    numbers of a secret in one polynomial; any r + t members open a sum
+certificate Q    members that must sign one set of survivors before any of them opens it
 """
 
 from dataclasses import dataclass

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
-from d2pfed.numerics.ring import RingVector
 from d2pfed.secagg import crypto
 from d2pfed.secagg.draws import Opening as DrawOpening
 from d2pfed.secagg.exchange import Outbox, PendingAnswers
 from d2pfed.secagg.lattice import checks, messages
-from d2pfed.secagg.lattice import session as sessions
 from d2pfed.secagg.lattice.field import Elements
 from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Survivors
 from d2pfed.secagg.lattice.opening import MaskedTotal, Opener
@@ -32,7 +30,6 @@ from d2pfed.secagg.roster import Roster
 from d2pfed.secagg.wire import ClientId, Subset, subset_of
 
 Boxes = NDArray[np.uint16]
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +74,9 @@ class Convening:
         """Return the invitations."""
         session, known = self._invitations.session, self._invitations
         return self._pending.outbox(
-            lambda rank: encode_invitation(session, rank, known.opening, known.remembered.get(session.cohort[rank]))
+            lambda rank: encode_invitation(
+                session, rank, known.opening, known.remembered.get(session.cohort[rank])
+            )
         )
 
     def receive(self, client: ClientId, data: bytes) -> None:
@@ -95,7 +94,9 @@ class Convening:
         session, least = self._invitations.session, self._invitations.session.committee.least
         if len(self._adverts) < least:
             there = tuple(session.members[place] for place in sorted(self._adverts))
-            raise TooFewClients(f"at least {least} members of the committee must be there, got {len(there)}", there)
+            raise TooFewClients(
+                f"at least {least} members of the committee must be there, got {len(there)}", there
+            )
         keys = {place: advert.key for place, advert in self._adverts.items()}
         return Contributing(self._invitations, Request(session, keys, task, model_digest), self._adverts)
 
@@ -178,7 +179,9 @@ class Agreeing:
         self._roster = roster
         self._entropy = entropy
         session = total.request.session
-        asked = [session.rank(session.members[place]) for place in total.request.keys] if roster is not None else []
+        asked = (
+            [session.rank(session.members[place]) for place in total.request.keys] if roster is not None else []
+        )
         self._pending = PendingAnswers(session, subset_of(len(session.cohort), asked))
         self._signatures: dict[int, bytes] = {}
         self._claims: dict[ClientId, Position] = {}

@@ -1,8 +1,9 @@
-"""What a client and the server have agreed on before one attempt, and what follows from the adverts of its committee."""
+"""What a client and the server have agreed on before one attempt, and what follows from its committee's adverts."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from d2pfed.numerics.randomness import Stream, derive, digest
 from d2pfed.numerics.ring import Ring
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice.field import Elements
-from d2pfed.secagg.lattice.parameters import MOST_COHORT, MOST_DIMENSION, Committee
+from d2pfed.secagg.lattice.parameters import MOST_BITS, MOST_COHORT, MOST_DIMENSION, Committee
 from d2pfed.secagg.wire import BINDING_BYTES, ID_LIMIT, ClientId, Subset, pack_ids, pack_subset, pack_text
 
 COUNTER_LIMIT = 1 << 32
@@ -45,33 +46,48 @@ class Session:
     digest: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        counters = (self.round, self.attempt, self.draw, self.block)
-        if not self.run or not all(0 <= counter < COUNTER_LIMIT for counter in counters):
-            raise ConfigError(f"a session needs a run and counters in [0, {COUNTER_LIMIT}), got {self.run}, {counters}")
-        pack_text(self.run)
+        self._require_name()
         if {len(self.plan_digest), len(self.roster_digest)} != {BINDING_BYTES}:
             raise ConfigError(f"digests of plan and roster must have {BINDING_BYTES} bytes")
         if not self.is_signed and (self.draw or self.block):
             raise ConfigError(f"only a roster's cohorts are drawn, got draw {self.draw}, block {self.block}")
         for ids in (self.cohort, self.members):
-            if any(left >= right for left, right in zip(ids, ids[1:], strict=False)):
+            if any(left >= right for left, right in pairwise(ids)):
                 raise ConfigError("a cohort and its committee must be strictly increasing")
-        size, committee = len(self.cohort), self.committee
+        size = len(self.cohort)
         if not 2 <= size <= MOST_COHORT or self.cohort[0] < 0 or self.cohort[-1] >= ID_LIMIT:
             raise ConfigError(f"a cohort must have 2 to {MOST_COHORT} clients below 2^64, got {size}")
+        if self.colluders < 0 or not self.colluders + 2 <= self.quorum <= size:
+            raise ConfigError(f"quorum must be in [{self.colluders + 2}, {size}], got {self.quorum}")
+        if not 1 <= self.dimension <= MOST_DIMENSION:
+            raise ConfigError(f"dimension must be in [1, {MOST_DIMENSION}], got {self.dimension}")
+        if not 1 <= self.bits <= MOST_BITS or self.secret < 1:
+            raise ConfigError(
+                f"bits must be in [1, {MOST_BITS}], got {self.bits}; secrets have {self.secret} numbers"
+            )
+        self._require_committee()
+        object.__setattr__(self, "digest", self._digest())
+
+    def _require_name(self) -> None:
+        counters = (self.round, self.attempt, self.draw, self.block)
+        if not self.run or not all(0 <= counter < COUNTER_LIMIT for counter in counters):
+            raise ConfigError(
+                f"a session needs a run and counters in [0, {COUNTER_LIMIT}), got {self.run}, {counters}"
+            )
+        pack_text(self.run)
+
+    def _require_committee(self) -> None:
+        committee = self.committee
         if len(self.members) != committee.size or not set(self.members) <= set(self.cohort):
             raise ConfigError(f"a committee must be {committee.size} clients of the cohort")
         if committee.colluders > committee.threshold or committee.packed < SEED_ELEMENTS:
-            raise ConfigError(f"a committee's threshold must be its colluders or more, and {SEED_ELEMENTS} be packed")
+            raise ConfigError(
+                f"a committee's threshold must be its colluders or more, and {SEED_ELEMENTS} be packed"
+            )
         if not committee.size + committee.colluders < 2 * committee.certificate <= 2 * committee.size:
             raise ConfigError("two certificates of a committee must share an honest member")
-        if committee.openers > committee.size:
-            raise ConfigError(f"{committee.openers} members must open a sum, got {committee.size}")
-        if not 1 <= self.dimension <= MOST_DIMENSION or self.secret < 1:
-            raise ConfigError(f"dimension must be in [1, {MOST_DIMENSION}], got {self.dimension}")
-        if not 0 <= self.colluders or not self.colluders + 2 <= self.quorum <= size:
-            raise ConfigError(f"quorum must be in [{self.colluders + 2}, {size}], got {self.quorum}")
-        object.__setattr__(self, "digest", self._digest())
+        if committee.least > committee.size:
+            raise ConfigError(f"an attempt needs {committee.least} members of a committee, got {committee.size}")
 
     @property
     def ring(self) -> Ring:
@@ -141,9 +157,7 @@ class Request:
         object.__setattr__(
             self,
             "context",
-            digest(
-                "d2pfed lattice context", self.session.digest, pack_subset(self.present), *keys, *trained
-            ),
+            digest("d2pfed lattice context", self.session.digest, pack_subset(self.present), *keys, *trained),
         )
 
     @property
@@ -164,7 +178,9 @@ def advert_statement(session: Session, member: ClientId, key: bytes) -> bytes:
     return digest("d2pfed lattice advert", session.digest, member, key)
 
 
-def contribution_statement(session: Session, context: bytes, client: ClientId, key: bytes, position: bytes) -> bytes:
+def contribution_statement(
+    session: Session, context: bytes, client: ClientId, key: bytes, position: bytes
+) -> bytes:
     """Return what a client signs: that this key, and no other, is its key in this context."""
     return digest("d2pfed lattice contribution", session.digest, context, client, key, position)
 

@@ -1,0 +1,147 @@
+"""The lattice protocol between honest clients: sums are right whoever vanishes, and nothing opens with too few."""
+
+import numpy as np
+import pytest
+
+from d2pfed.errors import ConfigError, PeerError, TooFewClients
+from d2pfed.numerics.randomness import Stream, digest
+from d2pfed.secagg.lattice import field as fields
+from d2pfed.secagg.lattice import messages
+from support.lattice import EXCHANGES, LatticeFederation, make_session, quick
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    quick(monkeypatch)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("size", [24, 66])
+def test_the_sum_is_that_of_the_survivors(size, signed):
+    federation = LatticeFederation(make_session(size, signed=signed))
+    agreeing = federation.gather()
+    assert agreeing.survivors == federation.session.cohort
+    opened = federation.open(agreeing)
+    assert np.array_equal(opened.vector, federation.expected(agreeing.survivors))
+    assert opened.blamed == ()
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("exchange", EXCHANGES[:4])
+def test_a_tenth_may_vanish_at_any_exchange(exchange, signed):
+    session = make_session(24, signed=signed)
+    gone = session.members[::12]
+    federation = LatticeFederation(
+        session, loss=lambda name, client, answer: None if name == exchange and client in gone else answer
+    )
+    agreeing = federation.gather()
+    assert len(agreeing.survivors) == (22 if exchange == "contribute" else 24)
+    assert np.array_equal(federation.open(agreeing).vector, federation.expected(agreeing.survivors))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES[:4])
+def test_an_attempt_ends_when_too_few_are_left(exchange):
+    session = make_session(24)
+    left = set(session.members[:8])
+    federation = LatticeFederation(
+        session, loss=lambda name, client, answer: None if name == exchange and client not in left else answer
+    )
+    with pytest.raises(TooFewClients):
+        federation.open(federation.gather())
+
+
+def test_random_sessions_give_the_right_sum():
+    for number in range(8):
+        stream = Stream(digest("session", number))
+        size = 24 + stream.below(17)
+        session = make_session(
+            size, signed=stream.below(2) == 1, bits=1 + stream.below(20), dimension=1 + stream.below(40)
+        )
+        gone = {client for client in session.cohort if stream.below(20) == 0}
+        phases = {client: EXCHANGES[stream.below(4)] for client in gone}
+        order = {name: place for place, name in enumerate(EXCHANGES)}
+
+        def loss(name, client, answer, phases=phases, order=order):
+            return None if client in phases and order[name] >= order[phases[client]] else answer
+
+        federation = LatticeFederation(session, seed=digest(number), loss=loss)
+        try:
+            agreeing = federation.gather()
+            opened = federation.open(agreeing)
+        except TooFewClients:
+            continue
+        assert np.array_equal(opened.vector, federation.expected(agreeing.survivors)), (number, session)
+
+
+def test_a_contribution_has_the_size_that_is_planned():
+    session = make_session(24)
+    sizes = set()
+
+    def loss(name, _client, answer):
+        if name == "contribute":
+            sizes.add(len(answer))
+        return answer
+
+    LatticeFederation(session, loss=loss).gather()
+    assert sizes == {messages.contribution_bytes(session, session.committee.size)}
+
+
+def test_a_vector_for_another_model_is_never_in_the_sum():
+    session = make_session(24)
+    federation = LatticeFederation(session)
+    honest, victim = federation.answer, session.cohort[4]
+    federation.answer = lambda name, client, data: honest(
+        name, client, data, b"another" if client == victim else b"the model of this round"
+    )
+    agreeing = federation.gather()
+    assert victim not in agreeing.survivors
+    assert "the one that the request names" in str(federation.refused["contribute"][victim])
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_the_shares_of_a_thresholds_members_are_uniform(count):
+    """Whatever is shared, the uniform values map onto the shares of any `threshold` members one to one."""
+    session = make_session(40)
+    threshold, openers = session.committee.threshold, session.committee.openers
+    chosen = np.sort(Stream(digest("members", count)).permutation(40)[:threshold])
+    uniform = np.arange(session.committee.packed + 1, openers + 1)
+    matrix = fields.interpolation(np.arange(1, openers + 1), session.points[chosen])[:, uniform - 1]
+    assert rank(matrix) == threshold
+    short = fields.interpolation(np.arange(1, openers + 1), session.points[chosen])[:, uniform[1:] - 1]
+    assert rank(short) < threshold  # the planted bug: one uniform value too few
+
+
+def rank(matrix) -> int:
+    matrix, found = matrix.copy() % fields.PRIME, 0
+    for column in range(matrix.shape[1]):
+        rows = np.flatnonzero(matrix[found:, column])
+        if not rows.size:
+            continue
+        matrix[[found, found + rows[0]]] = matrix[[found + rows[0], found]]
+        matrix[found] = matrix[found] * pow(int(matrix[found, column]), -1, fields.PRIME) % fields.PRIME
+        for row in range(found + 1, len(matrix)):
+            matrix[row] = (matrix[row] - matrix[row, column] * matrix[found]) % fields.PRIME
+        found += 1
+        if found == len(matrix):
+            break
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quorum": 1}, "quorum must be in"),
+        ({"dimension": 0}, "dimension"),
+        ({"members": (7, 10)}, "a committee must be"),
+        ({"run": ""}, "a run"),
+        ({"plan_digest": b""}, "digests"),
+    ],
+)
+def test_a_session_is_checked(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_session(24, **changes)
+
+
+def test_an_element_above_the_prime_is_refused():
+    with pytest.raises(PeerError, match="below 65521"):
+        fields.unpack(b"\xff\xff")
