@@ -102,9 +102,13 @@ class Opener:
         session = self._session
         clients = (self._disputes.sum(axis=0) > max(1, session.committee.colluders)) | self._shown_false
         members = (self._disputes & self._sure).sum(axis=1) > max(1, session.colluders)
-        places = (self.answered[index] for index in np.flatnonzero(members))
-        ranks = (self._ranks[survivor] for survivor in np.flatnonzero(clients))
-        return tuple(sorted({*session.names(ranks), *(session.members[place] for place in places)}))
+        ranks, places = np.flatnonzero(clients), np.flatnonzero(members)
+        found = set[ClientId]()  # of more than can collude some are honest: then nobody is named
+        if len(ranks) <= max(1, session.colluders):
+            found |= set(session.names(self._ranks[survivor] for survivor in ranks))
+        if len(places) <= max(1, session.committee.colluders):
+            found |= {session.members[self.answered[index]] for index in places}
+        return tuple(sorted(found))
 
     def _void(self, text: str) -> TooFewClients:
         """Return the error that ends the attempt: with those to blame, and those that are left out all the same.
@@ -158,8 +162,7 @@ class Opener:
         wrong = np.zeros_like(self._disputes)
         wrong[left] = found
         self._disputes |= wrong
-        is_sure = self._correctable >= self._session.committee.colluders
-        if is_sure:
+        if self._correctable >= self._session.committee.colluders:
             self._sure |= wrong
         self._fail(lost)
         return wrong
