@@ -7,8 +7,9 @@ from campaign_secagg import lattice
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Stream, digest
 from d2pfed.secagg.lattice import field as fields
-from d2pfed.secagg.lattice import messages
+from d2pfed.secagg.lattice import masks, messages
 from d2pfed.secagg.lattice.opening import Opener
+from d2pfed.secagg.wire import MessageKind, frame
 from support.lattice import EXCHANGES, LatticeFederation, make_session, quick
 from support.lattice_sessions import run_lattice
 
@@ -99,6 +100,35 @@ def test_the_shares_of_a_thresholds_members_are_uniform(count):
     assert rank(matrix) == threshold
     short = fields.interpolation(np.arange(1, openers + 1), session.points[chosen])[:, uniform[1:] - 1]
     assert rank(short) < threshold  # the planted bug: one uniform value too few
+
+
+def test_random_polynomials_have_a_uniform_value_for_each_of_the_threshold():
+    """Read back from the shares: what is shared is the same in two draws, all else is fresh."""
+    session = make_session(40)
+    committee, count = session.committee, session.polynomials
+    secret, seed = np.arange(-24, 24), np.arange(16)
+    known = session.points[: committee.openers]
+    matrix = fields.interpolation(known, np.arange(1, committee.openers + 1))
+    drawn = []
+    for name in ("one", "two"):
+        shares = masks.split(session, secret, seed, Stream(digest(name)))
+        drawn.append(fields.multiply(matrix, shares[: committee.openers]))
+    fresh = drawn[0] != drawn[1]
+    padded = np.pad(secret % fields.PRIME, (0, committee.packed * count - 48)).reshape(count, -1).T
+    assert np.array_equal(drawn[0][: committee.packed, :count], padded)
+    assert np.array_equal(drawn[0][:16, count], seed)
+    assert not fresh[: committee.packed, :count].any()
+    assert fresh[committee.packed :, :count].all()
+    assert fresh[16 : 16 + committee.threshold, count].all()
+    assert fresh[:, count + 1].all()
+
+
+def test_a_member_that_does_not_sign_says_why():
+    session = make_session(24)
+    member = session.members[0]
+    data = frame(MessageKind.LATTICE_SIGNATURE, session.digest, member, bytes(64), bytes(3))
+    with pytest.raises(PeerError, match="say whom it has met later"):
+        messages.decode_signature(session, member, data)
 
 
 def rank(matrix) -> int:

@@ -24,7 +24,7 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
 
 
 class MessageKind(IntEnum):
-    """What a frame holds. Kinds 1 to 10 belong to pair masks, 11 to 16 belong to standing keys, 17 to 25 to the lattice."""
+    """What a frame holds. Kinds 1 to 10 belong to pair masks, 11 to 16 to standing keys, 17 to 25 to the lattice."""
 
     INVITATION = 1
     KEY_ADVERTISEMENT = 2

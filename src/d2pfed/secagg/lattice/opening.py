@@ -96,12 +96,12 @@ class Opener:
     def blamed(self) -> tuple[ClientId, ...]:
         """Return who must have cheated: in dispute with more of the other side than can be lying.
 
-        A word that decodes counts against members, and one that does not against its client, only if as many members
-        answered as show the truth in spite of all colluders among them.
+        A word counts for this only if so many members answered that the colluders among them cannot change what it
+        decodes to: otherwise they could frame honest clients and members.
         """
         session = self._session
         clients = (self._disputes.sum(axis=0) > max(1, session.committee.colluders)) | self._shown_false
-        members = (self._disputes & self._sure).sum(axis=1) > max(1, session.colluders)
+        members = self._disputes.sum(axis=1) > max(1, session.colluders)
         ranks, places = np.flatnonzero(clients), np.flatnonzero(members)
         found = set[ClientId]()  # of more than can collude some are honest: then nobody is named
         if len(ranks) <= max(1, session.colluders):
@@ -125,10 +125,7 @@ class Opener:
 
     def _forget(self) -> None:
         shape = len(self.answered), len(self._ranks)
-        self._disputes = np.zeros(
-            shape, np.bool_
-        )  # by member and survivor: its value does not fit the survivor's word
-        self._sure = np.zeros(shape, np.bool_)  # that of the two it is not because of others who lie
+        self._disputes = np.zeros(shape, np.bool_)  # by member and survivor: one of the two must have lied
         self._failed = set[int]()  # survivors whose words do not decode, or decode to another seed
         self._shown_false = np.zeros(len(self._ranks), np.bool_)  # those of them that must have cheated
         self._correctable = 0
@@ -161,9 +158,8 @@ class Opener:
         self._correctable = (len(left) - size) // 2
         wrong = np.zeros_like(self._disputes)
         wrong[left] = found
-        self._disputes |= wrong
         if self._correctable >= self._session.committee.colluders:
-            self._sure |= wrong
+            self._disputes |= wrong
         self._fail(lost)
         return wrong
 
