@@ -42,14 +42,17 @@ def test_a_tenth_may_vanish_at_any_exchange(exchange, signed):
     assert np.array_equal(federation.open(agreeing).vector, federation.expected(agreeing.survivors))
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES[:4])
-def test_an_attempt_ends_when_too_few_are_left(exchange):
+ENDS = ("members of the committee must be there", "clients must be left", "must sign", "members must open a sum")
+
+
+@pytest.mark.parametrize(("exchange", "reason"), list(zip(EXCHANGES[:4], ENDS, strict=True)))
+def test_an_attempt_ends_when_too_few_are_left(exchange, reason):
     session = make_session(24)
     left = set(session.members[:8])
     federation = LatticeFederation(
         session, loss=lambda name, client, answer: None if name == exchange and client not in left else answer
     )
-    with pytest.raises(TooFewClients):
+    with pytest.raises(TooFewClients, match=reason):
         federation.open(federation.gather())
 
 

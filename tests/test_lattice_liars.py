@@ -341,7 +341,7 @@ def test_members_that_are_silent_in_a_trace_are_left_out():
     second = off_the_code(session, session.cohort[9], range(9, 12))
 
     def loss(name, client, answer):
-        if name == "trace" and client in session.members[-2:]:
+        if name == "trace" and client in session.members[-3:]:
             return None
         return second(name, client, first(name, client, answer))
 

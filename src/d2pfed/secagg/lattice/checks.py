@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from d2pfed.errors import ConfigError, PeerError
 from d2pfed.secagg import crypto
 from d2pfed.secagg.lattice import session as sessions
-from d2pfed.secagg.lattice.messages import Advert, Invitation, Survivors
+from d2pfed.secagg.lattice.messages import Advert, Survivors
 from d2pfed.secagg.lattice.session import Request, Session
+from d2pfed.secagg.pairwise.messages import Invitation
 from d2pfed.secagg.position import Position
 from d2pfed.secagg.roster import Roster
 from d2pfed.secagg.wire import ClientId

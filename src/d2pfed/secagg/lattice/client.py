@@ -27,8 +27,8 @@ from d2pfed.secagg.lattice.field import PRIME
 from d2pfed.secagg.lattice.messages import Advert, Contribution, Opened, RequestBody
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Session
 from d2pfed.secagg.pairwise.checks import is_own, require_server_position, ring_copy
-from d2pfed.secagg.pairwise.messages import decode_invitation
-from d2pfed.secagg.position import History, Position
+from d2pfed.secagg.pairwise.messages import Invitation, decode_invitation
+from d2pfed.secagg.position import POSITION_BYTES, History, Position, unpack_position
 from d2pfed.secagg.roster import Enrolment
 from d2pfed.secagg.wire import ClientId, MessageKind, Reader, frame, pack_integer, unframe
 
@@ -66,7 +66,7 @@ class Participant:
         """Return this client's signature, empty where nobody is enrolled."""
         return b"" if self.enrolment is None else crypto.sign(self.enrolment.secret, statement)
 
-    def check_invitation(self, invitation: messages.Invitation) -> None:
+    def check_invitation(self, invitation: Invitation) -> None:
         """Refuse an invitation to another session, or one that shows that this client was rolled back."""
         checks.require_session(self.session, self.client, invitation)
         if self.enrolment is not None and self.history is not None:
@@ -220,7 +220,7 @@ class Member:
         reader.end()
         return Member(
             secret,
-            {rank: messages.unpack_position(body) for rank, body in _by_rank(known, messages.POSITION_BYTES)},
+            {rank: unpack_position(body) for rank, body in _by_rank(known, POSITION_BYTES)},
             statement,
             context,
             dict(_by_rank(keys, KEY_BYTES)),

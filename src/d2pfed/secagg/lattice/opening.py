@@ -19,6 +19,8 @@ from d2pfed.secagg.lattice.parameters import SECRET_DEVIATION
 from d2pfed.secagg.lattice.session import SEED_ELEMENTS, Request
 from d2pfed.secagg.wire import ClientId
 
+Boxes = NDArray[np.uint16]  # elements of the field, in as few bytes: a whole cohort's are kept
+
 _SECRET_REACH = (
     8 * SECRET_DEVIATION
 )  # a sum of n secrets is this times sqrt n at most, but for a chance below 2^-40
@@ -31,7 +33,7 @@ class MaskedTotal:
     request: Request
     nonce: bytes
     keys: Mapping[int, bytes]
-    boxes: Mapping[int, Elements] = field(repr=False)
+    boxes: Mapping[int, Boxes] = field(repr=False)
     commitments: Mapping[int, bytes] = field(repr=False)
     total: RingVector = field(repr=False)
 
@@ -184,9 +186,9 @@ class Opener:
             matrix = fields.interpolation(self._points[right], wanted)
             opened[:, survivor] = fields.multiply(matrix, self._seeds[right, survivor, None])[:, 0]
         packed = [fields.pack(seed) for seed in opened.T]
-        for survivor, rank in enumerate(self._ranks):
-            if sessions.commitment(context, cohort[rank], packed[survivor]) != self._total.commitments[rank]:
-                self._fail([survivor])
+        for index, rank in enumerate(self._ranks):
+            if sessions.commitment(context, cohort[rank], packed[index]) != self._total.commitments[rank]:
+                self._fail([index])
         return None if self._failed else packed
 
     def _summed_secrets(self) -> IntVector:

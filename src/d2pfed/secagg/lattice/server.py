@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
 from d2pfed.numerics.randomness import Entropy
@@ -21,15 +20,13 @@ from d2pfed.secagg.exchange import Outbox, PendingAnswers
 from d2pfed.secagg.lattice import checks, messages
 from d2pfed.secagg.lattice.field import Elements
 from d2pfed.secagg.lattice.messages import Advert, Opened, SignedKey, Survivors
-from d2pfed.secagg.lattice.opening import MaskedTotal, Opener
+from d2pfed.secagg.lattice.opening import Boxes, MaskedTotal, Opener
 from d2pfed.secagg.lattice.session import Request, Session
 from d2pfed.secagg.pairwise.messages import encode_invitation
 from d2pfed.secagg.pairwise.unmask import Sum
 from d2pfed.secagg.position import Position, verify_position
 from d2pfed.secagg.roster import Roster
 from d2pfed.secagg.wire import ClientId, Subset, subset_of
-
-Boxes = NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
