@@ -5,11 +5,16 @@ import pytest
 
 from campaign_secagg import lattice
 from d2pfed.errors import ConfigError, PeerError, TooFewClients
-from d2pfed.numerics.randomness import Stream, digest
+from d2pfed.numerics.randomness import Stream, derive, digest
 from d2pfed.secagg.lattice import field as fields
 from d2pfed.secagg.lattice import masks, messages
+from d2pfed.secagg.lattice.client import Participant
 from d2pfed.secagg.lattice.opening import Opener
+from d2pfed.secagg.lattice.parameters import Committee
+from d2pfed.secagg.lattice.server import Convening, Invitations
+from d2pfed.secagg.lattice.session import model_digest
 from d2pfed.secagg.wire import MessageKind, frame
+from support.federation import MODEL, enrol
 from support.lattice import EXCHANGES, LatticeFederation, make_session, quick
 from support.lattice_sessions import run_lattice
 
@@ -158,11 +163,75 @@ def rank(matrix) -> int:
         ({"members": (7, 10)}, "a committee must be"),
         ({"run": ""}, "a run"),
         ({"plan_digest": b""}, "digests"),
+        ({"bits": 21}, "bits must be in"),
+        ({"secret": 0, "committee": Committee(24, 3, 16, 13, 0)}, "secrets have 0 numbers"),
+        ({"signed": False, "draw": 1}, "only a roster's cohorts"),
+        ({"round": -1}, "counters"),
+        ({"cohort": (5, 3)}, "strictly increasing"),
+        ({"cohort": (3, 1 << 64)}, "below 2"),
+        ({"committee": Committee(24, 3, 21, 13, 0)}, "an attempt needs 26 members"),
+        ({"committee": Committee(24, 3, 15, 13, 0)}, "16 be packed"),
+        ({"committee": Committee(24, 3, 16, 25, 0)}, "share an honest member"),
     ],
 )
 def test_a_session_is_checked(changes, message):
     with pytest.raises(ConfigError, match=message):
         make_session(24, **changes)
+
+
+def test_who_takes_part_fits_the_session():
+    signed, open_to_all = make_session(24), make_session(24, signed=False)
+    own = LatticeFederation(signed).participant(7)
+    assert own.client == 7
+    for session, enrolment, reason in (
+        (signed, None, "needs an enrolment"),
+        (open_to_all, own.enrolment, "nobody signs"),
+        (make_session(24, roster_digest=digest("another")), own.enrolment, "got another one"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            Participant(session, 7, enrolment, own.history)
+    with pytest.raises(ConfigError, match="not in the cohort"):
+        Participant(open_to_all, 8)
+    with pytest.raises(ConfigError, match="no other has one"):
+        Invitations(session=signed, roster=enrol((1, 2, 3)))
+
+
+def test_the_server_learns_where_clients_stand():
+    session = make_session(24)
+    federation = LatticeFederation(session)
+    convening = Convening(Invitations(session=session, roster=federation.roster, excluded=session.cohort[:1]))
+    federation.collect("convene", convening)
+    contributing = convening.close(b"", model_digest(MODEL))
+    federation.collect("contribute", contributing)
+    assert {client: position.count for client, position in contributing.positions.items()} == dict.fromkeys(
+        session.cohort[1:], 2
+    )
+
+
+def test_nobody_signs_where_nobody_is_enrolled():
+    federation = LatticeFederation(make_session(24, signed=False))
+    agreeing = federation.gather()
+    assert len(agreeing.outbox()) == 0
+    with pytest.raises(PeerError, match="was not asked"):
+        agreeing.receive(federation.session.members[0], b"")
+
+
+@pytest.mark.parametrize("bits", [1, 7, 8, 9, 16, 17, 20])
+def test_the_kernel_multiplies_as_whole_numbers_do(bits):
+    session = make_session(24, bits=bits, secret=19, dimension=11)
+    secret = np.arange(-9, 10) * 7
+    total = session.ring.uniform(Stream(digest("start")), 11)
+    word = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4")}[session.ring.mask_word.itemsize]
+    words = np.frombuffer(
+        Stream(derive(bytes(32), "d2pfed lattice matrix")).bytes(11 * 19 * np.dtype(word).itemsize), word
+    )
+    rows = [[int(number) for number in row] for row in words.reshape(11, 19)]
+    expected = [
+        (int(start) + sum(a * int(s) for a, s in zip(row, secret, strict=True))) % 2**bits
+        for start, row in zip(total, rows, strict=True)
+    ]
+    masks.add_product(session, bytes(32), total, secret)
+    assert total.tolist() == expected
 
 
 def test_an_element_above_the_prime_is_refused():

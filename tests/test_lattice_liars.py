@@ -18,7 +18,8 @@ from d2pfed.secagg.lattice.messages import Opened
 from d2pfed.secagg.lattice.parameters import Committee
 from d2pfed.secagg.lattice.server import Convening, Invitations
 from d2pfed.secagg.lattice.session import model_digest
-from support.federation import MODEL, TASK, position_of
+from support.evil import LOW_ORDER
+from support.federation import MODEL, TASK, enrolment_secret, position_of
 from support.lattice import LatticeFederation, make_session, quick, small_committee
 from support.lattice_server import body_of, reframed
 
@@ -432,6 +433,57 @@ def test_claims_of_members_are_there_to_be_remembered():
     agreeing = federation.gather()
     with pytest.raises(TooFewClients, match="must sign the survivors"):
         federation.open(agreeing)
+
+
+def test_a_claim_of_an_older_position_is_refused():
+    """It is no reason not to sign, and nothing to be remembered."""
+    session = liars_session()
+    client, stranger = session.cohort[4], session.cohort[9]
+
+    def loss(name, sender, answer):
+        if name == "contribute" and sender == stranger:
+            return None
+        if name != "agree" or sender not in session.members[:3]:
+            return answer
+        place, roster = session.place(sender), federation.roster
+        claimed = {0: (client, 1), 1: (stranger, 9), 2: (client, 2)}[place]
+        claims = {session.rank(claimed[0]): position_of(*claimed, roster)}
+        return messages.encode_signature(session, sender, b"", claims)
+
+    federation = LatticeFederation(session, loss=loss)
+    agreeing = federation.gather()
+    assert is_right(federation, agreeing.survivors, federation.open(agreeing))
+    assert set(federation.refused["agree"]) == set(session.members[:2])
+    assert {name: position.count for name, position in agreeing.claims.items()} == {client: 2}
+
+
+def changed_contribution(change):
+    """A session in which one client changes its contribution, and signs it again."""
+    session = liars_session()
+    cheat = session.cohort[4]
+
+    def loss(name, client, answer):
+        if name != "contribute" or client != cheat:
+            return answer
+        said = change(messages.decode_contribution(session, client, session.committee.size, answer))
+        bound = session, said.context, client, said.key, said.position.pack()
+        signature = crypto.sign(enrolment_secret(client), sessions.contribution_statement(*bound))
+        return messages.encode_contribution(session, client, replace(said, signature=signature))
+
+    federation = LatticeFederation(session, loss=loss)
+    agreeing = federation.gather()
+    assert cheat not in agreeing.survivors
+    assert is_right(federation, agreeing.survivors, federation.open(agreeing))
+    return str(federation.refused["contribute"][cheat])
+
+
+def test_a_contribution_for_another_context_is_refused():
+    assert "another model" in changed_contribution(lambda said: replace(said, context=bytes(32)))
+
+
+def test_a_clients_key_of_low_order_stops_nobody():
+    """With it in the set of survivors no honest member would open."""
+    assert "low order" in changed_contribution(lambda said: replace(said, key=bytes.fromhex(LOW_ORDER[0])))
 
 
 # --- a member that is killed ---

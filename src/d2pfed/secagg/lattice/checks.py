@@ -61,9 +61,14 @@ def require_contributions_signed(session: Session, roster: Roster, survivors: Su
         crypto.require_signature(roster.key(client), signed.signature, statement)
 
 
-def require_after_charge(before: Position, position: Position | None) -> None:
-    """Refuse to sign a position that its own charge has not moved on: a client put back to before it would pass."""
-    if position is None or position.count <= before.count:
+def require_after_charge(before: Position | None, position: Position | None) -> None:
+    """Refuse to sign a position that its own charge has not moved on: a client put back to before it would pass.
+
+    There is none before, and none after, where nobody is enrolled.
+    """
+    if before is None and position is None:
+        return
+    if before is None or position is None or position.count <= before.count:
         raise ConfigError("a contribution must be signed with the position after its charge")
 
 
@@ -74,6 +79,14 @@ def not_later(survivors: Survivors, known: Mapping[int, Position]) -> dict[int, 
         for rank, signed in survivors.signed.items()
         if rank in known and (signed.position is None or signed.position.count <= known[rank].count)
     }
+
+
+def require_claims(survivors: Survivors, claims: Mapping[int, Position]) -> None:
+    """Refuse claims but of survivors, met no earlier than they say they are: old ones are no reason not to sign."""
+    for rank, claim in claims.items():
+        shown = survivors.signed[rank].position if rank in survivors.signed else None
+        if shown is None or claim.count < shown.count:
+            raise PeerError("a claim must be of a survivor, and not of before where it says it is")
 
 
 def require_one_statement(signed: bytes, statement: bytes) -> None:

@@ -56,6 +56,8 @@ class Participant:
             self.enrolment.require_self(self.client)
             if self.enrolment.roster.digest != self.session.roster_digest:
                 raise ConfigError("a signed session belongs to the roster of its clients, got another one")
+        elif self.enrolment is not None or self.history is not None:
+            raise ConfigError("nobody signs in a session without a roster, got an enrolment or a history")
 
     @property
     def depth(self) -> int | None:
@@ -88,8 +90,7 @@ class Participant:
             crypto.require_order(advert.key)
         checks.require_model(request, model)
         contributed, position = contribute(request.task, model)
-        if self.history is not None:
-            checks.require_after_charge(self.history.position, position)
+        checks.require_after_charge(None if self.history is None else self.history.position, position)
         vector = ring_copy(session.ring, session.dimension, contributed)
 
         context = request.context

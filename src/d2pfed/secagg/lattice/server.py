@@ -211,9 +211,11 @@ class Agreeing:
             crypto.require_signature(roster.key(client), said, self._total.statement)
             self._signatures[session.place(client)] = said
             return
-        for rank, position in said.items():
-            name = session.cohort[rank]
+        checks.require_claims(self._survivors, said)
+        named = {session.cohort[rank]: position for rank, position in said.items()}
+        for name, position in named.items():
             verify_position(position, roster.key(name), roster.authority, name)
+        for name, position in named.items():
             if name not in self._claims or position.count > self._claims[name].count:
                 self._claims[name] = position
 
