@@ -168,6 +168,7 @@ def rank(matrix) -> int:
         ({"signed": False, "draw": 1}, "only a roster's cohorts"),
         ({"round": -1}, "counters"),
         ({"cohort": (5, 3)}, "strictly increasing"),
+        ({"cohort": (5, 5)}, "strictly increasing"),
         ({"cohort": (3, 1 << 64)}, "below 2"),
         ({"committee": Committee(24, 3, 21, 13, 0)}, "an attempt needs 26 members"),
         ({"committee": Committee(24, 3, 15, 13, 0)}, "16 be packed"),

@@ -486,6 +486,21 @@ def test_a_clients_key_of_low_order_stops_nobody():
     assert "low order" in changed_contribution(lambda said: replace(said, key=bytes.fromhex(LOW_ORDER[0])))
 
 
+def test_a_members_key_of_low_order_stops_nobody():
+    """With it among the adverts every client would refuse the request."""
+    session = liars_session()
+    bad, key = session.members[2], bytes.fromhex(LOW_ORDER[0])
+    signature = crypto.sign(enrolment_secret(bad), sessions.advert_statement(session, bad, key))
+
+    def loss(name, client, answer):
+        is_bad = name == "convene" and client == bad
+        return messages.encode_advert(session, client, messages.Advert(key, signature)) if is_bad else answer
+
+    federation, survivors, opened = run(session, loss)
+    assert "low order" in str(federation.refused["convene"][bad])
+    assert is_right(federation, survivors, opened)
+
+
 # --- a member that is killed ---
 
 

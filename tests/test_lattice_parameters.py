@@ -1,7 +1,9 @@
 """From a plan to a committee: the rule against scipy and against exact fractions, an example in full, and refusals."""
 
+import re
 from fractions import Fraction
 from math import ceil, comb
+from pathlib import Path
 
 import pytest
 from scipy.stats import hypergeom
@@ -94,6 +96,11 @@ def test_every_committee_keeps_the_rules(cohort, share, draws):
         assert 2 * draws * exact_tail(population, colluding, found.size, found.colluders) <= Fraction(1, 1 << 40)
 
 
+def test_a_whole_cohort_is_the_last_choice():
+    found = choose_committee(127, A_TENTH, 512, population=127, colluding=50, draws=0)
+    assert found == Committee(size=127, threshold=50, packed=62, certificate=89, colluders=50)
+
+
 def test_without_draws_all_colluders_may_be_members():
     assert choose_committee(100, A_TENTH, 512, population=100, colluding=10, draws=0).colluders == 10
 
@@ -124,6 +131,16 @@ def test_no_committee_is_better_than_one_that_opens_nothing(cohort, dropouts, co
 def test_a_cohort_has_limits(cohort, population):
     with pytest.raises(ConfigError, match="cohorts of at most"):
         choose_committee(cohort, A_TENTH, 512, population=population, colluding=0, draws=1)
+
+
+def test_the_table_of_secrets_is_that_of_the_protocols_page():
+    page = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text()
+    rows = dict(re.findall(r"^\| w >= (\d+) \| ([\d, |]+) \|$", page, re.MULTILINE))
+    assert list(rows) == ["2", "4", "8", "16"]
+    for width, row in rows.items():
+        lengths = [int(length.replace(",", "")) for length in row.split(" | ")]
+        assert lengths == [secret_length(bits, Fraction(width)) for bits in range(8, 21)]
+        assert all(length % 64 == 0 and length >= 384 for length in lengths)
 
 
 def test_secrets_by_bits_and_width():
